@@ -1,1 +1,1 @@
-"""Prefect flows, one file a stage: composition only. Importing them imports neither torch nor vllm."""
+"""Prefect flows, one file per flow: composition only. Importing them imports neither torch nor vllm."""

@@ -1,4 +1,4 @@
-"""`trinity` with the commands that run flows, and the servers for them: run, evaluate, curate, up, studio …"""
+"""`trinity` with the commands that run flows and serve pages: run, evaluate, curate, up, studio …"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir
     with PrefectConnection() as prefect:
         loaded = load_ready(config, settings)
         flow = flow_of(loaded)
-        more = {"which": ""} if flow == "evaluate" else {}  # what mode `bench` is configured to
+        more = {"which": ""} if flow == "evaluate" else {}  # as configured in mode `bench`
         summary = prefect.run(flow, loaded, config, settings, is_ready=True, **more)
     typer.echo(summary_text(summary))
 
@@ -172,7 +172,6 @@ def studio(
 
 
 def main() -> None:
-    """The console script."""
     from flows.local.connection import ServerLost
 
     try:

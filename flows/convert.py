@@ -22,9 +22,9 @@ def convert(
     base_model_dir: BaseModelDir = "",
     merge: MergeAdapters = False,
 ) -> list[str]:
-    """Convert every checkpoint of the configuration's run (or below another folder); converted ones are left alone.
+    """Convert every checkpoint of the configuration's run (or below another folder), skipping converted ones.
 
-    Of a configuration with stages the run is that of `stage`, or else of the last one that trains.
+    With stages, the run is that of `stage`, or else of the last stage that trains.
     """
     from trinity_core.checkpoints.convert import convert_all
 

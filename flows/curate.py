@@ -1,4 +1,4 @@
-"""A task set made of others, before any run."""
+"""Create a task set from others, before any run."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ from trinity_core.runtime import driver
     persist_result=False,
 )
 def curate(config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "") -> dict[str, Any]:
-    """Run the configuration's task pipeline, unless its output exists; a killed one resumes."""
+    """Run the configuration's task pipeline, unless its output exists; a killed pipeline resumes."""
     with retry_only_transient_faults():
         return driver.curate(load(config, overrides).config, stage, PREFECT)

@@ -1,4 +1,4 @@
-"""Scores: a model, or the checkpoints of a run, on the configuration's eval sets."""
+"""Score a model, or the checkpoints of a run, on the configuration's eval sets."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def evaluate(
     which: Which = "latest",
     run: RunName = "",
 ) -> dict[str, Any]:
-    """Score what has no score yet; engines start only if anything is to be scored."""
+    """Score everything without a score; engines start only if needed."""
     return run_stage("evaluate", config, overrides, stage, model_path, which, run)

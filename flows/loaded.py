@@ -1,4 +1,4 @@
-"""How a flow gets its configuration: from its file, or as a value from the command that has just loaded it."""
+"""Passes a flow its configuration: from its file, or as a value from the command that has just loaded it."""
 
 from __future__ import annotations
 
@@ -26,21 +26,19 @@ from trinity_core.runtime.stage import StageRequest
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checked configuration, and what it was loaded from."""
+    """A checked configuration and its source."""
 
     config: Config
     file: str
     overrides: Sequence[str]
     is_ready: bool = False
-    """True if preflight has passed just now."""
 
 
 _LOADED: ContextVar[Loaded | None] = ContextVar("_LOADED", default=None)
 
 
 def load(file: str, overrides: Sequence[str]) -> Loaded:
-    """Load the configuration of a flow, or take the value that `run_flow` was given for this file and these
-    overrides."""
+    """Load a flow's configuration, or take the value given to `run_flow` for this file and these overrides."""
     known = _LOADED.get()
     if known is not None and (known.file, list(known.overrides)) == (file, list(overrides)):
         return known
@@ -48,7 +46,7 @@ def load(file: str, overrides: Sequence[str]) -> Loaded:
 
 
 def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
-    """Run the flow `name` of `flows/` in this process with the `loaded` configuration; its result.
+    """Run the flow `name` of `flows/` in this process with the `loaded` configuration; return its result.
 
     Prefect records the parameters of a deployment's run, so that `prefect flow-run retry` can start it again.
     """
@@ -65,14 +63,14 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
 
 
 def _is_not_told_at_the_end(record: logging.LogRecord) -> bool:
-    """False for an error that is the last line of the command."""
+    """Return False for an error that the command prints as its last line."""
     return not (record.exc_info and isinstance(record.exc_info[1], TrinityError))
 
 
 def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
-    """The same flow for a command, which Ctrl+C or SIGTERM cancels: Prefect alone would call it crashed.
+    """Return a copy of the flow for a command that Ctrl+C or SIGTERM cancels; Prefect would record a crash.
 
-    An exit of the user's code within the flow stays a crash.
+    An exit of the user's code within the flow remains a crash.
     """
 
     def record_cancellation(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -88,7 +86,7 @@ def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
 def run_stage(
     kind: str, file: str, overrides: Sequence[str], stage: str, model_path: str = "", which: str = "", run: str = ""
 ) -> dict[str, Any]:
-    """The body of the flows that run or evaluate one stage. The fields are those of `StageRequest`."""
+    """The body of the flows that run or evaluate one stage. Parameters are fields of `StageRequest`."""
     with retry_only_transient_faults():
         loaded = load(file, overrides)
         return run_request(StageRequest(loaded.config, kind, stage, model_path, which, run, loaded.is_ready), PREFECT)

@@ -1,4 +1,4 @@
-"""The parameters of flows: types that Prefect's UI shows as a form and checks before a run starts."""
+"""The parameters of flows: types that Prefect's UI shows as a form and validates before a run starts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trinity_core.errors import TrinityError
 
 
 def _shown(title: str, description: str) -> FieldInfo:
-    """A parameter's title and description in the UI.
+    """Set a parameter's title and description in the UI.
 
-    As extra keys of the schema: Prefect puts its own title, the parameter's name, in the place of a field's, and
-    for the description takes only what stands in the flow's docstring.
+    They are extra schema keys, because Prefect replaces a field's title by the parameter's name, and takes descriptions
+    only from the flow's docstring.
     """
     shown: FieldInfo = Field(json_schema_extra={"title": title, "description": description})
     return shown
@@ -69,7 +69,7 @@ NO_OVERRIDES: list[str] = []
 
 
 def _main(name: str, title: str) -> FieldInfo:
-    """The form's field of a main setting, with the setting's own doc, bounds and names."""
+    """Return the form field of a main setting, with the setting's own doc, bounds and names."""
     setting = setting_at(MAIN_SETTINGS[name])
     about: dict[str, Any] = {"title": title, "description": setting.doc.replace("`", "")}
     if setting.names:
@@ -82,7 +82,8 @@ def _main(name: str, title: str) -> FieldInfo:
 
 
 class _Optional:
-    """Marks a type that may be None: the schema does not say so, else the form has `Property is type "None"` for it."""
+    """Marks a type that may be None without saying so in the schema; otherwise the form shows `Property is type
+    "None"`."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         plain: JsonSchemaValue = handler(core)["anyOf"][0]
@@ -97,7 +98,7 @@ RepeatTimes = Annotated[int | None, _main("repeat_times", "Rollouts per task"), 
 
 
 def check_which(which: str) -> None:
-    """Refuse a wrong `which` before the flow starts. Raises TrinityError."""
+    """Reject an invalid `which` before the flow starts. Raises TrinityError."""
     try:
         TypeAdapter(Which).validate_python(which)
     except ValidationError:

@@ -15,9 +15,9 @@ from trinity_core.runtime.driver import run_pipeline
 
 @flow(name="pipeline", flow_run_name="pipeline {config}", persist_result=False)
 def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
-    """Score the model as it is, run the stages in order, score and publish the last one's model.
+    """Score the base model, run the stages in order, score and publish the last model.
 
-    Stages that an earlier attempt has finished are not run again.
+    Stages that an earlier attempt finished are skipped.
     """
     with retry_only_transient_faults():
         loaded = load(config, overrides)

@@ -1,4 +1,5 @@
-"""`trinity init`: a folder with recipes, `prefect.yaml` and docs, in which every command works as in a clone."""
+"""`trinity init`: creates a folder with recipes, `prefect.yaml` and docs, in which every command works as in a
+clone."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import project_files
 
 TOP = Path(__file__).parent.parent
-"""Holds the packages."""
 COPIED = ("configs", "docs", "prefect.yaml", "requirements/data-juicer.sh", "requirements/data-juicer.txt")
 PACKAGES = ("flows", "tasks", "studio", "trinity_core")
 README = """# {name}
@@ -27,9 +27,9 @@ IGNORED = "/runs/\n/checkpoints/\n/.trinity/\n/prefect.toml\n"
 
 
 def init_project(folder: Path) -> Path:
-    """Create a project in the new folder `folder`; returns it.
+    """Create a project in the new folder `folder` and return it.
 
-    Raises TrinityError, and writes nothing, if one of its files is there already.
+    Raises TrinityError, without writing anything, if one of its files already exists.
     """
     source = project_files()
     texts = {"README.md": README.format(name=folder.absolute().name), ".gitignore": IGNORED}
@@ -44,7 +44,7 @@ def init_project(folder: Path) -> Path:
 
 
 def copy_project(source: Path, folder: Path) -> None:
-    """Copy `COPIED` into `folder`, which is made. `setup.py` fills the wheel by it."""
+    """Copy `COPIED` into `folder`, creating it if needed. `setup.py` uses this for the wheel."""
     for name in COPIED:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if (source / name).is_dir():
@@ -55,7 +55,7 @@ def copy_project(source: Path, folder: Path) -> None:
 
 
 def require_own_packages(root: Path) -> None:
-    """Raise TrinityError if a module in `root` would be imported instead of one of this package's.
+    """Raise TrinityError if a module in `root` would shadow one of our packages.
 
     The worker's flow runs have the folder of the deployments first on their path.
     """

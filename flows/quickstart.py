@@ -1,4 +1,4 @@
-"""`trinity quickstart`: makes a tiny model and its data, runs the whole pipeline, and writes a summary."""
+"""`trinity quickstart`: creates a tiny model and its data, runs the whole pipeline, and writes a summary."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ DEFAULT_OUT = Path("runs/quickstart")
 NOTE = "quickstart.json"
 """File in each folder of a quick start that records its seed."""
 VIEWERS = ("xdg-open", "open")
-"""Programs that open a picture on a desktop."""
 
 
 def quickstart(out: Path, seed: int, config: Path) -> str:
-    """Make model and data in `out` and run the pipeline; the summary as text, also in `<out>/summary.json`.
+    """Create model and data in `out` and run the pipeline; return the summary as text, also written to
+    `<out>/summary.json`.
 
     The run's folder is below the one that `trinity up` shows, named `run_name`. Raises TrinityError if `out` or the run
     belongs to another seed, or if the configuration does not exist.
@@ -58,7 +58,7 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
 
 
 def run_name(out: Path) -> str:
-    """The last part of `out`, with eight hexadecimal digits of its path unless it is `DEFAULT_OUT`.
+    """Return the last part of `out`, with eight hexadecimal digits of its path unless it is `DEFAULT_OUT`.
 
     All runs are in one folder, and `a/first` and `b/first` are different runs.
     """
@@ -69,9 +69,9 @@ def run_name(out: Path) -> str:
 
 
 def claim(out: Path, seed: int, run_folders: Sequence[Path] = ()) -> None:
-    """Record in `out` and the folders of the run and its stages which seed they belong to.
+    """Record the seed in `out` and the folders of the run and its stages.
 
-    Raises TrinityError, and records nothing, if one of them belongs to another seed.
+    Raises TrinityError, without recording anything, if one of them belongs to another seed.
     """
     folders = list(dict.fromkeys([out, *run_folders]))
     for folder in folders:
@@ -90,9 +90,9 @@ def claim(out: Path, seed: int, run_folders: Sequence[Path] = ()) -> None:
 
 
 def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
-    """The summary's fixed keys, from what the pipeline returns.
+    """Return the summary with fixed keys, from the pipeline's result.
 
-    `weights_digest` is the SHA-256 over the final tensors in the order of their names (see
+    `weights_digest` is the SHA-256 over the final tensors in order of their names (see
     `trinity_core.checkpoints.huggingface`).
     """
     from trinity_core.checkpoints.huggingface import tensors_sha256
@@ -113,7 +113,7 @@ def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, An
 
 
 def as_text(summary: dict[str, Any], out: Path) -> str:
-    """The summary on one screen, with commands to open each part that work without an activated environment."""
+    """Format the summary on one screen, with commands that work without an activated environment."""
     accuracy = "  ".join(
         f"{title} {summary[key]:.3f}"
         for title, key in (("base", "accuracy_base"), ("SFT", "accuracy_sft"), ("RFT", "accuracy_rft"))
@@ -141,5 +141,4 @@ def as_text(summary: dict[str, Any], out: Path) -> str:
 
 
 def shown(path: str) -> str:
-    """A path relative to the current folder, if that is shorter."""
     return min(os.path.relpath(path), path, key=len)

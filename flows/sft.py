@@ -1,4 +1,4 @@
-"""Supervised learning from a data set (SFT, DPO), also from a person's verdicts: the trainer alone."""
+"""Supervised learning from a data set (SFT, DPO) or from a person's verdicts: only the trainer runs."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ COOKIE = "trinity_studio"
 PAGES = ("/", "/configuration", "/runs")
 INDEX = Path(streamlit.__file__).with_name("static") / "index.html"
 BASE = "<head><script>window.__streamlit = {BACKEND_BASE_URL: location.origin}</script>"
-"""Tells Streamlit where its server is: at an address such as /runs it would look below that first, and be refused."""
+"""Tells Streamlit where its server is: at an address such as /runs it would first look below that, and be refused."""
 
 
 class Guard:
-    """Asks for Studio's token, in the address once and in a cookie from then on."""
+    """Asks for Studio's token, once in the address and then in a cookie."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -55,17 +55,17 @@ class Guard:
 
 
 def page(_request: Request) -> HTMLResponse:
-    """Streamlit's page with `BASE` in its head."""
     return HTMLResponse(INDEX.read_text(encoding="utf-8").replace("<head>", BASE, 1))
 
 
 def studio_app(settings: StudioSettings, token: str) -> App:
-    """The application. A first page would wait a second for what is imported and made here when first used."""
+    """Return the application. Slow imports and caches are warmed up here: the first page would wait a second for
+    them."""
     api_faults()
     form_fields("grpo", "both")
     for recipe in recipes()[:1]:  # the quick start
         checked(recipe.text, recipe.file)
-    # A site may have its own name lead here, and is then of the same origin for a browser.
+    # Another site's host name may resolve to this address; the browser would then treat it as the same origin.
     hosts = [*OWN_NAMES, settings.host] if is_local(settings.host) else ["*"]
     rollouts = make_app(RunFolders(settings.checkpoints), hosts)
     return App(
@@ -81,11 +81,11 @@ def studio_app(settings: StudioSettings, token: str) -> App:
 PRIMARY = "#2f6f9f"
 PRIMARY_IN_THE_DARK = "#6cb2e6"
 OTHER_LINES = ("#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Colours of further runs in a chart, which people of any colour vision tell apart (Okabe and Ito, 2008)."""
+"""Colours of further runs in a chart, distinguishable for any colour vision (Okabe and Ito, 2008)."""
 
 
 def streamlit_options(settings: StudioSettings) -> dict[str, Any]:
-    """How Streamlit serves the pages; nothing is reported to anyone."""
+    """Return Streamlit's options; telemetry is off."""
     return {
         "server.address": settings.host,
         "server.port": settings.port,
@@ -103,8 +103,7 @@ def streamlit_options(settings: StudioSettings) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve the pages. They ask for a token, which is printed here, if it is set or if others than this machine reach
-    them."""
+    """Serve the pages. They ask for a token, printed here, if one is set or other machines can reach them."""
     settings = studio_settings(sys.argv[1:])
     token = os.environ.get(TOKEN_VARIABLE) or ("" if is_local(settings.host) else token_urlsafe(24))
     os.environ[TOKEN_VARIABLE] = token

@@ -1,4 +1,4 @@
-"""What may be done with a run, and the doing: cancel, retry, evaluate, convert."""
+"""Actions on a run: cancel, retry, evaluate, convert."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trinity_core.tracking.run_record import RunState, read_record
 
 
 class Action(Enum):
-    """A button of a run's page."""
+    """A button on a run's page."""
 
     CANCEL = "Cancel"
     RETRY = "Retry"
@@ -27,11 +27,10 @@ class Action(Enum):
 
 
 MISSING = "missing"
-"""Which checkpoints are evaluated: those without a score."""
+"""Evaluate the checkpoints that have no score."""
 
 
 def hindrance(action: Action, run: Run) -> str:
-    """Why the action makes no sense for a run; empty if it does."""
     match action:
         case Action.CANCEL if run.state.is_over:
             return "The run is over."
@@ -61,7 +60,6 @@ def hindrance(action: Action, run: Run) -> str:
 
 
 def perform(action: Action, run: Run, settings: StudioSettings) -> str:
-    """Do it, and say what was done. Raises what Prefect's API raises, OSError."""
     match action:
         case Action.CANCEL:
             return _cancel(run, settings)
@@ -72,7 +70,7 @@ def perform(action: Action, run: Run, settings: StudioSettings) -> str:
 
 
 def side_launch(action: Action, run: Run) -> Launch:
-    """The flow that evaluates or converts the checkpoints of a run."""
+    """Return the flow that evaluates or converts the checkpoints of a run."""
     launch = run.launch or Launch("", "")
     if action is Action.EVALUATE:
         return replace(launch, flow="evaluate", which=MISSING)
@@ -111,10 +109,10 @@ def _retry(run: Run, settings: StudioSettings) -> str:
 
 
 def _deployed(run: Run, action: Action) -> list[FlowRunSeen]:
-    """Its flow runs that a worker runs, to cancel or to retry.
+    """Return its flow runs on a worker that can be cancelled or retried.
 
-    None that is over is cancelled: a command has resumed the run. Parts that have a deployment each are cancelled
-    together, but not retried: one that ended well would begin again.
+    A run that is over is not cancelled, because a command may have resumed it. Parts with separate deployments are
+    cancelled together, but not retried: a successful one would start again.
     """
     own = [seen for seen in run.flow_runs if run.is_part or seen is run.flow_run]
     if action is Action.RETRY:
@@ -125,6 +123,6 @@ def _deployed(run: Run, action: Action) -> list[FlowRunSeen]:
 
 
 def _own_process(run: Run) -> int | None:
-    """The id of the process that leads the run, if it is one of this machine's."""
+    """Return the id of the run's main process if it is on this machine."""
     record = read_record(run.folder) if run.folder is not None else None
     return record.pid if record is not None and record.works_here else None

@@ -1,4 +1,4 @@
-"""A configuration while it is edited: its YAML text and file, a copy that outlives the page, its problems or plan."""
+"""A configuration being edited: its YAML text, its file, a copy that survives the page, its problems or its plan."""
 
 from __future__ import annotations
 
@@ -24,35 +24,33 @@ from trinity_core.runtime.placement import flow_of
 from trinity_core.runtime.preflight.stage_plan import plan_text, plans_with_pace
 
 LISTED_DEPTH = 3
-"""Folders below the root in which YAML files are looked for."""
 MOST_LISTED = 300
 MOST_NAMED = 10
-"""Keys that a question names."""
 UNLISTED = ("prefect.yaml", "checkpoints", "runs", "node_modules")
-"""Files that are no configurations, and folders that hold none."""
+"""Files that are not configurations, and folders that contain none."""
 INDENTED_LIST = re.compile(r"^( *)[^\s#-][^\n]*:[^\n]*\n\1  - ", re.MULTILINE)
-"""Entries of a list that stand further in than its key."""
+"""Matches list entries that are indented more than their key."""
 
 
 @dataclass(slots=True, weakref_slot=True)
 class ConfigDraft:
-    """The text of a configuration. Comments, order and quotes stay as they are where nothing is changed.
+    """The text of a configuration. Comments, order and quotes are preserved where nothing changes.
 
-    All tabs that show a file have one draft: each edit is made in the text as it is then.
+    All tabs that show a file share one draft: each edit applies to the current text.
     """
 
     file: Path
     text: str = ""
     saved: str = ""
-    """What the file held when it was opened or saved last."""
+    """The file's content when it was last opened or saved."""
     drafts: Path | None = None
-    """Folder of the copies of unsaved drafts, which survive a reload of the page and a restart of Studio."""
+    """Folder of copies of unsaved drafts, which survive a reload of the page and a restart of Studio."""
     unkept: str = ""
-    """Why there is no such copy, if it could not be written."""
 
     @classmethod
     def opened(cls, file: Path, drafts: Path | None = None) -> ConfigDraft:
-        """The draft of a file with its unsaved changes; empty for a new file. Raises OSError, UnicodeDecodeError."""
+        """Return the draft of a file with its unsaved changes; empty for a new file. Raises OSError,
+        UnicodeDecodeError."""
         with EDITING:
             draft = OPEN.get(file)
             if draft is None or draft.is_saved:
@@ -65,24 +63,23 @@ class ConfigDraft:
 
     @property
     def is_saved(self) -> bool:
-        """True if there are no unsaved changes."""
         return self.text == self.saved
 
     def tree(self) -> Mapping[str, Any]:
-        """The keys as a tree of plain values. Raises ConfigError where the text is no YAML of keys."""
+        """Return the keys as a tree of plain values. Raises ConfigError if the text is not YAML with keys."""
         return parse(self.text, self.file.name).valid_tree() if self.text.strip() else {}
 
     def value(self, key: str) -> Any:
-        """The value at a dotted key, None where it is not given. Raises ConfigError as `tree`."""
+        """Return the value at a dotted key, None if not given. Raises ConfigError as `tree`."""
         return value_at(self.tree(), key)
 
     def change(self, key: str, value: Any) -> None:
-        """Write `value` at a dotted key; None takes the key away. Raises as `changed`."""
+        """Write `value` at a dotted key; None removes the key. Raises as `changed`."""
         with EDITING:
             self.edit(self.text, changed(self.text, key, value))
 
     def edit(self, base: str, text: str) -> bool:
-        """Put `text` in place of `base`, and keep it; False if the draft has another text by now."""
+        """Replace `base` by `text` and keep a copy; return False if the draft's text is no longer `base`."""
         with EDITING:
             if self.text != base:
                 return False
@@ -91,7 +88,7 @@ class ConfigDraft:
             return True
 
     def objections(self, file: Path) -> list[str]:
-        """What a person should confirm before `file` is overwritten, as sentences; empty where nothing is lost."""
+        """Return what a person should confirm before `file` is overwritten, as sentences; empty if nothing is lost."""
         is_edited = False
         try:
             there = _read(file)
@@ -112,7 +109,7 @@ class ConfigDraft:
         return complaints
 
     def lost_keys(self, there: str) -> Sequence[str]:
-        """The dotted keys that another text has and this one has not; a text that is no YAML has none."""
+        """Return the dotted keys of another text that are missing here; none if that text is not YAML."""
         try:
             before = ConfigDraft(self.file, there).tree()
         except ConfigError:
@@ -124,7 +121,8 @@ class ConfigDraft:
         return [key for key in _keys(before) if key not in kept]
 
     def save(self, shown: str | None = None) -> bool:
-        """Write the file; False, without writing, if `shown` is given and not the draft's text. Raises OSError."""
+        """Write the file; return False, without writing, if `shown` is given and is not the draft's text. Raises
+        OSError."""
         with EDITING:
             if shown not in (None, self.text):
                 return False
@@ -135,7 +133,8 @@ class ConfigDraft:
             return True
 
     def save_as(self, file: Path) -> ConfigDraft:
-        """Write the changes to another file, whose draft this is then: it finds the same plugins. Raises OSError."""
+        """Write the changes to another file and return its draft, which still finds the same plugins. Raises
+        OSError."""
         with EDITING:
             other = ConfigDraft.opened(file, self.drafts)
             other.text = moved(self.text, self.file.parent, file.parent)
@@ -144,7 +143,6 @@ class ConfigDraft:
             return other
 
     def discard(self) -> None:
-        """Go back to what the file holds. Raises OSError."""
         with EDITING:
             self.text = self.saved = _read(self.file)
             self._keep()
@@ -159,7 +157,7 @@ class ConfigDraft:
             else:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 write_json(copy, {"file": str(self.file), "text": self.text, "saved": self.saved})
-        except OSError as error:  # the draft itself is as it should be
+        except OSError as error:  # the draft itself is fine
             self.unkept = str(error)
 
     @property
@@ -168,9 +166,9 @@ class ConfigDraft:
 
 
 EDITING = RLock()
-"""Held while a draft is changed: each tab's page runs in a thread of its own."""
+"""Held while a draft is changed: each tab's page runs in its own thread."""
 OPEN: WeakValueDictionary[Path, ConfigDraft] = WeakValueDictionary()
-"""The drafts that a tab shows, by file."""
+"""The drafts that tabs show, by file."""
 
 
 def _read(file: Path) -> str:
@@ -184,10 +182,11 @@ def _keys(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def changed(text: str, key: str, value: Any) -> str:
-    """YAML text with `value` at a dotted key; None takes the key away. Sections that are not there are made.
+    """Return YAML text with `value` at a dotted key; None removes the key. Missing sections are created.
 
-    Comments, order and quotes of all else stay. A number in the key is a place in a list, at most one after the last.
-    Raises ruamel.yaml.error.YAMLError if the text is no YAML, ValueError if a section on the way holds no keys.
+    Comments, order and quotes of everything else are preserved. A number in the key is a list index, at most one past
+    the end. Raises ruamel.yaml.error.YAMLError if the text is not YAML, ValueError if a section on the way holds no
+    keys.
     """
     yaml = YAML()
     yaml.preserve_quotes = True
@@ -227,7 +226,8 @@ def _child(section: CommentedMap | CommentedSeq, part: str) -> Any:
 
 
 def moved(text: str, source: Path, target: Path) -> str:
-    """The text of a file in folder `source` for one in `target`, with a `plugin_dir` next to it that is still found."""
+    """Return the text of a file in folder `source` for one in `target`, so that a `plugin_dir` next to it is still
+    found."""
     try:
         folder = value_at(parse(text).valid_tree(), "plugin_dir")
     except ConfigError:
@@ -236,14 +236,14 @@ def moved(text: str, source: Path, target: Path) -> str:
         return text
     beside = (source / folder).resolve()
     relative = os.path.relpath(beside, target.resolve())
-    # A relative path is looked for below the current directory first.
+    # A relative path is looked up in the current directory first.
     first = expanded(relative).resolve()
     is_near = beside.is_relative_to(Path.cwd()) and (first == beside or not first.is_dir())
     return changed(text, "plugin_dir", relative if is_near else str(beside))
 
 
 def yaml_files(root: Path) -> list[Path]:
-    """YAML files below a folder, as paths relative to it: those of the folder itself first."""
+    """Return YAML files below a folder, as paths relative to it, those of the folder itself first."""
     files = sorted(_yaml_files(root, LISTED_DEPTH), key=lambda path: (len(path.parts), path))
     return [path.relative_to(root) for path in files[:MOST_LISTED]]
 
@@ -260,24 +260,21 @@ def _yaml_files(folder: Path, depth: int) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class CheckedDraft:
-    """Either every problem, or the configuration with its plan."""
+    """Either all problems, or the configuration with its plan."""
 
     problems: list[Problem]
     config: Config | None = None
     plan: str = ""
-    """The lines of `trinity plan`."""
     flow: str = ""
-    """The flow that runs it."""
     unplaced: str = ""
-    """Why this machine cannot run it; empty if it can."""
+    """Why this machine cannot run it, or ""."""
     measurable: bool = False
     """True if this machine can measure a time that the plan lacks."""
     text: str = ""
-    """What was checked."""
 
 
 def checked(text: str, file: Path | None = None) -> CheckedDraft:
-    """Check a configuration's YAML text, as that of `file`; modules of its `plugin_dir` are not loaded."""
+    """Check a configuration's YAML text, as content of `file`, without loading modules of its `plugin_dir`."""
     try:
         config = config_from_text(text, name=str(file or "<text>"))
     except ConfigError as error:
@@ -289,7 +286,7 @@ def checked(text: str, file: Path | None = None) -> CheckedDraft:
 
 
 def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:
-    """Key → its problems, with places in lists as `.0`; those of keys that the form does not have: the empty key."""
+    """Return key → its problems, with list indices as `.0`; problems of keys outside the form are under ""."""
     problems_by_field: dict[str, list[Problem]] = {}
     shown = set(keys)
     for problem in problems:
@@ -299,7 +296,7 @@ def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list
 
 
 def by_section(problems: Iterable[Problem]) -> dict[str, int]:
-    """First name of a key → how many problems are below it; those of keys without a section are under `run`."""
+    """Return first part of a key → number of problems below it; keys without a section are under `run`."""
     counts: dict[str, int] = {}
     for problem in problems:
         section = problem.key.partition(".")[0].partition("[")[0] if "." in problem.key else "run"

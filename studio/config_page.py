@@ -1,4 +1,4 @@
-"""The configuration page: a file's fields by section; its problems, its plan and its text next to them."""
+"""The configuration page: a file's fields by section, with its problems, plan and text next to them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import parse_value
 
 DEFAULT = ""
-"""Value of a choice: the key is not given."""
+"""Choice that means that the key is not given."""
 COMMON = "All stages"
 
 
 def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> None:
-    """Draw the page; `show_runs` goes to the run that has been started."""
+    """Draw the page; `show_runs` opens the page of a run that was started."""
     draft = present_draft(settings)
     closed()
     take_outcome()
@@ -58,21 +58,21 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
 
 
 def present_draft(settings: StudioSettings) -> ConfigDraft:
-    """The draft of this session: at first that of the file in the address, or of the command line's."""
+    """Return this session's draft: initially that of the file in the address, or of the command line's."""
     draft: ConfigDraft | None = st.session_state.get("draft")
     if draft is None:
         file = settings.root / st.query_params.get("file", "")
         if file.suffix not in (".yaml", ".yml") or not file.resolve().is_relative_to(settings.root):
             file = settings.file
         draft = st.session_state.draft = ConfigDraft.opened(file, settings.drafts)
-    # A run of the page that was asked for before a change of the address brings the former one back.
+    # A rerun requested before the address changed restores the old address.
     if st.query_params.get("file") != (shown := settings.shown(draft.file)):
         st.query_params["file"] = shown
     return draft
 
 
 def present_findings(draft: ConfigDraft) -> CheckedDraft:
-    """The problems and the plan of the text, found out once for each text: the page is drawn more often."""
+    """Return problems and plan of the text, cached because the page is drawn more often than the text changes."""
     key = (draft.file, text := draft.text)
     checked_key, stored = st.session_state.get("checked", (None, None))
     if checked_key != key or stored is None:
@@ -102,7 +102,7 @@ def choose_file(draft: ConfigDraft, settings: StudioSettings, offers_recipes: bo
 
 
 def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
-    """The fields: the beginner's in their sections, or the expert's of one section or of a search."""
+    """Show the fields: the beginner's in their sections, or the expert's in one section or search result."""
     stages = {str(stage.get("stage_name")): place for place, stage in enumerate(tree.get("stages") or ())}
     chosen = COMMON
     if stages:
@@ -129,7 +129,6 @@ def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
 
 
 def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormField]:
-    """The fields that a search or a chosen section leaves."""
     words = st.text_input("Find", placeholder="words from a key or its description", icon=":material/search:")
     if words.strip():
         matches = matching(fields, words)
@@ -152,7 +151,7 @@ def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormFi
 def show_field(
     draft: ConfigDraft, field: FormField, prefix: str, tree: Mapping[str, Any], problems: Sequence[Problem]
 ) -> None:
-    """One field with its problems; a change of it goes into the text. A stage's shows what all stages have."""
+    """Show one field with its problems; changes go into the text. A stage's field shows the common value."""
     key = prefix + field.key
     value, common = value_at(tree, key), value_at(tree, field.key) if prefix else None
     written = _as_yaml(value)
@@ -175,12 +174,12 @@ def show_field(
 
 
 def take(draft: ConfigDraft, field: FormField, key: str, there: Presented) -> None:
-    """Put what was entered into the text; an empty field takes its key away."""
+    """Put the entered value into the text; an empty field removes its key."""
     if (entered := there.entered()) is None:
         return
     try:
         value = entered.strip() or None if field.kind == "string" else parse_value(entered.strip())
-    except (yaml.YAMLError, ValueError) as error:  # what was entered stays in the field, to be corrected
+    except (yaml.YAMLError, ValueError) as error:  # the entered value stays in the field, to be corrected
         st.toast(f"{field.key}: {error}")
         return
     try:
@@ -223,7 +222,7 @@ def save_and_start(
 
 
 def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings) -> None:
-    """The problems, or the plan. Green only when model, data and machine were looked at."""
+    """Show the problems, or the plan. Green only if model, data and machine were checked."""
     if count := len(checked.problems):
         st.error(f"**{count} problem{'s' if count != 1 else ''}**", icon=":material/error:")
         for problem in checked.problems:
@@ -264,7 +263,7 @@ def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSet
 
 
 def edit_text(draft: ConfigDraft) -> None:
-    """The text in colours, and a field in which it is edited: lists and maps have no other field."""
+    """Show the highlighted text and a field to edit it, the only way to edit lists and maps."""
     there, refused = presented(f"{draft.file} text", draft.text), f"{draft.file} refused text"
 
     def take_text() -> None:
@@ -297,21 +296,20 @@ def edit_text(draft: ConfigDraft) -> None:
 
 @dataclass(slots=True)
 class Presented:
-    """A widget and what a browser has in it.
+    """A widget with the values that a browser may send for it.
 
-    A browser sends the values of all its widgets with each click, also of those that the page has removed since, and
-    Streamlit takes these for changes. Only another value than the widget has shown is an edit of a person.
+    With each click a browser sends the values of all its widgets, even of removed ones, and Streamlit treats these as
+    changes. Only a value that the widget has not shown is an edit by a person.
     """
 
     name: str
     value: str
-    """Of the draft; the browser's may be written in another way (`1e-5`)."""
+    """The draft's value; the browser's may be spelled differently (`1e-5`)."""
     sent: str
     key: str
-    """Of the widget."""
 
     def entered(self) -> str | None:
-        """What a person has put in place of what was shown; None if nothing."""
+        """Return what a person entered instead of the shown value; None if nothing."""
         value = str(st.session_state.get(self.key, self.sent) or "")
         if value in (self.value, self.sent):
             return None
@@ -319,12 +317,12 @@ class Presented:
         return value
 
     def forget(self) -> None:
-        """Have a new widget made in its place, with the value of the draft."""
         st.session_state.pop(f"presented {self.name}", None)
 
 
 def presented(name: str, value: str) -> Presented:
-    """The widget of that name with this value: a new one where the last has another, which a browser may still send."""
+    """Return the widget of that name with this value, a new one if the last had another value that a browser may still
+    send."""
     last: Presented | None = st.session_state.get(f"presented {name}")
     if last is None or last.value != value:
         last = st.session_state[f"presented {name}"] = Presented(name, value, value, f"{name} {time_ns()}")

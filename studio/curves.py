@@ -12,14 +12,13 @@ from trinity_core.tracking.metrics_file import MetricLine, MetricsReader
 from trinity_core.tracking.writers import full_names
 
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
-"""Metrics that are shown unless others are chosen: one for each of these endings."""
+"""Endings of metrics shown by default, one metric each."""
 FEW_POINTS = 60
-"""Up to which each point of a line has a mark."""
 
 
 @dataclass(slots=True)
 class Curve:
-    """One metric of a run, by step. Of a step that was written twice (by a resumed run), the later value counts."""
+    """One metric of a run, by step. If a resumed run wrote a step twice, the later value counts."""
 
     values: dict[int, float] = field(default_factory=dict)
     times: dict[int, float] = field(default_factory=dict)
@@ -31,7 +30,7 @@ Curves = dict[str, Curve]
 
 
 class RunCurves:
-    """All metrics of a run, read on from where the last look ended."""
+    """All metrics of a run; each look reads only new lines."""
 
     def __init__(self, job_dir: Path) -> None:
         self._metrics = MetricsReader(job_dir, self._forget)
@@ -39,11 +38,10 @@ class RunCurves:
 
     @property
     def evaluations(self) -> list[MetricLine]:
-        """The lines of the run's evaluations, as of the last look."""
         return self._metrics.evaluations
 
     def read(self) -> Curves:
-        """The curves now. Those of earlier looks, which a page may be showing, stay as they are."""
+        """Return the current curves. Those returned earlier, which a page may be showing, do not change."""
         new: Curves = {}
         for line in self._metrics.read():
             for name, value in full_names(line).items():
@@ -66,18 +64,17 @@ def _by_step(points: dict[int, float]) -> dict[int, float]:
 
 
 def metric_names(curves: Mapping[str, Curves]) -> list[str]:
-    """The metrics that any run has, sorted."""
     return sorted({name for own in curves.values() for name in own})
 
 
 def first_shown(names: Sequence[str]) -> list[str]:
-    """The metrics that are shown unless others are chosen: one for each of the first endings."""
+    """Return the metrics shown by default: one for each of the first endings."""
     shown = (next((name for name in names if name.endswith(ending)), None) for ending in FIRST_ENDINGS)
     return list(dict.fromkeys(name for name in shown if name is not None))
 
 
 def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -> list[dict[str, Any]]:
-    """A row for each run and step: value as it is and smoothed, minutes since the run's first step, its interval."""
+    """Return a row per run and step: value as is and smoothed, minutes since the run's first step, its interval."""
     rows: list[dict[str, Any]] = []
     for run, own in curves.items():
         curve = own.get(metric, Curve())
@@ -93,9 +90,10 @@ def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -
 def chart(
     curves: Mapping[str, Curves], metric: str, smoothing: float, by: str, is_log: bool, marks: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """A line for each run over `by` (`step` or `minutes`), an interval as a band, checkpoints as rules: in Vega-Lite.
+    """Return a Vega-Lite chart: a line per run over `by` (`step` or `minutes`), intervals as bands, checkpoints as
+    rules.
 
-    Altair would take a tenth of a second and more for each chart.
+    Altair would take a tenth of a second or more per chart.
     """
     rows = rows_of(curves, metric, smoothing)
     x = {
@@ -105,7 +103,7 @@ def chart(
     scale = {"type": "symlog" if is_log else "linear", "zero": False, "padding": _padding(rows, "raw")}
     drawn = [run for run, own in curves.items() if metric in own]
     legend = {"orient": "bottom", "title": None, "symbolOpacity": 1, "values": drawn} if len(curves) > 1 else None
-    # The domain gives a run the same colour in all charts, also in those of metrics that another run lacks.
+    # The domain gives a run the same colour in all charts, even for metrics that other runs lack.
     colour = {"field": "run", "type": "nominal", "scale": {"domain": list(curves)}, "legend": legend}
 
     def layer(mark: Mapping[str, Any], value: str, **more: Any) -> dict[str, Any]:
@@ -131,11 +129,11 @@ def chart(
 
 
 def _padding(rows: Sequence[Mapping[str, Any]], name: str) -> int:
-    """Pixels between the outermost points and the frame; a single value has no range that could be widened."""
+    """Return pixels between the outermost points and the frame; a single value has no range that could be widened."""
     return 6 if len({row[name] for row in rows}) > 1 else 0
 
 
 def short_titles(titles: Sequence[str]) -> dict[str, str]:
-    """Title → the part after its project, where that tells all of them apart."""
+    """Return title → the part after its project, if that is unambiguous."""
     names = {title: title.rpartition("/")[2] for title in titles}
     return names if len({*names.values()}) == len(names) else dict(zip(titles, titles, strict=True))

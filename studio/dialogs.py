@@ -1,4 +1,4 @@
-"""Dialogs, which last until they are closed or the whole page is redrawn; those that make and save a file."""
+"""Dialogs that stay open until they are closed; a full redraw of the page closes them. Those that save a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPEN = "dialog is open"
 
 
 def dialog(title: str, width: Literal["small", "large"] = "small") -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """A function as a dialog that `is_open` knows. A person who closes it has the page redrawn."""
+    """Show a function as a dialog that `is_open` knows. Closing it redraws the page."""
 
     def wrap(body: Callable[P, Any]) -> Callable[P, Any]:
         @wraps(body)
@@ -34,17 +34,15 @@ def dialog(title: str, width: Literal["small", "large"] = "small") -> Callable[[
 
 
 def is_open() -> bool:
-    """True if this page has a dialog."""
     return OPEN in st.session_state
 
 
 def closed() -> None:
-    """Note that the page is redrawn, which closes its dialog."""
     st.session_state.pop(OPEN, None)
 
 
 def recipe_form(settings: StudioSettings, present: Path) -> None:
-    """Choose a recipe and a name; the new file is written and opened."""
+    """Choose a recipe and a name; write and open the new file."""
     by_title = {recipe.title: recipe for recipe in recipes()}
     if not by_title:
         st.error(f"There are no recipes in {project_files() / 'configs'}: install Trinity Flows again.")
@@ -76,13 +74,13 @@ new_dialog = dialog("New configuration", width="large")(recipe_form)
 
 
 def _free_name(settings: StudioSettings, present: Path) -> Path:
-    """The present file if it does not exist yet, or the first name that is free."""
+    """Return the current file if it does not exist yet, else the first free name."""
     names = (present, settings.file, *(settings.root / f"config_{number}.yaml" for number in range(2, 100)))
     return next((file for file in names if not file.exists()), settings.file)
 
 
 def fault_of(file: Path, settings: StudioSettings) -> str:
-    """Why the list of files could not open a file of this name again; empty if it could."""
+    """Return why the list of files could not open a file of this name again, or ""."""
     if file.suffix not in (".yaml", ".yml"):
         return "The name must end in .yaml."
     return "" if file.resolve().is_relative_to(settings.root) else f"The file must be below {settings.root}."
@@ -100,12 +98,10 @@ def save_as(draft: ConfigDraft, settings: StudioSettings) -> None:
 
 @dialog("Save over these changes?")
 def confirm_save(draft: ConfigDraft, settings: StudioSettings) -> None:
-    """Ask before something in the draft's own file is lost."""
     ask_and_save(draft, draft.file, settings, "Save anyway")
 
 
 def ask_and_save(draft: ConfigDraft, file: Path, settings: StudioSettings, label: str, enabled: bool = True) -> None:
-    """What would be lost, and the button."""
     objections = draft.objections(file)
     for objection in objections:
         st.warning(objection)
@@ -115,7 +111,7 @@ def ask_and_save(draft: ConfigDraft, file: Path, settings: StudioSettings, label
 
 
 def save(draft: ConfigDraft, file: Path, settings: StudioSettings) -> None:
-    """Save and open the file; that it is saved stands below the buttons then."""
+    """Save and open the file; the page then says below the buttons that it is saved."""
     try:
         if file == draft.file:
             draft.save()

@@ -1,4 +1,4 @@
-"""The fields of the configuration page, for an algorithm and a mode, by section."""
+"""The fields of the configuration page for an algorithm and a mode, by section."""
 
 from __future__ import annotations
 
@@ -40,27 +40,20 @@ BEGINNER = (
     "cluster.gpu_per_node",
     "monitor.monitor_type",
 )
-"""Keys that the beginner's form has, in order."""
 EXPLORING = ("explorer", "algorithm.repeat_times", "buffer.batch_size", "buffer.explorer_input")
-"""Keys and sections that say how experiences are made."""
 TRAINING = ("trainer", "buffer.train_batch_size", "algorithm.optimizer")
-"""Keys and sections that say how the policy is trained."""
 SYNC = ("synchronizer",)
-"""The section that says how trained weights come to the engines."""
 FIRST_EVAL_SET = "eval_tasksets[i]"
 """The only list of sections whose first entry has fields."""
 LONG_NAME = 40
-"""Characters of a label; longer ones may be broken at their dots."""
+"""Length above which a label may be broken at its dots."""
 NAMED = ("default_workflow_type", "default_reward_fn_type")
-"""Settings of task sets that name a part: a plugin may bring more of them."""
+"""Settings of task sets that name a part; plugins may add names."""
 TOP = "run"
-"""The section of keys that stand in none."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """One key of the form."""
-
     key: str
     doc: str
     unit: str
@@ -69,11 +62,10 @@ class FormField:
     choices: tuple[str, ...]
     """All values of a choice; the known names of a named part."""
     open: bool
-    """Other values than the choices may be given."""
+    """True if other values than the choices are allowed."""
 
     @property
     def section(self) -> str:
-        """The first name of its key."""
         return self.key.partition(".")[0] if "." in self.key else TOP
 
     @property
@@ -86,9 +78,9 @@ class FormField:
 
 
 def form_fields(algorithm: str, mode: str, expert: bool = False) -> list[FormField]:
-    """The fields that matter for an algorithm and a mode, in order; the beginner's are a choice of the expert's.
+    """Return the fields that matter for an algorithm and a mode, in order; the beginner's are a subset of the expert's.
 
-    An algorithm that is not built in is taken for one that uses rollouts.
+    An algorithm that is not built in is assumed to use rollouts.
     """
     known = {field.key: field for field in _all_fields()}
     keys: Iterable[str] = known if expert else (key for key in BEGINNER if key in known)
@@ -97,7 +89,6 @@ def form_fields(algorithm: str, mode: str, expert: bool = False) -> list[FormFie
 
 
 def in_sections(fields: Iterable[FormField]) -> dict[str, list[FormField]]:
-    """Section → its fields, in order."""
     by_section: dict[str, list[FormField]] = {}
     for field in fields:
         by_section.setdefault(field.section, []).append(field)
@@ -105,7 +96,6 @@ def in_sections(fields: Iterable[FormField]) -> dict[str, list[FormField]]:
 
 
 def matching(fields: Iterable[FormField], words: str) -> list[FormField]:
-    """The fields with all of these words in their key or doc."""
     wanted = words.lower().split()
     return [field for field in fields if all(word in f"{field.key} {field.doc}".lower() for word in wanted)]
 
@@ -126,7 +116,6 @@ def _field(key: str, setting: Setting) -> FormField:
 
 
 def _hidden(algorithm: str, mode: str) -> tuple[str, ...]:
-    """Keys and sections that do not matter."""
     known = ALGORITHMS.get(algorithm)
     has_no_rollouts = known is not None and not known.uses_rollouts
     return (

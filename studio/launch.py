@@ -1,4 +1,4 @@
-"""How a flow is started: as the parameters of a deployment's run, or as a command of `trinity` on this machine."""
+"""Starting a flow: as a deployment's run, or as a `trinity` command on this machine."""
 
 from __future__ import annotations
 
@@ -19,31 +19,26 @@ from trinity_core.waits import poll
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
 LOOK_SECONDS = 0.5
-"""Time between looks at what a command says."""
 BEGIN_SECONDS = 60.0
 """Time for a command to begin its run or report why it does not; a running command continues after that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A flow and what it is given. An empty value is left to the flow."""
+    """A flow and its parameters. Empty values are left to the flow."""
 
     flow: str
     """`rft`, `sft`, `pipeline`, `evaluate` or `convert`."""
     config: str
-    """Path of the YAML file."""
     overrides: tuple[str, ...] = ()
     stage: str = ""
     which: str = ""
-    """The checkpoints that `evaluate` scores."""
     checkpoint_dir: str = ""
-    """The folder in which `convert` looks for checkpoints."""
     run: str = ""
-    """The name of a run in a fresh folder: that one is scored or resumed, and not the newest one or another."""
+    """Name of a run in a fresh folder, which is scored or resumed instead of the newest one."""
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters of a deployment's run."""
         more = {
             "stage": self.stage, "which": self.which, "checkpoint_dir": self.checkpoint_dir, "run": self.run,
         }  # fmt: skip
@@ -52,7 +47,6 @@ class Launch:
 
     @property
     def command(self) -> list[str]:
-        """The arguments of `trinity`."""
         if self.flow == "convert":
             return ["convert", "--checkpoint-dir", self.checkpoint_dir]
         if self.flow != "evaluate":
@@ -64,7 +58,7 @@ class Launch:
 
 
 def start_process(launch: Launch, run: str, settings: StudioSettings) -> subprocess.Popen[bytes]:
-    """Start a command of `trinity` in its own session, which outlives Studio. Raises OSError."""
+    """Start a `trinity` command in its own session, which outlives Studio. Raises OSError."""
     folder = settings.logs_of(run)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{len([*folder.iterdir()]):04d}_{launch.flow or 'run'}.log"
@@ -72,7 +66,7 @@ def start_process(launch: Launch, run: str, settings: StudioSettings) -> subproc
 
 
 def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings) -> None:
-    """Start a run and wait until it has begun. Raises OSError, and TrinityError with its last line if it has failed."""
+    """Start a run and wait until it has begun. Raises OSError, and TrinityError with its last line if it failed."""
     began = time.time()
     process = start_process(launch, run, settings)
     for _ in poll(BEGIN_SECONDS, 0.2):
@@ -88,9 +82,9 @@ def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings)
 def trinity(
     arguments: list[str], settings: StudioSettings, seconds: float, say: Callable[[str], object]
 ) -> subprocess.CompletedProcess[str]:
-    """A command of `trinity`, to its end; `say` gets the last line of its standard error meanwhile.
+    """Run a `trinity` command to its end; `say` gets the last line of its stderr meanwhile.
 
-    One that takes longer is killed with all that it started: TrinityError.
+    After `seconds` it is killed with all its descendants, and TrinityError raised.
     """
     child = Child(
         [*TRINITY, *arguments], environment=_environment(settings), folder=settings.root,
@@ -112,6 +106,6 @@ def trinity(
 
 
 def _environment(settings: StudioSettings) -> dict[str, str]:
-    """Ours without the token, and with Prefect's API, which shows the run then."""
+    """Return our environment without the token, and with Prefect's API, so that Prefect shows the run."""
     inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
     return inherited | ({"PREFECT_API_URL": settings.api_url} if settings.api_url else {})

@@ -1,4 +1,4 @@
-"""The pages of Studio, run by Streamlit at each interaction; its arguments are those of `studio.settings`."""
+"""The pages of Studio, run by Streamlit at each interaction, with the arguments of `studio.settings`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinity_core.view.viewed_run import import_for_pages
 
 GIVEN = "given token"
 IDLE_SECONDS = 3.0
-"""Time from the first page until packages are imported for others, which slows down all that is drawn meanwhile."""
+"""Delay after the first page before packages are imported for other pages, which slows down drawing."""
 STYLE = """<style>
 .stMainBlockContainer { padding-top: 4rem; padding-bottom: 2rem }
 .stTextArea textarea, .hanging { font-family: "Source Code Pro", monospace; font-size: 0.8rem; white-space: pre }
@@ -38,8 +38,7 @@ a:focus-visible, button:focus-visible, summary:focus-visible { outline: 2px soli
 
 
 def main() -> None:
-    """Draw the page that the address names."""
-    # No icons of pages: a browser would fetch them from elsewhere for its tab.
+    # No page icons: a browser would fetch them from other servers for its tab.
     st.set_page_config(page_title="Trinity Studio", layout="wide")
     st.html(STYLE)
     if not admitted(os.environ.get(TOKEN_VARIABLE, "")):
@@ -60,12 +59,12 @@ def main() -> None:
 
 @st.cache_resource
 def prepare_rollouts() -> None:
-    """Import what the first page of rollouts would wait for, once the first page of all has been drawn."""
+    """Import packages for the page of rollouts once the first page has been drawn."""
     Timer(IDLE_SECONDS, import_for_pages).start()
 
 
 def admitted(token: str) -> bool:
-    """True once this browser has given the token, in the page's address or in the field that asks for it."""
+    """True once this browser has given the token, in the page's address or in the input field."""
     attempt = st.session_state.get(GIVEN) or st.query_params.get("token", "")
     if not admits(token, attempt):
         attempt = st.text_input("Token", type="password", help="`trinity studio` printed it in its terminal.")

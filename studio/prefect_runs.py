@@ -1,4 +1,4 @@
-"""Prefect's side of Studio: its flow runs, and what may be asked of them. Nothing here is cached."""
+"""Prefect's part of Studio: its flow runs and actions on them. Nothing here is cached."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
 PREFIX = re.compile(r"^Flow run encountered an exception: (?:(?:Config|Trinity)Error: )?")
-"""What Prefect puts before the message of an error; those that are written for users need no class."""
+"""Prefect's prefix of an error's message; errors written for users do not need their class."""
 MOST_RUNS = 200
 SOON = timedelta(minutes=1)
-"""Runs that a schedule has made for later are not shown before."""
+"""Scheduled runs appear at most this long before their start."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowRunSeen:
-    """A flow run as Prefect knows it."""
+    """A flow run as Prefect reports it."""
 
     id: str
     title: str
     flow: str
     kind: str
-    """Prefect's type of its state, such as `RUNNING`."""
     message: str = ""
     began: datetime | None = None
     ended: datetime | None = None
     deployment: str = ""
-    """Its deployment's id; empty for one that a command started."""
+    """Its deployment's id; empty if a command started it."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     """`project`, `name` and `stage`, once its configuration has been read."""
 
 
 class PrefectRuns:
-    """The flow runs of a Prefect API. Every method raises what `tasks.retries.api_faults` names if that is away."""
+    """The flow runs of a Prefect API. Every method raises the errors in `tasks.retries.api_faults` if the API is
+    away."""
 
     def __init__(self, api_url: str) -> None:
         self._api_url = api_url
 
     def recent(self) -> list[FlowRunSeen]:
-        """The newest flow runs, the newest first; after them the parts of flow runs, which may have the same name."""
+        """Return the newest flow runs first; after them the parts of flow runs, which may have the same name."""
         from prefect.client.schemas.filters import FlowRunFilter
         from prefect.client.schemas.sorting import FlowRunSort
 
@@ -58,12 +58,12 @@ class PrefectRuns:
         with api_client(self._api_url) as client:
             flow_runs = client.read_flow_runs(flow_run_filter=until, sort=newest_first, limit=MOST_RUNS)
             flows = _flow_names(client)
-        # A part of another run has no name of its own before its configuration has been read.
+        # A part of another run has no name before its configuration has been read.
         named = [run for run in flow_runs if not run.parent_task_run_id or run.tags]
         return [_seen(run, flows) for run in sorted(named, key=lambda run: bool(run.parent_task_run_id))]
 
     def deployments(self, flow: str) -> dict[str, str]:
-        """Deployments of a flow whose runs take one `config`: id → `flow/name`."""
+        """Return a flow's deployments whose runs take one `config`: id → `flow/name`."""
         with api_client(self._api_url) as client:
             flows = _flow_names(client)
             of_flow = [deployment for deployment in client.read_deployments() if flows.get(deployment.flow_id) == flow]
@@ -71,7 +71,8 @@ class PrefectRuns:
         return {str(one.id): f"{flow}/{one.name}" for one in sorted(fitting, key=lambda one: one.name)}
 
     def start(self, deployment: str, name: str, parameters: Mapping[str, Any]) -> str:
-        """Schedule a run of a deployment for `project/name` at once; its id. It keeps these if it is refused."""
+        """Schedule a deployment's run for `project/name` now and return its id. It keeps this name even if it is
+        refused."""
         tags = [f"{kind}:{part}" for kind, part in zip(("project", "name"), name.split("/"), strict=True)]
         with api_client(self._api_url) as client:
             run = client.create_flow_run_from_deployment(
@@ -80,15 +81,15 @@ class PrefectRuns:
         return str(run.id)
 
     def cancel(self, run: str) -> bool:
-        """Ask for the end of a run: training saves at its next step boundary. False if the run never begins.
+        """Request the end of a run: training saves at its next step boundary. Return False if the run will never begin.
 
-        Prefect decides that: a run that a worker has taken has a process, even before it begins or between attempts.
+        Prefect decides: a run that a worker has taken has a process, even before it begins or between attempts.
         """
         from prefect.states import Cancelling
 
         with api_client(self._api_url) as client:
             state = client.read_flow_run(UUID(run)).state
-            # Prefect would leave it paused (3.7.7); one that is suspended has no process, and is cancelled at once.
+            # Prefect would leave a paused run paused (3.7.7); a suspended one has no process, and is cancelled at once.
             is_paused = state is not None and state.name == "Paused"
             result: OrchestrationResult[Any] = client.set_flow_run_state(UUID(run), Cancelling(), force=is_paused)
         return result.state is None or not result.state.is_cancelled()

@@ -1,4 +1,4 @@
-"""Recipes to begin a configuration from: the YAML files of `configs/`, with what each does and needs."""
+"""Recipes for new configurations: the YAML files of `configs/`, with what each does and needs."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ from trinity_core.config.source import parse
 from trinity_core.files import project_files
 
 HEADER = re.compile(r"# yaml-language-server:[^\n]*\n")
-"""Names a schema relative to the recipe's own folder."""
+"""Schema line, relative to the recipe's own folder."""
 FALLBACK = re.compile(r"\$\{oc\.env:\w+,([^}]*)\}")
 """A value that a variable may replace."""
 COMMENT = re.compile(r"\A((?:#[^\n]*\n)*)")
 FIRST = ("quickstart", "gsm8k", "gsm8k/one_gpu", "lora/one_gpu")
-"""Recipes for a first run, as README names them."""
+"""Recipes for a first run, as in the README."""
 PARAGRAPH_END = re.compile(r"#(?:  |$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A configuration that runs as it is."""
+    """A configuration that runs unchanged."""
 
     file: Path
     text: str
     about: str
-    """The first paragraph of its leading comment; commands and tables, which are indented, come after it."""
+    """First paragraph of its leading comment; indented commands and tables follow it."""
     needs: str
-    """Algorithm, model, data and GPUs."""
     run: tuple[str, str]
-    """Project and name."""
     is_part: bool = False
-    """Another recipe has the same run: each starts a part of it."""
+    """True if another recipe has the same run: each starts a part of it."""
 
     @property
     def title(self) -> str:
-        """Its name in the list: its folder's, with its own where that is another."""
+        """Its name in the list: its folder's, plus its own if that differs."""
         name, folder = self.file.stem, self.file.parent.name
         return name if name == folder else f"{folder}/{name}"
 
     def text_in(self, folder: Path, root: Path) -> str:
-        """Its text for a file in `folder`. A plugin folder next to it is looked for in the project `root` first."""
+        """Return its text for a file in `folder`. A plugin folder next to it is first looked up in the project
+        `root`."""
         own = root / self.file.parent.relative_to(project_files())
         return moved(self.text, own if own.is_dir() else self.file.parent, folder)
 
     def text_for(self, file: Path, root: Path) -> str:
-        """Its text for a new file, which also names the run; but a part keeps the name, by which the parts meet."""
+        """Return its text for a new file, which also names the run. A part keeps its name, because the parts share
+        it."""
         text = self.text_in(file.parent, root)
         return text if self.is_part else changed(text, "name", file.stem)
 
 
 def recipes() -> list[Recipe]:
-    """All recipes: those for a first run, those that need no GPU, the others.
+    """Return all recipes: those for a first run, those that need no GPU, the others.
 
-    Files that cannot be read as one, which are perhaps being written, are left out.
+    Unreadable files, which may be in the process of being written, are left out.
     """
     files = sorted((project_files() / "configs").glob("*/[!.]*.yaml"))
     found = [recipe for file in files if (recipe := _recipe(file, file.stat().st_mtime_ns)) is not None]

@@ -1,4 +1,4 @@
-"""The page of one run, or of several side by side; its address is `/runs?run=project/name`."""
+"""The page of one run, or of several side by side, at `/runs?run=project/name`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ from trinity_core.tracking.writers import flatten
 from trinity_core.view.viewed_run import RunFolders
 
 LOG_BYTES = 40_000
-"""Bytes of a log that are shown, from its end."""
 STEP, MINUTES = "step", "minutes"
 NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
-"""Keys that differ between any two runs, or in how they are written."""
+"""Keys that always differ between runs, or in notation."""
 
 
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
-    """The hub of a run."""
     with st.container(horizontal=True, vertical_alignment="center", key="title"):
         st.subheader(escaped(run.name), anchor=False, width="content")
         st.badge(run.state.value, color=COLOURS[run.state])
@@ -75,7 +73,6 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
 
 
 def show_comparison(chosen: Sequence[Run], settings: StudioSettings) -> None:
-    """Several runs: the difference of their configurations, their scores, curves and rollouts."""
     st.markdown(f"### {' · '.join(escaped(run.name) for run in chosen)}")
     st.markdown("**Configuration**")
     show_difference({run.name: run.files.config for run in chosen})
@@ -86,7 +83,6 @@ def show_comparison(chosen: Sequence[Run], settings: StudioSettings) -> None:
 
 
 def show_facts(run: Run) -> None:
-    """State in numbers."""
     files, now = run.files, datetime.now(UTC)
     total = f" of {files.total_steps}" if files.total_steps else ""
     none, left = ("none", None) if run.state.is_over else ("none yet", files.seconds_left)
@@ -106,7 +102,7 @@ def show_facts(run: Run) -> None:
 
 
 def show_buttons(run: Run, settings: StudioSettings) -> None:
-    """What may be done with a run, what not and why, and where else it is shown."""
+    """Show the actions on a run, why some are not possible, and links to other pages."""
     reasons: dict[str, list[str]] = {}
     with st.container(horizontal=True):
         for action in Action:
@@ -124,7 +120,6 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
 
 
 def done(action: Action, run: Run, settings: StudioSettings) -> None:
-    """Do what a button says."""
     faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
     try:
         st.toast(perform(action, run, settings))
@@ -133,12 +128,10 @@ def done(action: Action, run: Run, settings: StudioSettings) -> None:
 
 
 def page_of_runs() -> Any:
-    """Streamlit's page of runs."""
     return st.session_state["runs page"]
 
 
 def show_stages(stages: Sequence[Run]) -> None:
-    """The stages of a pipeline, each with a link to its page."""
     for stage in stages:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.page_link(page_of_runs(), label=f"**{escaped(stage.name)}**", query_params={"run": stage.name})
@@ -149,7 +142,6 @@ def show_stages(stages: Sequence[Run]) -> None:
 
 
 def show_curves(runs: Sequence[Run]) -> None:
-    """A chart for each chosen metric, with a line for each run."""
     short = short_titles([run.name for run in runs])
     curves = {short[run.name]: run.files.curves for run in runs if run.files.curves}
     names = metric_names(curves)
@@ -162,7 +154,7 @@ def show_curves(runs: Sequence[Run]) -> None:
         )
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        # Bound to the address, which shows somebody else the same curves.
+        # Kept in the address, so that a shared link shows the same curves.
         usual = "accuracy, reward, loss, length"
         chosen = st.multiselect("Metrics", names, key="metrics", placeholder=usual, bind="query-params")
         smoothing = st.slider("Smoothing", 0.0, 0.95, 0.0, 0.05, key="smoothing", width=160, bind="query-params")
@@ -182,7 +174,7 @@ def show_curves(runs: Sequence[Run]) -> None:
 
 
 def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
-    """The page of `trinity view` at these runs: their samples side by side if there are two."""
+    """Embed the page of `trinity view` for these runs; two runs side by side."""
     folders = RunFolders(checkpoints)
     names = [run.name for run in runs if run.name in folders]
     if not names:
@@ -201,7 +193,7 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
 
 
 def show_configuration(run: Run, runs: Sequence[Run]) -> None:
-    """What a run was started with, and how another run's differs."""
+    """Show the configuration a run was started with, and how another run's differs."""
     if not run.files.config:
         st.info("The run has not recorded its configuration.")
         return
@@ -214,7 +206,6 @@ def show_configuration(run: Run, runs: Sequence[Run]) -> None:
 
 
 def show_difference(configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """A table of the keys in which configurations differ."""
     if not all(configs.values()):
         st.caption("Not every one of these runs has recorded its configuration.")
         return
@@ -235,7 +226,7 @@ def show_difference(configs: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def show_checkpoints(run: Run, settings: StudioSettings) -> None:
-    """A run's checkpoints with their scores, and where they come from."""
+    """Show a run's checkpoints with their scores, and their ancestors."""
     if run.folder is None:
         return
     st.markdown(f"**{escaped(run.name)}**")
@@ -251,7 +242,7 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
         st.markdown("this run", width="content")
     checkpoints = checkpoints_of(run.folder)
     if not checkpoints:
-        st.info("No checkpoint: `trainer.save_interval` says after how many steps one is saved.")
+        st.info("No checkpoint yet: one is saved every `trainer.save_interval` steps.")
         return
     best = max((one for one in checkpoints if one.score is not None), key=lambda one: one.score or 0.0, default=None)
     st.dataframe(
@@ -270,7 +261,7 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
 
 
 def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
-    """The end of a log of the run's actors, or of a process that Studio has started."""
+    """Show the end of a log of the run's actors, or of a process that Studio started."""
     logs = {
         f"{shown.name.rpartition('/')[2]}: {path.relative_to(shown.folder / 'log')}": path
         for shown in {part.name: part for part in (*runs, run)}.values()
@@ -289,7 +280,6 @@ def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
 
 
 def show_commands(run: Run, settings: StudioSettings) -> None:
-    """Commands to copy."""
     folder = shlex.quote(settings.shown(run.folder)) if run.folder is not None else ""
     commands = {
         "Follow the logs of all processes": f"trinity log --checkpoint-dir {folder} --follow",

@@ -38,47 +38,43 @@ PREFECT_STATES = {
     "CRASHED": RunState.KILLED,
 }
 SIDE_FLOWS = ("evaluate", "convert", "curate")
-"""Flows that may run at the same time as the one that trains a run."""
+"""Flows that may run at the same time as a run's training."""
 RECENT_STEPS = 20
-"""Steps from which the time that is left is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What a run's folder says."""
+    """The information in a run's folder."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     curves: Curves = field(default_factory=dict)
     scores: Mapping[int, float] = field(default_factory=dict)
-    """Step → score of its latest evaluation."""
     interval: tuple[float, float] | None = None
-    """95 % interval of the latest score; None where that is the mean of several sets."""
+    """95 % interval of the latest score; None if that is the mean of several sets."""
     algorithm: str = ""
     model: str = ""
     began: datetime | None = None
     ended: datetime | None = None
     earlier: float = 0.0
-    """Seconds of the attempts before the latest one."""
     state: RunState = RunState.UNKNOWN
     steps: Mapping[str, str] = field(default_factory=dict)
-    """Stage of a pipeline → the name of its run's folder."""
+    """Stage of a pipeline → name of its run's folder."""
     step: int = 0
     seconds_a_step: float | None = None
 
     @property
     def score(self) -> float | None:
-        """Score of the latest step that has one."""
         return self.scores[max(self.scores)] if self.scores else None
 
     @property
     def total_steps(self) -> int | None:
-        """As configured; None where epochs or the data decide."""
+        """Configured number of steps; None if epochs or the data determine it."""
         total = value_at(self.config, "buffer.total_steps")
         return total if isinstance(total, int) else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left at the pace of the latest steps; None if that is not known."""
+        """Remaining time at the pace of the latest steps, if known."""
         if self.seconds_a_step is None or self.total_steps is None:
             return None
         return max(self.total_steps - self.step, 0) * self.seconds_a_step
@@ -89,33 +85,29 @@ class Run:
     """A run, in progress or over."""
 
     name: str
-    """`project/name`; of one that has not begun, or was refused, `flow FILE` with its overrides."""
+    """`project/name`; if it has not begun, or was refused, `flow FILE` with its overrides."""
     state: RunState
     folder: Path | None = None
     files: RunFiles = field(default_factory=RunFiles)
     detail: str = ""
-    """Why it is in this state, if that is known."""
     flow: str = ""
     parent: str = ""
-    """The name of the pipeline's run."""
     flow_runs: tuple[FlowRunSeen, ...] = ()
-    """Flow runs of this name, the one that stands for the run first."""
+    """Flow runs of this name, the one that represents the run first."""
 
     @property
     def flow_run(self) -> FlowRunSeen | None:
-        """The flow run that stands for the run; None if Prefect knows of none."""
         return self.flow_runs[0] if self.flow_runs else None
 
     @property
     def began(self) -> datetime | None:
-        """When its latest attempt began."""
         return self.files.began or (self.flow_run.began if self.flow_run else None)
 
     @property
     def launch(self) -> Launch | None:
-        """How it is started again: as its flow run was, else from the configuration that its folder has.
+        """How to start it again: as its flow run was, else from the configuration in its folder.
 
-        None if that has no configuration, or one whose secrets are masked.
+        None if there is no configuration, or its secrets are masked.
         """
         parameters = self.flow_run.parameters if self.flow_run is not None else {}
         run = self.folder.name if self.folder is not None and (self.folder / CLAIM).exists() else ""
@@ -123,7 +115,7 @@ class Run:
             stage = str(parameters.get("stage") or "")
             main_settings = {name: parameters.get(name) for name in MAIN_SETTINGS}
             overrides = with_main_settings(parameters.get("overrides") or (), stage, **main_settings)
-            if (model := parameters.get("model_path")) and not stage:  # a stage begins with the one before
+            if (model := parameters.get("model_path")) and not stage:  # a stage begins with the previous one's
                 overrides.append(f"model.model_path={model}")
             return Launch(self.flow, file, tuple(overrides), stage, run=run)
         if self.folder is None or not self.files.config or MASK in str(self.files.config):
@@ -132,15 +124,15 @@ class Run:
 
     @property
     def is_part(self) -> bool:
-        """True if what its folder records is a trainer or an explorer alone, each of which has its own command."""
+        """True if the folder records a trainer or an explorer alone, each of which has its own command."""
         known, mode = ALGORITHMS.get(self.files.algorithm), value_at(self.files.config, "mode")
         source = value_at(self.files.config, "buffer.trainer_input.experience_buffer.storage_type")
-        # A plugin's algorithm is not known here, but the default of what it reads was.
+        # A plugin's algorithm is unknown here, but its default storage type is recorded.
         trains_alone = source in ("file", "rollouts") if known is None else not known.uses_rollouts
         return not self.files.steps and (mode in ("explore", "serve") or (mode == "train" and not trains_alone))
 
     def seconds(self, now: datetime) -> float | None:
-        """How long all attempts have taken so far; None if none has begun."""
+        """Return how long all attempts have taken so far; None if none has begun."""
         ended = self.files.ended or (self.flow_run.ended if self.flow_run else None)
         until = now if not self.state.is_over else ended
         if self.began is None or until is None:
@@ -150,30 +142,25 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """A checkpoint of a run."""
-
     step: int
     folder: Path
     score: float | None
-    """The mean accuracy (or reward) of its latest evaluation."""
     is_converted: bool
-    """There is a Hugging Face folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ancestor:
-    """A model in the chain: a run's checkpoint, or the one that everything began with."""
+    """A model in the chain: a run's checkpoint, or the initial model."""
 
     model: str
-    """Its folder or hub name."""
     run: str = ""
-    """`project/name` of the run that made it; empty for the first one."""
+    """`project/name` of the run that made it; empty for the initial model."""
     step: int = 0
     score: float | None = None
 
 
 def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[Run]:
-    """All runs, the newest first, each followed by its stages."""
+    """Return all runs, newest first, each followed by its stages."""
     folders = {f"{path.parent.name}/{path.name}": path for path in checkpoints.glob("*/*") if _is_run(path)}
     by_name: dict[str, list[FlowRunSeen]] = {}
     for seen in flow_runs:
@@ -189,14 +176,13 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
 
 
 def read_files(folder: Path) -> RunFiles:
-    """What a run's folder says; reread only where a file has changed."""
     files = _seen(folder).read()
     record = read_record(folder)
     return files if record is None else replace(files, state=record.present_state)
 
 
 def checkpoints_of(job_dir: Path) -> list[CheckpointRow]:
-    """The whole checkpoints of a run, by step."""
+    """Return the complete checkpoints of a run, by step."""
     layout, scores = JobLayout(job_dir), latest_scores(job_dir)
     return [
         CheckpointRow(step, layout.step(step), scores.get(step), (layout.huggingface(step) / "config.json").is_file())
@@ -205,9 +191,9 @@ def checkpoints_of(job_dir: Path) -> list[CheckpointRow]:
 
 
 def ancestors(job_dir: Path) -> list[Ancestor]:
-    """The models that a run's checkpoints came from, the first one first; empty if that was not noted.
+    """Return the models that a run's checkpoints descend from, oldest first; empty if not recorded.
 
-    A run of another checkpoint root has no page here: its checkpoint is named as the model it is.
+    A run below another checkpoint root has no page here: its checkpoint is listed as a plain model.
     """
     model = read_meta(JobLayout(job_dir).trainer_meta).get("model")
     chain: list[Ancestor] = []
@@ -224,7 +210,7 @@ def ancestors(job_dir: Path) -> list[Ancestor]:
 
 
 class _Seen:
-    """What a run's folder said when it was last looked at; of earlier looks nothing is kept."""
+    """Cached content of a run's folder; earlier content is not kept."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._curves, self._lock = folder, RunCurves(folder), Lock()
@@ -232,10 +218,9 @@ class _Seen:
         self._files = RunFiles()
 
     def read(self) -> RunFiles:
-        """What it says now; what has changed is read."""
         folder, layout = self._folder, JobLayout(self._folder)
         paths = (metrics_path(folder), record_path(folder), config_path(folder), layout.trainer_meta, layout.stages)
-        with self._lock:  # each page looks from a thread of its own
+        with self._lock:  # each page runs in its own thread
             if (changed := [_changed_at(path) for path in paths]) != self._changed:
                 curves = self._curves.read()
                 self._files = _read_files(folder, curves, scores_like_the_newest(self._curves.evaluations))
@@ -287,13 +272,13 @@ def _interval(curves: Curves, step: int) -> tuple[float, float] | None:
 
 
 def _short_model(model: str) -> str:
-    """A hub name, the last two names of a folder's path, or the run and step of a checkpoint."""
+    """Return a hub name, the last two names of a folder's path, or the run and step of a checkpoint."""
     run, step = _made_by(model)
     return f"{run.name} step {step}" if run else "/".join(Path(model).parts[-2:])
 
 
 def _made_by(model: str) -> tuple[Path | None, int]:
-    """The folder of the run that a model is a checkpoint of, and its step; None for any other model."""
+    """Return run folder and step of a model that is a checkpoint; (None, 0) for other models."""
     steps = ((folder, step_of(folder)) for folder in Path(model).parents)
     return next(((folder.parent, step) for folder, step in steps if step is not None), (None, 0))
 
@@ -317,13 +302,12 @@ def _name_of(run: FlowRunSeen) -> str:
     named = run.tags.get("project", ""), run.tags.get("name", "")
     if all(named):
         return "/".join(named)
-    # Its configuration has yet to be read, or was refused: what it was given tells it apart, as in a command.
+    # Its configuration is not read yet, or was refused: its parameters identify it, as in a command.
     file, overrides = run.parameters.get("config"), run.parameters.get("overrides") or ()
     return " ".join([run.flow, str(file), *map(_shown, overrides), f"({run.title})"]) if file else run.title
 
 
 def _shown(override: str) -> str:
-    """An override without its secrets."""
     key, equals, value = override.partition("=")
     return f"{key}{equals}{without_secrets(value, key.split('.')[-1])}"
 
@@ -341,7 +325,7 @@ def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Ru
 
 
 def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
-    """A pipeline with the scores of its stages (the last one's are its own), and their begin and end."""
+    """Add to a pipeline the scores of its stages (the last one's are its own), and their begin and end."""
     names = (f"{run.name.partition('/')[0]}/{stage}" for stage in run.files.steps.values())
     stages = [runs[name] for name in names if name in runs]
     if not stages:
@@ -357,7 +341,7 @@ def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
 
 
 def _nested(runs: Sequence[Run]) -> Iterator[Run]:
-    """Runs by the time of their beginning, those that have not begun first; below each its stages, in order."""
+    """Yield runs by start time, unstarted ones first, each followed by its stages in order."""
     for run in sorted(runs, key=_began, reverse=True):
         if not run.parent:
             yield run

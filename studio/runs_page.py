@@ -16,11 +16,10 @@ from tasks.retries import api_faults
 
 LOOK_SECONDS = 5.0
 SPARKLINE = 40
-"""Points of a run's curve in the list, at most."""
+"""Maximum number of points of a run's curve in the list."""
 
 
 def runs_page(settings: StudioSettings) -> None:
-    """Draw the page."""
     names = st.query_params.get_all("run")
     if names:
         st.page_link(page_of_runs(), label="All runs", icon=":material/arrow_back:", query_params={})
@@ -35,7 +34,7 @@ def runs_page(settings: StudioSettings) -> None:
 
 
 def known_runs(settings: StudioSettings) -> tuple[list[Run], str]:
-    """All runs; why those of Prefect are not among them, if it does not answer."""
+    """Return all runs, and why Prefect's are missing if it does not answer."""
     flow_runs: list[FlowRunSeen] = []
     try:
         if settings.api_url:
@@ -46,7 +45,7 @@ def known_runs(settings: StudioSettings) -> tuple[list[Run], str]:
 
 
 def draw(names: Sequence[str], runs: Sequence[Run], away: str, settings: StudioSettings) -> None:
-    """The part that is renewed every few seconds while a run is in progress."""
+    """Draw the part that is refreshed every few seconds while a run is in progress."""
     if away:
         st.warning(away)
     by_name = {run.name: run for run in runs}
@@ -68,9 +67,9 @@ def draw(names: Sequence[str], runs: Sequence[Run], away: str, settings: StudioS
 
 
 def show_list(runs: Sequence[Run]) -> None:
-    """A table that sorts; a click on a cell opens the run, boxes choose runs to compare.
+    """Show a sortable table; a click on a cell opens the run, checkboxes select runs to compare.
 
-    The keyboard's way into the table selects its first cell, a state, which must open nothing.
+    Keyboard focus first selects the first cell, a state, which must not open anything.
     """
     now, names = datetime.now(UTC), [run.name for run in runs]
     above = st.container(horizontal=True)
@@ -78,7 +77,7 @@ def show_list(runs: Sequence[Run]) -> None:
         [_row(run, now) for run in runs],
         hide_index=True,
         height="content",
-        key=f"runs {hash(tuple(names))}",  # what is chosen are numbers of rows
+        key=f"runs {hash(tuple(names))}",  # selections are row numbers
         on_select="rerun",
         selection_mode=["multi-row", "single-cell"],
         column_config={
@@ -94,7 +93,7 @@ def show_list(runs: Sequence[Run]) -> None:
         picked = st.multiselect(
             "Find runs",
             names,
-            key="found",  # what is chosen stays when a run is added
+            key="found",  # selections stay when a run is added
             placeholder="Find runs by name",
             label_visibility="collapsed",
             width=420,
@@ -122,7 +121,7 @@ def _row(run: Run, now: datetime) -> dict[str, object]:
 
 
 def _sparkline(run: Run) -> list[float]:
-    """The scores of a run that has several, else its reward, thinned out."""
+    """Return the scores of a run that has several, else its reward, thinned out."""
     rewards = next((c for name, c in run.files.curves.items() if name.endswith("reward/mean")), None)
     values = (
         list(run.files.scores.values()) if len(run.files.scores) > 2 or rewards is None else [*rewards.values.values()]

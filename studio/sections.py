@@ -1,7 +1,7 @@
-"""Sections of the configuration page that a user's modules bring.
+"""Sections that user modules add to the configuration page.
 
-A module in `--plugin-dir` registers a function under the section's title. It gets the draft, may draw with Streamlit,
-and changes keys through the draft.
+A module in `--plugin-dir` registers a function under the section's title. The function gets the draft, may draw with
+Streamlit, and changes keys through the draft.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Studio is served with, from its command line and its environment; who may use it beyond this machine."""
+"""Studio's settings, from its command line and its environment, and who may use it from other machines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ class StudioSettings:
     """Where Studio is served, and where it finds configurations, runs and modules. Paths are absolute."""
 
     root: Path
-    """Runs start here; YAML files below it are offered."""
+    """Working folder of runs; YAML files below it are offered."""
     file: Path
-    """The configuration that is opened first; it need not exist."""
     checkpoints: Path
     """`checkpoint_root_dir` of the runs that are shown."""
     state: Path
-    """Unsaved changes, and logs of the processes that Studio has started."""
+    """Unsaved changes, and logs of the processes that Studio started."""
     api_url: str = ""
-    """Prefect's API (PREFECT_API_URL); empty: there is none, and runs start as processes."""
+    """Prefect's API (PREFECT_API_URL); if empty, runs start as processes."""
     plugin_dir: Path | None = None
     """The user's modules, which may register sections."""
     host: str = LOOPBACK
@@ -34,24 +33,22 @@ class StudioSettings:
 
     @property
     def drafts(self) -> Path:
-        """Folder of unsaved changes."""
         return self.state / "drafts"
 
     def flow_run_page(self, run: str) -> str:
-        """Address of a flow run's page in Prefect."""
         return f"{self.api_url.removesuffix('/api')}/runs/flow-run/{run}"
 
     def logs_of(self, run: str) -> Path:
-        """Folder of what the processes that Studio has started for `project/name` have printed."""
+        """Return the folder with the output of processes that Studio started for `project/name`."""
         return self.state / "logs" / run
 
     def shown(self, path: Path) -> str:
-        """A path as a person reads it: relative to the root if it is below that."""
+        """Return a path for display: relative to the root if it is below that."""
         return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
 
 
 def studio_settings(arguments: Sequence[str]) -> StudioSettings:
-    """The settings that these arguments name; relative paths are below the current directory."""
+    """Parse the settings from these arguments; relative paths start in the current directory."""
     parser = ArgumentParser("studio", description="Serve Studio's pages.")
     parser.add_argument("file", nargs="?", default="config.yaml")
     parser.add_argument("--checkpoints", default=os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints")
@@ -73,11 +70,11 @@ def studio_settings(arguments: Sequence[str]) -> StudioSettings:
 
 
 TOKEN_VARIABLE = "TRINITY_STUDIO_TOKEN"  # noqa: S105 - the name of a variable
-"""Holds the token, which no list of processes shows; empty where none is asked for."""
+"""Holds the token, so that no process list shows it; empty if none is needed."""
 
 
 def is_local(host: str) -> bool:
-    """True if only this machine reaches that address."""
+    """True if only this machine can reach that address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -85,5 +82,4 @@ def is_local(host: str) -> bool:
 
 
 def admits(token: str, attempt: str) -> bool:
-    """True if `attempt` is the token, or none is asked for."""
     return not token or compare_digest(attempt.encode(), token.encode())

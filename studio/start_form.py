@@ -1,7 +1,7 @@
-"""Where a run of the present configuration starts, and what is checked or measured before, each in a thread.
+"""The form that starts a run of the current configuration: as a deployment's run, or as a process on this machine.
 
-Streamlit ends the code that draws a page as soon as the page is redrawn: after any click in it, and after a lost
-connection. What takes longer than a click outlives that in its thread.
+Streamlit ends the code of a page when the page is redrawn, after any click and after a lost connection. Checks and
+measurements take longer, and run in threads.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.run_record import read_record
 
 HERE = ""
-"""Value in place of a deployment's id: a process on this machine."""
+"""Used instead of a deployment's id: a process on this machine."""
 KNOWN_SECONDS = 30
-"""Time for which the deployments of a flow are taken to be those that Prefect has told."""
 START_FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TrinityError)
-"""What a start, a check or a measurement may raise."""
 CHANGED = (
     "It does not start: the configuration was changed elsewhere after this was opened. Close this and start again."
 )
@@ -42,7 +40,7 @@ VALIDATE_SECONDS, MEASURE_SECONDS = 120.0, 900.0
 def start_form(
     draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
-    """Choose where the run starts; save the text that was checked, look at what it names, and start it."""
+    """Choose where the run starts; save the checked text, check what it names, and start it."""
     if checked.config is None:
         return
     named = {
@@ -79,7 +77,7 @@ def start_form(
 
 
 def what_is_there(config: Config) -> str:
-    """What a start does with the run of this name; empty if there is none, or if it is only scored."""
+    """Describe what a start does with an existing run of this name; "" if there is none, or if it is only scored."""
     record = read_record(config.job_dir)
     if record is None or config.mode == "bench" or not config.continue_from_checkpoint:
         return ""
@@ -94,7 +92,8 @@ start_dialog = dialog("Start a run")(start_form)
 
 
 def validated(draft: ConfigDraft, settings: StudioSettings) -> tuple[list[str], list[str]]:
-    """Why a run of it could not start, and notices, by `trinity validate`, which opens what the configuration names."""
+    """Return why a run could not start, and notices, by `trinity validate`, which opens what the configuration
+    names."""
     done = with_file(["validate", "--json"], draft, settings, VALIDATE_SECONDS)
     try:
         answer = json.loads(done.stdout)
@@ -105,12 +104,12 @@ def validated(draft: ConfigDraft, settings: StudioSettings) -> tuple[list[str], 
 
 
 def look(draft: ConfigDraft, settings: StudioSettings, say: Callable[[str], object]) -> dict[str, object]:
-    """Under `opened`: the text that was checked, why it could not start, and notices. Raises OSError, TrinityError."""
+    """Return under `opened`: the checked text, why it could not start, and notices. Raises OSError, TrinityError."""
     return {"opened": (draft.text, *validated(draft, settings))}
 
 
 def measure(draft: ConfigDraft, settings: StudioSettings, say: Callable[[str], object]) -> dict[str, object]:
-    """Measure seconds a step, which later plans then show; `say` gets the progress. Raises OSError, TrinityError."""
+    """Measure seconds per step for later plans; `say` gets the progress. Raises OSError, TrinityError."""
     done = with_file(["plan", "--measure"], draft, settings, MEASURE_SECONDS, say)
     if done.returncode:
         raise TrinityError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
@@ -124,9 +123,10 @@ def with_file(
     seconds: float,
     say: Callable[[str], object] = lambda line: None,
 ) -> CompletedProcess[str]:
-    """A command of `trinity` with a draft, in a process: modules of its `plugin_dir` are loaded there.
+    """Run a `trinity` command on a draft in a process, which loads the modules of its `plugin_dir`.
 
-    The text is in a file of Studio's own folder meanwhile; a `plugin_dir` next to the draft is found from there.
+    The text is temporarily in a file of Studio's own folder, from which a `plugin_dir` next to the draft is still
+    found.
     """
     settings.state.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile("w", suffix=".yaml", dir=settings.state, encoding="utf-8") as file:
@@ -136,7 +136,6 @@ def with_file(
 
 
 def start(launch: Launch, config: Config, place: str, settings: StudioSettings) -> None:
-    """Start a flow of a checked configuration."""
     if place == HERE:
         start_run(launch, f"{config.project}/{config.name}", config.job_dir, settings)
     else:
@@ -144,7 +143,7 @@ def start(launch: Launch, config: Config, place: str, settings: StudioSettings) 
 
 
 def deployments(settings: StudioSettings, flow: str) -> dict[str, str]:
-    """Deployments of the flow, id → name; none, with a warning, if there is no Prefect or it does not answer."""
+    """Return the flow's deployments, id → name; none, with a warning, if Prefect is missing or does not answer."""
     try:
         return deployments_at(settings.api_url, flow) if settings.api_url else {}
     except api_faults() as error:
@@ -154,20 +153,20 @@ def deployments(settings: StudioSettings, flow: str) -> dict[str, str]:
 
 @st.cache_data(ttl=KNOWN_SECONDS, show_spinner="Asking Prefect for deployments …")
 def deployments_at(api_url: str, flow: str) -> dict[str, str]:
-    """`PrefectRuns.deployments`, asked now and then."""
+    """Cached `PrefectRuns.deployments`."""
     return PrefectRuns(api_url).deployments(flow)
 
 
 Say = Callable[[str], object]
 Action = Callable[[ConfigDraft, StudioSettings, Say], dict[str, object]]
-"""What it found out, as values for the session's state; what it says meanwhile is shown."""
+"""Returns results as values for the session's state; progress messages are shown."""
 
 LOOK_SECONDS = 0.5
 TASK, FAILURE = "background task", "background failure"
 
 
 class BackgroundTask:
-    """An action that runs with the draft as it was at the beginning."""
+    """An action that runs with a snapshot of the draft."""
 
     def __init__(self, doing: str, action: Action, draft: ConfigDraft, settings: StudioSettings) -> None:
         self.doing, self.text, self.said = doing, draft.text, ""
@@ -179,12 +178,11 @@ class BackgroundTask:
 
 
 def is_busy() -> bool:
-    """True while this session's task runs: there is one at a time."""
     return TASK in st.session_state
 
 
 def begin(doing: str, action: Action, draft: ConfigDraft, settings: StudioSettings) -> None:
-    """Start the session's task, unless one runs: a second click may come before the buttons are redrawn."""
+    """Start the session's task, unless one runs: a second click may arrive before the buttons are redrawn."""
     if is_busy():
         return
     st.session_state.pop(FAILURE, None)
@@ -192,12 +190,12 @@ def begin(doing: str, action: Action, draft: ConfigDraft, settings: StudioSettin
 
 
 def take_outcome() -> None:
-    """Take over what a task that has ended found out, or why it failed; the draft is then checked again."""
+    """Store a finished task's results, or its failure; the draft is then checked again."""
     task: BackgroundTask | None = st.session_state.get(TASK)
     if task is None or not task.outcome.done():
         return
     del st.session_state[TASK]
-    st.session_state.pop("checked", None)  # what is on the disk may be another now
+    st.session_state.pop("checked", None)  # files on disk may have changed
     try:
         st.session_state.update(task.outcome.result())
     except START_FAULTS as error:
@@ -205,7 +203,6 @@ def take_outcome() -> None:
 
 
 def show_task(text: str) -> None:
-    """The task that runs, or why the last one failed, until the configuration's text is another."""
     failed, failure = st.session_state.get(FAILURE, ("", ""))
     if is_busy():
         st.fragment(_show_progress, run_every=LOOK_SECONDS)(st.session_state[TASK])

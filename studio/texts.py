@@ -1,4 +1,4 @@
-"""States, times and numbers as people read them."""
+"""Display texts for states, times and numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLOURS: dict[RunState, Colour] = {
 
 
 def when(time: datetime | None, now: datetime) -> str:
-    """A time of this machine's zone; today's without its date."""
+    """Format a time in this machine's time zone; today's without the date."""
     if time is None:
         return "–"
     local = time.astimezone()
@@ -32,28 +32,27 @@ def when(time: datetime | None, now: datetime) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`51 s`, `1 min 05 s`, `2 h 10 min`; a dash for None."""
+    """Format `51 s`, `1 min 05 s`, `2 h 10 min`; a dash for None."""
     return "–" if seconds is None else stage_plan.duration(seconds)
 
 
 def score_text(score: float | None, interval: tuple[float, float] | None) -> str:
-    """`0.985 [0.968, 0.993]`."""
+    """Format `0.985 [0.968, 0.993]`."""
     if score is None:
         return "–"
     return f"{score:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
     return "".join(f"\\{letter}" if letter in "\\`*_[]:$<>~#|" else letter for letter in text)
 
 
 LAST_COLUMN = re.compile(r"^ *(?:\S+(?: \S+)? {2,})?")
-"""What stands before it: the indent, and a name or a size, which may have one space in the middle of it."""
+"""Matches the text before the last column: the indent, and a name or a size, which may contain single spaces."""
 
 
 def hanging(text: str) -> str:
-    """The text in a fixed-width font, each line with the indent of its last column where it is broken."""
+    """Format text in a fixed-width font; broken lines get the indent of their last column."""
     return f'<div class="hanging">{"".join(_line(line) for line in text.splitlines())}</div>'
 
 

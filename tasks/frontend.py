@@ -48,9 +48,8 @@ from trinity_core.runtime.verdicts import (
 from trinity_core.tracking.rollouts import markdown_text
 
 POLL_SECONDS = 5
-"""Time between looks at whether the run was resumed."""
 WIDTH = 4000
-"""Characters of an answer that are shown; its middle is cut out."""
+"""Characters shown of an answer; the middle of a longer one is cut out."""
 TYPED: Mapping[str, Verdict] = {"keep": "keep", "drop": "drop", "": "no verdict"}
 """Text of a field → verdict. It is typed, because a select on Prefect's page closes at the click that opens it."""
 PATTERN = rf"^\s*({'|'.join(TYPED)})\s*$"
@@ -58,9 +57,9 @@ PATTERN = rf"^\s*({'|'.join(TYPED)})\s*$"
 
 @named_task("ask")
 def ask(stage: Stage) -> bool:
-    """Pause the flow until a person has given verdicts, and keep them. False if the run continues without.
+    """Pause the flow until a person has given verdicts, and save them. Return False if the run continues without.
 
-    Raises TrinityError if the run is to end without them.
+    Raises TrinityError if the run must end without them.
     """
     log, config = get_run_logger(), stage.config
     buffer = config.buffer.trainer_input.experience_buffer
@@ -71,7 +70,8 @@ def ask(stage: Stage) -> bool:
     where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
     log.info("A person is asked about %d tasks, for %g s: resume this run at %s", len(shown), wanted.timeout, where)
     try:
-        # Prefect's own key is the same in each attempt: a later one would not pause, but take the earlier one's answer.
+        # Prefect's own key is the same in each attempt: a later one would take the earlier one's answer instead of
+        # pausing.
         form = pause_flow_run(verdict_form(shown), math.ceil(wanted.timeout), POLL_SECONDS, key=uuid4().hex)
         rows = keep_verdicts(config, shown, verdicts_of(form, shown))
     except FlowPauseTimeout:
@@ -89,9 +89,9 @@ def ask(stage: Stage) -> bool:
 
 
 def _set_running() -> None:
-    """Set the run to Running: after a pause has timed out, Prefect would only let it fail.
+    """Set the run to Running, because after a timed-out pause Prefect would only let it fail.
 
-    Raises Abort, which ends the run in its present state, if it was cancelled during the pause.
+    Raises Abort, which ends the run in its current state, if it was cancelled during the pause.
     """
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(flow_run.id).state
@@ -101,7 +101,7 @@ def _set_running() -> None:
 
 
 def as_markdown(shown: Sequence[ShownTask]) -> str:
-    """The tasks with their answers; what a model wrote is escaped."""
+    """Format the tasks with their answers; model output is escaped."""
     parts = []
     for number, item in enumerate(shown, 1):
         parts.append(f"### {number}. {markdown_text(item.prompt, WIDTH)}\n")
@@ -116,9 +116,9 @@ def _answer(answer: Experience) -> str:
 
 
 def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
-    """The form that Prefect shows: for each answer a verdict, for each task room for a better answer.
+    """Return the form that Prefect shows: a verdict for each answer, and room for a better answer for each task.
 
-    Task and answers are shown at their fields, because the description of a form has no room next to many fields.
+    Task and answers are shown at their fields, because a form's description has no room next to many fields.
     """
     fields: dict[str, Any] = {}
     for number, item in enumerate(shown, 1):
@@ -134,7 +134,6 @@ def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
 
 
 def verdicts_of(form: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict]:
-    """The verdicts in a filled form."""
     entries = form.model_dump()
     return [
         TaskVerdict(
@@ -146,7 +145,6 @@ def verdicts_of(form: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict]
 
 
 def _letters(task: ShownTask) -> Sequence[str]:
-    """a, b, … for its answers."""
     return [chr(ord("a") + place) if place < 26 else f"_{place}" for place in range(len(task.answers))]
 
 
@@ -159,17 +157,18 @@ class PrefectFrontend(Frontend):
     report = LiveReport
 
     def call(self, name: str, step: Callable[[], T], retries: bool = False) -> T:
-        """Run the step as a task; with `retries` it has its own, because a flow of several runs has none."""
+        """Run the step as a task; with `retries` the task has retries, for a flow of several runs, which has none
+        itself."""
         as_task = patient_task(name) if retries else named_task(name)
         return as_task(step)()
 
     def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
-        """Run a stage as a subflow with retries. It gets its configuration as a value, which Prefect does not keep."""
+        """Run a stage as a subflow with retries. It gets its configuration as a value, which Prefect does not store."""
         results, stopped = list[T](), list[Stopped]()
 
         def stage_flow(name: str, stage: str, model_path: str, config: str, overrides: list[str]) -> State[Any] | None:
-            # Not returned: Prefect would record the next stage's arguments as results of this one's flow run, and its
-            # page shows no tasks at all with such inputs (PrefectHQ/prefect 18680).
+            # Not returned: Prefect would record the next stage's arguments as results of this flow run, and its page
+            # shows no tasks at all with such inputs (PrefectHQ/prefect 18680).
             with retry_only_transient_faults():
                 try:
                     results.append(run())
@@ -180,7 +179,7 @@ class PrefectFrontend(Frontend):
                     return Cancelled(message=str(error))
             return None
 
-        # By this name Prefect finds the subflow's run again when its parent flow is restarted.
+        # Prefect finds the subflow's run by this name when its parent flow is restarted.
         name = request.run or request.config.name
         stage_flow.__qualname__ = "_".join([request.kind, name, request.stage, request.which]).replace(".", "_")
         title = f"{request.kind} {request.title}"
@@ -193,12 +192,11 @@ class PrefectFrontend(Frontend):
         try:
             as_flow(stage_flow)(name, request.stage, request.model_path, file, list(above.get("overrides") or ()))
         except Exception:
-            raise_most_telling(stopped)  # in its place Prefect raises CancelledRun, or the fault of an earlier attempt
+            raise_most_telling(stopped)  # Prefect raises CancelledRun instead, or an earlier attempt's fault
             raise
         return results[-1]
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """As tasks in threads."""
         stopped = dict[str, Stopped]()
 
         def as_task(name: str, component: Callable[[], T]) -> PrefectConcurrentFuture[Any]:
@@ -225,7 +223,6 @@ class PrefectFrontend(Frontend):
         return results
 
     def begun_by(self) -> str:
-        """The flow run, or that of the pipeline."""
         return flow_run.root_flow_run_id or ""
 
     def is_retry(self) -> bool:
@@ -239,13 +236,11 @@ class PrefectFrontend(Frontend):
         show_if_possible(lambda: begin_summary(config))
 
     def with_human_verdicts(self, stage: Stage) -> Stage:
-        """Ask a person on Prefect's page if verdicts are missing."""
         if asks_person(stage.config) and not ask(stage):
             return stage
         return super().with_human_verdicts(stage)
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
-        """Artifacts: learning curve, rollouts and the summary."""
         if not is_pipeline:
             show_if_possible(lambda: show_curve(config))
             show_if_possible(lambda: show_rollouts(config))

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def api_client(api_url: str, key: str = "") -> Iterator[SyncPrefectClient]:
-    """A client of the server there, on this machine, whatever server or proxy the environment names.
+    """Return a client for the server at this address, ignoring servers and proxies in the environment.
 
-    `key` is what that server asks for; by default that of Prefect's settings.
+    `key` is the server's key; by default that of Prefect's settings.
     """
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
@@ -32,11 +32,11 @@ MAIN_SETTINGS = {
     "batch_size": "buffer.batch_size",
     "repeat_times": "algorithm.repeat_times",
 }
-"""Parameter → key. An empty one is as in the file."""
+"""Parameter → key. Empty parameters keep the file's value."""
 
 
 def with_main_settings(overrides: Sequence[str], stage: str, **main_settings: float | str | None) -> list[str]:
-    """The overrides, and one more for each main setting that is given; for the stage if one is named."""
+    """Return the overrides plus one for each given main setting, for the stage if one is named."""
     prefix = f"stages.{stage}." if stage else ""
     added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in main_settings.items() if value not in (None, "")}
     return [*overrides, *(f"{prefix}{key}={value}" for key, value in added.items())]

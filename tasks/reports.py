@@ -36,19 +36,17 @@ from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollout
 log = logging.getLogger(__name__)
 
 BAR = 20
-"""Characters of a bar of progress."""
 UNSHOWN = ("made_from", "tracking", "tracking_uri")
-"""Digests and commands of a summary, which are for programs and terminals."""
+"""Digests and commands of a summary, meant for programs and terminals."""
 LAST_SECONDS = 300.0
-"""Limit for the pending report before the last one, while Prefect's API is down."""
+"""Time limit for the pending report before the last one, while Prefect's API is down."""
 ANSWER_SECONDS = 5.0
-"""Limit for an answer to a health check of Prefect's API."""
 
 
 def artifact_key(config: Config, kind: str) -> str:
-    """The key under which a run's artifact is found: `<project>-<name>-<kind>`, of an evaluation `-evaluation-<kind>`.
+    """Return the key of a run's artifact: `<project>-<name>-<kind>`, for an evaluation `-evaluation-<kind>`.
 
-    Prefect's page shows of each key the artifact that was made last: an evaluation must not stand for its run.
+    Prefect's page shows the latest artifact of each key, so an evaluation must not replace the run's.
     """
     words = f"{config.project} {config.name} {'evaluation ' * (config.mode == 'bench')}{kind}".lower()
     return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
@@ -57,7 +55,7 @@ def artifact_key(config: Config, kind: str) -> str:
 def label_run(project: str, name: str, stage: str, *more: str) -> None:
     """Name and tag the current flow run: `<flow> <project>/<name>`, with tags for project, name and stage.
 
-    A later attempt has its number at the end. If Prefect's API refuses them, the run continues without.
+    Later attempts have their number at the end. If Prefect's API refuses them, the run continues without.
     """
     from prefect.client.orchestration import get_client
     from prefect.context import FlowRunContext
@@ -70,7 +68,7 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
     shown = f"{flow_run.flow_name} {project}/{name}"
     try:
         with get_client(sync_client=True) as client:
-            # The context's flow run is of the moment before its present attempt was counted.
+            # The context's flow run predates the count of its current attempt.
             if (attempt := client.read_flow_run(context.flow_run.id).run_count) > 1:
                 shown += f" · attempt {attempt}"
             client.update_flow_run(context.flow_run.id, name=shown, tags=tags)
@@ -83,10 +81,10 @@ _failed = threading.Event()
 
 
 def show_if_possible(show: Callable[[], object], needs_api: bool = True) -> None:
-    """Show something in Prefect. A failure (no API, no disk space for the picture) is logged once.
+    """Show something in Prefect. A failure (no API, no disk space for the picture) is logged once and never ends a run.
 
-    It never ends a run. After a failure nothing is sent until Prefect's API answers a health check, because requests to
-    an API that is down take long.
+    After a failure nothing is sent until Prefect's API passes a health check, because requests to an API that is down
+    take long.
     """
     if needs_api and _failed.is_set() and not _api_answers():
         return
@@ -103,7 +101,7 @@ def show_if_possible(show: Callable[[], object], needs_api: bool = True) -> None
 
 
 def _api_answers() -> bool:
-    """True if Prefect's API gives any answer, or if there is none to be asked but Prefect's own in this process."""
+    """True if Prefect's API answers at all, or if there is none except Prefect's own in this process."""
     api_url = PREFECT_API_URL.value()
     try:
         return api_url is None or bool(httpx.get(f"{api_url}/health", timeout=ANSWER_SECONDS).status_code)
@@ -117,19 +115,18 @@ class LiveReport(ProgressReport):
     def __init__(self, config: Config, source: str) -> None:
         super().__init__(config, source)
         self._thread = DaemonThread("report")
-        """One for all reports: matplotlib keeps fonts, and malloc memory, for each thread that draws."""
+        """A single thread for all reports: matplotlib caches fonts, and malloc memory, per drawing thread."""
         self._reporting: Future[None] | None = None
         self._ends = False
 
     def report(self, done: bool = False) -> None:
-        """Report now."""
         self._ends = done
         if done and self._reporting is not None:
             wait([self._reporting], LAST_SECONDS)
         show_if_possible(lambda: super(LiveReport, self).report(done), needs_api=False)
 
     def report_if_due(self) -> None:
-        """As `report`, in a thread: while Prefect's API does not answer, the run must still notice signals and
+        """Like `report`, in a thread: while Prefect's API does not answer, the run must still notice signals and
         losses."""
         if self._reporting is not None:
             if not self._reporting.done():
@@ -139,13 +136,11 @@ class LiveReport(ProgressReport):
         self._reporting = self._thread.submit(report)
 
     def show(self, text: str, percent: float) -> None:
-        """Log the text; update the summary and the learning curve."""
         self.tell(text, percent)
         show_if_possible(lambda: show_curve(self.config, if_due=not self._ends))
         show_if_possible(lambda: show_rollouts(self.config))
 
     def tell(self, text: str, percent: float) -> None:
-        """Log the text and update the summary."""
         get_run_logger().info(text)
         _PAGES[_flow_run()].progress[self.source] = f"{_bar(percent)} {text}"
         show_if_possible(lambda: _show_page(self.config, text.partition(":")[0]))
@@ -158,19 +153,18 @@ def _bar(percent: float) -> str:
 
 @dataclass
 class RunPage:
-    """What the summary of a flow run shows."""
+    """The content of a flow run's summary."""
 
     progress: dict[str, str] = field(default_factory=dict)
-    """Source of metrics → its progress."""
     results: str = ""
     artifacts: dict[str, UUID] = field(default_factory=dict)
-    """Key → artifact that this process created; it is updated from then on."""
+    """Key → artifact that this process created and keeps updating."""
 
 
 _PAGES: defaultdict[str, RunPage] = defaultdict(RunPage)
 """Pages by flow run; a process runs few."""
 _LOCK = Lock()
-"""Explorer and trainer report from threads of their own."""
+"""Explorer and trainer report from separate threads."""
 
 
 def _flow_run() -> str:
@@ -178,7 +172,7 @@ def _flow_run() -> str:
 
 
 def _put(key: str, text: str, description: str) -> None:
-    """Make or update a Markdown artifact of the flow run itself, also from within a task."""
+    """Create or update a Markdown artifact of the flow run itself, even from within a task."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
@@ -196,11 +190,11 @@ def begin_summary(config: Config) -> None:
     """Show the summary of a new attempt: links only."""
     page = _PAGES[_flow_run()]
     page.progress, page.results = {}, ""
-    _show_page(config, "no step yet")  # what stays if it fails before its first step
+    _show_page(config, "no step yet")  # remains if the attempt fails before its first step
 
 
 def _links(config: Config) -> str:
-    """Links to the run in Studio and MLflow if they are served, otherwise commands."""
+    """Return links to the run in Studio and MLflow if they are served, otherwise commands."""
     root, folder = config.job_dir.parent.parent, shlex.quote(str(config.job_dir))
     links = studio_links(root, f"{config.project}/{config.name}")
     if config.monitor.monitor_type == "mlflow":
@@ -214,7 +208,7 @@ def _links(config: Config) -> str:
 def _show_page(config: Config, title: str) -> None:
     page = _PAGES[_flow_run()]
     lines = [f"## {config.project} / {config.name}", _links(config)]
-    progress = page.progress.copy()  # other threads add to it; a copy is made at once, also while `_LOCK` is taken
+    progress = page.progress.copy()  # other threads add to it; copying is atomic, even while `_LOCK` is taken
     lines += [f"**{source}** {text}" for source, text in progress.items()]
     _put(artifact_key(config, "summary"), "\n\n".join([*lines, page.results]), f"Summary: {title}")
 
@@ -227,11 +221,11 @@ class ShownCurve:
         self._due = 0.0
 
     def show(self, if_due: bool = False) -> None:
-        """Redraw and show it; the picture is embedded, so no file server is needed."""
+        """Redraw and show it; the picture is embedded, so that no file server is needed."""
         with self._lock:
             if if_due and time.monotonic() < self._due:
                 return
-            began = time.thread_time()  # what it takes from engines and trainer: no waiting for Prefect
+            began = time.thread_time()  # CPU time taken from engines and trainer, without waits for Prefect
             if (path := self._curve.draw()) is not None:
                 picture = base64.b64encode(path.read_bytes()).decode()
                 text = f"![Learning curve](data:image/png;base64,{picture})"
@@ -243,13 +237,13 @@ _shown_curve = lru_cache(maxsize=8)(ShownCurve)
 
 
 def show_curve(config: Config, if_due: bool = False) -> None:
-    """Show the run's learning curve; with `if_due`, unless it was shown a moment ago."""
+    """Show the run's learning curve; with `if_due`, unless it was shown recently."""
     key = artifact_key(config, "curve")
     _shown_curve(config.job_dir, f"{config.project} / {config.name}", key).show(if_due)
 
 
 def show_rollouts(config: Config) -> None:
-    """Show the newest sampled rollouts, preferably those of an evaluation, as a table below the links."""
+    """Show the newest sampled rollouts, preferably an evaluation's, as a table below the links."""
     files = rollout_files(config.job_dir)
     if files:
         source, step, path = max(files, key=lambda file: (file[0].startswith("eval"), file[1]))
@@ -258,7 +252,7 @@ def show_rollouts(config: Config) -> None:
 
 
 def show_summary(config: Config, summary: dict[str, Any]) -> None:
-    """A run's results as a two-column table; the links above it stand for where they are tracked."""
+    """Show a run's results as a two-column table, without tracking addresses, which are among the links above it."""
     results = {name: value for name, value in summary.items() if name not in UNSHOWN and value not in (None, "", {})}
     results |= {name: named_stages(results[name]) for name in ("scores", "stage_seconds") if name in results}
     rows = "\n".join(f"| {name} | {_shown(value)} |" for name, value in results.items())

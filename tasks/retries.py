@@ -1,4 +1,4 @@
-"""Which failures Prefect retries: only transient ones."""
+"""Retry rules for Prefect: only transient failures are retried."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ R = TypeVar("R")
 RETRIES = 2
 """Further attempts of a flow after a transient fault, each from the latest checkpoint."""
 RETRY_DELAY = 5
-"""Seconds before each."""
 LONG_SECONDS = 3600.0
-"""An attempt that lasts this long counts as progress: the retries start over."""
+"""An attempt that lasts this long counts as progress and restores all retries."""
 _RENEWED: set[UUID] = set()
-"""Runs whose retries this process has restored."""
 
 
 class OneLine(logging.Filter):
-    """A log filter: errors with a message for the user appear without their traceback, and once."""
+    """A log filter that shows errors meant for users without their traceback, and only once."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep every record; strip the traceback from those, and the error from the state that follows it."""
+        """Keep every record; strip the traceback from such errors, and the error from the state message that
+        follows."""
         if str(record.msg).startswith("Finished in state Failed("):
             record.msg = "Finished in state Failed"
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
@@ -50,7 +49,7 @@ _ONE_LINE = OneLine()
 
 
 def show_our_log() -> None:
-    """Pass our log on to Prefect, from INFO on, whatever its setting for extra loggers names."""
+    """Pass our log from INFO on to Prefect, whatever its setting for extra loggers."""
     for name in ("trinity_core", "tasks"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
@@ -60,11 +59,11 @@ def show_our_log() -> None:
 
 @contextmanager
 def retry_only_transient_faults() -> Iterator[None]:
-    """Within a flow: any other failure cancels the remaining retries and fails the run at once.
+    """Within a flow, let any failure other than a transient one cancel the remaining retries and fail the run at once.
 
-    So does any failure of a run that has been asked to end together with others. Each start of the run's process, and
-    each attempt that lasts an hour, restores all retries: Prefect counts the attempts of a run's whole life, so a run
-    that is restarted now and then would soon have none left.
+    The same applies to any failure of a run that was asked to end together with others. Each start of the run's
+    process, and each attempt that lasts an hour, restores all retries: Prefect counts attempts over a run's whole life,
+    so a run that is restarted now and then would soon have none left.
     """
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_ONE_LINE)
@@ -90,12 +89,13 @@ def retry_only_transient_faults() -> Iterator[None]:
 
 
 def named_task(name: str, **options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """A task whose run has the same name: a flow runs each once, and log lines begin with it."""
+    """Return a task whose run has the same name: a flow runs each once, and log lines begin with it."""
     return task(name=name, task_run_name=lambda: name, cache_policy=NO_CACHE, persist_result=False, **options)
 
 
 def patient_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """A task with retries after transient faults, for a flow of several runs, which has no retries of its own."""
+    """Return a task with retries after transient faults, for a flow of several runs, which has no retries of its
+    own."""
     return named_task(
         name, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, retry_condition_fn=_has_failed_for_now
     )  # fmt: skip
@@ -106,7 +106,7 @@ def _has_failed_for_now(_task: Task[..., Any], _run: TaskRun, state: State[Any])
 
 
 def api_faults() -> tuple[type[Exception], ...]:
-    """Exceptions of a call to Prefect's API if the server is down or refuses it."""
+    """Return the exceptions of a call to Prefect's API if the server is down or refuses it."""
     from httpx import HTTPError
     from prefect.exceptions import PrefectException
 
@@ -114,7 +114,7 @@ def api_faults() -> tuple[type[Exception], ...]:
 
 
 def _present() -> tuple[FlowRun, int] | None:
-    """The present run, as it was when the attempt began, and the retries of its flow; None if that has none."""
+    """Return the current run, as of the attempt's start, and its flow's retries; None if it has none."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow is None or not context.flow.retries:
         return None
@@ -122,7 +122,8 @@ def _present() -> tuple[FlowRun, int] | None:
 
 
 def _renew_retries_once() -> bool:
-    """Renew the retries at a run's first attempt in this process; True if this is it, and the run has retries."""
+    """Restore the retries at a run's first attempt in this process. Return True if this is it, and the run has
+    retries."""
     present = _present()
     if present is None or present[0].id in _RENEWED:
         return False
@@ -137,13 +138,14 @@ def _retries_are_left() -> bool:
 
 
 def _renewed(run: FlowRun, retries: int) -> FlowRunPolicy:
-    """Prefect retries while the attempts so far are at most the policy's retries."""
+    """Return the policy with all retries restored. Prefect retries while the number of attempts does not exceed the
+    policy's retries."""
     allowed = max(run.run_count - 1, 0) + retries
     return run.empirical_policy.model_copy(update={"retries": allowed})
 
 
 def _change_policy(change: Callable[[FlowRun, int], FlowRunPolicy]) -> None:
-    """Give the flow's run the policy that `change` makes of the run and of the retries that the flow declares."""
+    """Set the run's policy to what `change` computes from the run and the flow's declared retries."""
     from prefect.client.orchestration import get_client
 
     present = _present()

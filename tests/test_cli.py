@@ -61,7 +61,7 @@ def test_import_verl_writes_a_file_that_validates(tmp_path: Path) -> None:
     assert "total_epochs: 2  # trainer.total_epochs\n" in out.read_text()
     assert called(main, "validate", "--offline", "--config", str(out)).returncode == 0
     again = called(main, "import-verl", str(script), "-o", str(out))
-    assert again.returncode == 1 and "is there already" in again.stderr
+    assert again.returncode == 1 and "already exists" in again.stderr
 
 
 def test_import_verl_says_what_must_still_be_given(tmp_path: Path) -> None:

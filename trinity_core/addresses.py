@@ -79,7 +79,6 @@ def holder_of(port: int) -> psutil.Process | None:
 
 
 def in_words(process: psutil.Process | None) -> str:
-    """Describe a process in messages."""
     if process is None:
         return "a process that cannot be seen from here"
     with suppress(psutil.Error):
@@ -98,7 +97,6 @@ def is_orphan(process: psutil.Process) -> bool:
 
 
 ROLLOUTS = "/rollouts"
-"""Path of the page of sampled rollouts in Studio."""
 
 
 def page_note(checkpoint_root_dir: Path, page: str) -> Path:
@@ -107,7 +105,6 @@ def page_note(checkpoint_root_dir: Path, page: str) -> Path:
 
 
 def read_page_note(checkpoint_root_dir: Path, page: str) -> dict[str, Any]:
-    """Return the content of a page's file; empty while the page is not served."""
     return read_json(page_note(checkpoint_root_dir, page)) or {}
 
 

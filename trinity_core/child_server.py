@@ -56,7 +56,6 @@ class Served:
             self._object, self._arguments = self._class(**wanted), wanted
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a method and await its result if needed. Raises NoSuchMethod."""
         method = getattr(self._object, name, None)
         if method is None:
             raise NoSuchMethod(name)
@@ -79,7 +78,6 @@ def load(target: str) -> Any:
 
 
 def reply(connection: Connection, served: Served, method: str, arguments: tuple[Any, ...]) -> None:
-    """Send the result of a request, or the exception it raised."""
     outcome: Future[tuple[bytes, Any]] = Future()
     try:
         result = served.answer(method, arguments)

@@ -32,7 +32,6 @@ from trinity_core.processes import die_with_parent, run_queue_seconds, waits_for
 START_SECONDS = 120.0
 """Limit for importing a worker's packages and creating its object: 1 to 3 s on idle cores, far longer on busy ones."""
 END_SECONDS = 10.0
-"""Limit for a killed child to disappear."""
 SHORTEST_POLL, LONGEST_POLL = 0.01, 60.0
 """Seconds between polls. A worker that waited for a CPU gets at least the shortest poll after its time limit."""
 
@@ -45,7 +44,6 @@ _lock = threading.Lock()
 
 
 def ending(returncode: int | None) -> str:
-    """Describe how a process ended: its exit code, or the signal that ended it."""
     if returncode is None or returncode >= 0:
         return f"exit code {returncode}"
     names = {member.value: member.name for member in signal.Signals}
@@ -69,11 +67,8 @@ class CallFailed(Exception):
 
     def __init__(self, reply: Mapping[str, Any]) -> None:
         self.kinds: Sequence[str] = reply["kinds"]
-        """Names of the exception's class and its bases."""
         self.key: str = reply["key"]
-        """The key of a TrinityError."""
         self.missing: str | None = reply["missing"]
-        """The module that could not be imported."""
         text = str(reply["error"])
         super().__init__(text if self.is_for_users else f"{self.kinds[0]}: {text}")
 
@@ -141,7 +136,6 @@ class Child:
         return text[-characters:].strip()
 
     def output_bytes(self) -> int:
-        """Return the size of the kept output."""
         return self._output.seek(0, os.SEEK_END) if self._output else 0
 
 

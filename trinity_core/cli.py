@@ -45,7 +45,6 @@ StoreUrl = Annotated[str | None, typer.Option(help="URL of the store, as postgre
 
 
 def with_plugins(overrides: list[str] | None, plugin_dir: Path | None) -> list[str]:
-    """Return the overrides with `--plugin-dir` added."""
     added = [f"plugin_dir={plugin_dir.absolute()}"] if plugin_dir else []
     return [*(overrides or []), *added]
 

@@ -12,7 +12,6 @@ from trinity_core.errors import TrinityError
 log = logging.getLogger(__name__)
 
 HEADER_BYTES = 64
-"""Size of the header of a 64-bit ELF file."""
 
 
 def prepare_to_compile(setting: str, otherwise: str) -> None:

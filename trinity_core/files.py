@@ -48,7 +48,6 @@ _REASONS = {
     errno.ENOTDIR: "a file is in the way of a folder; move it or {instead}",
 }
 ANOTHER_ROOT = "choose another checkpoint_root_dir"
-"""Advice when a run's folder cannot be made usable."""
 NETWORKED = {
     "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2",
     "orangefs", "panfs", "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "wekafs",

@@ -68,7 +68,6 @@ class JobLayout:
 
     @property
     def monitor(self) -> Path:
-        """Metrics and sampled rollouts."""
         return self.root / "monitor"
 
     @property
@@ -101,7 +100,6 @@ class JobLayout:
 
     @property
     def beginning(self) -> Path:
-        """JSON about the model that the run began with."""
         return self.root / "beginning.json"
 
     @property
@@ -110,12 +108,10 @@ class JobLayout:
 
     @property
     def latest_checkpoint(self) -> Path:
-        """Holds the step of the newest full checkpoint."""
         return self.root / LATEST_CHECKPOINT
 
     @property
     def latest_state_dict(self) -> Path:
-        """Holds the version of the newest published weights."""
         return self.root / LATEST_STATE_DICT
 
     def step(self, step: int) -> Path:

@@ -13,7 +13,6 @@ from trinity_core.files import expanded
 OURS = ("flows", "studio", "tasks", "trinity_core")
 """Our packages, which plugins must not shadow: some processes import them after the plugins."""
 UPSTREAM = re.compile(r"^\s*(from|import)\s+trinity[. ]", re.MULTILINE)
-"""Matches an import of Trinity-RFT's package."""
 
 
 def load_plugins(folder: str | Path | None) -> list[str]:

@@ -114,7 +114,6 @@ def freeing_at_once() -> Iterator[None]:
 
 
 def _limit(path: Path) -> str:
-    """Return the digits of a control group's limit; "" if there is none (`max`)."""
     text = path.read_text().strip() if path.is_file() else ""
     return text if text.isdigit() else ""
 

@@ -65,7 +65,6 @@ class Registry(dict[str, T]):
         self.elsewhere: dict[str, str] = {}
         """Further names, whose parts are imported on demand: name → dotted path."""
         self.inputs = frozenset(inputs)
-        """Parameters that the caller fills."""
         self._leading = leading
         self._functions = functions
         self._recipe = recipe
@@ -108,7 +107,6 @@ class Registry(dict[str, T]):
         )
 
     def is_imported(self, name: str) -> bool:
-        """True if the part of that name is imported on demand."""
         return name not in self and ("." in name or name in self.elsewhere)
 
     def uses(self, name: str, value: str) -> bool:
@@ -167,7 +165,6 @@ def _module_of(part: Any) -> ModuleType | None:
 
 
 def _same_source(old: Any, new: Any) -> bool:
-    """True if two functions or classes have the same name in the same file."""
     old, new = getattr(old, "function", old), getattr(new, "function", new)
     try:
         files = inspect.getsourcefile(old), inspect.getsourcefile(new)

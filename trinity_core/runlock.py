@@ -24,7 +24,6 @@ PIPELINE = "pipeline"
 PROBE_SECONDS = 0.5
 """Time allowed for another process that probes a lock and holds it for a moment."""
 POLL_SECONDS = 0.1
-"""Time between two attempts to take a lock."""
 
 log = logging.getLogger(__name__)
 _held: dict[Path, FileLock] = {}
@@ -66,7 +65,6 @@ def _taken(path: Path, component: str, wait: float = PROBE_SECONDS) -> FileLock:
 
 
 def release(job_dir: Path, component: str) -> None:
-    """Release the lock of a component, if this process holds it."""
     lock = _held.pop(lock_path(job_dir, component), None)
     if lock is not None:
         lock.release()
@@ -108,7 +106,6 @@ def one_at_a_time(
 
 
 def is_held(job_dir: Path, component: str) -> bool:
-    """True if this process or another one holds the lock."""
     path = lock_path(job_dir, component)
     if path in _held or not path.exists():
         return path in _held

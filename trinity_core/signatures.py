@@ -133,7 +133,6 @@ def keywords(function: Callable[..., Any]) -> set[str]:
 
 
 def refuse_unknown(function: Callable[..., Any], args: Mapping[str, Any]) -> None:
-    """Raise InputError for arguments that the function does not take."""
     parameters = inspect.signature(function).parameters
     if unknown := set(args) - set(parameters):
         known = ", ".join(sorted(name for name, p in parameters.items() if p.default is not p.empty)) or "none"

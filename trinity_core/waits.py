@@ -35,7 +35,6 @@ def poll(seconds: float = math.inf, pause: float | None = None) -> Iterator[floa
 
 
 async def poll_async(seconds: float = math.inf, pause: float | None = None) -> AsyncIterator[float]:
-    """`poll` for coroutines."""
     began = time.monotonic()
     while True:
         yield time.monotonic() - began

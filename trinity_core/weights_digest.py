@@ -21,7 +21,6 @@ it. A 70B model takes 3 MB of reads; reading all bytes would take minutes at eac
 MAX_HEADER = 100 * 2**20
 """Maximum size of a safetensors header; the format's own limit."""
 GIT_LFS = b"version https://git-lfs"
-"""Beginning of a Git LFS pointer file."""
 BLOCKS = 256
 """Number of samples from a weight file that is not safetensors."""
 

@@ -53,9 +53,8 @@ SETTINGS_NOTE = (
 )
 
 UP_SECONDS = 600.0
-"""Time for another `up` or `down` to end: a server starts, deployments are made, pages answer."""
+"""Time for another `up` or `down` to end, including server start, deployments and pages."""
 PREFECT_SECONDS = 300.0
-"""Limit of one command of Prefect, such as deploying all flows."""
 
 
 def up(
@@ -64,7 +63,7 @@ def up(
     """Start everything that is not running. If a step fails, whatever was started is stopped again.
 
     A killed run is restarted, at most `restarts` times an hour. If a page cannot be served, `say` a warning and
-    continue. Another `up` or `down` in this folder waits for its end.
+    continue. Waits for another `up` or `down` in this folder.
     """
     with _alone(root):
         return _up(root, port, say, restarts, pages)
@@ -96,7 +95,7 @@ def _up(root: Path, port: int, say: Callable[[str], None], restarts: int, pages:
 
 
 def _free_api_url(root: Path, port: int) -> str:
-    """The API address of a new server. Raises TrinityError if the port is taken."""
+    """Return the API address for a new server. Raises TrinityError if the port is taken."""
     if not (root / "prefect.yaml").exists():
         raise TrinityError(f"There is no prefect.yaml in {root}: run `trinity up` in the folder of the deployments.")
     api_url = f"http://{LOOPBACK}:{port}/api"
@@ -108,7 +107,6 @@ def _free_api_url(root: Path, port: int) -> str:
 
 
 def _start_server(root: Path, port: int, state: UpState, say: Callable[[str], None]) -> None:
-    """Start Prefect's server, and make the work pool and all deployments."""
     say(f"Starting the Prefect server on port {port} …")
     is_new = begin_database(root)
     start = _command("server", "start", "--host", LOOPBACK, "--port", str(port))
@@ -126,7 +124,7 @@ def _start_server(root: Path, port: int, state: UpState, say: Callable[[str], No
 def _start_missing(
     root: Path, state: UpState, pages: Sequence[Page], say: Callable[[str], None], since: datetime, restarts: int
 ) -> list[Page]:
-    """Start the pages, worker and supervisor that are not running, and save the record; returns the started pages.
+    """Start the missing pages, worker and supervisor, save the record, and return the started pages.
 
     Runs are not affected. The supervisor restarts runs that crash after `since`.
     """
@@ -148,8 +146,8 @@ def _start_missing(
 
 
 def down(root: Path, say: Callable[[str], None]) -> bool:
-    """Stop everything that `up` started here: the worker's runs, which save as after a cancellation, the worker, and
-    the server. False if nothing was up."""
+    """Stop everything that `up` started here: the worker's runs (which save, as after a cancellation), the worker, and
+    the server. Return False if nothing was running."""
     if not state_dir(root).is_dir():
         return _down(root, say)
     with _alone(root):
@@ -157,7 +155,7 @@ def down(root: Path, say: Callable[[str], None]) -> bool:
 
 
 def _alone(root: Path) -> AbstractContextManager[None]:
-    """Only one `up` or `down` at a time works in a folder: of two servers on one port one would answer for both."""
+    """Allow only one `up` or `down` at a time in a folder: with two servers on one port, one would answer for both."""
     return locked("up", root, UP_SECONDS)
 
 
@@ -177,7 +175,6 @@ def _down(root: Path, say: Callable[[str], None]) -> bool:
 
 
 def status(root: Path) -> list[str]:
-    """One line for each process that runs or should run."""
     state = UpState.load(root)
     if state is None:
         return ["Nothing is up in this folder. Start it with `trinity up`."]
@@ -207,7 +204,7 @@ def write_settings(root: Path, api_url: str) -> None:
 
 
 def _names_server(path: Path, api_url: str, key: str) -> bool:
-    """True if a user's own settings of Prefect lead to this server."""
+    """True if the user's own Prefect settings lead to this server."""
     try:
         api = tomllib.loads(path.read_text()).get("api", {})
     except tomllib.TOMLDecodeError:
@@ -216,21 +213,19 @@ def _names_server(path: Path, api_url: str, key: str) -> bool:
 
 
 def remove_settings(root: Path) -> None:
-    """Remove the file again if it is ours."""
     path = root / SETTINGS_FILE
     if path.exists() and path.read_text().startswith(SETTINGS_NOTE):
         path.unlink()
 
 
 def _remove_notes(root: Path, state: UpState) -> None:
-    """Remove the files with the addresses of pages and server."""
     remove_settings(root)
     for note in state.notes:
         Path(note).unlink(missing_ok=True)
 
 
 def _warn_of_another_server(state: UpState, say: Callable[[str], None]) -> None:
-    """Warn if PREFECT_API_URL points elsewhere: it takes precedence over our `prefect.toml`, but for the key."""
+    """Warn if PREFECT_API_URL points elsewhere: it overrides the address in our `prefect.toml`, but not the key."""
     users = os.environ.get("PREFECT_API_URL", "")
     if users and not state.is_at(users):
         say(
@@ -240,9 +235,9 @@ def _warn_of_another_server(state: UpState, say: Callable[[str], None]) -> None:
 
 
 def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None], again: bool) -> None:
-    """Mark runs that were killed with their worker or machine, before a new worker starts; runs still alive are kept.
+    """Mark runs that were killed with their worker or machine, before a new worker starts; live runs are kept.
 
-    With `again` the supervisor restarts those that had begun.
+    With `again`, the supervisor restarts those that had begun.
     """
     with api_client(api_url, server_key(root)) as client:
         if pool_is_shared(client, root):
@@ -258,9 +253,9 @@ def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None], again:
 
 
 def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
-    """End the pool's runs, and the worker before it takes new ones.
+    """End the pool's runs, then the worker before it takes new ones.
 
-    If another folder's worker may own some of the runs, none is ended here: `_stop` sends our own SIGTERM.
+    If another folder's worker may own some of the runs, none is ended here; `_stop` sends our own runs SIGTERM.
     """
     try:
         with api_client(state.api_url, server_key(root)) as client:
@@ -278,7 +273,7 @@ def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
 
 
 def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
-    """A worker waits for its runs, so they get SIGTERM too."""
+    """Stop the processes. A worker waits for its runs, so the runs get SIGTERM too."""
     for process in reversed(processes):
         if process.alive():
             say(f"Stopping the {process.name} …")
@@ -287,7 +282,7 @@ def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
                     process.terminate_children()
                     process.stop(END_SECONDS)
                 case "supervisor" | "studio":
-                    # The worker, or runs that were started in the browser, may be its children.
+                    # Its children may be the worker, or runs started in the browser.
                     process.stop(15, with_children=False)
                 case _:
                     process.stop(15)

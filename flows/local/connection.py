@@ -24,13 +24,13 @@ from trinity_core.program import TERMINATED, ending_on_sigterm
 from trinity_core.runtime.verdicts import asks_person
 
 ANSWER_SECONDS = 10.0
-"""Limit for the server of PREFECT_API_URL, which may be far away."""
+"""Time limit for the server of PREFECT_API_URL, which may be remote."""
 GIVEN_UP_AFTER = "2"
-"""Retries of a request to a temporary server (6 s in all): once it has ended it does not come back."""
+"""Retries of a request to a temporary server (6 s in all): once ended, it does not come back."""
 ASKING = ("pipeline", "sft")
 """Flows that may ask a person."""
 RESUMED = ("pipeline", "rft", "sft")
-"""Flows whose runs can be resumed, if they train."""
+"""Flows whose runs can be resumed if they train."""
 WITHOUT_RAY = ("curate",)
 """Flows that usually need no Ray, and start it themselves if they do."""
 
@@ -40,10 +40,10 @@ class ServerLost(TrinityError):
 
 
 class PrefectConnection:
-    """Makes Prefect's API available to the flows of this process, as a context.
+    """A context that makes Prefect's API available to the flows of this process.
 
-    Prefect's API is, in this order: PREFECT_API_URL, the server of `trinity up`, a temporary server. The temporary
-    server starts in the background, so work before the first flow costs no extra time.
+    The API is the first available of PREFECT_API_URL, the server of `trinity up`, and a temporary server. The temporary
+    server starts in the background, so that work before the first flow costs no extra time.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -51,7 +51,6 @@ class PrefectConnection:
         self._temporary: TemporaryServer | None = None
         self._open = ExitStack()
         self._runs: list[Config] = []
-        """Runs that train, each of which can be resumed."""
 
     def __enter__(self) -> PrefectConnection:
         self._open.enter_context(ending_on_sigterm())
@@ -79,7 +78,7 @@ class PrefectConnection:
         return handled
 
     def _lost(self, server_is_gone: bool) -> str:
-        """How Prefect's API was lost; empty if it answers."""
+        """Describe how Prefect's API was lost; "" if it answers."""
         if self._temporary:
             return f"The Prefect server of this command has ended; see {self._temporary.log}" if server_is_gone else ""
         api_url = os.environ["PREFECT_API_URL"]
@@ -88,11 +87,11 @@ class PrefectConnection:
     def run(
         self, name: str, config: Config, file: Path, overrides: Sequence[str], is_ready: bool = False, **parameters: Any
     ) -> Any:
-        """Run the flow of that name once Prefect's API answers; its result.
+        """Run the flow of that name once Prefect's API answers; return its result.
 
-        It takes the configuration as loaded from `file` with `overrides`. `is_ready`: preflight has passed just now.
+        The flow gets the configuration as loaded from `file` with `overrides`. `is_ready`: preflight has just passed.
         Ray starts meanwhile if the flow is certain to need it, and ends with this context. Raises TrinityError if the
-        flow would ask a person, and the server has no page to answer on.
+        flow would ask a person and the server has no page to answer on.
         """
         from flows.loaded import Loaded, run_flow
         from tasks.retries import show_our_log
@@ -113,7 +112,7 @@ class PrefectConnection:
 
 
 def ended_by_signal(config: Config) -> str:
-    """What a run that a signal has ended leaves, and how it goes on."""
+    """Describe what remains of a run that a signal ended, and how to resume it."""
     from trinity_core.checkpoints.resume import whole_steps  # latest_whole reads all contents, which takes minutes
     from trinity_core.runtime.stage import in_newest_folder
     from trinity_core.tracking.run_record import read_record
@@ -131,7 +130,7 @@ def ended_by_signal(config: Config) -> str:
 
 
 def _outlive_readers() -> None:
-    """Let a pipe that nobody reads any more, as of `| head`, end the lines and not the run, which rich would end."""
+    """If nobody reads our output pipe any more (`| head`), drop the output; rich would end the run."""
     from rich.console import Console
 
     def go_on(self: Console) -> None:
@@ -144,12 +143,11 @@ def _outlive_readers() -> None:
 
 
 def _names_no_page(record: logging.LogRecord) -> bool:
-    """False for Prefect's lines "View at …": a temporary server is gone when a user follows them."""
+    """Return False for Prefect's lines "View at …": a temporary server is gone when a user follows the link."""
     return not record.getMessage().startswith("View at ")
 
 
 def require_nobody_asked(config: Config) -> None:
-    """Raises TrinityError if a stage waits for a person's verdicts, which a temporary server has no page for."""
     if asking := [stage.name for stage in stages(config) if asks_person(stage)]:
         raise TrinityError(
             f"{asking[0]} asks a person (human_verdicts) on Prefect's page, which this command does not serve: run "
@@ -158,8 +156,7 @@ def require_nobody_asked(config: Config) -> None:
 
 
 def known_server(root: Path | None) -> dict[str, str]:
-    """The variables that lead to Prefect's API: the one that PREFECT_API_URL names, or else that of `trinity up` here;
-    none without either.
+    """Return the variables for Prefect's API: that of PREFECT_API_URL, else that of `trinity up` here, else none.
 
     Raises TrinityError if no server answers at PREFECT_API_URL.
     """
@@ -169,7 +166,7 @@ def known_server(root: Path | None) -> dict[str, str]:
     try:
         urlopen(f"{api_url}/health", timeout=ANSWER_SECONDS).close()  # noqa: S310 (the user's own address)
     except HTTPError:
-        pass  # It answers; whether with the right key is for Prefect to say, like a certificate that is ours to trust.
+        pass  # It answers; Prefect itself checks the key and the certificate.
     except (OSError, ValueError, HTTPException) as error:
         if not isinstance(getattr(error, "reason", None), SSLError):
             raise TrinityError(
@@ -178,7 +175,7 @@ def known_server(root: Path | None) -> dict[str, str]:
             ) from None
     if ours is None:
         return {"PREFECT_API_URL": api_url}
-    # Prefect would send the key that our `prefect.toml` holds to any server.
+    # Prefect would send the key in our `prefect.toml` to any server.
     key = server_key(root) if ours.is_at(api_url) else os.environ.get("PREFECT_API_AUTH_STRING", "")
     return {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": key}
 

@@ -1,6 +1,6 @@
 """The further pages of `trinity up`: MLflow and Studio. Each is a process, on the loopback interface.
 
-A page is no part of a run: if its port is taken or its process ends, `up` warns and continues.
+Pages are independent of runs: if a page's port is taken or its process ends, `up` warns and continues.
 """
 
 from __future__ import annotations
@@ -35,38 +35,35 @@ from trinity_core.waits import poll
 
 MLFLOW_PORT = 5000
 START_SECONDS = 120.0
-"""Time for a page to answer; MLflow creates its database first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A web server of this machine; `trinity up` serves it if its port is free."""
+    """A web server on this machine; `trinity up` serves it if its port is free."""
 
     name: str
-    """Name of its process and its log, and in its option: `--<name>-port`."""
+    """Name of its process, its log and its option, `--<name>-port`."""
     title: str
     port: int
     command: Sequence[str]
-    """Serves the page at 127.0.0.1 and this port until it gets SIGTERM."""
+    """Command that serves the page at 127.0.0.1 and this port until it gets SIGTERM."""
     health: str = "/"
     """The path that answers once the page is served."""
     home: str = ""
     """The path that people open first."""
     notes: Mapping[Path, str] = field(default_factory=dict)
-    """Files that hold the page's address while it is served → the URI of the store that it shows, or ""."""
+    """Files that hold the page's address while it is served → URI of the store that it shows, or ""."""
     meanwhile: Callable[[], None] = lambda: None
-    """What is done while it starts."""
+    """Called while the page starts."""
     unfit: str = ""
-    """Why it cannot be served; empty if it can."""
 
     @property
     def url(self) -> str:
-        """Its address."""
         return f"http://{LOOPBACK}:{self.port}"
 
 
 def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
-    """MLflow with the runs below TRINITY_CHECKPOINT_ROOT_DIR, or `./checkpoints`; each has links to it."""
+    """Return MLflow's page for the runs below TRINITY_CHECKPOINT_ROOT_DIR or `./checkpoints`, each with links to it."""
     checkpoints = _checkpoints(root)
     uri = default_uri(checkpoints)
     command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
@@ -79,7 +76,7 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
 
 
 def studio_page(root: Path, port: int = STUDIO_PORT) -> Page:
-    """Studio with the same runs, each with links to it, and the configurations below `root`."""
+    """Return Studio's page with the same runs, each with links to it, and the configurations below `root`."""
     command = [sys.executable, "-m", "studio", "--port", str(port)]
     checkpoints = _checkpoints(root)
     notes, describe = {page_note(checkpoints, "studio"): ""}, partial(describe_runs, checkpoints)
@@ -101,7 +98,7 @@ def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, por
     command = [sys.executable, "-m", "studio", str(file), "--host", host, "--port", str(port)]
     command += ["--plugin-dir", str(plugin_dir)] if plugin_dir else []
     env = prefect_environment(root) | server
-    with suppress(OSError):  # Prefect makes its home, but no folder above it, and would warn
+    with suppress(OSError):  # Prefect creates its home but no folder above it, and would warn
         make_state_dir(root)
         Path(env["PREFECT_HOME"]).expanduser().mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -109,7 +106,7 @@ def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, por
 
 
 def start_page(root: Path, page: Page, state: UpState, say: Callable[[str], None]) -> bool:
-    """Start a page, without waiting for it, and record it in `state`; False, and a warning, if it cannot be served."""
+    """Start a page without waiting for it, and record it in `state`; warn and return False if it cannot be served."""
     if page.unfit:
         say(f"warning: {page.title} is not served. {page.unfit}")
         return False
@@ -131,7 +128,7 @@ def start_page(root: Path, page: Page, state: UpState, say: Callable[[str], None
 
 
 def wait_for_page(root: Path, page: Page, process: Process, say: Callable[[str], None]) -> None:
-    """Wait until the page answers; warn if it ends before, or takes too long."""
+    """Wait until the page answers; warn if it ends first, or takes too long."""
     for _ in poll(START_SECONDS, pause=0.1):
         if answers(f"{page.url}{page.health}"):
             return
@@ -143,7 +140,7 @@ def wait_for_page(root: Path, page: Page, process: Process, say: Callable[[str],
 def port_is_free(port: int, host: str = LOOPBACK) -> bool:
     """True if nothing listens on this port of the host, by default the loopback interface.
 
-    Also if the host is no address of this machine, which is for the server to say.
+    Also true if the host is not an address of this machine; the server reports that.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -1,8 +1,8 @@
-"""The Prefect server of this machine: a temporary one for `trinity run`, a lasting one with worker for `trinity up`.
+"""The Prefect server on this machine: temporary for `trinity run`, permanent with a worker for `trinity up`.
 
 Both listen on the loopback interface only, ask every client for the folder's key, and keep their SQLite database in
-`./.trinity`, so the UI still shows earlier runs. This module imports no Prefect: the server starts while everything
-else is being imported, at hardly any cost in time.
+`./.trinity`, so that the UI still shows earlier runs. This module imports no Prefect: the server starts while
+everything else is being imported, at almost no cost in time.
 """
 
 from __future__ import annotations
@@ -42,33 +42,32 @@ from trinity_core.runlock import LINGER_SECONDS, one_at_a_time
 from trinity_core.waits import poll
 
 START_SECONDS = 180.0
-"""A new database on a busy machine takes a minute."""
+"""A new database takes a minute on a busy machine."""
 STOP_SECONDS = 10.0
-"""Time for a server to shut down before it is killed."""
 EVENT_SECONDS = {"prefect.artifact.updated": 3600, "prefect.flow-run.heartbeat": 7 * 86400}
-"""How long Prefect keeps events of these types. One of a report holds the whole picture of the learning curve, which
-would come to gigabytes in the seven days that Prefect keeps others."""
+"""How long Prefect keeps these events. An artifact event contains the whole picture of the learning curve; in Prefect's
+default of seven days they would grow to gigabytes."""
 ELSEWHERE = "work in another folder"
 _HERE = build_opener(ProxyHandler({}))
-"""Requests to this machine bypass proxies."""
+"""Sends requests to this machine without proxies."""
 
 
 def state_dir(root: Path | None = None) -> Path:
-    """`./.trinity`: databases, logs and the record of what runs."""
+    """Return `./.trinity`: databases, logs and the record of running processes."""
     return (root or Path.cwd()).absolute() / ".trinity"
 
 
 def make_state_dir(root: Path | None = None) -> Path:
-    """`state_dir`, which other accounts may not enter: Prefect's database holds the parameters of runs."""
+    """Create `state_dir` without access for other accounts, because Prefect's database holds the parameters of runs."""
     path = state_dir(root)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(OSError):  # a file system without modes
-        path.chmod(0o700)  # of an earlier release, others may enter it
+        path.chmod(0o700)  # earlier releases let others enter
     return path
 
 
 def locked(name: str, root: Path | None = None, seconds: float = LINGER_SECONDS) -> AbstractContextManager[None]:
-    """Hold the lock file of that name in `state_dir`; other commands in this folder wait, for so many seconds."""
+    """Hold a lock file in `state_dir`; other commands in this folder wait for up to `seconds`."""
     path = state_dir(root) / f"{name}.lock"
     with clear_errors("locking", path, ELSEWHERE):
         make_state_dir(root)
@@ -76,43 +75,40 @@ def locked(name: str, root: Path | None = None, seconds: float = LINGER_SECONDS)
 
 
 def key_file(root: Path | None = None) -> Path:
-    """The file that holds the folder's key."""
     return state_dir(root) / "prefect.key"
 
 
 def server_key(root: Path | None = None) -> str:
-    """What Prefect's servers in this folder ask every client for, as `user:password`; made when it is first needed.
+    """Return the key that Prefect's servers in this folder ask every client for, as `user:password`; create it if
+    needed.
 
-    Whoever may use Prefect's API can run commands as its user. Without a key, every other account of the machine may,
-    and every site that is open in the user's browser.
+    Anyone who can use Prefect's API can run commands as its user. Without a key, that would be every other account of
+    the machine, and every site that is open in the user's browser.
     """
     path = key_file(root)
     if path.exists():
         return path.read_text()
     with locked("prefect", root):
-        if not path.exists():  # another command has made none meanwhile
+        if not path.exists():  # unless another command has just created it
             write_atomically(path, f"trinity:{token_urlsafe(24)}".encode(), mode=0o600)
     return path.read_text()
 
 
 def log_file(name: str, root: Path | None = None) -> Path:
-    """The file with the stdout and stderr of the process of that name."""
     return state_dir(root) / "log" / f"{name}.log"
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that was started here. Its start time distinguishes it from a later one with the same id."""
+    """A process that was started here. Its start mark distinguishes it from a later one with the same id."""
 
     name: str
     pid: int
     started: float
     mark: str = ""
-    """`start_mark`."""
 
     @classmethod
     def of(cls, name: str, pid: int) -> Process:
-        """The record of a running process."""
         return cls(name, pid, psutil.Process(pid).create_time(), start_mark(pid))
 
     def alive(self) -> bool:
@@ -120,14 +116,13 @@ class Process:
         return still_runs(self.pid, self.started, self.mark)
 
     def terminate_children(self) -> None:
-        """Send SIGTERM to its child processes."""
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.pid).children() if self.alive() else []:
                 with suppress(psutil.NoSuchProcess):
                     child.terminate()
 
     def stop(self, grace: float = 30.0, with_children: bool = True) -> None:
-        """End it: SIGTERM, and after `grace` seconds SIGKILL; by default also for its descendants."""
+        """End it with SIGTERM, and SIGKILL after `grace` seconds; by default with its descendants."""
         with suppress(psutil.NoSuchProcess):
             if self.alive():
                 process = psutil.Process(self.pid)
@@ -138,22 +133,21 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class UpState:
-    """What `trinity up` has started."""
+    """The record of what `trinity up` has started."""
 
     api_url: str
     processes: list[Process]
     pages: dict[str, str] = field(default_factory=dict)
-    """Name of a process -> the address of the page that it serves."""
+    """Name of a process → address of the page that it serves."""
     notes: list[str] = field(default_factory=list)
     """Files with the pages' addresses, present while the pages are served."""
 
     def save(self, root: Path | None = None) -> None:
-        """Write the record."""
         write_json(make_state_dir(root) / "up.json", asdict(self))
 
     @classmethod
     def load(cls, root: Path | None = None) -> UpState | None:
-        """The record; None if nothing was started here, or (with a warning) if it cannot be read."""
+        """Read the record; None if nothing was started here, or (with a warning) if it is unreadable."""
         path = state_dir(root) / "up.json"
         with clear_errors("reading", path, ELSEWHERE):
             record = read_json(path)
@@ -163,7 +157,6 @@ class UpState:
         return from_record(cls, record | {"processes": processes}, path)
 
     def named(self, name: str) -> list[Process]:
-        """The processes of that name, at most one."""
         return [process for process in self.processes if process.name == name]
 
     def is_at(self, api_url: str) -> bool:
@@ -171,25 +164,23 @@ class UpState:
         return api_url.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") == self.api_url
 
     def add(self, process: Process) -> None:
-        """Record a process, in the place of the one of its name."""
         self.processes[:] = [*(other for other in self.processes if other.name != process.name), process]
 
     @staticmethod
     def forget(root: Path | None = None) -> None:
-        """Remove the record."""
         (state_dir(root) / "up.json").unlink(missing_ok=True)
 
 
 def prefect_environment(root: Path | None = None) -> dict[str, str]:
-    """Environment variables for every process that we start on this machine; the user's own values win.
+    """Return environment variables for every process that we start on this machine; the user's own values win.
 
-    Settings of Prefect, MLflow and Ray, and NO_PROXY for this machine.
+    They contain settings of Prefect, MLflow and Ray, and NO_PROXY for this machine.
     """
     ours = {
         "PREFECT_HOME": str(state_dir(root) / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
-        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # what is logged before a flow begins
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # messages logged before a flow begins
         "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": json.dumps(EVENT_SECONDS),
         "PREFECT_SERVER_MEMO_STORE_PATH": str(state_dir(root) / "prefect" / "memo_store.toml"),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -199,17 +190,15 @@ def prefect_environment(root: Path | None = None) -> dict[str, str]:
 
 
 def client_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
-    """`prefect_environment` for a client of the server of this folder at `api_url`."""
+    """Return `prefect_environment` for a client of this folder's server at `api_url`."""
     return prefect_environment(root) | {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": server_key(root)}
 
 
 def server_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
-    """`client_environment` for that server itself: its services are its clients."""
     return client_environment(api_url, root) | {"PREFECT_SERVER_API_AUTH_STRING": server_key(root)}
 
 
 def _without_proxy() -> dict[str, str]:
-    """Append localhost to NO_PROXY and no_proxy."""
     lower, upper = (os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
     return {"no_proxy": _and_here(lower or upper), "NO_PROXY": _and_here(upper or lower)}
 
@@ -220,12 +209,11 @@ def _and_here(hosts: str) -> str:
 
 
 def is_healthy(api_url: str) -> bool:
-    """Whether a server answers there."""
     return answers(f"{api_url}/health")
 
 
 def answers(url: str) -> bool:
-    """Whether this address on this machine answers with success."""
+    """True if this address on this machine answers with success."""
     try:
         with _HERE.open(url, timeout=2) as answer:
             return answer.status == 200
@@ -241,7 +229,7 @@ def start_process(
     outlive_us: bool = True,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """`start_detached` with these variables in addition to ours; the output goes to `.trinity/log/<name>.log`."""
+    """Start a process with these additional variables; its output goes to `.trinity/log/<name>.log`."""
     path = log_file(name, root)
     with clear_errors("writing", path, ELSEWHERE):
         make_state_dir(root)
@@ -252,7 +240,7 @@ def start_process(
 class TemporaryServer:
     """A Prefect API for one `trinity run`, without UI and services. It starts at once; `wait` blocks until it answers.
 
-    It inherits a listening socket, so no other process can take the port before it serves.
+    It inherits a listening socket, so that no other process can take the port first.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -268,16 +256,14 @@ class TemporaryServer:
             )  # fmt: skip
 
     def wait(self) -> None:
-        """Wait until the server answers. Raises TrinityError if it does not come up."""
         wait_until_healthy(self.api_url, self._process, self.log)
         record_database(self._root, self._is_new)
 
     def has_ended(self) -> bool:
-        """True if the server has ended, unless by `stop`."""
+        """True if the server has ended other than by `stop`."""
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """End the server."""
         self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS)
@@ -298,8 +284,8 @@ class TemporaryServer:
 
 
 def begin_database(root: Path | None = None) -> bool:
-    """Begin a folder's database with the empty one that an earlier folder's server has left in the user's cache, if
-    there is one: to make it by Prefect's migrations takes 10 s of a core. True if it is yet to be made."""
+    """Copy an empty database from the user's cache, left by an earlier folder's server, if there is one: creating it by
+    Prefect's migrations takes 10 s of CPU time. Return True if the server still has to create it."""
     note = _migration_note(root)
     if note is None or any(note.parent.glob("prefect.db*")):
         return False
@@ -308,7 +294,7 @@ def begin_database(root: Path | None = None) -> bool:
         make_state_dir(root)
         note.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(_empty_database(), copy)
-        os.link(copy, note.with_name("prefect.db"))  # not over one that another command has begun
+        os.link(copy, note.with_name("prefect.db"))  # fails if another command has created one
         note.write_text(version("prefect"))
     except FileExistsError:
         return False
@@ -321,7 +307,7 @@ def begin_database(root: Path | None = None) -> bool:
 
 
 def migration_environment(root: Path | None = None) -> dict[str, str]:
-    """Skips migrations, which take 3 s even if there is nothing to migrate, for a database of this version."""
+    """Return settings that skip migrations for a database of this version: they take 3 s even without changes."""
     note = _migration_note(root)
     known = note is not None and _migrated_by(note) == version("prefect")
     return {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"} if known else {}
@@ -332,8 +318,8 @@ def _empty_database() -> Path:
 
 
 def record_database(root: Path, is_new: bool) -> None:
-    """Note that a server of this version has come up on a folder's database. A copy of a new one is kept for other
-    folders, unless somebody has written to it already: another command may have begun in the same folder."""
+    """Record that a server of this version has started on a folder's database. A copy of a new one is kept for other
+    folders, unless it has been written to, for example by another command in the same folder."""
     if (note := _migration_note(root)) is None:
         return
     note.parent.mkdir(parents=True, exist_ok=True)
@@ -349,11 +335,11 @@ def record_database(root: Path, is_new: bool) -> None:
             [is_written] = kept.execute("SELECT EXISTS (SELECT 1 FROM flow)").fetchone()
             kept.close()
             if not is_written:
-                os.link(copy, _empty_database())  # not over another command's
+                os.link(copy, _empty_database())  # fails if another command has created one
 
 
 def _migration_note(root: Path | None) -> Path | None:
-    """Next to the database: the version of Prefect that has migrated it. None for a database that the user names."""
+    """Return the file with the Prefect version that migrated the database. None for a database that the user names."""
     parts = ("CONNECTION_URL", "DRIVER", "NAME")
     if any(f"PREFECT_{owner}_DATABASE_{part}" in os.environ for owner in ("API", "SERVER") for part in parts):
         return None
@@ -365,7 +351,7 @@ def _migrated_by(note: Path) -> str:
 
 
 def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the server answers; raises TrinityError with the end of its log if it ends or takes too long."""
+    """Wait until the server answers. Raises TrinityError with the end of its log if it ends or takes too long."""
     for _ in poll(START_SECONDS, pause=0.05):
         if is_healthy(api_url):
             return

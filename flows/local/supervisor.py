@@ -1,7 +1,7 @@
 """The supervisor of `trinity up`: a process that restarts killed runs, and the worker if it has ended.
 
-A flow's own retries need its process; the supervisor covers the case that the process is gone (SIGKILL, out of memory,
-machine down). Runs that were cancelled, failed, or crashed before they began are not restarted.
+A flow's own retries need its process; the supervisor covers the loss of the process (SIGKILL, out of memory, machine
+down). Runs that were cancelled, failed, or crashed before they began are not restarted.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESTARTS = 3
-"""Restarts of one run within an hour, by default."""
 POLL_SECONDS = 5.0
 HOUR = timedelta(hours=1)
 SHORT_SECONDS = 30.0
 """A worker that ends sooner than this counts as unable to run here."""
 SHORT_LIVED = 5
-"""Workers in a row that may end that soon. The pauses before the next one are 5, 15, 35, 75 and 155 s."""
+"""Number of short-lived workers in a row after which we give up. The pauses before restarts are 5, 15, 35, 75 and 155
+s."""
 RESTARTED = "Killed, and started again by `trinity up`"
-"""State message of a restart, by which the restarts of the last hour are counted."""
+"""State message of a restart, by which the last hour's restarts are counted."""
 IGNORED = timedelta(seconds=40)
-"""Age at which a cancelled run that still lives is ended here. A worker would kill it after 30 s, but it may be gone,
-and Prefect's worker ignores a second cancellation of a run (3.7.7)."""
+"""Age at which a cancelled run that is still alive is ended here. A worker would kill it after 30 s, but it may be
+gone, and Prefect's worker ignores a second cancellation of a run (3.7.7)."""
 
 
 class Supervisor:
@@ -64,20 +64,19 @@ class Supervisor:
         self._gone: set[tuple[Any, Any]] = set()
         """Runs, with their states, whose processes were gone in the last round."""
         self._given_up: set[Any] = set()
-        """States of crashed runs that have been restarted too often; the log says so once."""
+        """States of crashed runs that were restarted too often; logged once."""
         self._ended_worker: Process | None = None
-        """The worker that has ended last, if any."""
         self._ended_at = 0.0
         self._short_lived = 0
-        """Workers in a row that have ended within `SHORT_SECONDS`."""
+        """Number of workers in a row that ended within `SHORT_SECONDS`."""
 
     def look(self) -> None:
-        """One round. What fails now (API down, disk full) is tried again in the next round."""
+        """Run one round. Temporary failures (API down, disk full) are retried in the next round."""
         from tasks.retries import api_faults
 
         try:
             self._keep_worker()
-            if not pool_is_shared(self._client, self._root):  # else another worker's runs would be taken for killed
+            if not pool_is_shared(self._client, self._root):  # else another worker's runs would look killed
                 self._end_cancelled_runs()
                 self._mark_killed_runs()
             for run in crashed_runs(self._client, self._since) if self._restarts else ():
@@ -86,7 +85,7 @@ class Supervisor:
             log.warning("this round failed and is repeated: %s", fault)
 
     def _keep_worker(self) -> None:
-        """Restart a worker that has ended. The pause grows with each that ends at once; after several, give up."""
+        """Restart a worker that has ended. The pause grows with each short-lived one; after several, give up."""
         up = UpState.load(self._root)
         ended = [worker for worker in up.named("worker") if not worker.alive()] if up is not None else []
         if up is None or not ended:
@@ -114,7 +113,7 @@ class Supervisor:
         ]  # fmt: skip
         if ignored:
             end_processes(ignored)
-            time.sleep(POLL_SECONDS)  # the worker, if it lives, notes them as crashed
+            time.sleep(POLL_SECONDS)  # the worker, if alive, records them as crashed
             mark_ended(self._client, ignored, "Cancelled", "It has saved and ended")
 
     def _mark_killed_runs(self) -> None:
@@ -144,14 +143,13 @@ class Supervisor:
             )
 
     def _tell(self, run: FlowRun, text: str) -> None:
-        """Log the text in this process and in the run."""
         log.warning(text)
         line = {"name": "trinity", "level": logging.WARNING, "message": text, "flow_run_id": str(run.id)}
         self._client.create_logs([line | {"timestamp": datetime.now(UTC).isoformat()}])
 
 
 def restarts_left(states: Sequence[State[Any]], now: datetime, restarts: int) -> int | None:
-    """Remaining restarts in this hour of a crashed run with this history of states.
+    """Return the remaining restarts in this hour of a crashed run with this history of states.
 
     None if it was not killed while running: it was cancelled, never began, or is no longer crashed because another
     folder's supervisor was faster.
@@ -166,7 +164,6 @@ def restarts_left(states: Sequence[State[Any]], now: datetime, restarts: int) ->
 
 
 def start_supervisor(root: Path, api_url: str, since: datetime, restarts: int) -> Process:
-    """Start the supervisor of the runs that crash after `since`."""
     command = [sys.executable, "-m", __name__, "--api-url", api_url]
     command += ["--since", since.isoformat(), "--restarts", str(restarts)]
     env = client_environment(api_url, root)
@@ -174,7 +171,6 @@ def start_supervisor(root: Path, api_url: str, since: datetime, restarts: int) -
 
 
 def main() -> None:
-    """Look every few seconds, until this process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--api-url", required=True)
     parser.add_argument("--since", required=True, type=datetime.fromisoformat)

@@ -1,4 +1,4 @@
-"""The worker of `trinity up` and the runs of its work pool, seen through Prefect's API and the process table."""
+"""The worker of `trinity up` and the runs of its work pool, as seen through Prefect's API and the process table."""
 
 from __future__ import annotations
 
@@ -22,27 +22,26 @@ if TYPE_CHECKING:
 
 POOL = "trinity"
 WORKER_LIMIT = 4
-"""Runs at a time: explorer, a further explorer and trainer of an asynchronous run, and the sweep."""
+"""Concurrent runs: explorer, a further explorer and trainer of an asynchronous run, and the sweep."""
 END_SECONDS = 45.0
 """Time for a run to save and end: its trainer has 20 s, then Ray's processes end."""
 CLOCK_SECONDS = 2.0
-"""Tolerance between the clocks of the database and of a process's start time."""
+"""Tolerance between the database's clock and process start times."""
 TAKEN: dict[str, Any] = {
     "operator": "or_",
     "type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]},
     "name": {"any_": ["AwaitingRetry", "Paused"]},
 }
-"""States of a run that a worker has taken and whose process exists: also when it is paused (but not suspended) and,
-between two attempts, scheduled."""
+"""States of a run that a worker has taken and whose process exists, including paused (but not suspended) runs and runs
+scheduled between two attempts."""
 
 
 def worker_name(root: Path) -> str:
-    """The worker is named after its folder, because another folder's worker may use the same database."""
+    """Return a worker name derived from its folder, because another folder's worker may use the same database."""
     return re.sub(r"[^\w.-]+", "-", str(root.absolute())).strip("-") or POOL
 
 
 def start_worker(root: Path, api_url: str) -> Process:
-    """Start Prefect's worker for processes, in its own session."""
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--install-policy", "never"]
     command += ["--pool", POOL, "--name", worker_name(root), "--limit", str(WORKER_LIMIT)]
     env = client_environment(api_url, root) | {"PREFECT_WORKER_QUERY_SECONDS": "3"}
@@ -50,7 +49,7 @@ def start_worker(root: Path, api_url: str) -> Process:
 
 
 def make_pool(root: Path, api_url: str) -> None:
-    """Create the work pool, whose runs are processes of this machine; an existing one is unpaused."""
+    """Create the work pool, whose runs are processes of this machine; unpause an existing one."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.workers.process import ProcessWorker
 
@@ -62,7 +61,7 @@ def make_pool(root: Path, api_url: str) -> None:
 
 @contextmanager
 def pause_pool(client: SyncPrefectClient) -> Iterator[None]:
-    """Within this context no worker takes a new run from the pool; scheduled runs stay scheduled."""
+    """Within this context no worker takes new runs from the pool; scheduled runs stay scheduled."""
     from prefect.client.schemas.actions import WorkPoolUpdate
 
     was_paused = client.read_work_pool(POOL).is_paused
@@ -74,7 +73,7 @@ def pause_pool(client: SyncPrefectClient) -> Iterator[None]:
 
 
 def pool_is_shared(client: SyncPrefectClient, root: Path) -> bool:
-    """True if another folder's worker takes runs from the pool too: several folders may share a database."""
+    """True if another folder's worker also takes runs from the pool: several folders may share a database."""
     from prefect.client.schemas.objects import WorkerStatus
 
     others = [worker for worker in client.read_workers_for_work_pool(POOL) if worker.name != worker_name(root)]
@@ -82,21 +81,21 @@ def pool_is_shared(client: SyncPrefectClient, root: Path) -> bool:
 
 
 def unfinished_runs(client: SyncPrefectClient) -> list[FlowRun]:
-    """The pool's runs that a worker has taken and that have not ended."""
+    """Return the pool's runs that a worker has taken and that have not ended."""
     return _runs(client, pool={"name": {"any_": [POOL]}}, state=TAKEN)
 
 
 def crashed_runs(client: SyncPrefectClient, since: datetime) -> list[FlowRun]:
-    """The pool's runs that have crashed since a time and are in that state now."""
+    """Return the pool's runs that are crashed and did so after `since`."""
     crashed = {"type": {"any_": ["CRASHED"]}}
     return _runs(client, pool={"name": {"any_": [POOL]}}, state=crashed, end_time={"after_": since})
 
 
 def process_of(run: FlowRun) -> psutil.Process | Literal["another user's"] | None:
-    """The process of this machine that executes a run; None if there is none (any more).
+    """Return the process on this machine that executes a run, or None.
 
-    Only its owner can tell whether another user's process executes the run. A process that began after Prefect last
-    heard of the run does not: it has reused the id of one that ended.
+    Only its owner can inspect another user's process. A process that began after Prefect last heard of the run is not
+    the run's: it has reused a process id.
     """
     try:
         process = psutil.Process(int(run.infrastructure_pid or ""))
@@ -113,7 +112,6 @@ def process_of(run: FlowRun) -> psutil.Process | Literal["another user's"] | Non
 
 
 def is_gone(run: FlowRun) -> bool:
-    """True if the run began in a process that has ended."""
     begun = bool(run.infrastructure_pid) and run.state is not None and not run.state.is_pending()
     return begun and process_of(run) is None
 
@@ -131,7 +129,7 @@ def mark_ended(client: SyncPrefectClient, runs: Sequence[FlowRun], state: str, m
     """Set runs whose processes are gone, and their subflows, to `Cancelled` or `Crashed`.
 
     While they count as running they use up a deployment's `concurrency_limit`. A run that has ended in the meantime
-    keeps its state, except that a worker records the end of a cancelled process as a crash, of its subflows too.
+    keeps its state, except that a worker records the end of a cancelled process, and of its subflows, as a crash.
     """
     from prefect import states
 
@@ -144,12 +142,12 @@ def mark_ended(client: SyncPrefectClient, runs: Sequence[FlowRun], state: str, m
 
 
 def unfinished_subflows(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[FlowRun]:
-    """The runs of subflows of these runs that have not ended."""
+    """Return the unfinished subflow runs of these runs."""
     return _runs(client, state=TAKEN, parent_flow_run_id={"any_": [run.id for run in runs]})
 
 
 def _crashed_subflows(client: SyncPrefectClient, run: FlowRun) -> list[FlowRun]:
-    """The runs of subflows that have crashed in the latest attempt at `run`."""
+    """Return the subflow runs that crashed in the latest attempt at `run`."""
     attempts = [state.timestamp for state in client.read_flow_run_states(run.id) if state.is_running()]
     crashed = _runs(client, state={"type": {"any_": ["CRASHED"]}}, parent_flow_run_id={"any_": [run.id]})
     began = max(attempts, default=None)

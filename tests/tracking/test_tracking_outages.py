@@ -51,7 +51,7 @@ def test_metrics_of_a_run_that_ended_meanwhile_are_sent_later(
     with monkeypatch.context() as hurried:
         hurried.setattr(forwarder_module, "CLOSE_SECONDS", 0.1)
         ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(RunOutcome.FINISHED)
-    assert "metrics.jsonl, and is sent when the run is started again" in caplog.text
+    assert "metrics.jsonl, and are sent when the run is started again" in caplog.text
     recorder.broken = False
     ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(RunOutcome.FINISHED)
     assert recorder.calls == [("log", "trainer", 1), ("close", RunOutcome.FINISHED)]

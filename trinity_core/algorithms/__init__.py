@@ -1,9 +1,9 @@
-"""The algorithms' parts as pure functions, found by name. Tensors are `[B, T]` (B sequences, T response
-positions), masks bool over action tokens.
+"""The parts of algorithms as pure functions, found by name. Tensors are `[B, T]` (B sequences, T response positions),
+masks bool over action tokens.
 
-For a whole batch call a part: `POLICY_LOSSES["ppo"](logprobs=, old_logprobs=, advantages=, mask=)`. The trainer works
-with `Objective`, which splits the same loss into weights (once, from the whole batch) and per-token values (for each
-micro-batch), so that any cut gives the same sum. A user's module adds parts with the decorators `policy_loss`,
+To compute a whole batch, call a part: `POLICY_LOSSES["ppo"](logprobs=, old_logprobs=, advantages=, mask=)`. The trainer
+uses `Objective`, which splits the same loss into weights (once, from the whole batch) and per-token values (for each
+micro-batch), so that any division gives the same sum. A user's module adds parts with the decorators `policy_loss`,
 `advantage`, `kl_fn`, `aggregation`, `correction`, and algorithm types with `register_algorithm`.
 
 torch is imported when the first part is called, so that a configuration can be checked without it.
@@ -65,7 +65,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`token_logprobs_and_entropy`, whose module defines a `torch.autograd.Function` and so imports torch at once."""
+    """`token_logprobs_and_entropy`: its module defines a `torch.autograd.Function` and so imports torch at once."""
     if name == "token_logprobs_and_entropy":
         from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 

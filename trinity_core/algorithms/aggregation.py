@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """A named weighting of tokens. The trainer uses `weights`; a call reduces values to the scalar."""
+    """A named weighting of tokens. The trainer uses `weights`; calling it reduces values to a scalar."""
 
     name: str
     function: Callable[..., Tensor]
@@ -45,7 +45,7 @@ AGGREGATIONS: Registry[Aggregation] = Registry("aggregation", leading=1, functio
 
 
 def aggregation(name: str) -> Callable[[Callable[..., Tensor]], Aggregation]:
-    """A decorator that registers a function (mask, **args) -> weights as `AGGREGATIONS[name]`."""
+    """Decorator: register a function (mask, **args) -> weights as `AGGREGATIONS[name]`."""
 
     def add(function: Callable[..., Tensor]) -> Aggregation:
         return AGGREGATIONS.register(name)(Aggregation(name, function))
@@ -54,12 +54,12 @@ def aggregation(name: str) -> Callable[[Callable[..., Tensor]], Aggregation]:
 
 
 def _lengths(mask: Tensor) -> Tensor:
-    """[B, 1] float64 action tokens of each row."""
+    """[B, 1] float64: number of action tokens of each row."""
     return mask.sum(-1, keepdim=True).double()
 
 
 def _rows(mask: Tensor) -> Tensor:
-    """Scalar float64 number of rows with action tokens, at least 1."""
+    """Scalar float64: number of rows with action tokens, at least 1."""
     return mask.any(-1).sum().clamp(min=1).double()
 
 

@@ -1,8 +1,8 @@
-"""The rollout gap: its metrics, and rollout corrections, the token weights that compensate for it.
+"""Metrics of the rollout gap, and rollout corrections: token weights that compensate for it.
 
 The engine and the trainer compute slightly different log-probs (kernels, precision, weights that are some steps old).
-With x sampled from the engine's policy mu and the trainer's policy pi before the update, the
-importance ratio is r = pi(x) / mu(x). A correction turns it into a weight per token, without gradient.
+With x sampled from the engine's policy mu and the trainer's policy pi before the update, the importance ratio is r =
+pi(x) / mu(x). A correction turns it into a weight per token, without gradient.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LOG_RATIO_CAP = 20.0
 
 @dataclass(frozen=True)
 class Correction:
-    """A named rule that gives tokens weights from their log-ratios."""
+    """A named rule that computes token weights from log-ratios."""
 
     name: str
     function: Callable[..., Tensor]
     """(log_ratio [B, T], mask [B, T], **args) -> weights [B, T]."""
     ratio_to_rollout: bool = False
-    """True if the loss takes its ratio to the policy that sampled, in place of weights."""
+    """True if the loss uses the ratio to the sampling policy instead of weights."""
 
     def weights(self, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, **args: Any) -> Tensor:
         """[B, T] weights without gradient, 1 at masked tokens. Rows must be whole: some rules use sequence ratios."""
@@ -42,7 +42,7 @@ class Correction:
     def __call__(
         self, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, **args: Any
     ) -> tuple[Tensor, dict[str, float]]:
-        """Weights and the metrics of the gap. Raises InputError for a NaN or infinity at an action token."""
+        """Return weights and the metrics of the gap. Raises InputError for a NaN or infinity at an action token."""
         mask = as_mask(mask)
         require_finite(mask, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
         accumulator, weights = MetricAccumulator(), self.weights(old_logprobs, rollout_logprobs, mask, **args)
@@ -54,7 +54,7 @@ CORRECTIONS: Registry[Correction] = Registry("rollout correction", leading=2, fu
 
 
 def correction(name: str, ratio_to_rollout: bool = False) -> Callable[[Callable[..., Tensor]], Correction]:
-    """A decorator that registers a function (log_ratio, mask, **args) -> weights as `CORRECTIONS[name]`."""
+    """Decorator: register a function (log_ratio, mask, **args) -> weights as `CORRECTIONS[name]`."""
 
     def add(function: Callable[..., Tensor]) -> Correction:
         return CORRECTIONS.register(name)(Correction(name, function, ratio_to_rollout))
@@ -79,7 +79,8 @@ def none(log_ratio: Tensor, mask: Tensor) -> Tensor:
 
 @correction("bypass", ratio_to_rollout=True)
 def bypass(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """1; the rollouts' log-probs are the loss's old ones, so that its own clip bounds pi / mu (veRL's bypass mode)."""
+    """1; the loss uses the rollouts' log-probs as old ones, so that its own clip bounds pi / mu (veRL's bypass
+    mode)."""
     return torch.ones_like(log_ratio)
 
 
@@ -130,9 +131,9 @@ def measure_gap(
 ) -> None:
     """Add the gap's metrics, measured before any correction.
 
-    `rollout_gap/mean` and `/max`: |log pi - log mu| in nats; `/k3`: r - 1 - log r, an estimate of KL(mu || pi);
-    `/ess`: effective sample size of the ratios as a share of the tokens; with `weights` also their mean `/weight` and
-    the share that was masked out, `/masked`.
+    `rollout_gap/mean` and `/max`: |log pi - log mu| in nats; `/k3`: r - 1 - log r, an estimate of KL(mu || pi); `/ess`:
+    effective sample size of the ratios as a fraction of the tokens; with `weights` also their mean `/weight` and the
+    fraction that was masked out, `/masked`.
     """
     gap = log_ratio(old_logprobs, rollout_logprobs, mask)
     held = gap.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP)

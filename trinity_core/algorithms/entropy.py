@@ -1,4 +1,4 @@
-"""Entropy bonuses, written as losses to be added."""
+"""Entropy bonuses, written as loss terms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Select: TypeAlias = "Callable[[Tensor, Tensor | None], Tensor]"
 
 @dataclass(frozen=True)
 class EntropyLoss:
-    """A choice of tokens whose entropy counts; a call gives -entropy_coef * aggregate(entropy) and the metric."""
+    """A selection of tokens whose entropy counts; calling it returns -entropy_coef * aggregate(entropy) and the
+    metric."""
 
     name: str
     select: Select
@@ -41,7 +42,7 @@ class EntropyLoss:
 
 
 def entropy_bonus(entropy_coef: float = 0.0) -> float:
-    """The coefficient of the aggregated entropy; its signature gives the arguments of every entropy loss."""
+    """Return the coefficient; the signature defines the arguments of every entropy loss."""
     return float(entropy_coef)
 
 
@@ -50,7 +51,7 @@ ENTROPY_LOSSES: Registry[EntropyLoss] = Registry("entropy loss", functions=lambd
 
 
 def entropy_loss(name: str) -> Callable[[Select], Select]:
-    """A decorator that registers a choice of tokens as `ENTROPY_LOSSES[name]`."""
+    """Decorator: register a selection of tokens as `ENTROPY_LOSSES[name]`."""
 
     def add(select: Select) -> Select:
         ENTROPY_LOSSES.register(name)(EntropyLoss(name, select))

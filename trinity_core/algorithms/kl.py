@@ -53,7 +53,7 @@ KL_FNS: Registry[KLFn] = Registry(
 
 
 def kl_fn(name: str) -> Callable[[Callable[..., Tensor]], KLFn]:
-    """A decorator that registers a function of (logprobs, ref_logprobs[, old_logprobs]) as `KL_FNS[name]`."""
+    """Decorator: register a function of (logprobs, ref_logprobs[, old_logprobs]) as `KL_FNS[name]`."""
 
     def add(function: Callable[..., Tensor]) -> KLFn:
         return KL_FNS.register(name)(KLFn(name, function))
@@ -102,8 +102,8 @@ def absolute(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def corrected_k3(
     logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None, ratio_cap: float | None = 2.0
 ) -> Tensor:
-    """pi / pi_old * k3: unbiased, gradient included, for tokens that an older policy sampled
-    (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
+    """pi / pi_old * k3: unbiased, gradient included, for tokens that an older policy sampled (DeepSeek-V3.2, arXiv
+    2512.02556, section 3.1).
 
     In the loss, `old_logprobs` are those of the rollout. `ratio_cap` truncates the ratio for stability (None: no cap).
     Without `old_logprobs` the old policy is the current one.
@@ -127,8 +127,8 @@ class KLCoefficient:
     target_kl: float | None = None
     """Target KL in nats per token."""
     horizon: float | None = None
-    """Experiences over which a lasting error of 20 % moves the coefficient by about 20 %. A batch of more counts as so
-    many: it is one measurement of the KL, and one moves the coefficient by at most 20 %."""
+    """Number of experiences over which a lasting error of 20 % moves the coefficient by about 20 %. A larger batch
+    counts as this many: it is one measurement of the KL, which moves the coefficient by at most 20 %."""
 
     def __post_init__(self) -> None:
         if self.adaptive and not (self.target_kl and self.horizon and self.target_kl > 0 and self.horizon > 0):
@@ -137,10 +137,11 @@ class KLCoefficient:
             )
 
     def update(self, current_kl: float, experiences: int) -> float:
-        """The coefficient after a batch: if adaptive, times 1 + clip(KL / target - 1, +-0.2) * min(n / horizon, 1).
+        """Return the coefficient after a batch: if adaptive, times 1 + clip(KL / target - 1, +-0.2) * min(n / horizon,
+        1).
 
-        Without the last limit a batch of five horizons would make the coefficient 0, and a larger one negative: the
-        term would push away from the reference, and further with each step.
+        Without the limit to 1, a batch of five horizons would make the coefficient 0, and a larger one negative: the
+        term would push away from the reference, further with each step.
         """
         if self.adaptive and self.target_kl and self.horizon:
             if current_kl != current_kl:

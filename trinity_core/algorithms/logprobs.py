@@ -1,10 +1,10 @@
 """Log-probs and entropy of tokens from the last hidden states, without the full logits.
 
-The `[K, V]` logits of K positions over a vocabulary of V never exist: slices of the vocabulary are computed, reduced
-with a running maximum (as in online softmax, arXiv 1805.02867) and dropped; the backward pass recomputes each slice.
-That is one matrix product more than the plain computation, but fewer passes over memory. Rows whose gradient is 0
-(masked tokens, zero-variance groups) are left out of the backward pass.
-There are no second derivatives. `benchmarks/logprob_memory.py` measures memory and time.
+The `[K, V]` logits of K positions over a vocabulary of V are never materialised: slices of the vocabulary are computed,
+reduced with a running maximum (as in online softmax, arXiv 1805.02867) and dropped; the backward pass recomputes each
+slice. This takes one matrix product more than the plain computation, but fewer passes over memory. Rows with a zero
+gradient (masked tokens, zero-variance groups) are left out of the backward pass. There are no second derivatives.
+`benchmarks/logprob_memory.py` measures memory and time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from trinity_core.errors import InputError
 
 SLICE_ELEMENTS = {"cpu": 2**23, "cuda": 2**24}
-"""Logits held at once, by device: small enough for 1/10 of the plain computation's peak memory at 2,048 positions,
-large enough that matrix products dominate."""
+"""Number of logits held at once, by device: small enough for 1/10 of the plain computation's peak memory at 2,048
+positions, large enough that matrix products dominate."""
 
 
 def token_logprobs_and_entropy(
@@ -31,7 +31,8 @@ def token_logprobs_and_entropy(
     chunk: int | None = None,
     with_entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """(log-probs [K] of `targets`, entropies [K]) of softmax((hidden @ weight.T + bias) / temperature), in nats.
+    """Return log-probs [K] of `targets` and entropies [K] of softmax((hidden @ weight.T + bias) / temperature), in
+    nats.
 
     `hidden` [K, H], `lm_head_weight` [V, H], `targets` [K] integers below V, `bias` [V]. Results are float32 (float64
     for float64 inputs). Half-precision inputs are multiplied in half precision; everything else is float32. `chunk` is
@@ -75,14 +76,13 @@ class _Slices:
         return [(start, min(start + self.chunk, size)) for start in range(0, size, self.chunk)]
 
     def head(self, start: int, end: int) -> Tensor:
-        """The head's rows of one slice, in the hidden states' precision."""
         return self.weight[start:end].to(self.hidden.dtype)
 
     def logits(self, start: int, end: int) -> Tensor:
         """[K, end - start], in the shared buffer: valid until the next call.
 
-        A product in half precision is rounded before it is scaled, bias included: engines and `linear` do the same.
-        Scaled before it is rounded, it would differ from theirs by the rounding of each logit, 0.02 nats on average.
+        A half-precision product is rounded before it is scaled, bias included, as in engines and `linear`. Scaling
+        first would change each logit by its rounding, 0.02 nats on average.
         """
         size = self.hidden.shape[0] * (end - start)
         out = self.buffer[:size].view(-1, end - start)
@@ -96,13 +96,13 @@ class _Slices:
 
 
 def _place(targets: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
-    """[K, 1] each target's column in a slice, clamped, and whether the slice holds it."""
+    """[K, 1] column of each target in a slice, clamped, and whether the slice holds it."""
     column = targets[:, None] - start
     return column.clamp(0, end - start - 1), (column >= 0) & (column < end - start)
 
 
 def _reduce(slices: _Slices, targets: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """[K, 1] each: the target's logit, log sum exp, and entropy (0 unless asked for)."""
+    """[K, 1] each: the target's logit, log sum exp, and entropy (0 without `with_entropy`)."""
     rows = (slices.hidden.shape[0], 1)
     peak = slices.hidden.new_full(rows, -torch.inf, dtype=slices.dtype)
     total, weighed = torch.zeros_like(peak), torch.zeros_like(peak)  # sum e^(z - peak), sum e^(z - peak) (z - peak)
@@ -128,7 +128,8 @@ def _reduce(slices: _Slices, targets: Tensor, with_entropy: bool) -> tuple[Tenso
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """dz = g (1[target] - p) - h p (log p + entropy), g and h the gradients of log-prob and entropy, z the logits."""
+    """dz = g (1[target] - p) - h p (log p + entropy), with g and h the gradients of log-prob and entropy, z the
+    logits."""
 
     @staticmethod
     def forward(
@@ -168,8 +169,6 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _Gradients(_Slices):
-    """The backward pass over the rows with a gradient."""
-
     def compute(
         self, targets: Tensor, log_total: Tensor, entropy: Tensor, g: Tensor, h: Tensor | None,
         needs: tuple[bool, bool, bool],

@@ -28,11 +28,9 @@ class MetricAccumulator:
         self.maxima: dict[str, Tensor] = {}
 
     def mean(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """Average `values` over `mask`."""
         self._add(name, torch.stack([clean(values.detach().double(), mask).sum(), mask.sum().double()]))
 
     def means(self, stats: Stats) -> None:
-        """Average several metrics, as `mean`."""
         for name, (values, mask) in stats.items():
             self.mean(name, values, mask)
 
@@ -65,7 +63,7 @@ class MetricAccumulator:
             table.update(zip(sorted(table), parts, strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """Plain floats by name. An average over no token is left out."""
+        """Return floats by name, without averages over no token."""
         result: dict[str, float] = {}
         tables = [*self.maxima.values(), *self.sums.values()]
         fetched = iter(torch.cat([value.reshape(-1) for value in tables]).tolist() if tables else [])

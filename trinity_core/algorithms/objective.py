@@ -1,4 +1,4 @@
-"""The objective of one algorithm, assembled from its parts; a batch may be divided anywhere between rows.
+"""The objective of one algorithm, assembled from its parts. A batch may be divided anywhere between rows.
 
 For each batch the trainer calls `advantages` and `weights` once on the whole batch, then `loss` on each micro-batch
 (its rows, or for DPO its pairs, and its slice of the weights). The losses add up to the batch's loss. Gradients are
@@ -43,7 +43,6 @@ class Weights(NamedTuple):
     entropy: Tensor
 
     def rows(self, rows: slice | Tensor) -> Weights:
-        """The weights of some rows."""
         return Weights(self.policy[rows], self.kl[rows], self.entropy[rows])
 
 
@@ -54,13 +53,13 @@ class Advantages(NamedTuple):
     """[B, T] float32; 0 in excluded rows and at masked tokens."""
     metrics: dict[str, float]
     returns: Tensor | None
-    """[B, T] the critic's target; None if the advantage function gives none."""
+    """[B, T] the critic's target; None if the advantage function returns none."""
 
 
 class Objective:
     """The objective of a resolved algorithm section (or a bare AlgorithmType).
 
-    Raises InputError at once for names that do not exist and for arguments that a part does not know.
+    The constructor raises InputError for names that do not exist and for unknown arguments of a part.
     """
 
     def __init__(self, spec: AlgorithmConfig | AlgorithmType) -> None:
@@ -101,12 +100,11 @@ class Objective:
 
     @property
     def advantage_inputs(self) -> set[str]:
-        """The parameters of the advantage function, its arguments included."""
+        """The parameter names of the advantage function, including its arguments."""
         return set() if self.advantage_name == "none" else keywords(ADVANTAGES.resolve(self.advantage_name))
 
     @property
     def needs_reference(self) -> bool:
-        """True if a reference model is needed."""
         return self.kl_in_loss or self.kl_in_reward or "ref_logprobs" in self.policy_loss.inputs | self.advantage_inputs
 
     @property
@@ -116,7 +114,7 @@ class Objective:
 
     @property
     def needs_of_rows(self) -> frozenset[str]:
-        """Verdicts without which a rollout has no advantage: `reward` (or token rewards), `teacher_logprobs`."""
+        """Values that a rollout needs for an advantage: `reward` (or token rewards), `teacher_logprobs`."""
         if self.advantage_name == "none":
             return frozenset()
         taken = inspect.signature(ADVANTAGES.resolve(self.advantage_name)).parameters
@@ -131,25 +129,25 @@ class Objective:
         return self.entropy_loss.name != "none" and self.entropy_coef != 0
 
     def state(self) -> dict[str, float]:
-        """State for a checkpoint: the present KL coefficients."""
+        """Return the current KL coefficients, for a checkpoint."""
         return {"kl_loss_coef": self.kl_loss.kl_coef, "kl_penalty_coef": self.kl_penalty.kl_coef}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """The inverse of `state` for adaptive coefficients; fixed ones keep the configured value."""
+        """Restore adaptive coefficients from `state`; fixed ones keep the configured value."""
         for coefficient, name in ((self.kl_loss, "kl_loss_coef"), (self.kl_penalty, "kl_penalty_coef")):
             if coefficient.adaptive and name in state:
                 coefficient.kl_coef = state[name]
 
     @without_gradient
     def advantages(self, mask: Tensor, excluded: Tensor | None = None, **inputs: Any) -> Advantages:
-        """Advantages of the whole batch; deterministic, so every rank computes the same.
+        """Compute the advantages of the whole batch; deterministic, so every rank computes the same.
 
-        `inputs` are those that the advantage function takes: rewards [B], group_ids [B] (tensor or strings),
-        rollout_ids [B], run_ids [B], turns [B], states [B] (strings), token_rewards, values, teacher_logprobs,
-        old_logprobs, ref_logprobs [B, T], lengths [B]. A KL penalty is first subtracted from the token rewards (and
-        from `rewards`, their sum), and its adaptive coefficient is updated; `penalties` [B] are the sums of what was
-        subtracted from each row. The rows of `excluded` bool [B] (expert rows, unscored answers) get 0 and do not
-        count in groups. Raises InputError for inputs that are missing or not finite.
+        `inputs` are the inputs of the advantage function: rewards [B], group_ids [B] (tensor or strings), rollout_ids
+        [B], run_ids [B], turns [B], states [B] (strings), token_rewards, values, teacher_logprobs, old_logprobs,
+        ref_logprobs [B, T], lengths [B]. A KL penalty is first subtracted from the token rewards (and from `rewards`,
+        their sum), and its adaptive coefficient is updated; `penalties` [B] are the totals subtracted from each row.
+        The rows of `excluded` bool [B] (expert rows, unscored answers) get 0 and do not count in groups. Raises
+        InputError for inputs that are missing or not finite.
         """
         mask = as_mask(mask)
         if self.advantage_name == "none":
@@ -169,14 +167,14 @@ class Objective:
         return Advantages(result[0].float(), metrics | result[1], returns)
 
     def _of_rows(self, rows: Tensor, mask: Tensor, inputs: dict[str, Any]) -> Advantages:
-        """Advantages computed from these rows alone, 0 in the others."""
+        """Compute advantages from these rows alone; 0 in the others."""
         part = {name: _take(value, rows) for name, value in inputs.items()}
         advantages, metrics, returns = self.advantages(mask[rows], None, **part)
         whole = None if returns is None else _scatter(returns, rows, mask)
         return Advantages(_scatter(advantages, rows, mask), metrics, whole)
 
     def _penalised(self, mask: Tensor, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-        """The inputs with kl_coef * KL(old || reference) subtracted from the rewards, and the KL's metrics."""
+        """Return the inputs with kl_coef * KL(old || reference) subtracted from the rewards, and the KL's metrics."""
         old, reference = inputs.get("old_logprobs"), inputs.get("ref_logprobs")
         if old is None or reference is None:
             raise InputError("a KL penalty in the reward needs old_logprobs and ref_logprobs", key="ref_logprobs")
@@ -196,10 +194,10 @@ class Objective:
         return inputs | changed, metrics
 
     def weights(self, mask: Tensor, is_expert: Tensor | None = None, step: int = 0) -> Weights:
-        """Weights from the mask (and `is_expert` [B]) of the whole batch, all ranks' rows included.
+        """Return weights from the mask (and `is_expert` [B]) of the whole batch, all ranks' rows included.
 
-        The KL term covers the tokens that the policy sampled; in a batch of expert rows only (SFT), those rows.
-        `step` is the trainer step, for losses with a schedule.
+        The KL term covers the tokens that the policy sampled; in a batch of only expert rows (SFT), those rows. `step`
+        is the train step, for losses with a schedule.
         """
         mask = as_mask(mask)
         policy = self.policy_loss.weights(
@@ -233,12 +231,12 @@ class Objective:
         is_expert: Tensor | None = None,
         step: int = 0,
     ) -> Tensor:
-        """A micro-batch's term of the loss, with gradient; its metrics are added to `accumulator`.
+        """Return a micro-batch's term of the loss, with gradient; add its metrics to `accumulator`.
 
-        All tensors `[b, T]` of the same rows. `old_logprobs` None means the stop-gradient of `logprobs`: no second
+        All tensors are `[b, T]` of the same rows. `old_logprobs` None means the stop-gradient of `logprobs`: no second
         forward pass, and the ratio's clip is skipped. The rollout gap to `rollout_logprobs` is measured and corrected
-        for, except in expert rows and where `has_rollout_logprobs` [b] is false; a loss or KL estimator that takes the
-        rollout's log-probs gets the old policy's there. Nothing here synchronises with the device.
+        for, except in expert rows and where `has_rollout_logprobs` [b] is false; for those, a loss or KL estimator that
+        takes the rollout's log-probs gets the old policy's. Nothing here synchronises with the device.
         """
         inputs = {
             "old_logprobs": old_logprobs, "advantages": advantages, "ref_logprobs": ref_logprobs,
@@ -273,7 +271,7 @@ class Objective:
         self, accumulator: MetricAccumulator, weights: Weights, logprobs: Tensor, reference: Tensor | None,
         old: Tensor, mask: Tensor,
     ) -> Tensor:  # fmt: skip
-        """This micro-batch's term of the aggregated KL, without coefficient."""
+        """Return this micro-batch's term of the aggregated KL, without coefficient."""
         if reference is None:
             raise InputError(f"the KL loss '{self.kl_loss_fn.name}' needs ref_logprobs", key="ref_logprobs")
         tokens = self.kl_loss_fn.tokens(logprobs, reference, mask, old, **self.kl_loss_args)
@@ -283,8 +281,8 @@ class Objective:
         return value
 
     def after_batch(self, metrics: dict[str, float], experiences: int) -> dict[str, float]:
-        """The metrics plus `kl_coef`, the coefficient used. An adaptive one is then updated by the KL per token, if the
-        batch has a token."""
+        """Return the metrics plus `kl_coef`, the coefficient used; then update an adaptive one with the KL per token,
+        if any."""
         if not self.kl_in_loss:
             return metrics
         used = self.kl_loss.kl_coef
@@ -294,7 +292,7 @@ class Objective:
 
 
 def _sampled(mask: Tensor, is_expert: Tensor | None) -> Tensor:
-    """The mask of the tokens that the policy sampled; of all tokens if every row is an expert's."""
+    """Return the mask of the tokens that the policy sampled; of all tokens if every row is an expert's."""
     if is_expert is None or bool(is_expert.all()):
         return mask
     return mask & ~is_expert[:, None].bool()
@@ -303,9 +301,9 @@ def _sampled(mask: Tensor, is_expert: Tensor | None) -> Tensor:
 def _sampler_logprobs(
     logprobs: Tensor, old: Tensor | None, rollout: Tensor | None, has_rollout: Tensor | None, is_expert: Tensor | None
 ) -> Tensor:
-    """Log-probs of the policy that sampled each token, in rows that have them; in the others those of the old policy.
+    """Return log-probs under the policy that sampled each token, or under the old policy in rows without them.
 
-    An old policy that is None is the present one, without gradient.
+    `old` None stands for the current policy, without gradient.
     """
     old = logprobs.detach() if old is None else old
     if rollout is None:
@@ -317,7 +315,7 @@ def _sampler_logprobs(
 
 
 def _take(values: Any, rows: Tensor) -> Any:
-    """These rows of a tensor or sequence; any other value unchanged."""
+    """Return these rows of a tensor or sequence; any other value unchanged."""
     if isinstance(values, torch.Tensor):
         return values[rows.to(values.device)] if values.dim() else values
     return [values[row] for row in rows.tolist()] if isinstance(values, list | tuple) else values

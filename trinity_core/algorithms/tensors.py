@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def without_gradient(function: Callable[P, R]) -> Callable[P, R]:
-    """`torch.no_grad()` as a decorator that does not import torch before the function is called."""
+    """`torch.no_grad()` as a decorator that imports torch only when the function is called."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -36,7 +36,7 @@ def clean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def require_finite(mask_BT: Tensor, **tensors: Tensor | None) -> None:
-    """Raise InputError for a tensor of another shape than the mask's, or with a NaN or infinity at an action token."""
+    """Raise InputError for a shape other than the mask's, or a NaN or infinity at an action token."""
     for name, values in tensors.items():
         if values is None:
             continue
@@ -55,7 +55,7 @@ def require_finite(mask_BT: Tensor, **tensors: Tensor | None) -> None:
 
 
 def as_mask(mask: Tensor) -> Tensor:
-    """The mask as bool; raises InputError unless it has two dimensions."""
+    """Return the mask as bool. Raises InputError unless it has two dimensions."""
     if mask.dim() != 2:
         raise InputError(f"a mask is [B, T], this one has shape {tuple(mask.shape)}", key="mask")
     return mask if mask.dtype == torch.bool else mask != 0
@@ -77,12 +77,12 @@ def row_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def first_token(mask_BT: Tensor) -> Tensor:
-    """[B, T] bool, true at each row's first action token, where values of the whole row are put."""
+    """[B, T] bool, true at each row's first action token, where values of the whole row are stored."""
     return mask_BT & (mask_BT.cumsum(-1) == 1)
 
 
 def last_token(mask_BT: Tensor) -> Tensor:
-    """[B, T] bool, true at each row's last action token, where the sequence's reward is put."""
+    """[B, T] bool, true at each row's last action token, where the sequence's reward is stored."""
     return mask_BT & (mask_BT.flip(-1).cumsum(-1).flip(-1) == 1)
 
 

@@ -17,8 +17,7 @@ def value_tokens(
     values: Tensor, returns: Tensor, mask: Tensor, old_values: Tensor | None = None, cliprange_value: float = 0.5
 ) -> tuple[Tensor, Stats]:
     """Per token max((V - R)^2, (clip(V, V_old +- c) - R)^2) / 2, 0 at masked tokens (arXiv 1506.02438 with the clip of
-    OpenAI's PPO2); all `[B, T]`. Without `old_values` nothing is clipped. Aggregated like policy losses.
-    """
+    OpenAI's PPO2); all `[B, T]`. Without `old_values` there is no clip. Aggregated like policy losses."""
     if cliprange_value <= 0:
         raise InputError(f"cliprange_value must be positive, not {cliprange_value}", key="cliprange_value")
     values, returns = clean(values, mask), clean(returns, mask)
@@ -41,7 +40,7 @@ def value_loss(
     cliprange_value: float = 0.5,
     loss_agg_mode: str = "token-mean",
 ) -> tuple[Tensor, dict[str, float]]:
-    """The whole batch's scalar loss and metrics. Raises InputError for a NaN or infinity at an action token."""
+    """Return the whole batch's scalar loss and metrics. Raises InputError for a NaN or infinity at an action token."""
     mask = as_mask(mask)
     require_finite(mask, values=values, returns=returns, old_values=old_values)
     losses, stats = value_tokens(values, returns, mask, old_values, cliprange_value)

@@ -1,1 +1,1 @@
-"""Checkpoint folders: written atomically, verified, cleaned up, resumed from and converted."""
+"""Checkpoint folders: writing them atomically, verification, clean-up, resume and conversion."""

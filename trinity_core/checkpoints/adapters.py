@@ -1,8 +1,8 @@
-"""LoRA adapters (Hu et al. 2021, arXiv 2106.09685): names of tensors, the folder that peft writes, merging.
+"""LoRA adapters (Hu et al. 2021, arXiv 2106.09685): tensor names, peft's folder format, merging.
 
-A matrix W [out, in] with an adapter computes W x + s B A x, with A [r, in], B [out, r] and s = lora_alpha / r. Here
-tensors are named after the module: `model.layers.0.self_attn.q_proj.lora_A` and `….lora_B`. Imports no torch at the
-top, so that flows may ask for names.
+A matrix W [out, in] with an adapter computes W x + s B A x, with A [r, in], B [out, r] and s = lora_alpha / r. Tensors
+are named after their module: `model.layers.0.self_attn.q_proj.lora_A` and `….lora_B`. Imports no torch at the top, so
+that flows may ask for names.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from trinity_core.config import LoraConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""The files of an adapter's folder."""
 A, B = ".lora_A", ".lora_B"
 ACTIVE = "default"
-"""peft's name of the adapter in a model."""
+"""peft's name for the adapter in a model."""
 PEFT_PREFIX = "base_model.model."
 SHAPING = ("peft_type", "r", "lora_alpha", "target_modules")
-"""Entries of an adapter's configuration that decide what its tensors are and mean."""
+"""Entries of an adapter's configuration that determine the shape and meaning of its tensors."""
 _UNSET: tuple[Any, ...] = (None, {}, [], False)
 PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": ("none",), "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
@@ -37,24 +36,23 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("alpha_pattern", "rank_pattern", "alora_invocation_tokens", "arrow_config"), _UNSET),
     **dict.fromkeys(("kasa_config", "monteclora_config", "velora_config"), _UNSET),
 }  # fmt: skip
-"""Entries of peft by which an adapter is more than A and B, has several scales or changes the base, with the values by
-which it does not."""
+"""peft settings that make an adapter more than A and B with one scale, or change the base, with the values for which
+they do not."""
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter of a model into which peft has put an adapter: of the base, that without an adapter."""
+    """Return a parameter's name in a model with a peft adapter; for base parameters, the name without an adapter."""
     return name.replace(".base_layer.", ".").removesuffix(f".{ACTIVE}.weight")
 
 
 def is_adapter(name: str) -> bool:
-    """True for the name of an adapter's tensor."""
     return name.endswith((A, B))
 
 
 def adapter_config(lora: LoraConfig, base: str, linear: Sequence[str], routers: Collection[str] = ()) -> dict[str, Any]:
-    """The contents of `adapter_config.json` for an adapter of the model `base`, which has none on its `routers`.
+    """Return the contents of `adapter_config.json` for an adapter of the model `base`, without adapters on `routers`.
 
-    `linear` are the names for `all-linear`, which peft itself takes for those of a mixture's experts too.
+    `linear` lists the names for `all-linear`, a setting that in peft would also include the experts of a mixture.
     """
     alpha = int(lora.lora_alpha) if lora.lora_alpha.is_integer() else lora.lora_alpha
     excluded = {"exclude_modules": list(routers)} if routers else {}
@@ -66,12 +64,10 @@ def adapter_config(lora: LoraConfig, base: str, linear: Sequence[str], routers: 
 
 
 def scaling(config: Mapping[str, Any]) -> float:
-    """s of an adapter with this configuration."""
     return float(config["lora_alpha"]) / int(config["r"])
 
 
 def differences(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """Differences between the adapters of two configurations in `SHAPING`, in words."""
     pairs = {key: (_value(saved.get(key)), _value(asked.get(key))) for key in SHAPING}
     return [f"{key} {old} instead of {new}" for key, (old, new) in pairs.items() if old != new]
 
@@ -81,7 +77,8 @@ def _value(entry: Any) -> Any:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of the adapter in `folder`. Raises DataError if there is none, or it is more than A and B."""
+    """Read the adapter configuration in `folder`. Raises DataError if there is none, or the adapter is not plain
+    LoRA."""
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -97,7 +94,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def start_fault(lora: LoraConfig) -> str:
-    """Why a run cannot start from the adapter in `lora.path`, as far as its configuration tells; "" if it can."""
+    """Return why a run cannot start from the adapter in `lora.path`, judging by its configuration; "" if it can."""
     if lora.path is None:
         return ""
     try:
@@ -112,7 +109,7 @@ def start_fault(lora: LoraConfig) -> str:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the adapter in `folder`, under the names here. Raises DataError for any that is no A or B."""
+    """Read the adapter's tensors in `folder`, under our names. Raises DataError for a tensor that is not A or B."""
     from safetensors.torch import load_file
 
     if not (folder / WEIGHTS).is_file():
@@ -127,7 +124,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def write_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], folder: Path) -> None:
-    """Write the files that peft reads into `folder`. The weights, which make it whole, come last.
+    """Write peft's files into `folder`. The weights, which complete the adapter, are written last.
 
     Raises TrinityError if the disk stays full, or the folder is not writable.
     """
@@ -147,9 +144,10 @@ def write_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], fold
 
 
 def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """W + s B A, computed in float32 (or wider) and rounded to the dtype of `weight`.
+    """Return W + s B A, computed in at least float32 and rounded to the dtype of `weight`.
 
-    W itself where B is zero: adding 0 would turn -0.0 to 0.0, and with it the digest of a new adapter's base.
+    If B is zero, W is returned unchanged: adding 0 would turn -0.0 into 0.0 and change the digest of a new adapter's
+    base.
     """
     import torch
 
@@ -160,7 +158,8 @@ def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 def merged_tensor(name: str, tensor: Tensor, adapter: Mapping[str, Tensor], scale: float) -> Tensor:
-    """The base model's tensor of that name with the adapter's matrices for it merged, or itself if there are none."""
+    """Return the base model's tensor with the adapter merged, or the tensor itself if the adapter does not change
+    it."""
     module = name.removesuffix(".weight")
     if module + A not in adapter:
         return tensor
@@ -168,7 +167,7 @@ def merged_tensor(name: str, tensor: Tensor, adapter: Mapping[str, Tensor], scal
 
 
 def require_matrices(adapter: Iterable[str], base: Collection[str]) -> None:
-    """Raise DataError if the base model lacks a matrix that the adapter changes. Both are names of tensors."""
+    """Raise DataError if the base model lacks a matrix that the adapter changes. Both arguments are tensor names."""
     missing = [name.removesuffix(A) for name in adapter if name.endswith(A)]
     if missing := [module for module in missing if f"{module}.weight" not in base]:
         raise DataError(
@@ -178,8 +177,11 @@ def require_matrices(adapter: Iterable[str], base: Collection[str]) -> None:
 
 
 def linear_names(lm: Any, among: Collection[str] = ()) -> list[str]:
-    """The last parts of the names of the matrices of a Hugging Face model that get an adapter: of those whose names end
-    in one of `among`, or of all but the output embedding (`all-linear`). No router does (`router_names`)."""
+    """Return the last name parts of the matrices in a Hugging Face model that get an adapter.
+
+    These are matrices whose names end in one of `among`; if that is empty (`all-linear`), all but the output embedding.
+    Routers (`router_names`) are excluded.
+    """
     head, ends = lm.get_output_embeddings(), tuple(f".{name}" for name in among)
     names = [name for name, m in _linear_layers(lm) if m is not head]
     chosen = {name.rpartition(".")[2] for name in names if not among or f".{name}".endswith(ends)}
@@ -187,12 +189,12 @@ def linear_names(lm: Any, among: Collection[str] = ()) -> list[str]:
 
 
 def router_names(lm: Any) -> list[str]:
-    """The last parts of the names of routers that are linear layers by their class, but return chosen experts too."""
+    """Return the last name parts of routers whose class is a linear layer, but which also return the chosen experts."""
     return sorted({name.rpartition(".")[2] for name, m in _linear_layers(lm) if type(m).__name__.endswith("Router")})
 
 
 def _linear_layers(lm: Any) -> list[tuple[str, Any]]:
     from torch import nn
-    from transformers.pytorch_utils import Conv1D  # GPT-2's, whose matrices are transposed
+    from transformers.pytorch_utils import Conv1D  # from GPT-2, with transposed matrices
 
     return [(name, m) for name, m in lm.named_modules() if isinstance(m, nn.Linear | Conv1D)]

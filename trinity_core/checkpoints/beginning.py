@@ -1,8 +1,8 @@
-"""The model that a run began with, by its name and the digest of its weights.
+"""The model that a run began with: its name and the digest of its weights.
 
-It is the run's reference: a KL term pulls towards the policy before the first step. Each checkpoint says which that
-was, and before the first one `beginning.json` does, so that a resume with another model, or with other weights under
-the same path, is noticed. Imports no torch: flows ask before anything starts.
+It is the run's reference: a KL term pulls towards the policy before the first step. Each checkpoint records it, and
+before the first one `beginning.json` does, so that resuming with another model, or with other weights at the same path,
+is noticed. Imports no torch, because flows check this before anything starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trinity_core.layout import JobLayout
 from trinity_core.weights_digest import weights_digest
 
 STATE = "trainer_state.json"
-"""The file of a checkpoint that holds the trainer's state other than tensors."""
+"""The file in a checkpoint with the trainer's state other than tensors."""
 OTHER_ROWS = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}, which sampled what waits in its "
     "store: it would be trained on as if this model had. To continue, give the model that it began with; to start from "
@@ -51,33 +51,31 @@ class Beginning:
     """The model that a run began with."""
 
     model: str
-    """The absolute path of a folder, or a hub model's name."""
+    """Absolute path of a folder, or name of a hub model."""
     digest: str = ""
-    """Digest of its weights, see `weights_digest`; "" where they could not be read."""
+    """Digest of its weights (see `weights_digest`); "" if they could not be read."""
     adapter: str | None = None
-    """The digest of the adapter that it starts from; "" without one. None: not noted, as in checkpoints, which hold
-    their own."""
+    """Digest of the starting adapter; "" without one. None: not recorded, as in checkpoints, which hold their own."""
 
     @classmethod
     def of(cls, model_path: str, adapter_path: str | None = None) -> Beginning:
-        """A starting model, with the adapter in a folder."""
+        """Return the beginning with a starting model and, optionally, the adapter in a folder."""
         adapter = weights_digest(str(expanded(adapter_path))) if adapter_path else ""
         return cls(model_name(model_path), weights_digest(model_path), adapter)
 
     def differs(self, other: Beginning) -> bool:
-        """Compare the models' contents, wherever the folders are, or their names where a content is not known."""
+        """Compare the models by content, or by name if a digest is unknown."""
         if self.digest and other.digest:
             return self.digest != other.digest
         return self.model != other.model
 
 
 def model_name(model_path: str) -> str:
-    """The name of a starting model in a run's files: the absolute path of a folder, or a hub model's name."""
+    """Return a starting model's name for a run's files: the absolute path of a folder, or a hub model's name."""
     return str(Path(model_path).resolve()) if Path(model_path).exists() else model_path
 
 
 def recorded_beginning(job_dir: Path, step: int) -> Beginning | None:
-    """What the checkpoint of `step` says that its run began with; None if it does not say."""
     layout = JobLayout(job_dir)
     state = layout.step(step) / STATE
     began = json.loads(state.read_text()).get("began") if state.exists() else None
@@ -85,13 +83,14 @@ def recorded_beginning(job_dir: Path, step: int) -> Beginning | None:
 
 
 def other_beginning(job_dir: Path, step: int, model_path: str) -> Beginning | None:
-    """What the run of the checkpoint of `step` began with, if that is not the model of `model_path`; else None."""
+    """Return the beginning recorded in the checkpoint of `step` if it is not the model `model_path`, else None."""
     began = recorded_beginning(job_dir, step)
     return began if began is not None and began.differs(Beginning.of(model_path)) else None
 
 
 def refuse_other_model(text: str, began: Beginning, model_path: str, job_dir: Path) -> None:
-    """Raise TrinityError: a run that `began` otherwise cannot take this model, as `text` (`OTHER_…`) says."""
+    """Raise TrinityError because a run that `began` with another model cannot use this one; `text` is an `OTHER_…`
+    message."""
     raise TrinityError(_refusal(text, began, model_path, job_dir), key="model.model_path")
 
 
@@ -99,11 +98,11 @@ def begin_from(
     job_dir: Path, model_path: str, has_rows: bool, adapter_path: str | None = None,
     forget: Callable[[], object] = lambda: None,
 ) -> None:  # fmt: skip
-    """Note the model, and the adapter, that a run without a checkpoint begins with.
+    """Record the model and adapter that a run without a checkpoint begins with.
 
-    If it has not noted the same content, `forget` first removes what another beginning has left: where that fails, or
-    the process is killed, the next start does it again. `has_rows`: rollouts wait in the run's store. Raises
-    TrinityError if those are another model's or adapter's.
+    If this content was not recorded before, `forget` first removes what another beginning has left; if it fails or the
+    process is killed, the next start repeats it. `has_rows`: rollouts wait in the run's store. Raises TrinityError if
+    they come from another model or adapter.
     """
     layout, present = JobLayout(job_dir), Beginning.of(model_path, adapter_path)
     path = layout.beginning

@@ -1,12 +1,12 @@
 """Commits checkpoints atomically: written to a temporary sibling, flushed, renamed, and only then named the latest.
 
-    folder = begin(layout, step)         # a temporary sibling
+folder = begin(layout, step)         # a temporary sibling
     ...                                  # every rank writes its files into it
     commit(layout, step, folder, keep=3)
 
 A run that dies at any point leaves the previous checkpoint intact and a temporary folder that the next `begin` removes.
-`manifest.json` has sizes and SHA-256 of all files but those below `huggingface`: a later conversion completes them,
-and they can be made again from a base model.
+`manifest.json` has sizes and SHA-256 of all files except those below `huggingface`, which a later conversion completes
+and which can be recreated from a base model.
 """
 
 from __future__ import annotations
@@ -38,34 +38,33 @@ from trinity_core.layout import ABANDONED, MANIFEST, JobLayout
 from trinity_core.waits import retry
 
 PUBLISHED = ("actor/weights.safetensors", "actor/weights.json")
-"""Published weights in this step's folder; they are kept when the full checkpoint replaces the folder."""
+"""Published weights in this step's folder, kept when the full checkpoint replaces the folder."""
 Entry = dict[str, int | str]
 """Manifest entry of a file: `size` in bytes, `sha256`."""
 FORMAT = 1
-"""Of `manifest.json`. Raised when this release could no longer resume from what is written."""
+"""Format of `manifest.json`. Raised whenever older releases could no longer resume from what is written."""
 READ_SECONDS = 60.0
 """Time for a file to become readable again."""
 MISSING = (FileNotFoundError, NotADirectoryError)
 T = TypeVar("T")
 HASH_THREADS = 4
-"""hashlib releases the interpreter lock, so files are hashed in parallel."""
+"""Number of hashing threads; hashlib releases the GIL."""
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Relative paths of the files below `folder` that the manifest lists, sorted."""
+    """Return the relative paths of the files below `folder` that the manifest lists, sorted."""
     files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in files if name != Path(MANIFEST) and "huggingface" not in name.parts)
 
 
 def entry_of(path: Path) -> Entry:
-    """A file's entry in the manifest."""
     return {"size": path.stat().st_size, "sha256": file_digest(path)}
 
 
 def write_manifest(folder: Path, step: int, written: Mapping[str, Entry] | None = None) -> None:
-    """Write the manifest of `folder`, which then counts as a whole checkpoint.
+    """Write the manifest of `folder`, which completes the checkpoint.
 
-    `written` are the entries of files whose writers have made them. Raises TrinityError if such a file is not there.
+    `written` holds entries that the files' writers have computed. Raises TrinityError if such a file is missing.
     """
     known, names = dict(written or {}), files_of(folder)
     if lost := sorted(known.keys() - {name.as_posix() for name in names}):
@@ -81,11 +80,11 @@ def write_manifest(folder: Path, step: int, written: Mapping[str, Entry] | None 
 
 
 def damage(folder: Path, deep: bool = True) -> str | None:
-    """Why the checkpoint in `folder` must not be used, or None. `deep` compares contents, not only sizes.
+    """Return why the checkpoint in `folder` must not be used, or None. `deep` compares contents, not only sizes.
 
-    Files that the manifest does not list (a converted model, published weights) are ignored. Raises DataError for a
-    checkpoint of another `FORMAT`, which is whole to the release that wrote it, and TransientFault if a file is
-    unreadable, which says nothing of the checkpoint; with `deep`, after waiting for it.
+    Files that are not in the manifest (a converted model, published weights) are ignored. Raises DataError for a
+    checkpoint of another `FORMAT`, which may be complete for the release that wrote it. Raises TransientFault if a file
+    is unreadable, which says nothing about the checkpoint; with `deep`, only after waiting for the file.
     """
     seconds = READ_SECONDS if deep else 0.0
     if _when_readable(folder / ABANDONED, Path.exists, seconds):
@@ -128,9 +127,9 @@ def _changed(folder: Path, listed: Sequence[tuple[Path, int, str]]) -> str | Non
 
 
 def _when_readable(path: Path, read: Callable[[Path], T], seconds: float) -> T:
-    """`read(path)`. A file that cannot be read may be whole: its disk or server is away.
+    """Return `read(path)`. An unreadable file may be intact, with its disk or server temporarily away.
 
-    Raises one of `MISSING`, or TransientFault after so many seconds.
+    Raises one of `MISSING`, or TransientFault after `seconds`.
     """
 
     def is_away(error: Exception) -> bool:
@@ -148,7 +147,7 @@ def _when_readable(path: Path, read: Callable[[Path], T], seconds: float) -> T:
 
 
 def begin(layout: JobLayout, step: int) -> Path:
-    """A new temporary folder for the checkpoint of `step`; leftovers of killed writers are removed first."""
+    """Create a temporary folder for the checkpoint of `step`, after removing leftovers of killed writers."""
     with clear_errors("making a checkpoint in", layout.root):
         layout.root.mkdir(parents=True, exist_ok=True)
         remove_leftovers(layout.root, "global_step_*")
@@ -164,7 +163,7 @@ def commit(
     """Make `temporary` the checkpoint of `step` and the latest one; return its folder.
 
     Of the checkpoints up to `step`, the newest `keep` (None: all) and those in `protect` stay. `written` as for
-    `write_manifest`. Raises `TrinityError` if the disk is full or not writable; the previous checkpoint then stays the
+    `write_manifest`. Raises TrinityError if the disk is full or not writable; the previous checkpoint then stays the
     latest.
     """
     target = layout.step(step)
@@ -173,7 +172,7 @@ def commit(
         _sync_tree(temporary)
         old = None
         with CHANGING_FOLDERS:
-            _carry_over(target, temporary)  # after the manifest: removing published weights leaves it whole
+            _carry_over(target, temporary)  # after the manifest, which does not list them
             if target.exists():
                 old = temporary_sibling(target)
                 target.rename(old)
@@ -190,9 +189,9 @@ def commit(
 def remove_old(layout: JobLayout, upto: int, keep: int, protect: Collection[int] = ()) -> list[int]:
     """Delete committed checkpoints except the newest `keep` (at least one) and those in `protect`; return their steps.
 
-    Published weights in their folders stay, as long as they are loadable (`sync.checkpoint` removes them).
-    Checkpoints after step `upto` neither count nor are deleted: they are damaged, and the run resumed from before them.
-    Nor do abandoned ones count; they go with the checkpoints before the oldest that is kept.
+    Published weights in their folders stay while they are loadable (`sync.checkpoint` removes them). Checkpoints after
+    step `upto` are damaged (the run resumed from before them): they neither count nor are deleted. Abandoned ones do
+    not count either; they are deleted with the checkpoints before the oldest kept one.
     """
     finished = [step for step in layout.steps() if step <= upto and (layout.step(step) / MANIFEST).exists()]
     usable = [step for step in finished if not (layout.step(step) / ABANDONED).exists()]
@@ -208,9 +207,9 @@ def remove_old(layout: JobLayout, upto: int, keep: int, protect: Collection[int]
 
 
 def _remove_all_but_published(folder: Path) -> None:
-    """Delete a checkpoint whose step is also a version that explorers may load; the manifest goes first.
+    """Delete a checkpoint whose step is also a version that explorers may load, the manifest first.
 
-    A conversion of it, by another process, may remove or complete its own files meanwhile.
+    Another process that converts it may remove or complete its own files meanwhile.
     """
     with clear_errors("removing", folder):
         (folder / MANIFEST).unlink()

@@ -1,6 +1,6 @@
 """Converts a checkpoint's shards to a Hugging Face folder (`actor/huggingface`) that transformers loads directly.
 
-The format of the shards (our trainer's, FSDP's, Megatron's) is detected. Only the policy is converted, not the critic.
+The shard format (our trainer's, FSDP's, Megatron's) is detected. Only the policy is converted, not the critic.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ log = logging.getLogger(__name__)
 def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None, merge: bool = False) -> list[Path]:
     """Convert the checkpoint that contains `checkpoint_dir`, or else every checkpoint below it; see `convert`.
 
-    Returns the folders, including those converted before. Raises `DataError` if there is no checkpoint or, once all
-    others are converted, if one cannot be converted. Abandoned ones are left out.
+    Returns the folders, including those converted before. Abandoned checkpoints are skipped. Raises DataError if there
+    is no checkpoint or, after converting all others, if one cannot be converted.
     """
     steps = find_steps(Path(checkpoint_dir))
     if len(steps) == 1:
@@ -84,8 +84,8 @@ def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None, merge:
 
 
 def find_steps(path: Path) -> list[Path]:
-    """The `global_step_N` that `path` is or is inside of; otherwise all below it, or of the stages of the pipeline in
-    it, in order of step."""
+    """Return the `global_step_N` that `path` is or is inside of; otherwise all below it, or below the stages of the
+    pipeline in it, in order of step."""
     path = path.absolute()
     for folder in (path, *path.parents):
         if step_of(folder) is not None and folder.is_dir():
@@ -104,15 +104,15 @@ def find_steps(path: Path) -> list[Path]:
 
 
 def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool = False) -> Path:
-    """Convert the checkpoint `step_folder` unless it has been; return its `actor/huggingface`.
+    """Convert the checkpoint `step_folder` unless this was done before; return its `actor/huggingface`.
 
-    Of a LoRA adapter that is `actor/lora_adapter`, the folder that peft reads; with `merge` it is merged into its base
+    For a LoRA adapter the result is `actor/lora_adapter`, in peft's format. With `merge` it is merged into its base
     model, in the wider dtype of the two, and the whole model is in `actor/huggingface`.
 
     `config.json` and tokenizer come from `base_model_dir` if the checkpoint lacks them; `generation_config.json` names
-    the tokens with which the chat template ends an answer. Tensors get the names that they have on the hub. Data types
-    are kept; a head that is tied to the embeddings is not stored twice. Raises `DataError` if the checkpoint is
-    damaged, or is removed meanwhile.
+    the tokens with which the chat template ends an answer. Tensors get their names on the hub. Data types are kept; a
+    head tied to the embeddings is not stored twice. Raises DataError if the checkpoint is damaged, or is removed
+    meanwhile.
     """
     actor = step_folder / "actor"
     target = actor / "huggingface"
@@ -161,7 +161,7 @@ def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool =
 
 
 def _refuse_removed(step_folder: Path, is_ours: bool) -> None:
-    """Raise `DataError` if the trainer has removed the checkpoint since the conversion began."""
+    """Raise DataError if the trainer has removed the checkpoint since the conversion began."""
     if not (step_folder / (MANIFEST if is_ours else "actor")).exists():
         raise DataError(
             f"{step_folder} was removed while it was converted: the run keeps trainer.max_checkpoints_to_keep of them. "
@@ -170,7 +170,7 @@ def _refuse_removed(step_folder: Path, is_ours: bool) -> None:
 
 
 def _move_into(temporary: Path, target: Path) -> None:
-    """Move a converted model to its place, with what makes it complete last."""
+    """Move a converted model to its place; the files that make it complete go last."""
     target.mkdir(exist_ok=True)
     for path in sorted(temporary.iterdir(), key=lambda path: (path.name == INDEX, path.suffix == ".safetensors")):
         if path.is_dir():
@@ -206,7 +206,7 @@ def _config(target: Path, base: Path | None, base_config: Path | None) -> dict[s
 
 
 def _tensors(actor: Path, config: dict[str, Any]) -> tuple[Tensors, Callable[[str], torch.Tensor]]:
-    """The model's tensors, maybe without data, and what gives the data of one."""
+    """Return the model's tensors, possibly without data, and a function that returns the data of one."""
     if shard_files(actor):
         like, value_of = merge_shards(actor)
         names = {_plain_name(name): name for name in like}
@@ -228,11 +228,11 @@ def _adapter(actor: Path) -> Tensors:
 def _merged(
     step_folder: Path, base_model_dir: Path | None, names: HubNames
 ) -> tuple[Tensors, Callable[[str], torch.Tensor]]:
-    """The base model of a checkpoint's adapter with the adapter in it: tensors without data by their names on the hub,
-    and what gives the data.
+    """Return a checkpoint's base model with the adapter merged: tensors without data by hub name, and a function that
+    returns the data.
 
-    A whole model is never held: its files are mapped, and a tensor is merged when it is asked for. Raises `DataError`
-    if the base has changed.
+    The whole model is never in memory: its files are mapped, and a tensor is merged on request. Raises DataError if the
+    base has changed.
     """
     import torch
 
@@ -265,7 +265,7 @@ def _merged(
 
 
 def _on_hub(name: str, names: HubNames) -> str:
-    """An adapter's name of A or B, with its module as it is called on the hub."""
+    """Return an adapter tensor's name with its module's hub name."""
     module, end = name[: -len(adapters.A)], name[-len(adapters.A) :]
     return names.name(f"{module}.weight").removesuffix(".weight") + end
 
@@ -289,7 +289,7 @@ def _plain_name(name: str) -> str:
 
 
 def _untie(tensors: Tensors, value_of: Callable[[str], torch.Tensor], config: dict[str, Any], actor: Path) -> Tensors:
-    """Drop a tied head. Raises `DataError` if head and embeddings differ in the checkpoint."""
+    """Drop a tied head. Raises DataError if head and embeddings differ in the checkpoint."""
     import torch
 
     if not config.get("tie_word_embeddings") or HEAD not in tensors or EMBEDDINGS not in tensors:
@@ -300,7 +300,8 @@ def _untie(tensors: Tensors, value_of: Callable[[str], torch.Tensor], config: di
 
 
 def _without_data(config: dict[str, Any], actor: Path) -> Any:
-    """The model that `config` describes, without data; None with a warning if transformers lacks the architecture."""
+    """Return the model that `config` describes, without data; None with a warning if transformers lacks the
+    architecture."""
     import torch
 
     lean_transformers()
@@ -308,7 +309,7 @@ def _without_data(config: dict[str, Any], actor: Path) -> Any:
 
     try:
         settings = AutoConfig.for_model(**config)
-        # Without `dtype`, that of config.json would be the default dtype of all threads, of a train step too.
+        # Without `dtype`, config.json's dtype would become the default of all threads, including a train step's.
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(settings, dtype=torch.get_default_dtype(), **OWN_ATTENTION)
     except (ValueError, KeyError) as error:
@@ -317,7 +318,7 @@ def _without_data(config: dict[str, Any], actor: Path) -> Any:
 
 
 def check_names(tensors: Tensors, model: Any, names: HubNames, actor: Path) -> None:
-    """Raise `DataError` if `tensors`, by their names on the hub, do not match the architecture."""
+    """Raise DataError if the hub names in `tensors` do not match the architecture."""
     stored = model.state_dict()  # lists tied weights under both names; one is required
     required = dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in stored}
     expected = {name: tuple(tensor.shape) for name, tensor in names.tensors(required.items())}
@@ -331,7 +332,7 @@ def check_names(tensors: Tensors, model: Any, names: HubNames, actor: Path) -> N
 
 
 def with_dtype(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """`config` with the data type of most weights, in which transformers will load them."""
+    """Return `config` with the data type of most weights, in which transformers will load them."""
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
         name = str(tensor.dtype).removeprefix("torch.")
@@ -341,7 +342,7 @@ def with_dtype(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def write_model(tensors: Tensors, value_of: Callable[[str], torch.Tensor], target: Path) -> None:
-    """Write the values of `tensors` to `target`, file by file; the index, which makes it complete, is written last."""
+    """Write `tensors` to `target`, file by file. The index, which completes the model, is written last."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
@@ -364,9 +365,9 @@ def write_model(tensors: Tensors, value_of: Callable[[str], torch.Tensor], targe
 
 
 def _companions(target: Path, base: Path | None) -> None:
-    """Copy tokenizer and generation settings that are not there yet.
+    """Copy missing tokenizer and generation settings from the base model.
 
-    A chat template that the trainer wrote is the one that the policy was trained with: the base model's is left out.
+    A chat template that the trainer wrote is the one used in training, so the base model's is not copied.
     """
     has_template = any(target.glob("chat_template*"))
     for pattern in COMPANIONS if base is not None else ():
@@ -378,7 +379,7 @@ def _companions(target: Path, base: Path | None) -> None:
 
 
 def _stop_tokens(target: Path) -> None:
-    """Have other programs stop where the chat template ends an answer."""
+    """Add the tokens that end an answer in the chat template to `generation_config.json`, for other programs."""
     settings = target / "tokenizer_config.json"
     if not any(target.glob("chat_template*")) and not (settings.is_file() and "chat_template" in settings.read_text()):
         return

@@ -1,7 +1,7 @@
-"""Tensors by the names that a model has on the hub, which are those that `save_pretrained` writes and vLLM loads.
+"""Tensors by their names on the hub, which `save_pretrained` writes and vLLM loads.
 
-In memory transformers names some otherwise, and holds all experts of a layer as one tensor: `mlp.experts.gate_up_proj`
-of Mixtral is `block_sparse_moe.experts.0.w1.weight`, `….w3.weight`, … on the hub.
+In memory, transformers renames some tensors and holds all experts of a layer as one: Mixtral's
+`mlp.experts.gate_up_proj` is `block_sparse_moe.experts.0.w1.weight`, `….w3.weight`, … on the hub.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Tensors: TypeAlias = "dict[str, torch.Tensor]"
 
 
 class HubNames:
-    """The names of one model, by how transformers converts what it loads."""
+    """The hub names of one model, derived from transformers' conversions on loading."""
 
     def __init__(self, config: Any = None, conversions: Iterable[Any] = ()) -> None:
-        """Without conversions, the names in memory are those on the hub."""
+        """Without conversions, names in memory and on the hub are the same."""
         from transformers.core_model_loading import PrefixChange
 
-        # Whether a prefix was there is known to the model that was read alone; vLLM takes either.
+        # Only the loaded model knows whether it had a prefix; vLLM accepts both.
         kept = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
         reverse = [conversion.reverse_transform() for conversion in reversed(kept)]
         self._loading, self._saving = _by_kind(kept), _by_kind(reverse)
@@ -34,7 +34,6 @@ class HubNames:
 
     @classmethod
     def of_config(cls, config: Any) -> HubNames:
-        """`config`: transformers' configuration of the language model."""
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
         kinds = (*(config.architectures or ()), config.model_type)
@@ -43,14 +42,13 @@ class HubNames:
 
     @classmethod
     def of_model(cls, model: Any) -> HubNames:
-        """`model`: transformers', maybe without data."""
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         return cls(model.config, get_model_conversion_mapping(model, add_legacy=False))
 
     def tensors(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors by their names on the hub. Those that have such a name are passed on; those that are one on the
-        hub are converted together, once all are there."""
+        """Yield the tensors under their hub names. Tensors that are only renamed are passed on; those that form one hub
+        tensor are converted together once all are present."""
         from transformers.core_model_loading import revert_weight_conversion
 
         waiting: dict[str, Tensors] = {}
@@ -69,9 +67,9 @@ class HubNames:
     def converted(
         self, tensors: Mapping[str, torch.Tensor], value_of: Callable[[str], torch.Tensor]
     ) -> tuple[Tensors, Callable[[str], torch.Tensor]]:
-        """The tensors on the hub that `tensors` make, without data, and what gives the data of one.
+        """Return the hub tensors that `tensors` form, without data, and a function that returns the data of one.
 
-        What makes several tensors on the hub is read once if these are asked for in turn, and held meanwhile.
+        Data that forms several hub tensors is read once if these are requested in turn, and kept meanwhile.
         """
         groups: dict[str, list[str]] = {}
         for name in tensors:
@@ -92,11 +90,12 @@ class HubNames:
         return like, value
 
     def name(self, name: str) -> str:
-        """The name on the hub of a tensor; of experts a pattern of the first of their names."""
+        """Return a tensor's name on the hub; for experts, a pattern of the first of their names."""
         return self._place(name)[0]
 
     def _place(self, name: str) -> tuple[str, int]:
-        """The name on the hub, and how many tensors in memory are converted together to it; 0 if it is only renamed."""
+        """Return the hub name, and the number of in-memory tensors converted together to it; 0 if it is only
+        renamed."""
         if name not in self._places:
             loaded, _ = _renamed(name, self._loading)
             saved, pattern = _renamed(name, self._saving, reverse=True)
@@ -109,7 +108,6 @@ class HubNames:
 
 
 def _by_kind(conversions: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Those that only rename, and those that change tensors."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming
 
     kinds = (WeightRenaming, WeightConverter)

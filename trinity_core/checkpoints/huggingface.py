@@ -12,7 +12,7 @@ from trinity_core.errors import TrinityError
 
 
 def huggingface_folder(config: Config, step: int, merge: bool = True) -> Path:
-    """The Hugging Face folder of a checkpoint, converted if it has not been; that of an adapter without `merge`."""
+    """Return a checkpoint's Hugging Face folder, converting it if needed. Without `merge`, an adapter's own folder."""
     from trinity_core.checkpoints.convert import convert
 
     if not merge and (began := other_beginning(config.job_dir, step, config.model.model_path)) is not None:
@@ -25,11 +25,11 @@ def huggingface_folder(config: Config, step: int, merge: bool = True) -> Path:
 
 
 def tensors_sha256(folder: Path) -> str:
-    """SHA-256 over all tensors of a Hugging Face folder, whatever files they are in.
+    """Return the SHA-256 over all tensors of a Hugging Face folder, however they are split into files.
 
-    Tensors are taken in the order of their names; each adds one line of text, `name dtype shape` as safetensors writes
-    them (`model.norm.weight F32 [128]`), then its bytes as stored (little-endian, row-major). Raises TrinityError if
-    the folder holds no tensor.
+    Tensors are sorted by name; each contributes one line of text, `name dtype shape` as in safetensors
+    (`model.norm.weight F32 [128]`), then its bytes as stored (little-endian, row-major). Raises TrinityError if the
+    folder holds no tensor.
     """
     import torch
     from safetensors import safe_open

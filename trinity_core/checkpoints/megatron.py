@@ -1,8 +1,8 @@
 """Reads Megatron-Core distributed checkpoints of dense Qwen2, Qwen3 and Llama models as Hugging Face tensors.
 
-Names and layouts are those of Megatron-Core's `GPTModel`: query, key and value rows of one weight, interleaved by query
-group; gate and up projection stacked; layer norms inside the linear that follows them (Transformer Engine) or on their
-own. Layers may be numbered, or stacked along a first dimension. Mixtures of experts are not covered.
+Names and layouts are those of Megatron-Core's `GPTModel`: query, key and value rows in one weight, interleaved by query
+group; gate and up projection stacked; layer norms inside the linear layer that follows them (Transformer Engine) or
+separate. Layers may be numbered, or stacked along a first dimension. Mixtures of experts are not covered.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SAFE_NAMES = {
 
 
 def find(actor: Path) -> Path | None:
-    """The distributed checkpoint in or below `actor`, or None."""
+    """Return the distributed checkpoint in or below `actor`, or None."""
     for folder in (actor, actor / "dist_ckpt", actor / "model"):
         if (folder / ".metadata").is_file():
             return folder
@@ -54,7 +54,7 @@ def find(actor: Path) -> Path | None:
 
 
 def read(folder: Path) -> dict[str, torch.Tensor]:
-    """The whole tensors of the distributed checkpoint in `folder`, by Megatron's names, without the optimiser's."""
+    """Read the whole model tensors of the distributed checkpoint in `folder`, under Megatron's names."""
     import torch
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -73,7 +73,7 @@ def _reader(folder: Path) -> Any:
     from torch.distributed.checkpoint import FileSystemReader
 
     class Reader(FileSystemReader):
-        """Reads `.metadata`, which is a pickle, without running code from it."""
+        """Reads `.metadata`, a pickle, without running code from it."""
 
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
             metadata = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
@@ -99,9 +99,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def to_huggingface(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Rename, split and unstack `tensors` for the model that `config` (a `config.json`) describes.
+    """Rename, split and unstack `tensors` for the model described by `config` (a `config.json`).
 
-    Raises `DataError` for an unknown name.
+    Raises DataError for an unknown name.
     """
     converted: dict[str, torch.Tensor] = {}
     for megatron_name, tensor in tensors.items():

@@ -20,15 +20,15 @@ from trinity_core.runlock import PIPELINE, is_held, lock_path, one_at_a_time
 log = logging.getLogger(__name__)
 
 CLAIM = ".begun_by"
-"""A file in an experiment's folder that names the flow run which created the folder."""
+"""A file in an experiment's folder that names the flow run that created the folder."""
 
 
 def latest_whole(job_dir: Path) -> int | None:
-    """The newest step whose checkpoint is whole by content; None without one.
+    """Return the newest step whose checkpoint is intact, or None.
 
-    A damaged checkpoint is left in place with a warning, and the previous one is used (see `abandon_after`). Raises
-    DataError for a checkpoint that another release wrote in a format of its own, and TransientFault if a file stays
-    unreadable. The file `latest_checkpointed_iteration.txt` is for people and other tools and is not read.
+    Damaged checkpoints are left in place with a warning, and the previous one is used (see `abandon_after`). Raises
+    DataError for a checkpoint in another release's format, and TransientFault if a file stays unreadable.
+    `latest_checkpointed_iteration.txt` is for people and other tools and is not read.
     """
     layout = JobLayout(job_dir)
     for step in reversed(layout.steps()):
@@ -41,10 +41,10 @@ def latest_whole(job_dir: Path) -> int | None:
 
 
 def abandon_after(job_dir: Path, step: int) -> None:
-    """Mark the checkpoints after `step` as abandoned: the run goes back to `step` because they are damaged.
+    """Mark the checkpoints after `step` as abandoned: they are damaged, and the run goes back to `step`.
 
-    Call it before anything else is rewound. A file that was missing may come back, and its weights must not meet the
-    batches that were drawn since.
+    Call it before anything else is rewound. A missing file may reappear, and that checkpoint must not be combined with
+    batches drawn since.
     """
     layout = JobLayout(job_dir)
     for later in layout.steps():
@@ -55,9 +55,9 @@ def abandon_after(job_dir: Path, step: int) -> None:
 
 
 def whole_steps(job_dir: Path) -> list[int]:
-    """Steps with a whole checkpoint, ascending; sizes are compared, contents are not.
+    """Return the steps with a complete checkpoint, ascending. Compares sizes, not contents.
 
-    One that is unreadable now, or of another format, is left out: this lists, and decides nothing.
+    Unreadable ones and those of another format are left out: this is for display only.
     """
     layout = JobLayout(job_dir)
     return [step for step in layout.steps() if _is_whole(layout.step(step))]
@@ -79,7 +79,7 @@ def _is_meant_as_checkpoint(layout: JobLayout, step: int) -> bool:
 
 
 def claimed(root: Path, name: str, attempt_of: str) -> str:
-    """The name of the folder that an attempt of this flow run has claimed for the experiment; "" if none has."""
+    """Return the folder name that an attempt of this flow run has claimed for the experiment, or ""."""
     claims = root.glob(f"{glob.escape(name)}*/{CLAIM}") if attempt_of else ()
     return next((claim.parent.name for claim in claims if claim.read_text() == f"{name} {attempt_of}"), "")
 
@@ -87,11 +87,12 @@ def claimed(root: Path, name: str, attempt_of: str) -> str:
 def fresh_name(
     root: Path, name: str, attempt_of: str = "", now: datetime | None = None, stages: Sequence[str] = ()
 ) -> str:
-    """The experiment name if `continue_from_checkpoint` is false: `name`, or `<name>_<timestamp>` if that is taken.
+    """Return the experiment name if `continue_from_checkpoint` is false: `name`, or `<name>_<timestamp>` if that is
+    taken.
 
-    `root` is the project's folder; empty folders in it, and what a refused start of a pipeline leaves, do not count as
-    taken. That of a pipeline is taken too if one of its `stages` is (`_sft`, by the end of the name). `attempt_of`
-    names the flow run that starts the experiment: a retry of it gets the folder that the first attempt `claim`ed.
+    `root` is the project's folder. Empty folders, and those of a refused pipeline start, do not count as taken. A
+    pipeline's name is also taken if the folder of one of its `stages` (name suffixes such as `_sft`) is. `attempt_of`
+    names the flow run that starts the experiment: its retries get the folder that the first attempt claimed.
     """
     if mine := claimed(root, name, attempt_of):
         return mine
@@ -111,9 +112,9 @@ def _is_taken(folder: Path) -> bool:
 
 
 def fresh_folder(root: Path, name: str, attempt_of: str, stages: Sequence[str] = ()) -> str:
-    """`fresh_name`, with its folder and those of its stages made and claimed.
+    """Create and claim the folders of `fresh_name` and its stages, and return the name.
 
-    Parts of one run that ask at the same time get the same folder.
+    Parts of one run that call this at the same time get the same folder.
     """
     with one_at_a_time(root / f".{name}.lock"):
         fresh = fresh_name(root, name, attempt_of, stages=stages)
@@ -124,10 +125,10 @@ def fresh_folder(root: Path, name: str, attempt_of: str, stages: Sequence[str] =
 
 
 def newest_run(root: Path, name: str, stage: str = "") -> str:
-    """The name of the run that was begun last under `name` in a fresh folder; `name` itself without one.
+    """Return the name of the newest run begun under `name` in a fresh folder, or `name` if there is none.
 
-    With `stage`, such as `_sft`, that of this stage of a pipeline called `name`, which may have been begun alone.
-    A start that was refused leaves a folder without an identity, stages and checkpoints, which is passed over.
+    With `stage`, such as `_sft`, look for that stage of a pipeline called `name`, which may also run alone. Folders of
+    refused starts, without identity, stages and checkpoints, are ignored.
     """
     time = r"(_\d{14}(_\d+)?)?"
     own = re.compile(re.escape(name) + time + (re.escape(stage) + time if stage else ""))
@@ -140,13 +141,13 @@ def newest_run(root: Path, name: str, stage: str = "") -> str:
 
 
 def claim(folder: Path, name: str, attempt_of: str) -> None:
-    """Record in the experiment's new folder which flow run created it, for `fresh_name`."""
+    """Record in an experiment's new folder which flow run created it."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / CLAIM, f"{name} {attempt_of}".encode())
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """`explorer_meta.json` or `trainer_meta.json`; empty if it is missing or unreadable (it can be rebuilt)."""
+    """Read `explorer_meta.json` or `trainer_meta.json`; empty if missing or unreadable (it can be rebuilt)."""
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
@@ -158,7 +159,6 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def update_meta(path: Path, /, **values: Any) -> dict[str, Any]:
-    """Merge `values` into the file atomically; return the merged contents."""
     merged = {**read_meta(path), **values}
     write_json(path, merged, durable=False)
     return merged

@@ -1,7 +1,7 @@
-"""Writes the files of a trainer's checkpoints, in a separate process, from memory that both have mapped.
+"""Writes checkpoint files in a separate process, from memory that it shares with the trainer.
 
-The process leaves the cores to the trainer, needs no interpreter lock of the trainer's, and gives no checkpoint its
-name: that is done by the trainer, which holds the run's lock.
+The process leaves the cores and the GIL to the trainer. It never gives a checkpoint its final name: the trainer does
+that, because it holds the run's lock.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor is in the memory of its piece."""
+    """Position of a tensor in the memory of its piece."""
 
     name: str
     dtype: str
-    """Its name in torch: `bfloat16`."""
     shape: tuple[int, ...]
     offset: int
 
@@ -41,20 +40,16 @@ class Piece:
     """The tensors of one file of a checkpoint."""
 
     file: str
-    """Its path in the checkpoint's folder."""
     memory: str = ""
-    """The file that is mapped."""
     bytes: int = 0
     tensors: list[TensorPlace] = field(default_factory=list)
     metadata: dict[str, str] | None = None
-    """Metadata of a file in the safetensors format; None: the file is one of `torch.save`."""
+    """Metadata of a safetensors file; None: the file is written with `torch.save`."""
 
 
 class ShardWriter:
-    """Writes files one after the other."""
-
     def write(self, folder: str, piece: Piece) -> dict[str, int | str]:
-        """Write a piece into the checkpoint's folder and flush it; its entry in the manifest.
+        """Write a piece into the checkpoint's folder, flush it, and return its manifest entry.
 
         Raises TrinityError if the disk stays full, or is not writable.
         """
@@ -66,18 +61,19 @@ class ShardWriter:
         return entry_of(path)
 
     def convert(self, folder: str) -> None:
-        """Add the checkpoint in Hugging Face format, an adapter merged into its base.
+        """Add the checkpoint in Hugging Face format, with an adapter merged into its base.
 
         Raises TrinityError if it cannot be converted.
         """
         from trinity_core.checkpoints.convert import convert
 
-        remove_leftovers(Path(folder) / "actor", "huggingface")  # of a process that was killed meanwhile
+        remove_leftovers(Path(folder) / "actor", "huggingface")  # left by a killed process
         convert(Path(folder), merge=True)
 
 
 class ShardProcess(ShardWriter):
-    """Writes in a separate process. A request to end (SIGTERM to all processes of a machine) is the trainer's."""
+    """Writes in a separate process. It ignores SIGTERM, sent for example to all processes of a machine: the trainer
+    decides."""
 
     def __init__(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -98,7 +94,8 @@ def _write(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str
 
 
 def _mapped(piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors as parts of the memory, each with its own storage: `torch.save` writes whole storages."""
+    """Yield the tensors as parts of the memory, each with its own storage, because `torch.save` writes whole
+    storages."""
     import torch
 
     memory: Any = None
@@ -113,36 +110,36 @@ def _mapped(piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class Segment:
-    """Memory without a name for one file, kept for the same file of the next checkpoint: a page that is new costs three
-    times the copy into it.
+    """Anonymous memory for one file, reused for the same file of the next checkpoint: a new page costs three times as
+    much as copying into it.
 
-    It grows with what is put into it; where that has other sizes than before, what does not fit is given back. What a
-    GPU's tensors are copied to is pinned; a tensor lies in one chunk, and no chunk moves, so that a GPU may still be
-    copying while others are added.
+    It grows with its content; if sizes change, what no longer fits is freed. Memory that receives a GPU's tensors is
+    pinned. A tensor lies in one chunk, and chunks never move, so that a GPU may still be copying while others are
+    added.
     """
 
     ALIGNMENT = 64
     CHUNK = 64 << 20
-    """Bytes that are mapped at a time; a larger tensor has a chunk of its own."""
+    """Bytes mapped at a time; a larger tensor has its own chunk."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("trinity-checkpoint")
         self._chunks: list[mmap.mmap] = []
         self._pinned: dict[int, int] = {}
-        """Chunk -> its address, or 0 if it cannot be pinned."""
+        """Chunk → its address, or 0 if it cannot be pinned."""
         self._current = self._used = 0
-        """The chunk that is being filled, and the bytes in it."""
+        """Index of the chunk being filled, and bytes used in it."""
         self._copied: Any = None
         self.is_free = True
-        """What is here has been written."""
+        """True once the content has been written."""
 
     def begin(self) -> None:
-        """Forget what is there."""
         self._current = self._used = 0
         self.is_free = False
 
     def add(self, piece: Piece, name: str, tensor: torch.Tensor, stream: CopyStream | None = None) -> None:
-        """Copy a tensor of any device to the end of `piece`, all of whose tensors are here; in a stream if given."""
+        """Append a tensor of any device to `piece`, all of whose tensors are in this segment; asynchronously with
+        `stream`."""
         import torch
 
         offset = 0
@@ -165,7 +162,6 @@ class Segment:
         piece.bytes = max(piece.bytes, offset + tensor.nbytes)
 
     def _room(self, size: int) -> int:
-        """Where `size` bytes begin in what is then the current chunk."""
         begin = -(-self._used // self.ALIGNMENT) * self.ALIGNMENT
         if self._used and begin + size > len(self._chunks[self._current]):
             self._current, begin = self._current + 1, 0
@@ -174,24 +170,21 @@ class Segment:
                 return begin
             self._drop(self._current)
         start, length = sum(map(len, self._chunks)), -(-max(size, self.CHUNK) // mmap.PAGESIZE) * mmap.PAGESIZE
-        os.ftruncate(self._file, start + length)  # pages that nobody touches are free
+        os.ftruncate(self._file, start + length)  # untouched pages take no memory
         self._chunks.append(mmap.mmap(self._file, length, offset=start))
         return 0
 
     def until_copied(self) -> None:
-        """Wait until all tensors are here."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def close(self) -> None:
-        """Give the memory back."""
         with suppress(RuntimeError):  # a GPU that has failed copies nothing
             self.until_copied()
         self._drop(0)
         os.close(self._file)
 
     def _drop(self, first: int) -> None:
-        """Give the memory of a chunk and of those after it back."""
         for number in range(first, len(self._chunks)):
             if address := self._pinned.pop(number, 0):
                 unpin(address)

@@ -4,7 +4,7 @@
 - FSDP: the same file names; each holds `DTensor` shards of every parameter.
 - Megatron: a `torch.distributed.checkpoint` folder, see `megatron`.
 
-Files are loaded with `weights_only`: nothing in them is executed.
+Files are loaded with `weights_only`, so that no code in them is executed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARD_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 
 
 def shard_files(actor: Path) -> list[Path]:
-    """The model's shard files in order of rank, possibly none. Raises `DataError` if one is missing."""
+    """Return the model's shard files in order of rank, possibly none. Raises DataError if one is missing."""
     by_world: dict[int, dict[int, Path]] = {}
     for path in actor.glob("model_world_size_*_rank_*.pt"):
         if match := SHARD_FILE.fullmatch(path.name):
@@ -42,10 +42,9 @@ def shard_files(actor: Path) -> list[Path]:
 
 
 def merge(actor: Path) -> tuple[dict[str, torch.Tensor], Callable[[str], torch.Tensor]]:
-    """The whole tensors of the shards in `actor`, those that must be joined without data, and what gives the data of
-    one by its name.
+    """Return the whole tensors of the shards in `actor`, and a function that returns the data of one by name.
 
-    Raises `DataError` if the shards do not match.
+    Tensors that must be joined are without data. Raises DataError if the shards do not match.
     """
     import torch
     from torch.distributed.tensor import DTensor
@@ -63,14 +62,14 @@ def merge(actor: Path) -> tuple[dict[str, torch.Tensor], Callable[[str], torch.T
 
 
 def load_shard(path: Path) -> dict[str, Any]:
-    """One rank's tensors by name. Raises `DataError` if the file is damaged or holds more than plain data."""
+    """Return one rank's tensors by name. Raises DataError if the file is damaged or holds more than plain data."""
     import pickle
 
     import torch
 
     try:
         with torch.serialization.safe_globals(_safe_types()):
-            # Mapped, only the tensors of the file that is being written are in memory; older formats cannot be.
+            # Mapped, only the tensors being written are in memory; older formats cannot be mapped.
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise DataError(f"{path} cannot be read without running code from it: {error}") from error
@@ -82,7 +81,7 @@ def load_shard(path: Path) -> dict[str, Any]:
 
 
 def _safe_types() -> list[Any]:
-    """The classes of a saved DTensor besides tensors: descriptions of layouts, which execute nothing."""
+    """Return the classes of a saved DTensor besides tensors: layout descriptions, which execute nothing."""
     from collections import OrderedDict
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -93,7 +92,6 @@ def _safe_types() -> list[Any]:
 
 
 def _shared(name: str, pieces: Sequence[Any]) -> torch.Tensor:
-    """The tensor that one or several ranks hold whole."""
     import torch
 
     first = pieces[0]
@@ -107,9 +105,9 @@ def _shared(name: str, pieces: Sequence[Any]) -> torch.Tensor:
 
 
 def merge_dtensors(name: str, pieces: Sequence[Any]) -> torch.Tensor:
-    """Join `DTensor` shards, one for each rank in order, over a mesh of one or two dimensions (FSDP, HSDP, TP x DP).
+    """Join `DTensor` shards, one per rank in order, over a mesh of one or two dimensions (FSDP, HSDP, TP x DP).
 
-    A dimension of the mesh that replicates contributes its first piece; one that shards is joined along its dimension.
+    Replicating mesh dimensions contribute their first piece; sharding ones are joined along the sharded dimension.
     """
     import torch
 

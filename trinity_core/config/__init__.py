@@ -1,7 +1,7 @@
-"""What a run is: the settings, loading and checking them.
+"""The configuration of a run: its settings, loading and checking.
 
-`load_config` reads a YAML file, `stages` splits it into runs, `train_settings` and `store_url` answer what the trainer
-and the store need to know. Imports neither torch nor ray.
+`load_config` reads a YAML file, `stages` splits it into runs, `train_settings` and `store_url` derive settings of the
+trainer and the store. Imports neither torch nor ray.
 """
 
 from trinity_core.config.findings import ConfigError, Finding

@@ -1,8 +1,8 @@
-"""What `algorithm_type` means: a named set of defaults over parts that can each be replaced in YAML.
+"""The values of `algorithm_type`: named sets of defaults for parts that YAML can replace individually.
 
-Nothing here computes; the parts themselves (advantages, losses, KL, entropy, aggregation) live in
-`trinity_core.algorithms` and are found there by the names used here. A variant is written as what differs from its
-parent. Arguments given in YAML are laid over the defaults, they do not replace them all. No torch is imported.
+Nothing here computes; the parts themselves (advantages, losses, KL, entropy, aggregation) are in
+`trinity_core.algorithms`, registered under the names used here. A variant lists only its differences from its parent.
+Arguments given in YAML are merged into the defaults. No torch is imported.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Args = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class AlgorithmType:
-    """Defaults of one algorithm. Every name refers to a mapping of `trinity_core.algorithms`."""
+    """Defaults of one algorithm. Every name refers to a registry in `trinity_core.algorithms`."""
 
     name: str
     advantage_fn: str = "none"
-    """Key of `ADVANTAGES`; `none` where the loss uses no advantage."""
+    """Key of `ADVANTAGES`; `none` if the loss uses no advantage."""
     advantage_fn_args: Args = field(default_factory=dict)
     policy_loss_fn: str = "ppo"
     """Key of `POLICY_LOSSES`."""
     policy_loss_fn_args: Args = field(default_factory=dict)
     kl_penalty_fn: str = "none"
-    """Key of `KL_FNS`: divergence from the reference taken off the token rewards."""
+    """Key of `KL_FNS`: divergence from the reference, subtracted from the token rewards."""
     kl_penalty_fn_args: Args = field(default_factory=dict)
     kl_loss_fn: str = "none"
-    """Key of `KL_FNS`: divergence from the reference added to the loss."""
+    """Key of `KL_FNS`: divergence from the reference, added to the loss."""
     kl_loss_fn_args: Args = field(default_factory=dict)
     entropy_loss_fn: str = "none"
     """Key of `ENTROPY_LOSSES`."""
@@ -43,23 +43,24 @@ class AlgorithmType:
     """How the trainer draws a batch from the experience store."""
     sample_strategy_args: Args = field(default_factory=dict)
     needs_reference: bool = False
-    """Whether the defaults use a reference model; what a run needs is decided by `uses_reference`."""
+    """True if the defaults use a reference model; `uses_reference` decides for a run."""
     min_repeat_times: int = 1
-    """Fewest rollouts per task with which the algorithm learns anything."""
+    """Minimum number of rollouts per task with which the algorithm can learn."""
     default_repeat_times: int = 1
     uses_rollouts: bool = True
-    """False where the data is given (SFT, DPO) and no explorer runs."""
+    """False for algorithms that train on given data (SFT, DPO) without an explorer."""
     rollout_correction: str = "none"
-    """Key of `CORRECTIONS`: how the gap between rollout and trainer log-probs is weighed."""
+    """Key of `CORRECTIONS`: how the gap between rollout and trainer log-probs is corrected."""
     rollout_correction_args: Args = field(default_factory=dict)
 
 
 PARTS = tuple(part.name.removesuffix("_args") for part in fields(AlgorithmType) if part.name.endswith("_args"))
-"""Keys of `algorithm` that name a part; its arguments stand under `<key>_args`."""
+"""Keys of `algorithm` that name a part; its arguments are under `<key>_args`."""
 
 
 def effective_args(default_name: str, default_args: Args, name: str | None, args: Args | None) -> dict[str, Any]:
-    """The arguments of a part: the user's laid over the defaults, or the user's alone where the part was replaced."""
+    """Return the arguments of a part: the user's merged into the defaults, or only the user's if the part was
+    replaced."""
     return {**(default_args if name in (None, default_name) else {}), **(args or {})}
 
 
@@ -67,8 +68,8 @@ def uses_reference(
     advantage_fn: str, policy_loss_fn: str, kl_penalty_fn: str, kl_penalty_fn_args: Args, kl_loss_fn: str,
     kl_loss_fn_args: Args,
 ) -> bool:  # fmt: skip
-    """Whether these parts need a reference model: an advantage or a loss that takes its log-probs, or a KL term whose
-    coefficient is not a fixed 0."""
+    """True if these parts need a reference model: an advantage or a loss takes its log-probs, or a KL term has a
+    coefficient other than a fixed 0."""
     terms = ((kl_penalty_fn, kl_penalty_fn_args), (kl_loss_fn, kl_loss_fn_args))
     compared = {"algorithm.advantage_fn": advantage_fn, "algorithm.policy_loss_fn": policy_loss_fn}
     return any(registry_of(key).uses(name, "ref_logprobs") for key, name in compared.items()) or any(
@@ -81,7 +82,7 @@ DEFAULT_KL: Args = {"kl_coef": 0.001, "adaptive": False}
 NO_KL: dict[str, Any] = {"kl_loss_fn": "none", "kl_loss_fn_args": {}, "needs_reference": False}
 NO_ENTROPY: dict[str, Any] = {"entropy_loss_fn": "none", "entropy_loss_fn_args": {}}
 OFF_POLICY: dict[str, Any] = {"rollout_correction": "none"}
-"""Losses that weigh staleness themselves (or bear it by design): a correction on top would count the gap twice."""
+"""For losses that handle staleness themselves, or tolerate it by design: a correction would count the gap twice."""
 
 GRPO = AlgorithmType(
     name="grpo",
@@ -277,14 +278,14 @@ M2PO = replace(
 )
 
 ALGORITHMS: Registry[AlgorithmType] = Registry("algorithm type", functions=lambda _: ())
-"""Every `algorithm_type` by its name. Modules of `trinity_core.algorithms`, and a user's, add theirs with
-`register_algorithm`; `registry_of("algorithm.algorithm_type")` has all built-in ones."""
+"""Every `algorithm_type` by name. Modules of `trinity_core.algorithms` and plugins add theirs with
+`register_algorithm`; `registry_of("algorithm.algorithm_type")` includes all built-in ones."""
 
 
 def register_algorithm(algorithm: AlgorithmType) -> AlgorithmType:
     """Add an algorithm type, usually `dataclasses.replace(ALGORITHMS["grpo"], name=..., ...)`.
 
-    Raises ValueError where the name is taken by a different definition.
+    Raises ValueError if the name is taken by a different definition.
     """
     if ALGORITHMS.setdefault(algorithm.name, algorithm) != algorithm:
         raise ValueError(f"algorithm_type '{algorithm.name}' is registered twice with different definitions")

@@ -1,7 +1,7 @@
-"""Checks and types, by the registries, the parts that a configuration names and their arguments.
+"""Checks the parts that a configuration names, and converts their arguments, using the registries.
 
-Here for the parts of the algorithm and for the monitor; `trinity_core.pipelines.named_parts` does the same, by
-`fitting`, for workflows, rewards and operators.
+Covers the parts of the algorithm and the monitor; `trinity_core.pipelines.named_parts` uses `fitting` to do the same
+for workflows, rewards and operators.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"
 
 
 def typed_arguments(config: Config, report: Report, plugins_loaded: bool = False) -> Config:
-    """The configuration with the arguments of every part in the types that the part takes.
+    """Return the configuration with each part's arguments converted to the types that the part takes.
 
-    Unknown names, and arguments that do not fit, are reported. With a `plugin_dir` whose modules this process has not
-    loaded, a name that is not built in is trusted.
+    Unknown names and unsuitable arguments are reported. If `plugin_dir` is set but its modules are not loaded in this
+    process, names that are not built in are trusted.
     """
     trusted = bool(config.plugin_dir) and not plugins_loaded
     values: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def typed_arguments(config: Config, report: Report, plugins_loaded: bool = False
         name, key = getattr(config.algorithm, part), f"algorithm.{part}"
         registry, args = registry_of(key), getattr(config.algorithm, f"{part}_args")
         if report.touched((key,)):
-            continue  # its arguments are another part's
+            continue  # its arguments belong to another part
         if name in registry:
             model = registry.arguments(registry[name], name)
             if part == "sample_strategy":
@@ -65,12 +65,11 @@ def typed_arguments(config: Config, report: Report, plugins_loaded: bool = False
 def fitting(
     registry: Registry[Any], part: Any, name: str, args: Mapping[str, Any], key: str, report: Report
 ) -> dict[str, Any]:
-    """The arguments given to a part, in the types that it takes; those that do not fit are reported, and stay."""
+    """Return a part's arguments, converted to its types; unsuitable ones are reported and kept as given."""
     return _fitting(registry.arguments(part, name), name, args, key, report)
 
 
 def monitor_arguments(name: str) -> list[str]:
-    """The names of the arguments that a monitor takes."""
     monitors = registry_of(MONITOR)
     model = monitors.arguments(monitors[name], name) if name in monitors else None
     return list(model.model_fields) if model else []
@@ -87,14 +86,14 @@ def _unknown_argument(key: str, value: Any, name: str, owner: str, takes: list[s
 
 
 def _strategy(config: Config, registry: Registry[Any]) -> type[BaseModel] | None:
-    """The arguments of the sample strategy and of the one that it draws rollouts by."""
+    """Return the arguments of the sample strategy combined with those of the strategy that draws rollouts."""
     names = dict.fromkeys((config.algorithm.sample_strategy, draws_by(config)))
     models = [registry.arguments(registry[name], name) for name in names if name in registry]
     return arguments_model(config.algorithm.sample_strategy, [model for model in models if model is not None])
 
 
 def _monitor_args(config: Config, report: Report) -> dict[str, Any]:
-    """Arguments of another monitor may stay: they have no effect, and a notice says so."""
+    """Check the monitor's arguments. Other monitors' arguments are allowed without effect; a notice says so."""
     name, args, key = config.monitor.monitor_type, config.monitor.monitor_args, "monitor.monitor_args"
     monitors, own = registry_of(MONITOR), monitor_arguments(name)
     known = [argument for monitor in monitors for argument in monitor_arguments(monitor)]
@@ -133,7 +132,7 @@ def _fitting(
 
 
 def _validate(model: type[BaseModel], values: dict[str, Any], key: str, report: Report) -> None:
-    """Report what a model that a part brings itself finds beyond the type of each argument."""
+    """Report errors that a part's own model finds beyond the types of single arguments."""
     try:
         model.model_validate(values)
     except ValidationError as error:
@@ -142,6 +141,5 @@ def _validate(model: type[BaseModel], values: dict[str, Any], key: str, report: 
 
 
 def _section(kind: Any) -> type[BaseModel] | None:
-    """The model of an argument that is a section itself."""
     options = [option for option in (kind, *get_args(kind)) if isinstance(option, type)]
     return next((option for option in options if issubclass(option, BaseModel)), None)

@@ -1,7 +1,7 @@
-"""`extra_engine_args`: which further arguments of vLLM 0.32 leave a rollout's tokens, log-probs and weights right.
+"""`extra_engine_args`: the further arguments of vLLM 0.32 that keep a rollout's tokens, log-probs and weights correct.
 
-An argument is refused unless it is in `SAFE`: vLLM has 250, and many change what a log-prob means (`logprobs_mode`),
-where weights come from (`load_format`), or what a restarted engine computes.
+Only arguments in `SAFE` are allowed: vLLM has 250, and many change the meaning of a log-prob (`logprobs_mode`), the
+source of weights (`load_format`), or the results of a restarted engine.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from trinity_core.errors import closest
 
 @dataclass(frozen=True, slots=True)
 class EngineArg:
-    """An argument that may be given."""
+    """An allowed argument."""
 
     values: type | tuple[str, ...]
-    """bool, int (from 1 on), dict, or the choices."""
+    """bool, int (at least 1), dict, or the choices."""
     on_cpu: bool = False
-    """Whether an engine on the CPU takes it too."""
+    """True if it is also allowed for an engine on the CPU."""
     lossy: bool = False
-    """The engine samples from another distribution than the trainer's, so that rollouts need a correction."""
+    """True if the engine then samples from another distribution than the trainer's, so that rollouts need a
+    correction."""
 
 
 FP8 = ("fp8",)
@@ -55,13 +56,13 @@ OWN = {
     "pipeline_parallel_size": "explorer.rollout_model.tensor_parallel_size",
     "data_parallel_size": "explorer.rollout_model.engine_num",
 }
-"""Arguments that follow from settings of other names."""
+"""Arguments that are set through settings of other names."""
 
 
 def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Iterator[tuple[str, Code, str, str]]:
-    """(argument, code, why it cannot be given, what was probably meant) for each that cannot.
+    """Yield (argument, code, reason, suggestion) for each argument that is not allowed.
 
-    `own` are the names that the section itself has; `on_cpu`: the engine is known to run on the CPU.
+    `own` holds the names that the section itself has; `on_cpu`: the engine is known to run on the CPU.
     """
     for name, value in args.items():
         known = SAFE.get(name)
@@ -90,7 +91,7 @@ def _misfit(values: type | tuple[str, ...], value: Any) -> str:
 
 
 def _no_ngram(value: Mapping[str, Any]) -> str:
-    """Why this is no speculation from the prompt's own n-grams."""
+    """Return why this is not a valid speculation with n-grams from the prompt."""
     if value.get("method") != "ngram":
         return (
             "must have `method: ngram`: a draft model would keep the weights it began with, and guess worse and worse."

@@ -50,7 +50,6 @@ class Type:
 
     @property
     def bounds(self) -> Bounds | None:
-        """The bounds of a number; None if it has none."""
         low: list[tuple[Any, bool]] = [(extra.ge, False) for extra in self.extras if isinstance(extra, Ge)]
         low += [(extra.gt, True) for extra in self.extras if isinstance(extra, Gt)]
         high: list[Any] = [extra.le for extra in self.extras if isinstance(extra, Le)]
@@ -61,36 +60,35 @@ class Type:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All values that a choice, or an entry of a list of choices, may have."""
+        """All possible values of a choice, or of an entry in a list of choices."""
         plain = (self.entry or self).plain
         return get_args(plain) if get_origin(plain) is Literal else ()
 
     @property
     def takes_text_or_list(self) -> bool:
-        """True for a text, or names, that may be written alone or as a list."""
+        """True for a text, or names, that may be a single value or a list."""
         return any(isinstance(extra, OneOrMany | Listed) for extra in self.extras)
 
     @property
     def section(self) -> type[BaseModel] | None:
-        """The model of a section, of the entries of a list of sections, or of those of sections by name."""
+        """The model of a section, or of the entries in a list or mapping of sections."""
         candidate = self.entry.plain if self.entry else self.plain
         return candidate if isinstance(candidate, type) and issubclass(candidate, BaseModel) else None
 
     @property
     def entry(self) -> Type | None:
-        """The type of the entries of a list of any length, or of those by name; None for any other type."""
+        """The type of the entries in a list of any length or a mapping; None for other types."""
         args, origin = get_args(self.plain), get_origin(self.plain)
         named, listed = origin is dict, origin is tuple and args[-1] is Ellipsis
         return type_of(args[1] if named else args[0]) if named or listed else None
 
     @property
     def entry_key(self) -> str:
-        """What follows the setting's key in that of an entry: `[i]` or `.NAME`; empty for a type without entries."""
+        """Suffix of an entry's key after the setting's key: `[i]` or `.NAME`; "" for types without entries."""
         return "" if self.entry is None else ".NAME" if get_origin(self.plain) is dict else "[i]"
 
 
 def type_of(annotation: Any) -> Type:
-    """Take an annotation apart."""
     plain, optional = annotation, False
     extras: tuple[Any, ...] = ()
     while True:
@@ -107,12 +105,12 @@ def type_of(annotation: Any) -> Type:
 
 @functools.cache
 def types_of(cls: type[BaseModel]) -> dict[str, Type]:
-    """The type of each setting of a section."""
     return {name: type_of(field.rebuild_annotation()) for name, field in cls.model_fields.items()}
 
 
 def type_below(typed: Type | None, part: str | int) -> Type | None:
-    """The type of an entry of a value; None where no setting is. A stage has the sections of a configuration."""
+    """Return the type of an entry of a value; None if there is no such setting. A stage has the sections of a
+    configuration."""
     if typed is None:
         return None
     if isinstance(typed.plain, type) and issubclass(typed.plain, BaseModel):
@@ -124,7 +122,7 @@ def type_below(typed: Type | None, part: str | int) -> Type | None:
 
 
 def type_at(cls: type[BaseModel], path: Sequence[str | int]) -> Type | None:
-    """The type of the value at a path below a section; None where no setting is."""
+    """Return the type of the value at a path below a section; None if there is no such setting."""
     typed: Type | None = Type(cls, (), False)
     for part in path:
         typed = type_below(typed, part)
@@ -144,35 +142,30 @@ _KINDS: dict[Any, Kind] = {
 
 @dataclass(frozen=True)
 class Setting(Type):
-    """One key of a section. Null is a separate value where it is `optional`."""
+    """One key of a section. If it is `optional`, null is a value of its own."""
 
     name: str
     doc: str
     kind: Kind
-    """JSON type of a value."""
     default: Any
-    """Default of a plain value; None where it is derived, or where the setting may be left empty."""
+    """Default of a plain value; None if it is derived, or if the setting may be left empty."""
     names: tuple[str, ...] = ()
-    """The names that are always known; a module in `plugin_dir` may bring more."""
+    """The built-in names; modules in `plugin_dir` may add more."""
 
     @property
     def derived(self) -> bool:
-        """True if the value follows from other settings when it is left out."""
         return IS_DERIVED in self.extras
 
     @property
     def unit(self) -> str:
-        """What a number counts."""
         return next((extra.name for extra in self.extras if isinstance(extra, Unit)), "")
 
 
 def settings(cls: type[BaseModel]) -> list[Setting]:
-    """The settings of a section, in order."""
     return [_setting(cls, name) for name in cls.model_fields]
 
 
 def sections(cls: type[BaseModel] = Config, key: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Every section with its key, from the outermost inwards."""
     yield key, cls
     for name, kind in types_of(cls).items():
         if kind.section is not None:
@@ -180,14 +173,14 @@ def sections(cls: type[BaseModel] = Config, key: str = "") -> Iterator[tuple[str
 
 
 def setting_at(key: str) -> Setting:
-    """The setting at a dotted key. Raises KeyError if there is none."""
+    """Return the setting at a dotted key. Raises KeyError."""
     section, _, name = key.rpartition(".")
     return _setting(dict(sections())[section], name)
 
 
 @functools.cache
 def homes_of(name: str) -> tuple[str, ...]:
-    """The keys of that name outside of lists, of stages and of veRL's configuration."""
+    """Return the keys that end in this name, outside of lists, stages and veRL's configuration."""
     plain = ((key, section) for key, section in sections() if "[" not in key and ".NAME" not in key)
     keys = [f"{key}.{name}".lstrip(".") for key, section in plain if name in section.model_fields]
     return tuple(key for key in keys if not key.startswith("trainer.trainer_config."))
@@ -209,7 +202,7 @@ def _setting(cls: type[BaseModel], name: str) -> Setting:
 
 
 def _names(cls: type[BaseModel], name: str) -> tuple[str, ...]:
-    """The built-in names of a setting that names something."""
+    """Return the built-in names for a setting that names a part."""
     if cls is AlgorithmConfig and name in ("algorithm_type", *PARTS):
         return tuple(registry_of(f"algorithm.{name}"))
     if cls is ReplayBufferConfig and name == "priority_fn":

@@ -12,32 +12,32 @@ LONGEST = 200
 """Characters of a value that a message repeats."""
 
 Severity = Literal["error", "warning", "notice"]
-"""An error keeps a run from starting, a warning does not, and a notice is only for information."""
+"""An error prevents a run from starting, a warning does not, and a notice is only information."""
 Code = Literal[
-    "unreadable",  # a file is missing, cannot be opened, or is no YAML
+    "unreadable",  # a file is missing, cannot be opened, or is not YAML
     "duplicate-key",
-    "recursive",  # an anchor or an interpolation that leads to itself
+    "recursive",  # an anchor or interpolation that refers to itself
     "bad-override",
-    "unresolved",  # an interpolation whose variable or key is not there
+    "unresolved",  # an interpolation whose variable or key does not exist
     "unknown-key",
-    "unsupported-key",  # another system's setting that this one cannot follow
+    "unsupported-key",  # another system's setting that is not supported here
     "wrong-type",
     "out-of-range",
     "missing",
     "unknown-choice",
-    "unknown-name",  # neither built in nor a plugin's
+    "unknown-name",  # neither built in nor from a plugin
     "unknown-argument",
-    "invalid",  # of the right type, and of no use: an address, a folder's name, a database
+    "invalid",  # right type, but unusable: an address, a folder's name, a database
     "duplicate-name",
     "two-spellings",  # one setting given in two places
-    "conflict",  # cannot go with another setting
-    "unavailable",  # this machine does not have it: a model, data, a port, GPUs, memory, disk
-    "busy",  # unavailable now, and perhaps not soon: a port in use, a hub that does not answer
+    "conflict",  # incompatible with another setting
+    "unavailable",  # missing on this machine: a model, data, a port, GPUs, memory, disk
+    "busy",  # unavailable for now: a port in use, a hub that does not answer
     "no-effect",
-    "changed",  # a setting that another one overrules
+    "changed",  # a setting that another one overrides
     "info",
 ]
-"""Stable names of what may be wrong. Programs and tests read the key and the code; messages may be reworded."""
+"""Stable codes of findings. Programs and tests use key and code; messages may be reworded."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SourceLocation:
     file: str | None = None
     line: int | None = None
     key: str = ""
-    """The key as it was written, where that is another spelling of the setting."""
+    """The key as written, if that is another spelling of the setting."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file or ""
@@ -60,7 +60,7 @@ class Finding:
     key: str
     """Dotted key path, such as `buffer.explorer_input.eval_tasksets[0].path`; empty for the whole file."""
     value: Any
-    """The offending value; None where a key is missing or unknown, or where the value may be a secret."""
+    """The offending value; None if the key is missing or unknown, or the value may be a secret."""
     code: Code
     message: str
     """What is wrong and what would be right."""
@@ -70,23 +70,20 @@ class Finding:
     """The key or choice that was probably meant."""
     severity: Severity = "error"
     file: str | None = None
-    """File (or override) in which the key was given."""
+    """File (or override) that contains the key."""
     line: int | None = None
-    """Line of that file, from 1."""
 
     @property
     def place(self) -> SourceLocation:
-        """Where the key was written."""
         return SourceLocation(self.file, self.line)
 
     def at(self, place: SourceLocation | None, key: str | None = None) -> Finding:
-        """The same finding at the place of its key, which may be the key of a stage."""
+        """Return the finding with the location of its key, which may be a stage's key."""
         place = place or SourceLocation()
         return replace(self, key=self.key if key is None else key, file=place.file, line=place.line)
 
     @property
     def advice(self) -> str:
-        """The message, and what may be meant instead."""
         return f"{self.message} Did you mean '{self.suggestion}'?" if self.suggestion else self.message
 
     def __str__(self) -> str:
@@ -96,7 +93,7 @@ class Finding:
 
 
 class ConfigError(TrinityError):
-    """A configuration cannot be used; `problems` lists every reason, and `key` is the key of the first."""
+    """An invalid configuration; `problems` lists every reason, and `key` is the key of the first."""
 
     def __init__(self, problems: Sequence[Finding]) -> None:
         super().__init__(list(problems), key=problems[0].key if problems else "")
@@ -109,18 +106,17 @@ class ConfigError(TrinityError):
 
 
 class Report:
-    """Collects findings and finds the line of each."""
+    """Collects findings and looks up the line of each."""
 
     def __init__(self, places: Mapping[str, SourceLocation] | None = None, stage: str | None = None) -> None:
-        """`places` maps keys to where they were written; `stage` is the key of the stage being checked, if any."""
+        """`places` maps keys to their locations; `stage` is the key of the stage being checked, if any."""
         self.places = dict(places or {})
         self.stage = stage
         self.problems: list[Finding] = []
         self.added = 0
-        """Findings added, those that an earlier stage had too among them: it grows if a check fails."""
+        """Number of findings added, including duplicates of an earlier stage's: it grows whenever a check fails."""
 
     def add(self, finding: Finding) -> None:
-        """Add a finding with its place, once."""
         self.added += 1
         key, place = self._locate(finding.key)
         value = finding.value
@@ -142,19 +138,18 @@ class Report:
         return any(self._locate(key)[0] in reported for key in keys)
 
     def forget(self, key: str) -> None:
-        """Drop the problems of a key without effect and of keys below it, except that it is given twice."""
+        """Drop the problems of a key without effect and of the keys below it, except duplicate and recursive keys."""
         stays = ("duplicate-key", "recursive")
         self.problems = [
             problem for problem in self.problems if problem.code in stays or not is_within(problem.key, key)
         ]
 
     def check(self) -> None:
-        """Raise ConfigError if there are problems."""
         if self.problems:
             raise ConfigError(sorted(self.problems, key=lambda problem: (problem.file or "", problem.line or 0)))
 
     def _locate(self, key: str) -> tuple[str, SourceLocation | None]:
-        """The key as written (within its stage where it was given there), and its place or its nearest parent's."""
+        """Return the key as written (within its stage if given there), and its location or its nearest parent's."""
         candidates = [f"{self.stage}.{key}", key] if self.stage else [key]
         for candidate in candidates:
             if candidate in self.places:
@@ -170,7 +165,7 @@ class Report:
 
 
 def value_at(tree: Any, path: str | Sequence[str | int]) -> Any:
-    """The value at a path, or at a key such as `a.b`, `a[0].b` or `a.0.b`; None if there is none."""
+    """Return the value at a path, or at a key such as `a.b`, `a[0].b` or `a.0.b`; None if there is none."""
     for part in path.replace("[", ".").replace("]", "").split(".") if isinstance(path, str) else path:
         if isinstance(tree, Mapping):
             tree = tree.get(part)
@@ -182,22 +177,19 @@ def value_at(tree: Any, path: str | Sequence[str | int]) -> Any:
 
 
 def is_below(key: str, path: str) -> bool:
-    """True if a key stands somewhere below another one."""
     return key.startswith((f"{path}.", f"{path}["))
 
 
 def is_within(key: str, path: str) -> bool:
-    """True if a key is another one or stands below it."""
     return key == path or is_below(key, path)
 
 
 def _parent(key: str) -> str:
-    """`a.b[0]` → `a.b` → `a` → nothing."""
+    """`a.b[0]` → `a.b` → `a` → ""."""
     return key[: max(key.rfind("."), key.rfind("["), 0)]
 
 
 def repeated_names(what: str, named: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """A finding for every name that was seen before."""
     seen: set[str] = set()
     for key, name in named:
         if name in seen:
@@ -207,11 +199,11 @@ def repeated_names(what: str, named: Iterable[tuple[str, str]]) -> Iterator[Find
 
 
 LONGEST_NAME = 200
-"""Bytes; file systems take 255."""
+"""Maximum length in bytes; file systems allow 255."""
 
 
 def unusable_name(name: str) -> str:
-    """Why a name cannot be a folder's, or an empty string."""
+    """Return why a name cannot be a folder's name, or ""."""
     if not name or name != name.strip():
         return "must be given, without blanks around it."
     if "/" in name or "\0" in name or name in (".", ".."):

@@ -1,6 +1,6 @@
 """The JSON Schema of a configuration file, for editors: `trinity schema --json`, shipped as `configs/schema.json`.
 
-A file may hold more than a resolved configuration does: `${…}` in place of any value, null for the default of a section
+A file may contain more than a resolved configuration: `${…}` in place of any value, null for the default of a section
 or a list, and numbers where text is wanted.
 """
 
@@ -38,9 +38,9 @@ INTERPOLATION: Schema = {
 ANY = {"$ref": "#/$defs/Interpolation"}
 NULL = {"type": "null"}
 SCALARS = ["string", "number", "boolean"]
-"""Text is what was written, also where YAML reads a number or a flag."""
+"""Text keeps its notation, even where YAML reads a number or a bool."""
 STANDARD = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
-"""pydantic writes a bound by its own name if text was to be read before."""
+"""Bounds that pydantic writes under its own names after a BeforeValidator."""
 ABOUT = ("description", "default", "unit", "examples")
 
 
@@ -54,13 +54,13 @@ NAMED: dict[type[BaseModel], list[tuple[str, str, str]]] = {
     ReplayBufferConfig: [("priority_fn", "priority_fn_args", "replay_buffer.priority_fn")],
     OperatorConfig: [("name", "args", "operators")],
 }
-"""Section → settings that name a part, those with its arguments, and the key of its registry."""
+"""Section → (setting that names a part, setting with its arguments, key of its registry)."""
 SHARED = ("sample_strategy", "monitor_type")
-"""Settings whose arguments may be another part's too: `mix` has those of its inner strategy."""
+"""Settings whose arguments may also belong to another part: `mix` accepts those of its inner strategy."""
 
 
 class _Generate(GenerateJsonSchema):
-    """Defaults are those of the settings: pydantic cannot write a frozen dict."""
+    """Suppresses warnings about defaults: pydantic cannot serialise a frozen dict."""
 
     ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}  # noqa: RUF012
 
@@ -96,7 +96,7 @@ def _section(cls: type[BaseModel], schema: Schema, definitions: dict[str, Schema
 
 
 def _spelled(native: str, definitions: dict[str, Schema]) -> Schema:
-    """What may be written for another spelling of a key here: anything, unless `native` is a setting."""
+    """Return the schema for another spelling of a key: that of `native` if it is a setting, else anything."""
     section, _, name = native.rpartition(".")
     cls = dict(sections()).get(section)
     if cls is None or name not in cls.model_fields:
@@ -106,7 +106,7 @@ def _spelled(native: str, definitions: dict[str, Schema]) -> Schema:
 
 
 def _conditions(cls: type[BaseModel]) -> Iterator[Schema]:
-    """For each built-in name of the settings in `NAMED`: if it is given, its arguments are those of its model."""
+    """Yield, for each built-in name of the settings in `NAMED`: if it is given, the arguments match its model."""
     for name, args, key in NAMED[cls]:
         registry = registry_of(key)
         for known in registry:
@@ -124,15 +124,15 @@ def _named(name: str, value: str) -> Schema:
 
 
 def _implied(cls: type[BaseModel], name: str, value: str) -> Iterator[Schema]:
-    """The part may be left out with an `algorithm_type` that stands for this one. Without that key nothing follows: a
-    stage has the type of what is above it."""
+    """Yield the condition for an omitted part: an `algorithm_type` with this default. Without that key nothing follows,
+    because a stage inherits the type."""
     if cls is AlgorithmConfig:
         types = [algorithm for algorithm, known in ALGORITHMS.items() if vars(known)[name] == value]
         yield {"properties": {name: {"const": None}, "algorithm_type": {"enum": types}}, "required": ["algorithm_type"]}
 
 
 def _arguments(schema: Schema) -> Schema:
-    """The section of a part's arguments as it may be written."""
+    """Return the schema of a part's arguments as they may be written."""
     properties = {name: _argument(argument) for name, argument in schema.get("properties", {}).items()}
     forbids = {"additionalProperties": False} if schema.get("additionalProperties") is False else {}
     return _options([{"type": "object", "properties": properties, **forbids}, ANY, NULL])
@@ -146,7 +146,7 @@ def _argument(schema: Schema) -> Schema:
 
 
 def _inlined(schema: Schema) -> Schema:
-    """The schema without `$defs`, each in the place of its references."""
+    """Return the schema with each reference replaced by its entry of `$defs`."""
     defs = schema.pop("$defs", {})
 
     def put_in(value: Any) -> Any:
@@ -162,12 +162,10 @@ def _inlined(schema: Schema) -> Schema:
 
 
 def text() -> str:
-    """The JSON Schema as it is shipped."""
     return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def _property(setting: Setting, schema: Schema) -> Schema:
-    """One key: its allowed values and its description."""
     about = {name: schema[name] for name in ABOUT if name in schema} | {"description": setting.doc}
     if setting.section is None or setting.entry is not None:
         about["default"] = setting.default
@@ -177,7 +175,7 @@ def _property(setting: Setting, schema: Schema) -> Schema:
 
 
 def _written(schema: Schema) -> Schema:
-    """The schema of what may be written for a value."""
+    """Return the schema of how a value may be written."""
     schema = {STANDARD.get(name, name): value for name, value in schema.items() if name != "title"}
     if "anyOf" in schema:
         return _options([_written(option) for option in schema["anyOf"]], schema.get("unit"))
@@ -200,7 +198,7 @@ def _written(schema: Schema) -> Schema:
 
 
 def _options(schemas: list[Schema], unit: str | None = None) -> Schema:
-    """Any of these, each once, those within them included."""
+    """Return a schema that allows any of these, flattened and without duplicates."""
     flat: list[Schema] = []
     for schema in schemas:
         flat += [option for option in schema.get("anyOf", [schema]) if option not in flat]

@@ -1,4 +1,4 @@
-"""Load a configuration: read, override, interpolate, translate, type, resolve, check.
+"""Loads a configuration: read, override, interpolate, translate, type, resolve, check.
 
 All problems are raised together.
 """
@@ -35,11 +35,11 @@ Check = Callable[[Config, Report], Config]
 def load_config(
     path: Path | str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None, check: Check | None = None
 ) -> Config:
-    """The configuration in a YAML file, resolved and checked.
+    """Load a configuration from a YAML file, resolved and checked.
 
-    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` if that is given, `check` with the
-    configuration of each stage. Without `load_plugins` no user code runs, and a part of the algorithm that is not built
-    in is assumed to come with `plugin_dir`. Raises ConfigError with every problem found.
+    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` if that is set, `check` with the
+    configuration of each stage. Without `load_plugins` no user code runs, and parts of the algorithm that are not built
+    in are assumed to come from `plugin_dir`. Raises ConfigError with every problem found.
     """
     return _load(source.read(Path(path)), overrides, load_plugins, check)
 
@@ -47,30 +47,30 @@ def load_config(
 def config_from_text(
     text: str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None, name: str = "<text>"
 ) -> Config:
-    """`load_config` of YAML text; `name` is that of its file."""
+    """Like `load_config`, for YAML text; `name` stands for the file's name."""
     return _load(source.parse(text, name), overrides, load_plugins)
 
 
 def config_from_dict(
     tree: Mapping[str, Any], overrides: Sequence[str] = (), load_plugins: Plugins | None = None
 ) -> Config:
-    """`load_config` of a mapping."""
+    """Like `load_config`, for a mapping."""
     return _load(source.from_values(tree), overrides, load_plugins)
 
 
 def stages(config: Config) -> list[Config]:
-    """One configuration for each stage, in order; the configuration itself where it has no stages.
+    """Return one configuration per stage, in order; without stages, the configuration itself.
 
-    A stage's run is called `<name>_<stage_name>` next to the others. The model path of a stage after the first
-    is set when the one before has ended.
+    A stage's run is called `<name>_<stage_name>`. The model path of a stage after the first is set when the previous
+    one has ended.
     """
     return list(config.stage_runs) if config.stages else [config]
 
 
 def to_dict(config: Any) -> Any:
-    """A configuration (or a section of it) as plain values for YAML or JSON.
+    """Return a configuration (or a section of it) as plain values for YAML or JSON.
 
-    Of a configuration with stages it is what the user gave, because the defaults of each stage follow from its own.
+    For a configuration with stages these are the user's values, because each stage has its own defaults.
     """
     if isinstance(config, Config) and config.stages:
         return source.merge({}, config.given)
@@ -84,8 +84,8 @@ def to_dict(config: Any) -> Any:
 
 
 def without_defaults(config: Any) -> Any:
-    """A section as plain values, without those that are the schema's defaults: what a later release adds to the schema
-    does not change it."""
+    """Return a section as plain values without the schema's defaults, so that settings added by later releases do not
+    change it."""
     if isinstance(config, BaseModel):
         fields = type(config).model_fields
         values = {name: (value, fields[name].get_default(call_default_factory=True)) for name, value in config}
@@ -98,7 +98,7 @@ def without_defaults(config: Any) -> Any:
 
 
 def to_yaml(config: Config) -> str:
-    """YAML text that loads to an equal configuration. Passwords and keys are in it: `public_dict` has none."""
+    """Return YAML text that loads to an equal configuration. It contains passwords and keys, unlike `public_dict`."""
     return dump(escaped(to_dict(config)))
 
 
@@ -135,8 +135,8 @@ def _load(
 
 
 def _native(origin: YamlSource, report: Report, stage: int | None = None) -> tuple[Tree, list[Finding]]:
-    """The tree in this schema's keys with `${…}` replaced, and notices; with `stage`, sections above as that stage
-    inherits them."""
+    """Return the tree in this schema's keys with `${…}` replaced, and notices; with `stage`, upper sections as that
+    stage inherits them."""
     tree = interpolate(origin, lambda: to_dict(Config()), report, stage)
     _include_trainer_files(tree, report)
     tree, notices = native(tree, report)
@@ -146,14 +146,15 @@ def _native(origin: YamlSource, report: Report, stage: int | None = None) -> tup
 
 
 def _notices_of(notices: list[Finding], stage: str | None) -> list[Finding]:
-    """The notices of keys above all stages, and of a stage's own keys, as they are called in a run of their own."""
+    """Return the notices for a stage, with keys as in a run of its own: its own keys' and those of keys above all
+    stages."""
     own = {finding.key.removeprefix(f"{stage}."): finding for finding in notices if finding.key.startswith(f"{stage}.")}
     above = [finding for finding in notices if not finding.key.startswith("stages[") and finding.key not in own]
     return [*above, *(replace(finding, key=key) for key, finding in own.items())]
 
 
 def _plugin_folder(folder: str, place: SourceLocation | None) -> str:
-    """A relative folder as an absolute one, as processes elsewhere load it too: below the current directory if it is
+    """Make a relative folder absolute, so that processes elsewhere find it too: in the current directory if it exists
     there, else next to the file that names it."""
     here = expanded(folder).absolute()
     beside = Path(place.file).parent / folder if place is not None and place.file else here
@@ -161,7 +162,8 @@ def _plugin_folder(folder: str, place: SourceLocation | None) -> str:
 
 
 def _plugins_loaded(load_plugins: Plugins, folder: Any, report: Report) -> bool:
-    """Load the user's modules; a folder or a module that cannot be loaded is reported, and its names are trusted."""
+    """Load the user's modules. If the folder or a module cannot be loaded, that is reported, and its names are
+    trusted."""
     if not isinstance(folder, str):
         return True
     try:
@@ -173,7 +175,6 @@ def _plugins_loaded(load_plugins: Plugins, folder: Any, report: Report) -> bool:
 
 
 def _stage_tree(tree: Tree, index: int) -> Tree:
-    """The tree of a stage: its own values laid on those above."""
     base = {name: value for name, value in tree.items() if name != "stages"}
     stage = tree["stages"][index]
     own = {name: value for name, value in stage.items() if name != "stage_name" and value is not None}
@@ -183,7 +184,7 @@ def _stage_tree(tree: Tree, index: int) -> Tree:
 
 
 def _include_trainer_files(tree: Tree, report: Report) -> None:
-    """Put the content of every `trainer_config_path` in place of it."""
+    """Replace every `trainer_config_path` by the file's content."""
     listed = tree.get("stages")
     _include_trainer_file(tree, "trainer", report)
     for index, stage in enumerate(listed if isinstance(listed, list) else []):
@@ -217,11 +218,11 @@ def _include_trainer_file(tree: Tree, key: str, report: Report) -> None:
 
 
 def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report, stage: int | None = None) -> Tree:
-    """The tree with every `${…}` replaced; values of `defaults` stand in for keys that were not given.
+    """Return the tree with every `${…}` replaced; `defaults` provides values of keys that were not given.
 
-    What is written in a stage refers to the stage's own values before those above. So does, with the index of a
-    `stage`, what is written above: the sections as this stage inherits them. What cannot be replaced (an unset
-    environment variable, an unknown key, a cycle) is reported and becomes None.
+    References in a stage look in the stage's own values first. With the index of a `stage`, so do references in upper
+    sections, as this stage inherits them. What cannot be replaced (an unset environment variable, an unknown key, a
+    cycle) is reported and becomes None.
     """
     if not source.refers:
         return source.tree
@@ -241,21 +242,21 @@ def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report
 
 
 def _container(tree: Tree, defaults: Tree) -> Any:
-    """OmegaConf's container of a tree, in which references are resolved."""
+    """Return OmegaConf's container of a tree, in which references are resolved."""
     from omegaconf import OmegaConf
 
     whole = merge(defaults, tree)
     trainer = whole.get("trainer")
     verl = trainer.get("trainer_config") if isinstance(trainer, dict) else None
     if isinstance(verl, dict):
-        # The sections of a veRL configuration refer to each other as in a file of their own.
+        # Sections of a veRL configuration refer to each other as in a file of their own.
         sections = [name for name in ("actor_rollout_ref", "critic") if name in verl and name not in tree]
         whole |= {name: f"${{trainer.trainer_config.{name}}}" for name in sections}
     return OmegaConf.create(whole)
 
 
 def escaped(node: Any) -> Any:
-    """The inverse of `interpolate`: a literal `${` in a text is written so that it stays one."""
+    """Escape literal `${` in texts; the inverse of `interpolate`."""
     if isinstance(node, dict):
         return {name: escaped(value) for name, value in node.items()}
     if isinstance(node, list):
@@ -266,7 +267,7 @@ def escaped(node: Any) -> Any:
 
 
 def _parsable(node: Any, key: str, report: Report) -> Any:
-    """A copy in which texts that are no valid interpolation are reported and become None."""
+    """Return a copy in which invalid interpolations are reported and become None."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -284,10 +285,11 @@ def _parsable(node: Any, key: str, report: Report) -> Any:
 
 
 def _replaced(node: Any, seen: Any, resolved: Callable[[], Any], key: str, report: Report) -> Any:
-    """`node` with its interpolations taken from `resolved()`, the OmegaConf container of the tree `seen` at that place.
+    """Return `node` with its interpolations taken from `resolved()`, the OmegaConf container of the tree `seen` at that
+    place.
 
-    The container takes 50 ms to make, so it is made only for references to other keys. A value that differs from the
-    one in `seen` is overridden and never read: it becomes None.
+    The container takes 50 ms to create, so it is created only for references to other keys. A value that differs from
+    the one in `seen` is overridden and never read: it becomes None.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -317,7 +319,6 @@ def _replaced(node: Any, seen: Any, resolved: Callable[[], Any], key: str, repor
 
 
 def _reason(reason: str) -> str:
-    """OmegaConf's reason in plain words."""
     if match := re.search(r"Environment variable '(.+)' not found", reason):
         name = match.group(1)
         return f"environment variable {name} is not set; set it, or give a default: ${{oc.env:{name},DEFAULT}}."

@@ -1,4 +1,4 @@
-"""Notices on a valid configuration: settings that change another setting, or that do nothing."""
+"""Notices about a valid configuration: settings that change another setting, or that have no effect."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from trinity_core.registry import registry_of
 
 VERL = "trainer.trainer_config"
 POLICY_ONLY = ("custom_chat_template", "chat_template_path", "enable_thinking")
-"""Settings of `model` that an endpoint, which renders prompts itself, does not take."""
+"""Settings of `model` that do not apply to an endpoint, which renders prompts itself."""
 
 
 def notices(config: Config) -> list[str]:
-    """One sentence each, for a log or a terminal; empty for most configurations."""
+    """Return one sentence per notice, for a log or a terminal; empty for most configurations."""
     return sentences(remarks(config))
 
 
 def remarks(config: Config) -> list[Finding]:
-    """A notice for each setting without effect in this run, and for each that another one changes."""
+    """Return a notice for each setting without effect in this run, and for each that another setting changes."""
     rules = (_clips, _raft, _taught, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged, _apart)
     unread = [Finding(key, None, "no-effect", "", severity="notice") for key in _unread(config)]
     return [*unread, *config.notices, *(finding for rule in rules for finding in rule(config))]
 
 
 def sentences(findings: Iterable[Finding]) -> list[str]:
-    """Findings as text, with the keys that have no effect for one reason in one sentence."""
+    """Return findings as text; keys without effect for the same reason share a sentence."""
     reasons: dict[str, list[str]] = {}
     texts: list[str] = []
     for finding in findings:
@@ -52,7 +52,7 @@ def _notice(key: str, code: Code, message: str) -> Finding:
 
 
 def _listed(keys: list[str]) -> str:
-    """Keys in one line; those of one section together, as `section.{a, b}`."""
+    """Join keys in one line; those in one section as `section.{a, b}`."""
     sections: dict[str, list[str]] = {}
     for key in keys:
         section, _, name = key.rpartition(".")
@@ -66,7 +66,7 @@ def _listed(keys: list[str]) -> str:
 
 
 def _unread(config: Config) -> list[str]:
-    """Settings that are checked but not read in this run."""
+    """Return settings that are checked but not read in this run."""
     trainer, verl = config.trainer, config.trainer.trainer_config
     float32 = trainer.dtype == "float32" or (trainer.dtype is None and config.cluster.gpu_per_node == 0)
     whole = float32 and (trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1))
@@ -111,7 +111,7 @@ def _unread(config: Config) -> list[str]:
 
 
 def _asks_data_juicer(config: Config) -> bool:
-    """Whether an operator of this run uses Data-Juicer."""
+    """True if an operator of this run uses Data-Juicer."""
     section = config.data_processor
     used = ((section.experience_pipeline, config.explores), (section.task_pipeline, uses_pipeline(config)))
     return any(
@@ -123,7 +123,7 @@ def _asks_data_juicer(config: Config) -> bool:
 
 
 def _unserved(config: Config) -> dict[str, bool]:
-    """Keys about the OpenAI API, of models that are not served through it."""
+    """Return keys about the OpenAI API, for models that are not served through it."""
     explorer = config.explorer
     keys: dict[str, bool] = {}
     for key, model in explorer.models.items():
@@ -141,7 +141,7 @@ def _unserved(config: Config) -> dict[str, bool]:
 
 
 def _orders(config: Config) -> dict[str, bool]:
-    """Keys that order or mix tasks in a run without task sets to order or mix."""
+    """Return keys that order or mix tasks in a run without task sets to order or mix."""
     training, evals = training_tasksets(config), eval_tasksets(config)
     explores = config.mode in ("both", "explore", "train")
     selected = evals + ([] if explores else training)
@@ -153,8 +153,8 @@ def _orders(config: Config) -> dict[str, bool]:
 
 
 def _unused_replay(config: Config) -> dict[str, bool]:
-    """Keys that ask for priorities or reuse where rollouts are not drawn by priority, or that choose among rollouts
-    where there are none."""
+    """Return keys about priorities or reuse if rollouts are not drawn by priority, or about choosing rollouts if there
+    are none."""
     inputs = config.buffer.trainer_input
     unused = config.is_supervised or draws_by(config) != "priority"
     buffers = [(BUFFER, inputs.experience_buffer, unused)]
@@ -176,7 +176,7 @@ def _unused_replay(config: Config) -> dict[str, bool]:
 
 
 def _rows(config: Config) -> dict[str, bool]:
-    """Keys that give the rows of a micro-batch although micro-batches are filled by tokens."""
+    """Return keys about rows per micro-batch if micro-batches are filled by tokens."""
     dynamic, verl = config.trainer.use_dynamic_bsz, config.trainer.trainer_config
     actor, reference, critic = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.ref, verl.critic
     critics = dynamic if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
@@ -203,15 +203,15 @@ def _repeats(config: Config) -> Iterator[Finding]:
 
 
 def _bypasses_in_vain(config: Config) -> bool:
-    """True if the policy loss has no ratio that `rollout_correction: bypass` could take to the policy that sampled."""
+    """True if the policy loss has no ratio that `rollout_correction: bypass` could relate to the sampling policy."""
     losses, loss = registry_of("algorithm.policy_loss_fn"), config.algorithm.policy_loss_fn
     return config.algorithm.rollout_correction == "bypass" and loss in losses and not losses.uses(loss, "old_logprobs")
 
 
 def _clips(config: Config) -> Iterator[Finding]:
-    """Clips without effect: with one update a batch every ratio is 1.
+    """Yield clips without effect: with one update per batch every ratio is 1.
 
-    A ratio to the policy that sampled, by the loss or by `bypass`, differs from 1 all the same.
+    A ratio to the sampling policy, from the loss or `bypass`, still differs from 1.
     """
     losses, loss = registry_of("algorithm.policy_loss_fn"), config.algorithm.policy_loss_fn
     updates = config.trainer.trainer_config.actor_rollout_ref.actor.ppo_epochs
@@ -237,8 +237,8 @@ def _raft(config: Config) -> Iterator[Finding]:
 
 
 def _taught(config: Config) -> Iterator[Finding]:
-    """A teacher whose context is no longer than the policy's cannot score an answer that fills it: its engine samples
-    a token after each sequence."""
+    """A teacher with the policy's context length cannot score an answer that fills it, because its engine samples a
+    token after each sequence."""
     models, longest, name = config.explorer.auxiliary_models, config.model.max_model_len, config.algorithm.advantage_fn
     taught = config.explores and registry_of("algorithm.advantage_fn").uses(name or "none", "teacher_logprobs")
     if taught and models and (models[0].max_model_len or 0) <= longest:
@@ -251,9 +251,9 @@ def _taught(config: Config) -> Iterator[Finding]:
 
 
 def _thinking(config: Config) -> Iterator[Finding]:
-    """Without a reward function, `math_workflow` asks and scores as Trinity-RFT's does.
+    """Without a reward function, `math_workflow` prompts and scores as Trinity-RFT's does.
 
-    A file that names the reward function or writes `with_think` gets no notice.
+    A file that names the reward function or sets `with_think` gets no notice.
     """
     thinking = [
         key
@@ -334,7 +334,7 @@ def _merged(config: Config) -> Iterator[Finding]:
 
 
 def _apart(config: Config) -> Iterator[Finding]:
-    """Explorer and trainer of one run meet in its folder."""
+    """Explorer and trainer of one run share its folder."""
     if config.continue_from_checkpoint or config.is_supervised or config.mode not in ("explore", "serve", "train"):
         return
     message = (

@@ -1,4 +1,4 @@
-"""Where a run reads and writes: its experience store, its files, the output of its task pipeline, its actors' names."""
+"""Where a run reads and writes: its experience store, its files, its task pipeline's output, its actors' names."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ SPLITS = ("train", "test")
 
 
 def store_url(config: Config) -> str:
-    """The URL of the run's experience store, which is never a data set. Raises TrinityError if `path` is no store's."""
+    """Return the URL of the run's experience store, never that of a data set. Raises TrinityError if `path` is no
+    store's."""
     buffer = config.buffer.trainer_input.experience_buffer
     named = buffer.storage_type in ("queue", "sql") and not is_backup(buffer) and not config.is_supervised
     return database_url(buffer.path if named else None, config.job_dir / "buffer")
 
 
 def explored_file(config: Config) -> Path | None:
-    """The JSON lines that an explorer on its own writes in addition to the store; None unless `storage_type` is `file`.
+    """Return the JSON lines file that a standalone explorer writes in addition to the store; None unless `storage_type`
+    is `file`.
 
-    `path` names the file, or a folder in which it is called after the explorer.
+    `path` names the file, or a folder in which the file is named after the explorer.
     """
     buffer = config.buffer.trainer_input.experience_buffer
     if config.mode != "explore" or buffer.storage_type != "file":
@@ -42,7 +44,7 @@ def explored_file(config: Config) -> Path | None:
 
 
 def operator_input_file(config: Config) -> Path | None:
-    """The JSON lines of what the experience operators are given; None unless they are wanted."""
+    """Return the JSON lines file for the input of the experience operators; None unless it is saved."""
     pipeline = config.data_processor.experience_pipeline
     if pipeline is None or not config.explores:
         return None
@@ -51,12 +53,12 @@ def operator_input_file(config: Config) -> Path | None:
 
 
 def api_address_file(config: Config) -> Path:
-    """Where programs find the address and the key of the explorer's OpenAI API. Only its owner may read it."""
+    """Return the file with the address and key of the explorer's OpenAI API. Only its owner may read it."""
     return config.job_dir / f"openai_api-{config.explorer.name}.json"
 
 
 def _lines_file(config: Config, configured: str | None, kind: str) -> Path:
-    """The file of an explorer that is given as a path or as a folder, or not at all."""
+    """Return an explorer's file, configured as a path, as a folder, or not at all."""
     name = f"{quote(config.explorer.name, safe='')}.jsonl"
     if not configured:
         return config.job_dir / "buffer" / f"{kind}-{name}"
@@ -65,10 +67,10 @@ def _lines_file(config: Config, configured: str | None, kind: str) -> Path:
 
 
 def database_url(path: str | None, folder: Path) -> str:
-    """The URL of the store at `path` for a run whose `buffer` folder is given.
+    """Return the URL of the store at `path` for a run with this `buffer` folder.
 
-    Raises TrinityError if `path` is not a store's.
-    A relative SQLite file lies in that folder, so that two runs never share a store by accident.
+    Raises TrinityError if `path` is no store's. A relative SQLite file is in that folder, so that two runs never share
+    a store by accident.
     """
     if not path:
         return f"sqlite:///{folder / DEFAULT_DATABASE}"
@@ -81,12 +83,13 @@ def database_url(path: str | None, folder: Path) -> str:
 
 
 def task_queue_path(config: Config, taskset: TasksetConfig) -> Path:
-    """The SQLite file of a task set of `storage_type: queue`; a relative one lies in the run's buffer folder."""
+    """Return the SQLite file of a task set with `storage_type: queue`; relative paths start in the run's buffer
+    folder."""
     return config.job_dir / "buffer" / expanded(taskset.path.removeprefix("sqlite:///") or DEFAULT_QUEUE)
 
 
 def no_database(path: str) -> str:
-    """Why a path is not a store's, or an empty string. A password in the path is not shown."""
+    """Return why a path cannot be a store's, or "". A password in the path is not shown."""
     scheme, is_url, rest = path.partition("://")
     if _scheme(path) != "sqlite" and _scheme(path) in STORE_BACKENDS:
         return ""
@@ -102,34 +105,33 @@ def no_database(path: str) -> str:
 
 
 def _scheme(path: str) -> str:
-    """The scheme of a database URL without its driver; empty for a plain path."""
+    """Return the scheme of a database URL without its driver; "" for a plain path."""
     scheme, is_url, _ = path.partition("://")
     return scheme.partition("+")[0] if is_url else ""
 
 
 def is_backup(buffer: ExperienceBufferConfig) -> bool:
-    """True if `path` is a queue's backup in JSON, which is not needed: the store is on disk anyway."""
+    """True if `path` is a queue's JSON backup, which is not needed because the store is on disk."""
     return buffer.storage_type == "queue" and PurePosixPath(buffer.path or "").suffix in BACKUPS
 
 
 def engine_name(config: Config, index: int) -> str:
-    """The name of the policy's engine `index` in Ray."""
     return f"{actor_prefix(config)}/engine_{index}"
 
 
 def trainer_name(config: Config, rank: int) -> str:
-    """The name of the trainer's worker `rank` in Ray."""
     return f"{config.name}/{config.trainer.name}_{rank}"
 
 
 def actor_prefix(config: Config) -> str:
-    """The explorer's name in Ray, with which those of its engines begin. An evaluation of the run has another."""
+    """Return the explorer's Ray name, the prefix of its engines' names. An evaluation of the run has another one."""
     evaluation = "/evaluation" if config.mode == "bench" else ""
     return f"{config.name}{evaluation}/{config.explorer.name}"
 
 
 def reads_output(config: Config, taskset: TasksetConfig) -> bool:
-    """Whether a task set of this configuration reads the output: without a path, or, if none is, inputs alone."""
+    """True if a task set of this configuration reads the output: one without a path, or, if all have one, one with only
+    inputs."""
     pipeline = config.data_processor.task_pipeline
     if pipeline is None or taskset.storage_type == "queue":
         return False
@@ -143,14 +145,14 @@ def reads_output(config: Config, taskset: TasksetConfig) -> bool:
 
 
 def other_paths(config: Config, taskset: TasksetConfig) -> list[str]:
-    """The paths of a task set that are not among the pipeline's inputs."""
+    """Return the paths of a task set that are not among the pipeline's inputs."""
     pipeline = config.data_processor.task_pipeline
     inputs = {Path(path) for path in pipeline.inputs} if pipeline else set()
     return [path for path in taskset.path.split(SEVERAL) if Path(path) not in inputs]
 
 
 def uses_pipeline(config: Config) -> bool:
-    """Whether this run has a task set that reads the output."""
+    """True if a task set of this run reads the output."""
     explorer_input = config.buffer.explorer_input
     asked = (
         (*explorer_input.tasksets, *explorer_input.eval_tasksets)
@@ -161,7 +163,7 @@ def uses_pipeline(config: Config) -> bool:
 
 
 def curated_folder(config: Config) -> str | None:
-    """The output that the run's task sets read, by which its name, the fingerprint, is known; None if none does."""
+    """Return the folder of the output that the run's task sets read, named by its fingerprint; None if none does."""
     if config.data_processor.task_pipeline is None:
         return None
     tasks, root = config.buffer.explorer_input, output_root(config)
@@ -170,7 +172,6 @@ def curated_folder(config: Config) -> str | None:
 
 
 def output_root(config: Config) -> Path:
-    """The folder of the pipeline's data sets."""
     pipeline = config.data_processor.task_pipeline
     assert pipeline is not None, "only a configuration with a task pipeline has its output"
     path = pipeline.output.path

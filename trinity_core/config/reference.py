@@ -1,4 +1,4 @@
-"""All settings, written from the schema: as a page (`python -m trinity_core.config.reference [FILE]`), and as text for
+"""Documents all settings from the schema: as a page (`python -m trinity_core.config.reference [FILE]`), and as text for
 a terminal (`trinity schema`)."""
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from trinity_core.config.schema import Config
 from trinity_core.errors import TrinityError, closest
 
 WIDTH = 100
-"""Columns of the text for a terminal."""
+"""Width of the terminal text in columns."""
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 MARKER = "<!-- Everything below is generated from the schema: `make generated`. -->"
-"""The line of `PAGE` that ends what is written by hand."""
+"""The line in `PAGE` that ends the handwritten part."""
 
 
 def page() -> str:
-    """The whole page as Markdown: the introduction of `PAGE`, which only a checkout has, and the settings."""
+    """Return the page as Markdown: the introduction from `PAGE`, which exists only in a checkout, and the settings."""
     introduction = PAGE.read_text(encoding="utf-8").partition(MARKER)[0]
     return "\n".join([introduction + MARKER, "", *_section(Config, "", 2, {})]).rstrip() + "\n"
 
 
 def _section(cls: type, key: str, level: int, shown: dict[type, str]) -> list[str]:
-    """Heading, doc and table of a section, then the sections below it that are not `shown` yet."""
+    """Return heading, doc and table of a section, then the sections below it that are not `shown` yet."""
     shown[cls] = key
     listed = settings(cls)
     below = {
@@ -59,7 +59,6 @@ def _row(setting: Setting, shown: dict[type, str]) -> str:
 
 
 def value_text(setting: Setting) -> str:
-    """What a value may be."""
     if setting.section is not None:
         kinds = {"[i]": "list of sections", ".NAME": "sections by name"}
         return kinds.get(setting.entry_key, "section")
@@ -73,7 +72,6 @@ def value_text(setting: Setting) -> str:
 
 
 def default_text(setting: Setting) -> str:
-    """The default, empty if there is none to speak of."""
     if setting.section is not None:
         return ""
     if setting.derived:
@@ -86,9 +84,9 @@ def _plain(value: Any) -> str:
 
 
 def listing(below: str = "") -> str:
-    """Each setting with its values, default and doc; `below` is a key: its setting, or those of its section.
+    """Return each setting with its values, default and doc; `below` restricts it to one setting or section.
 
-    Raises TrinityError if there is no such key, with the whole keys that end in it.
+    Raises TrinityError for an unknown key, suggesting the full keys that end in it.
     """
     rows = [
         (key, text)
@@ -116,7 +114,6 @@ def _listed() -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Write the page."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page(), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Fill every setting whose default follows from others: pure functions, one for each section.
+"""Fills every setting whose default follows from others: pure functions, one per section.
 
-The only thing they ask the machine is the working folder, from which relative paths start. Resolving twice changes
+They depend on the machine only through the working directory, which relative paths start from. Resolving twice changes
 nothing; nothing is checked or raised.
 """
 
@@ -35,11 +35,11 @@ THINKING_WORKFLOWS = ("math_workflow", "async_math_workflow")
 CALLS = {"tools_key": "tools", "response_key": "answer"}
 CONVERSATION = {"prompt_type": "messages", "messages_key": "conversations", "system_prompt_key": "raw_system"}
 PROMPT = {"prompt_type", "prompt_key", "messages_key"}
-"""Keys, each of which says where the prompt is."""
+"""Keys that each say where the prompt is."""
 
 
 def resolve(config: Config) -> Config:
-    """A copy with all derived settings filled."""
+    """Return a copy with all derived settings filled."""
     model = _model(config.model)
     algorithm = _algorithm(config.algorithm, model)
     steps = config.buffer.total_steps or config.trainer.total_steps
@@ -59,7 +59,7 @@ def resolve(config: Config) -> Config:
 
 
 def _model(model: ModelConfig) -> ModelConfig:
-    """Token limits and the critic's path."""
+    """Fill token limits and the critic's path."""
     prompt, response, longest = model.max_prompt_tokens, model.max_response_tokens, model.max_model_len
     update: dict[str, Any] = {"critic_model_path": model.critic_model_path or model.model_path}
     if longest is None and prompt and response:
@@ -80,7 +80,7 @@ def _auxiliary(auxiliary: AuxiliaryModelConfig, model: ModelConfig) -> Auxiliary
 
 
 def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfig:
-    """Parts and repeats that `algorithm_type` stands for."""
+    """Fill parts and repeats from `algorithm_type`."""
     update: dict[str, Any] = {}
     known = registry_of("algorithm.algorithm_type").get(algorithm.algorithm_type)
     if known is not None:
@@ -95,7 +95,7 @@ def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfi
             update["advantage_fn_args"]["selection"] = "all"  # there is nothing to choose from
     rule, longest = update.get("loss_agg_mode", algorithm.loss_agg_mode), model.max_response_tokens
     if rule == "seq-mean-token-sum-norm" and longest is not None:
-        # Token sums are divided by the longest response allowed, the same for every batch.
+        # Token sums are divided by the maximum response length, the same for every batch.
         mode_args = update.get("loss_agg_mode_args", algorithm.loss_agg_mode_args)
         update["loss_agg_mode_args"] = {"normalizer": longest, **mode_args}
     frozen = {name: FrozenDict(value) if isinstance(value, dict) else value for name, value in update.items()}
@@ -103,7 +103,8 @@ def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfi
 
 
 def _aggregation(known: AlgorithmType, parts: Mapping[str, Any]) -> str:
-    """The type's own, or that of the loss that replaces the type's: GSPO's is a mean over sequences under any type."""
+    """Return the type's aggregation, or that of the loss that replaces the type's: GSPO's is a mean over sequences
+    under any type."""
     losses = registry_of("algorithm.policy_loss_fn")
     usual, loss = losses.get(known.policy_loss_fn), losses.get(parts["policy_loss_fn"])
     if usual is None or loss is None or known.loss_agg_mode != usual.loss_agg_mode:
@@ -112,13 +113,13 @@ def _aggregation(known: AlgorithmType, parts: Mapping[str, Any]) -> str:
 
 
 def most_repeats(buffer: BufferConfig, algorithm: AlgorithmConfig) -> int:
-    """Rollouts of a task in training: of the task set that asks for most of them."""
+    """Return the largest number of training rollouts per task over all task sets."""
     usual = algorithm.repeat_times or 1
     return max((taskset.repeat_times or usual for taskset in buffer.explorer_input.training), default=usual)
 
 
 def _buffer(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig, steps: int | None) -> BufferConfig:
-    """Either batch size from the other; with `mix`, expert data comes on top of what is explored."""
+    """Derive one batch size from the other; with `mix`, expert data comes on top of what is explored."""
     per_task = most_repeats(buffer, algorithm) / (1 - expert_share(algorithm))
     batch_size = buffer.batch_size or max(int((buffer.train_batch_size or 0) / per_task), 1)
     return buffer.model_copy(
@@ -133,7 +134,7 @@ def _buffer(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig
 
 
 def expert_share(algorithm: AlgorithmConfig) -> float:
-    """The share of a batch that expert data makes up; 0 where it is no share at all."""
+    """Return the share of expert data in a batch; 0 if the setting is not a valid share."""
     if algorithm.sample_strategy != "mix":
         return 0
     usual = ALGORITHMS["mix"].sample_strategy_args["expert_data_ratio"]
@@ -142,10 +143,10 @@ def expert_share(algorithm: AlgorithmConfig) -> float:
 
 
 def sampling_temperature(config: Config) -> float:
-    """The temperature of log-probs of rows that do not carry their own, such as expert data mixed with rollouts.
+    """Return the temperature for log-probs of rows without their own, such as expert data mixed with rollouts.
 
-    It is that of the first training task set (of the model, without task sets), and 1 for given data alone and where
-    rollouts are greedy.
+    It is that of the first training task set (without task sets, the model's), and 1 for given data alone and for
+    greedy rollouts.
     """
     if not config.algorithm_type.uses_rollouts:
         return 1.0
@@ -154,10 +155,10 @@ def sampling_temperature(config: Config) -> float:
 
 
 def shares(config: Config) -> dict[str, float]:
-    """The data sets that given rows of a batch are made of, with their weights, by key of `auxiliary_buffers`.
+    """Return the data sets of given rows in a batch with their weights, by key of `auxiliary_buffers`.
 
-    In a supervised run the experience buffer, as "", comes first; others take part if they have a share. They are often
-    meant for a later stage.
+    In a supervised run the experience buffer, as "", comes first; auxiliary buffers take part only if they have a
+    share, because they are often meant for a later stage.
     """
     inputs = config.buffer.trainer_input
     if not config.is_supervised:
@@ -167,13 +168,13 @@ def shares(config: Config) -> dict[str, float]:
 
 
 def draws_by(config: Config) -> str:
-    """The strategy by which rollouts are drawn from the queue: with `mix` its inner one."""
+    """Return the strategy that draws rollouts from the queue: with `mix` its inner one."""
     name = _drawn_by(config.algorithm)
     return "priority" if name in ("default", "fifo") and replay_args(config) is not None else name
 
 
 def replay_args(config: Config) -> dict[str, Any] | None:
-    """Arguments of the sample strategy `priority` by the options of the buffer; None where nothing asks for it."""
+    """Return the buffer's options as arguments of the sample strategy `priority`; None if there are none."""
     buffer = config.buffer.trainer_input.experience_buffer
     replay, cooldown = buffer.replay_buffer, buffer.reuse_cooldown_time
     if replay.enable or buffer.use_priority_queue:
@@ -185,13 +186,13 @@ def replay_args(config: Config) -> dict[str, Any] | None:
 
 
 def _drawn_by(algorithm: AlgorithmConfig) -> str:
-    """The strategy that `algorithm` names for rollouts."""
+    """Return the strategy that `algorithm` names for rollouts."""
     name = algorithm.sample_strategy
     return str(algorithm.sample_strategy_args.get("inner") or "default") if name == "mix" else name
 
 
 def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInputConfig:
-    """One list of training task sets; in each task set the defaults of what surrounds it."""
+    """Join all training task sets in one list, and fill each from the defaults around it."""
     explorer_input = buffer.explorer_input
     workflow = explorer_input.default_workflow_type or buffer.default_workflow_type
     reward = explorer_input.default_reward_fn_type or buffer.default_reward_fn_type
@@ -224,9 +225,9 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
 
 
 def _scored(taskset: TasksetConfig, workflow: str | None, reward: str | None) -> TasksetConfig:
-    """The task set with its workflow and reward function.
+    """Return the task set with its workflow and reward function.
 
-    A `math_workflow` that is named without a reward function thinks, as Trinity-RFT's does.
+    A `math_workflow` without a reward function asks for reasoning (`with_think`), as Trinity-RFT's does.
     """
     workflow, reward = taskset.default_workflow_type or workflow, taskset.default_reward_fn_type or reward
     args = taskset.workflow_args
@@ -249,7 +250,6 @@ def _sampling(args: RolloutArgs, model: ModelConfig) -> RolloutArgs:
 
 
 def _trainer_input(trainer_input: TrainerInputConfig, algorithm: AlgorithmConfig) -> TrainerInputConfig:
-    """Names and storage of the trainer's inputs."""
     known = ALGORITHMS.get(algorithm.algorithm_type)
 
     def stored(buffer: ExperienceBufferConfig, name: str, storage_type: str) -> ExperienceBufferConfig:
@@ -267,7 +267,7 @@ def _trainer_input(trainer_input: TrainerInputConfig, algorithm: AlgorithmConfig
 
 
 def _trainer(trainer: TrainerConfig, steps: int | None) -> TrainerConfig:
-    """`total_steps` may stand in either place, and ends up in both; the critic saves memory as the policy does."""
+    """Copy `total_steps` to both of its places; the critic uses gradient checkpointing if the policy does."""
     verl = trainer.trainer_config
     saves = verl.critic.model.enable_gradient_checkpointing
     update: dict[str, Any] = {"total_steps": trainer.total_steps or steps}
@@ -284,7 +284,7 @@ def _synchronizer(synchronizer: SynchronizerConfig, config: Config) -> Synchroni
 
 
 def tool_call_rows(form: FormatConfig, workflow: str, workflow_args: Mapping[str, Any]) -> FormatConfig:
-    """The format of a task set, with these columns for what a task set of that workflow leaves out.
+    """Return a task set's format, with default columns for this workflow.
 
     With `workflow_args.tools` the workflow takes any rows.
     """

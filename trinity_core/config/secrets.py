@@ -13,27 +13,27 @@ _SECRET_KEY = re.compile(
     r"(^|_)(api_?keys?|(private|access|secret|openai)_keys?|passwords?|passwd|secrets?|credentials?|auth|authorization"
     r"|bearer|(access|auth|bearer|hf|api)_?tokens?)($|_)|(^|_)token$|^keys?$|headers$"
 )
-"""Pattern of a secret's key, in small letters with `_` between words."""
+"""Matches keys of secrets, in lower case with `_` between words."""
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
-"""Between the words of `apiKey` and `X-Api-Key`."""
+"""Matches word boundaries in `apiKey` and `X-Api-Key`."""
 _URL_QUERY = re.compile(r"(?<=[?&])([\w-]*(?:key|token|secret|password)=)[^&#\s]+", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):\S+(?=@)")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-"""The name of a variable, as `api_key_env` has it; a key that was put there by mistake is another text."""
+"""Matches the name of a variable, as in `api_key_env`. Other text may be a key given by mistake."""
 _ENVIRONMENT, _ARGUMENTS = "env_vars", "workflow_args"
-"""The names in an environment are the user's own, and say nothing of what is secret: every value of it is."""
+"""Sections with environment variables. Their names do not show what is secret, so all values are masked."""
 
 
 def public_dict(config: Config) -> dict[str, Any]:
-    """`to_dict` without its secrets."""
+    """Return `to_dict` with secrets masked."""
     return without_secrets(to_dict(config))
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """The same value, with all of `env_vars` and `workflow_args.env`, what a key calls a secret, HTTP headers, and
-    secrets in URLs masked."""
+    """Return the value with secrets masked: all of `env_vars` and `workflow_args.env`, values of secret keys, HTTP
+    headers, and secrets in URLs."""
     if key == _ARGUMENTS and isinstance(value, dict):
-        named = value.get("secrets")  # the names of variables, as `command_workflow` takes them
+        named = value.get("secrets")  # names of variables, for `command_workflow`
         names = {"secrets": list(named)} if isinstance(named, list | tuple) else {}
         environment = {"env": without_secrets(value["env"], _ENVIRONMENT)} if "env" in value else {}
         return _without_secrets(value) | names | environment
@@ -51,5 +51,5 @@ def _without_secrets(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_password(text: str) -> str:
-    """The same text with the password of each URL masked, and the keys in its query."""
+    """Mask passwords in URLs, and keys in their queries."""
     return _URL_QUERY.sub(rf"\1{MASK}", _URL_PASSWORD.sub(rf"\1:{MASK}", text))

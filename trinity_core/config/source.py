@@ -1,7 +1,7 @@
-"""A YAML file with its overrides as a tree of plain values, with the place of every key.
+"""A YAML file with its overrides as a tree of plain values, with the location of every key.
 
-One walk over YAML's nodes gives the values, the places and the problems. It follows the schema, so that a setting whose
-type is text keeps what was written: `name: 1.10` is called 1.10, and an environment variable keeps its leading zeros.
+One walk over YAML's nodes produces the values, the locations and the problems. It follows the schema, so that settings
+of type text keep their notation: `name: 1.10` is called 1.10, and an environment variable keeps its leading zeros.
 """
 
 from __future__ import annotations
@@ -27,37 +27,36 @@ from trinity_core.config.yaml_text import Loader, shortened
 Tree = dict[str, Any]
 
 MOST_VALUES = 20_000
-"""Values of a file, at most. Nine lines of aliases to aliases can stand for a billion."""
+"""Maximum number of values in a file. Nine lines of nested aliases can expand to a billion."""
 DEEPEST = 50
-"""Levels of a tree. OmegaConf needs a dozen calls for each."""
+"""Maximum depth of a tree. OmegaConf needs a dozen calls per level."""
 UNFIT = "holds NUL, or bytes that are no UTF-8, which no file can hold."
 TAG = "tag:yaml.org,2002:"
 OBJECT = "!object"
-"""Tag of what is no plain value; the node's text is its type."""
+"""Tag for an object that is not a plain value; the node's text is its type."""
 WHOLE = frozenset({"experience_buffer", "taskset"})
-"""Keys that a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
+"""Keys that a stage replaces as a whole, because the path of one data set and the columns of another do not belong
+together."""
 
 
 @dataclass
 class YamlSource:
-    """A tree as it was written."""
-
     tree: Tree
     places: dict[str, SourceLocation] = field(default_factory=dict)
-    """Key path → where it was written."""
+    """Key path → location."""
     problems: list[Finding] = field(default_factory=list)
     refers: bool = False
-    """True if some text holds an interpolation, `${…}`."""
+    """True if some text contains an interpolation, `${…}`."""
 
     def valid_tree(self) -> Tree:
-        """The tree of a file, for inspection only. Raises ConfigError unless each of its keys has one value."""
+        """Return the tree of a file, for inspection only. Raises ConfigError unless each key has exactly one value."""
         if problems := [problem for problem in self.problems if problem.code != "missing"]:
             raise ConfigError(problems)
         return self.tree
 
 
 def read(path: Path, section: type[BaseModel] | None = Config) -> YamlSource:
-    """Read a YAML file. Raises ConfigError if it is missing, is no YAML, or has no keys."""
+    """Read a YAML file. Raises ConfigError if it is missing, is not YAML, or has no keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -91,21 +90,21 @@ def parse(text: str, name: str = "<text>", section: type[BaseModel] | None = Con
 
 
 def from_values(tree: Mapping[str, Any]) -> YamlSource:
-    """A source of Python values, which are taken as they are."""
+    """Return a source of Python values, taken unchanged."""
     walk = _Walk(None)
     return walk.source(walk.value(_Representer(sort_keys=False).represent_data(dict(tree)), "", None))
 
 
 class _Representer(yaml.representer.SafeRepresenter):
-    """YAML nodes of Python values."""
+    """Converts Python values to YAML nodes."""
 
     def plain_node(self, value: str | int | float) -> yaml.Node:
-        """A kind of text or number, such as NumPy's, as the plain value."""
+        """Represent a subtype of text or number, such as NumPy's, as the plain value."""
         kind = next(kind for kind in (str, int, float) if isinstance(value, kind))
         return self.represent_data(kind(str.__str__(value) if kind is str else value))
 
     def object_node(self, value: Any) -> yaml.ScalarNode:
-        """A value that is none of YAML's."""
+        """Represent a value that YAML does not have."""
         return yaml.ScalarNode(OBJECT, type(value).__name__)
 
 
@@ -119,7 +118,7 @@ _Representer.yaml_multi_representers = {
 
 
 class _Walk:
-    """The walk over the nodes of a file, of an override, or of Python values."""
+    """Walks over the nodes of a file, an override, or Python values."""
 
     def __init__(self, file: str | None, has_lines: bool = True) -> None:
         self._file, self._has_lines = file, has_lines
@@ -130,19 +129,19 @@ class _Walk:
         self.loader = Loader("")
 
     def source(self, tree: Tree) -> YamlSource:
-        """The tree with what was seen on the way."""
+        """Return the tree with everything collected during the walk."""
         return YamlSource(tree, self._places, self._problems, self._refers)
 
     def value(self, node: yaml.Node, key: str, typed: Type | Below | None, above: tuple[yaml.Node, ...] = ()) -> Any:
-        """The value of a node at a key. What cannot be used is reported, and becomes None.
+        """Return the value of a node at a key. Unusable values are reported and become None.
 
-        Raises YAMLError for a text that its tag does not fit, and where aliases stand for too many values.
+        Raises YAMLError for a text that does not fit its tag, and if aliases expand to too many values.
         """
         self._count((*above, node))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, key, typed)
         if node.tag != f"{TAG}{'map' if isinstance(node, yaml.MappingNode) else 'seq'}":
-            return self.loader.construct_object(node, deep=True)  # which raises
+            return self.loader.construct_object(node, deep=True)  # raises
         if node in above:
             return self._refers_to_itself(node, key, above[-1])
         if len(above) > DEEPEST:
@@ -160,7 +159,7 @@ class _Walk:
         return values
 
     def _entries(self, node: yaml.MappingNode, key: str, above: tuple[yaml.Node, ...]) -> dict[str, yaml.Node]:
-        """The entries of a mapping, with those that `<<` brings; their places are noted."""
+        """Return the entries of a mapping, including those merged by `<<`; their locations are recorded."""
         inherited: dict[str, yaml.Node] = {}
         own: dict[str, yaml.Node] = {}
         merges: list[yaml.Node] = []
@@ -188,7 +187,7 @@ class _Walk:
         return {**inherited, **own}
 
     def _merged(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> dict[str, yaml.Node]:
-        """The entries that `<<: *anchor` or `<<: [*one, *other]` brings; the first anchor wins."""
+        """Return the entries that `<<: *anchor` or `<<: [*one, *other]` merges; the first anchor wins."""
         merged: dict[str, yaml.Node] = {}
         for mapping in reversed(node.value) if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(mapping, yaml.MappingNode):
@@ -218,7 +217,7 @@ class _Walk:
         return value
 
     def _count(self, nodes: tuple[yaml.Node, ...]) -> None:
-        """Count a value, which stands below these nodes. Raises ComposerError, with the line of its section."""
+        """Count a value below these nodes. Raises ComposerError, with the line of its section."""
         self._values += 1
         if self._file is not None and self._values > MOST_VALUES:
             problem = f"with its aliases it has more than {MOST_VALUES:,} values"
@@ -233,7 +232,7 @@ class _Walk:
         self._problem(node, key, "duplicate-key", f"is given twice{since}{remedy}.")
 
     def _refers_to_itself(self, node: yaml.Node, key: str, section: yaml.Node) -> None:
-        """Reported where the alias stands, not where the node does."""
+        """Report a recursive alias where the alias is, not where its node is."""
         self._problem(self.loader.aliases.get((section, node), node), key, "recursive", "refers to itself.")
 
     def _problem(self, node: yaml.Node | yaml.Event, key: str, code: Any, message: str) -> None:
@@ -241,17 +240,18 @@ class _Walk:
 
 
 def _shown(key: str) -> str:
-    """A key that may hold what no text can."""
+    """Escape a key for messages."""
     return key.encode(errors="backslashreplace").decode()
 
 
 def is_unfit(text: str) -> bool:
-    """True if a text can stand neither in a file nor in the name of one."""
+    """True if a text can occur neither in a file nor in a file name."""
     return "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
-    """A copy of `base` with `over` laid on it: mappings key by key; lists, scalars and keys in `whole` as a whole."""
+    """Return a copy of `base` with `over` merged in: mappings key by key; lists, scalars and keys in `whole` as a
+    whole."""
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return copy.deepcopy(over)
     merged = copy.deepcopy(base)
@@ -261,7 +261,8 @@ def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
 
 
 def inherited(above: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
-    """What a stage takes over from the sections above: not the parts of another algorithm, nor another length."""
+    """Return what a stage inherits from the sections above: without the parts of another algorithm or another
+    length."""
     base: Tree = copy.deepcopy(dict(above))
     algorithm, usual = own.get("algorithm"), base.get("algorithm")
     if isinstance(algorithm, dict) and isinstance(usual, dict):
@@ -279,7 +280,7 @@ def override(source: YamlSource, overrides: Sequence[str]) -> None:
     """Apply `key.path=value` in order. A list entry is named by its `name` or `stage_name`, or else its index.
 
     Within a list, or a key that a stage replaces as a whole, a stage's override starts from the inherited value. Raises
-    ConfigError for texts that are no override.
+    ConfigError for invalid overrides.
     """
     problems: list[Finding] = []
     for text in overrides:
@@ -323,9 +324,9 @@ def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str | No
 
 
 def _composed(raw: str) -> yaml.Node | None:
-    """The node of an override's value, None without one. Raises YAMLError.
+    """Return the node of an override's value, None without one. Raises YAMLError.
 
-    A `#` begins no comment here: folders have it in their names.
+    `#` does not start a comment here, because folder names may contain it.
     """
     node = yaml.compose(raw, Loader)
     if "#" in raw and (node is None or (isinstance(node, yaml.ScalarNode) and not node.style)):
@@ -334,9 +335,9 @@ def _composed(raw: str) -> yaml.Node | None:
 
 
 def _inherit(source: YamlSource, parts: Sequence[str]) -> None:
-    """Copy into a stage what an override below `parts` would otherwise cut off.
+    """Copy into a stage the inherited values that an override below `parts` would otherwise replace.
 
-    Raises LookupError where there is no such stage.
+    Raises LookupError if there is no such stage.
     """
     listed = source.tree.get("stages")
     if parts[0] != "stages" or len(parts) < 4 or not isinstance(listed, list):
@@ -358,7 +359,7 @@ def _inherit(source: YamlSource, parts: Sequence[str]) -> None:
 
 
 def _owner(tree: Tree, parts: Sequence[str]) -> tuple[Any, tuple[str | int, ...]]:
-    """The section or list in which a key stands, made where it is missing, and the key's path.
+    """Return the section or list that contains a key, creating it if needed, and the key's path.
 
     Raises LookupError with a sentence.
     """
@@ -377,7 +378,7 @@ def _owner(tree: Tree, parts: Sequence[str]) -> tuple[Any, tuple[str | int, ...]
 
 
 def _index(items: list[Any], part: str, path: str) -> int:
-    """The position of a list entry by its name, which may be a number, or else its index."""
+    """Return the position of a list entry, given its name (which may be a number) or else its index."""
     for index, item in enumerate(items):
         names = (item.get("name"), item.get("stage_name")) if isinstance(item, dict) else ()
         if part in [str(name) for name in names if name is not None]:
@@ -388,21 +389,20 @@ def _index(items: list[Any], part: str, path: str) -> int:
 
 
 def join_key(key: str, part: str | int) -> str:
-    """The key of an entry below a key."""
     if isinstance(part, int):
         return f"{key}[{part}]"
     return f"{key}.{part}" if key else part
 
 
 def key_of(path: Sequence[str | int], above: str = "") -> str:
-    """`("a", 0, "b")` → `a[0].b`, below the key `above` if that is given."""
+    """`("a", 0, "b")` → `a[0].b`, below the key `above` if given."""
     for part in path:
         above = join_key(above, part)
     return above
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's text, without a full stop."""
+    """Return the first line of an error's text, without a full stop."""
     return str(error).partition("\n")[0].rstrip(".")
 
 

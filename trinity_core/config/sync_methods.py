@@ -1,7 +1,7 @@
-"""The values of `synchronizer.sync_method`: what each needs and allows, and the class that implements it.
+"""The values of `synchronizer.sync_method`: requirements and implementation of each.
 
-Only facts that checks, defaults and placement ask for. The classes are in `trinity_core.sync` and are imported when a
-run opens its weights (`trinity_core.sync.versions`), so that this table is as light as the rest of the configuration.
+Contains only what checks, defaults and placement need. The classes are in `trinity_core.sync` and imported when a run
+opens its weights (`trinity_core.sync.versions`), so that importing this table is cheap.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 @dataclass(frozen=True)
 class SyncMethod:
-    """One way by which weights get from the trainer to the engines."""
+    """A way to transfer weights from the trainer to the engines."""
 
     implementation: str
     """`module:class` of its `trinity_core.sync.versions.WeightVersions`."""
@@ -21,13 +21,13 @@ class SyncMethod:
     one_node: bool = False
     """True if explorer and trainer must be on the same node."""
     separate_runs: bool = False
-    """True if explorer and trainer may be runs of their own (modes `explore` and `train`)."""
+    """True if explorer and trainer may be separate runs (modes `explore` and `train`)."""
     vllm_backend: str = ""
-    """The backend of vLLM's weight transfer by which the trainer pushes weights into the engines. Empty if engines load
-    what the trainer has published."""
+    """vLLM's weight transfer backend with which the trainer pushes weights into the engines. Empty if engines load
+    published weights."""
     without_own_gpus: str = ""
-    """The method that takes over where trainer and engines do not each have GPUs of their own. Empty if this method
-    needs none."""
+    """The method that replaces this one if trainer and engines do not have separate GPUs. Empty if this method does not
+    need them."""
 
 
 SYNC_METHODS: dict[str, SyncMethod] = {
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     SyncMethodName = str
 else:
     SyncMethodName = Literal[tuple(SYNC_METHODS)]
-    """A setting of this type accepts the names of the table."""
+    """Type of settings that accept the names in the table."""
 
 
 def default_sync_method(mode: str, several_nodes: bool = False, adapter: bool = False) -> str:
-    """The first method that serves `mode`: only in `both` are explorer and trainer one run.
+    """Return the first method that supports `mode`: explorer and trainer are one run only in `both`.
 
-    For a LoRA adapter, one that need not push full weights, and that works on several nodes if there are.
+    For a LoRA adapter, choose one that need not push full weights, and that supports several nodes if there are.
     """
     fits = (
         name

@@ -15,18 +15,18 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def dtype_of(asked: str | None, on_gpu: bool) -> str:
-    """The dtype that was asked for; by default (None, `auto`) bfloat16 on a GPU, float32 on the CPU."""
+    """Return the requested dtype; by default (None, `auto`) bfloat16 on a GPU, float32 on the CPU."""
     if asked and asked != "auto":
         return asked
     return "bfloat16" if on_gpu else "float32"
 
 
 def zero_stage_of(asked: int | None, workers: int, dtype: str, offloads: bool = False) -> int:
-    """The ZeRO stage in force, by the one that was asked for: by default 0 for one worker and 2 for several.
+    """Return the effective ZeRO stage for a requested one (None: 0 for one worker, 2 for several).
 
-    One worker has nothing to partition: 1 and 2 are 0 for it, unless it `offloads` the optimiser's state, which is
-    DeepSpeed's, or has float16, whose loss scale is. Otherwise it is at least 2 in half precision: DeepSpeed's stage 1
-    sums the gradients of micro-batches in half precision.
+    A single worker has nothing to partition, so 1 and 2 mean 0, unless it `offloads` the optimizer's state or uses
+    float16, because offloading and loss scaling are DeepSpeed's. Otherwise the stage is at least 2 in half precision:
+    DeepSpeed's stage 1 sums the gradients of micro-batches in half precision.
     """
     stage = (0 if workers == 1 else 2) if asked is None else asked
     if workers == 1 and stage < 3 and dtype != "float16" and not offloads:
@@ -35,73 +35,73 @@ def zero_stage_of(asked: int | None, workers: int, dtype: str, offloads: bool = 
 
 
 REDUCE_BUCKET = 50_000_000
-"""Gradients that are summed over the workers at a time (`reduce_bucket_size`): 100 MB in half precision, enough for a
-link's whole bandwidth. DeepSpeed's default, 500 million, holds ten times as much on every GPU."""
+"""Gradients summed over the workers at a time (`reduce_bucket_size`): 100 MB in half precision, enough to saturate a
+link. DeepSpeed's default, 500 million, holds ten times as much on every GPU."""
 MAX_LIVE = 1_000_000_000
-"""Weights that ZeRO 3 gathers ahead at most (`stage3_max_live_parameters`), as DeepSpeed does by default."""
+"""Maximum number of weights that ZeRO 3 gathers ahead (`stage3_max_live_parameters`); DeepSpeed's default."""
 AT_ONCE_ON_CPU = 4_000_000
-"""Both limits on a CPU: ranks there share one memory, and what ZeRO gathers and reduces is copied within it."""
+"""Both limits on a CPU, where ranks share one memory, and ZeRO's gathering and reducing are copies within it."""
 RETENTION = 100
 """Train steps whose rows stay in the store for inspection, besides those that a rewind may need."""
 GPU_CONTEXT = 3 << 29
-"""Bytes of a GPU that a process on it holds besides its tensors, also while it sleeps: CUDA's context, libraries and
-their workspaces. Assumed, not measured."""
+"""GPU memory of a process besides its tensors, even while it sleeps: CUDA's context, libraries and their workspaces.
+Assumed, not measured."""
 
 
 class CriticSettings(CriticKeys):
-    """How the critic is trained: the keys that are read as they are, and those below."""
+    """How the critic is trained: keys that are read unchanged, and those below."""
 
     model_path: str
     optimizer: OptimizerConfig
     epochs: int
-    """Updates from each batch."""
+    """Updates per batch."""
     use_dynamic_bsz: bool
     micro_batch_size: int | None
-    """Rows of one micro-batch of one worker where `use_dynamic_bsz` is false; None: as many as tokens allow."""
+    """Rows per micro-batch and worker if `use_dynamic_bsz` is false; None: as many as tokens allow."""
     max_tokens: int
-    """Tokens of one micro-batch of one worker."""
+    """Tokens per micro-batch and worker."""
     gradient_checkpointing: bool
     torch_compile: bool
     param_offload: bool
     optimizer_offload: bool
     model_overrides: Args
     warmup_steps: int
-    """Steps at the start in which only the critic is trained."""
+    """Initial steps in which only the critic is trained."""
 
 
 class TrainSettings(LearnerKeys):
-    """How the policy is trained: the keys of `trainer` that are read as they are, and those below."""
+    """How the policy is trained: keys of `trainer` that are read unchanged, and those below."""
 
     optimizer: OptimizerConfig
     epochs: int
-    """Updates from each batch."""
+    """Updates per batch."""
     micro_batch_size: int | None
-    """Rows of one micro-batch of one worker where `use_dynamic_bsz` is false; None: as many as tokens allow."""
+    """Rows per micro-batch and worker if `use_dynamic_bsz` is false; None: as many as tokens allow."""
     max_tokens: int
-    """Tokens of one micro-batch of one worker."""
+    """Tokens per micro-batch and worker."""
     reference_micro_batch_size: int | None
     reference_max_tokens: int
-    """Tokens of a micro-batch in a forward pass of the reference model."""
+    """Tokens per micro-batch in a forward pass of the reference model."""
     param_offload: bool
-    """Weights in host memory between uses; the policy's under ZeRO 3, the reference model's under any."""
+    """True if weights are in host memory between uses; the policy's under ZeRO 3, the reference model's under any."""
     optimizer_offload: bool
-    """The optimiser's state in host memory, under ZeRO 1 to 3."""
+    """True if the optimizer's state is in host memory, under ZeRO 1 to 3."""
     reference_offload: bool
     model_overrides: Args
     """Changes to the model's own configuration."""
     save_huggingface: Literal["always", "last", "never"]
-    """Which checkpoints also hold the model in Hugging Face format."""
+    """Which checkpoints also contain the model in Hugging Face format."""
     critic: CriticSettings | None
-    """None where the algorithm has no critic."""
+    """None if the algorithm has no critic."""
 
     def zero_stage_for(self, workers: int, dtype: str) -> int:
-        """The ZeRO stage of policy and critic, for this many workers."""
+        """Return the ZeRO stage of policy and critic for this number of workers."""
         offloads = self.optimizer_offload or (self.critic is not None and self.critic.optimizer_offload)
         return zero_stage_of(self.zero_stage, workers, dtype, offloads)
 
 
 def train_settings(config: Config) -> TrainSettings:
-    """The trainer's settings of a resolved configuration."""
+    """Return the trainer's settings of a resolved configuration."""
     trainer, verl = config.trainer, config.trainer.trainer_config
     actor, reference = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.ref
     return TrainSettings(
@@ -122,12 +122,11 @@ def train_settings(config: Config) -> TrainSettings:
 
 
 def _same(section: BaseModel, keys: type[BaseModel]) -> dict[str, Any]:
-    """The values of these keys, by name."""
     return {name: getattr(section, name) for name in keys.model_fields}
 
 
 def _budget(config: Config, tokens: int) -> int:
-    """Tokens of a micro-batch of one worker: at least one sequence of `max_model_len`."""
+    """Return the tokens per micro-batch and worker: at least one sequence of `max_model_len`."""
     return max(tokens, config.model.max_model_len)
 
 

@@ -1,8 +1,8 @@
-"""The types of settings: what a value may be, its unit, and where the value comes from if it is left out.
+"""The types of settings: possible values, unit, and the source of omitted values.
 
-A setting's type says everything that can be said about the setting alone, so that validation, the reference page and
-the JSON Schema follow from one line. Text that reads as a number is accepted as one, because environment variables are
-text; a number is never accepted for a flag, nor a flag for a number.
+A setting's type contains everything that can be said about the setting alone; validation, the reference page and the
+JSON Schema derive from it. Text that reads as a number is accepted as one, because environment variables are text; but
+numbers and bools are never accepted for each other.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from trinity_core.config.yaml_text import parse_value
 
 T = TypeVar("T")
 LARGEST = 2**63
-"""Whole numbers end up in arrays and databases, which have 64 bits."""
+"""Integers end up in arrays and databases, which have 64 bits."""
 
 
 class FrozenDict(dict[str, T]):
-    """A dict that cannot be changed; `{**frozen}` is one that can."""
+    """A dict that cannot be changed; `{**frozen}` makes a mutable copy."""
 
     def _refuse(self, *_: Any, **__: Any) -> Never:
         raise TypeError("a configuration is immutable: make another one with with_values()")
@@ -51,7 +51,7 @@ class FrozenDict(dict[str, T]):
 
 @dataclass(frozen=True)
 class Unit:
-    """What a number counts: tokens, steps, seconds."""
+    """Unit of a number: tokens, steps, seconds."""
 
     name: str
 
@@ -61,7 +61,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class OneOrMany:
-    """One name may be written in place of a list of names."""
+    """Allows a single name instead of a list of names."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {"anyOf": [handler(schema), {"type": "string"}]}
@@ -69,14 +69,14 @@ class OneOrMany:
 
 @dataclass(frozen=True)
 class _Derived:
-    """The setting may be null or left out, and is then filled by `resolve`."""
+    """Marks a setting that may be null or omitted, and is then filled by `resolve`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.nullable_schema(handler(source))
 
 
 def _number(value: Any) -> Any:
-    """The number that a text stands for; other values as they are."""
+    """Convert a text that reads as a number; return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -117,12 +117,12 @@ def _pair(value: Any) -> Any:
 
 
 SEVERAL = "|"
-"""Between the paths of a list in one text."""
+"""Separates the paths of a list in one text."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A text, or a list of texts that `SEVERAL` joins."""
+    """Allows a text, or a list of texts that `SEVERAL` joins."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self._joined, handler(source))
@@ -146,7 +146,6 @@ IS_DERIVED = _Derived()
 Derived = Annotated[T, IS_DERIVED]
 """A setting whose default follows from others. In a resolved configuration its value is of type T."""
 DERIVED: Any = None
-"""The default of a `Derived` setting."""
 
 Flag = Annotated[bool, BeforeValidator(_flag), Strict()]
 Integer = Annotated[int, BeforeValidator(_whole), Strict()]
@@ -154,7 +153,7 @@ Number = Annotated[float, BeforeValidator(_number), Strict()]
 Many = Annotated[tuple[T, ...], BeforeValidator(_entries)]
 """A list; null means an empty one."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_names), OneOrMany()]
-"""A list of names; one alone may stand without brackets."""
+"""A list of names; a single one needs no brackets."""
 Named = Annotated[dict[str, T], BeforeValidator(_keys), AfterValidator(FrozenDict)]
 """Entries by name; null means none."""
 EMPTY: FrozenDict[Any] = FrozenDict()
@@ -162,7 +161,7 @@ EMPTY: FrozenDict[Any] = FrozenDict()
 Args = Named[Any]
 
 Paths = Annotated[str, Listed()]
-"""A path, or a list of paths that are one data set."""
+"""A path, or a list of paths that form one data set."""
 Count = Annotated[Integer, Ge(1)]
 Natural = Annotated[Integer, Ge(0)]
 Positive = Annotated[Number, Gt(0)]
@@ -180,7 +179,7 @@ Seed = Annotated[Integer, Ge(0), Le(2**32 - 1)]
 
 
 class Section(BaseModel):
-    """A section of the YAML: immutable, without unknown keys; the doc of a setting stands under its field."""
+    """A section of the YAML: immutable, without unknown keys. The doc of a setting follows its field."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -198,9 +197,9 @@ class Section(BaseModel):
         return {} if value is None else value
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
-        """A copy with other values at dotted keys, such as `{"synchronizer.sync_method": "memory"}`.
+        """Return a copy with other values at dotted keys, such as `{"synchronizer.sync_method": "memory"}`.
 
-        Raises pydantic's ValidationError for an unknown key and for a value that does not fit.
+        Raises pydantic's ValidationError for an unknown key or an unsuitable value.
         """
         changed: dict[str, Any] = {}
         below: dict[str, dict[str, Any]] = {}

@@ -1,8 +1,8 @@
-"""Validates a tree of plain values by pydantic; errors become problems with file, line, key, value, message and
+"""Validates a tree of plain values with pydantic; errors become problems with file, line, key, value, message and
 suggestion.
 
-Nothing here is raised: a value that does not fit is reported and its setting keeps the default, so that all problems of
-a configuration are found at once.
+Nothing is raised: an unsuitable value is reported and its setting keeps the default, so that all problems of a
+configuration are found at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T", bound=BaseModel)
 Path = tuple[str | int, ...]
 
 BAD: Any = object()
-"""Stands for a value that did not fit."""
+"""Marks a value that was unsuitable."""
 WANTED = {
     "bool": "true or false",
     "dict": "a section with keys",
@@ -38,13 +38,13 @@ WANTED = {
     "string": "text",
     "tuple": "a list",
 }
-"""What a value must be, by the first word of pydantic's type of error."""
+"""Expected kind of value, by the first word of pydantic's error type."""
 EXACT = {bool: Flag, float: Number, int: Integer}
-"""Plain types → those that settings have: a flag is no number, and text that reads as a number is one."""
+"""Plain types → the types used for settings: bools are not numbers, and text that reads as a number is one."""
 
 
 def typed_section(cls: type[T], tree: Any, report: Report) -> T:
-    """An instance of `cls` from a mapping; a key that does not fit is reported and keeps its default."""
+    """Return an instance of `cls` from a mapping; an unsuitable key is reported and keeps its default."""
     fitting = tree
     while True:
         try:
@@ -65,7 +65,7 @@ def typed_section(cls: type[T], tree: Any, report: Report) -> T:
 
 
 def convert(hint: Any, value: Any, key: str, report: Report) -> Any:
-    """The value as this type, or BAD after a report."""
+    """Convert the value to this type, or report it and return BAD."""
     try:
         return _adapter(hint).validate_python(value)
     except ValidationError as error:
@@ -86,7 +86,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _finding(key: str, value: Any, fault: ErrorDetails, wanted: Type | None, section: Type | None) -> Finding:
-    """What one of pydantic's errors says of the value at a key of type `wanted` within a section."""
+    """Convert one of pydantic's errors for the value at a key of type `wanted` within a section."""
     kind, details = fault["type"], fault.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(key, value, str(fault["loc"][-1]), section)
@@ -103,7 +103,7 @@ def _finding(key: str, value: Any, fault: ErrorDetails, wanted: Type | None, sec
 
 
 def _unknown(key: str, value: Any, name: str, section: Type | None) -> Finding:
-    """An unknown key, and the known key of its section that was probably meant."""
+    """Return a finding for an unknown key, suggesting a known key of its section."""
     cls = section.section if section is not None else None
     known = types_of(cls) if cls else {}
     others = [spelling for spelling, _, native in accepted_keys(cls) if native] if cls else []
@@ -115,7 +115,8 @@ def _unknown(key: str, value: Any, name: str, section: Type | None) -> Finding:
 
 
 def _take_out(tree: Any, path: Path, kind: str) -> None:
-    """Remove the value at a path: a section in a list becomes an empty one, and a list with a bad entry goes whole."""
+    """Remove the value at a path. A section in a list becomes an empty one; a list with a bad entry is removed as a
+    whole."""
     if isinstance(path[-1], int) and kind == "model_type":
         parent = value_at(tree, path[:-1])
         if isinstance(parent, list):
@@ -128,7 +129,7 @@ def _take_out(tree: Any, path: Path, kind: str) -> None:
 
 
 def show(value: Any) -> str:
-    """A value as the user would write it, short."""
+    """Format a value briefly, as the user would write it."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The YAML of configurations: the numbers of YAML 1.2's core schema, and plain values alone."""
+"""The YAML of configurations: the numbers of YAML 1.2's core schema, and plain values only."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import yaml
 
 
 class Loader(yaml.SafeLoader):
-    """YAML with the numbers of YAML 1.2's core schema: `1e-6` is one; `1_000`, `12:30` and a date are text."""
+    """Loads YAML with the numbers of YAML 1.2's core schema: `1e-6` is a number; `1_000`, `12:30` and dates are
+    text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.aliases: dict[tuple[yaml.Node, yaml.Node], yaml.Event] = {}
-        """(section, value) → the first `*alias` by which the value stands in the section."""
+        """(section, value) → the first `*alias` by which the value is in the section."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """As PyYAML's, which forgets where an alias stood."""
+        """Like PyYAML's, but remembers the location of aliases."""
         event = self.peek_event()
         node: yaml.Node | None = super().compose_node(parent, index)
         if isinstance(event, yaml.AliasEvent) and parent is not None and node is not None:
@@ -27,7 +28,7 @@ class Loader(yaml.SafeLoader):
 
 
 class Dumper(yaml.SafeDumper):
-    """Quotes each text that this loader or one of YAML 1.1 would take for something else."""
+    """Quotes each text that this loader or one for YAML 1.1 would read as something else."""
 
 
 _INT, _FLOAT, _TIMESTAMP = (f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
@@ -47,7 +48,7 @@ for _tag, _pattern in _NUMBERS.items():
 
 
 def _integer(loader: Loader, node: yaml.ScalarNode) -> int:
-    """Decimal also with leading zeros, which are octal in YAML 1.1; `0o17` is octal, `0x1F` hexadecimal."""
+    """Parse an integer. Leading zeros stay decimal (octal in YAML 1.1); `0o17` is octal, `0x1F` hexadecimal."""
     text = str(loader.construct_scalar(node))
     try:
         return int(text) if text.lstrip("-+").isdecimal() else int(text, 0)
@@ -58,7 +59,7 @@ def _integer(loader: Loader, node: yaml.ScalarNode) -> int:
 
 
 def _fitting(construct: Callable[[Loader, yaml.ScalarNode], Any]) -> Callable[[Loader, yaml.ScalarNode], Any]:
-    """A constructor that refuses a text that its tag does not fit, as in `!!float text`."""
+    """Return a constructor that refuses a text that does not fit its tag, as in `!!float text`."""
 
     def constructed(loader: Loader, node: yaml.ScalarNode) -> Any:
         try:
@@ -78,17 +79,17 @@ for _tag in (_FLOAT, "tag:yaml.org,2002:bool"):
 
 
 def parse_value(text: str) -> Any:
-    """A YAML scalar, list or mapping, as the right-hand side of an override."""
+    """Parse a YAML scalar, list or mapping, as on the right-hand side of an override."""
     return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
 
 
 def dump(tree: Any) -> str:
-    """YAML text that `parse` reads as the same tree."""
+    """Return YAML text that `parse` reads as the same tree."""
     return yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 def dump_line(value: Any) -> str:
-    """YAML text of a value on one line, as it stands behind a key."""
+    """Return YAML text of a value on one line, as it follows a key."""
     style = '"' if isinstance(value, str) and "\n" in value else None
     text = yaml.dump(
         {"_": value} if not isinstance(value, list | dict) else value,
@@ -103,5 +104,4 @@ def dump_line(value: Any) -> str:
 
 
 def shortened(text: str, limit: int = 120) -> str:
-    """The text, or its beginning."""
     return text if len(text) <= limit else f"{text[:limit]}…"

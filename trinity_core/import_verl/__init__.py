@@ -1,7 +1,7 @@
-"""veRL's command lines and Hydra files as configurations here: `trinity import-verl`.
+"""Converts veRL's command lines and Hydra files to configurations: `trinity import-verl`.
 
-Read (`shell`, `verl_settings`) to flat keys; mapped by the table of foreign keys, and by what several keys decide
-together (`rl_run`, `sft_run`), into a draft; written as YAML with the origin of each value.
+`shell` and `verl_settings` read them into flat keys. The table of foreign keys, and the rules for keys that must be
+combined (`rl_run`, `sft_run`), map them to a draft, which is written as YAML with the origin of each value.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class ImportedConfig:
     """A veRL run as a configuration."""
 
     text: str
-    """YAML, with veRL's words in the comments."""
+    """YAML, with veRL's keys in the comments."""
     left_out: tuple[str, ...]
-    """What has no counterpart here, with the reasons; lines of text, as they also stand in the file."""
+    """Settings without a counterpart, with reasons; lines of text that are also in the file."""
 
 
 def import_verl(path: Path, arguments: Sequence[str] = ()) -> ImportedConfig:
-    """The configuration that a veRL script or YAML file stands for.
+    """Convert a veRL script or YAML file.
 
-    `arguments` are those of the script, or further overrides (`key=value`). Raises ConfigError if the file cannot be
-    read or starts no veRL training.
+    `arguments` are the script's, or further overrides (`key=value`). Raises ConfigError if the file cannot be read or
+    starts no veRL training.
     """
     draft = Draft(read_verl(path, arguments))
     for text in draft.verl.remarks:
@@ -43,9 +43,9 @@ def import_verl(path: Path, arguments: Sequence[str] = ()) -> ImportedConfig:
 
 
 def import_to(file: Path, arguments: Sequence[str], out: Path | None) -> tuple[ImportedConfig, str]:
-    """The imported configuration, written to `out` if that is given, and what a run of it would be refused for.
+    """Return the imported configuration, written to `out` if given, and the problems that a run of it would have.
 
-    Raises ConfigError if `file` is no veRL run, TrinityError if `out` is there already or cannot be written.
+    Raises ConfigError if `file` is not a veRL run, TrinityError if `out` already exists or cannot be written.
     """
     imported = import_verl(file, arguments)
     if out is not None:
@@ -53,7 +53,7 @@ def import_to(file: Path, arguments: Sequence[str], out: Path | None) -> tuple[I
             with out.open("x", encoding="utf-8") as written:
                 written.write(imported.text)
         except FileExistsError:
-            raise TrinityError(f"--out: {out} is there already; give another name, or remove it.") from None
+            raise TrinityError(f"--out: {out} already exists; give another name, or remove it.") from None
         except OSError as error:
             raise TrinityError(f"--out: {out} cannot be written: {error.strerror}.") from None
     return imported, _problems(imported.text)

@@ -18,7 +18,7 @@ _ESTIMATORS = {
 }
 """veRL's estimator → `algorithm_type`, `advantage_fn`."""
 _NEAREST = {"remax": "rloo", "opo": "rloo"}
-"""Estimators that are not here → the nearest one that is; `grpo` for all others."""
+"""Unsupported estimators → the nearest supported one; `grpo` for all others."""
 _LOSSES = {
     "vanilla": "ppo",
     "gspo": "gspo",
@@ -28,12 +28,12 @@ _LOSSES = {
     "gpg": "reinforce",
 }
 _BY_SEQUENCE = ("gspo", "gmpo", "sapo")
-"""Losses that veRL averages over sequences, whatever `loss_agg_mode` says."""
+"""Losses that veRL averages over sequences, whatever `loss_agg_mode` is."""
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
 
 
 def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
-    """All of the `algorithm` section but the optimizer; returns whether a critic is trained.
+    """Write the `algorithm` section except the optimizer; return True if a critic is trained.
 
     `interval` gradient steps learn from the rollouts of one policy.
     """
@@ -92,7 +92,7 @@ def _loss(draft: Draft) -> str:
 
 
 def _loss_args(draft: Draft, loss: str) -> None:
-    """Clipping. `clip_ratio` is veRL's default of its two sides."""
+    """Write clipping. `clip_ratio` is veRL's default for both sides."""
     both = draft.get(f"{_ACTOR}.clip_ratio", 0.2)
     dual = draft.get(f"{_ACTOR}.clip_ratio_c")
     taus = {name: draft.get(f"{_ACTOR}.{name}") for name in ("tau_pos", "tau_neg")}
@@ -127,7 +127,6 @@ def _aggregation(draft: Draft, loss: str) -> None:
 
 
 def _divergences(draft: Draft) -> None:
-    """The KL penalty of the reward, and the KL loss."""
     penalised, kind = draft.get("algorithm.use_kl_in_reward", False), draft.get("algorithm.kl_penalty", "kl")
     control = {name: draft.get(f"algorithm.kl_ctrl.{name}") for name in ("type", "kl_coef", "horizon", "target_kl")}
     on = "algorithm.kl_penalty" if penalised else "algorithm.use_kl_in_reward"
@@ -162,7 +161,8 @@ def _estimator(draft: Draft, key: str, name: Any) -> str:
 
 
 def _correction(draft: Draft, loss: str, interval: int) -> None:
-    """veRL corrects nothing by default, but the ratio of each mini-batch is to the policy that sampled.
+    """Write the rollout correction. veRL corrects nothing by default, but each mini-batch's ratio is to the sampling
+    policy.
 
     The loss `reinforce` (veRL's gpg) has no ratio.
     """
@@ -202,7 +202,7 @@ def _correction(draft: Draft, loss: str, interval: int) -> None:
 
 
 def _bypasses(draft: Draft) -> str:
-    """The key that makes the rollouts' log-probs the old ones, if any does."""
+    """Return the key that makes the rollouts' log-probs the old ones, or ""."""
     section = "algorithm.rollout_correction"
     key, asked = draft.first((f"{section}.bypass_mode", f"{section}.bypass_old_logprob_for_rollout"))
     computed = draft.get("async_training.compute_prox_log_prob", False)

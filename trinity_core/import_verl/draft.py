@@ -1,4 +1,4 @@
-"""A configuration in the making: values with their origins, what has no counterpart, and both as YAML."""
+"""A configuration under construction: values with their origins, keys without a counterpart, and both as YAML."""
 
 from __future__ import annotations
 
@@ -26,39 +26,36 @@ from trinity_core.import_verl.run_keys import counterpart, prefixes, verl_action
 from trinity_core.import_verl.verl_settings import Unread, VerlSettings
 
 OFF: tuple[Any, ...] = (None, False, "", [], {}, "???", "None", -1)
-"""Values that ask for nothing."""
+"""Values that request nothing."""
 WIDTH = 118
 MANY_KEYS = 12
-"""Keys of one reason that are all listed."""
+"""Maximum number of keys listed individually for one reason."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """A value of the configuration."""
-
     value: Any
     origin: str
-    """What it comes from, as a comment."""
+    """The value's source, for a comment."""
 
 
 @dataclass
 class Draft:
-    """The configuration that grows out of veRL's settings. Each veRL key is used once, or left out with a reason."""
+    """The configuration built from veRL's settings. Each veRL key is used once, or left out with a reason."""
 
     verl: VerlSettings
     tree: dict[str, Any] = field(default_factory=dict)
-    """Sections, and lists of sections, with a `Written` in place of each value."""
+    """Sections, and lists of sections, with a `Written` for each value."""
     left_out: dict[str, list[str]] = field(default_factory=dict)
     """Reason → veRL keys, with their values."""
     used: set[str] = field(default_factory=set)
-    """veRL keys that are dealt with."""
+    """veRL keys that have been handled."""
 
     def __post_init__(self) -> None:
-        """Look the run's keys up in the table."""
         self.actions = verl_actions(self.verl.is_sft)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a veRL key, which counts as used; `default` where it is not given."""
+        """Return the value of a veRL key, which then counts as used; `default` if it is not given."""
         self.used.add(key)
         value = self.verl.values.get(key)
         if isinstance(value, Unread):
@@ -67,17 +64,17 @@ class Draft:
         return default if value is None or value == "???" else value
 
     def first(self, keys: Iterable[str], default: Any = None) -> tuple[str, Any]:
-        """The first of these veRL keys that is given, with its value; without one, the first key and the default."""
+        """Return the first of these veRL keys that is given, with its value; otherwise the first key and the
+        default."""
         keys = list(keys)
         values = [(key, value) for key in keys if (value := self.get(key)) is not None]
         return values[0] if values else (keys[0], default)
 
     def origin(self, key: str) -> str:
-        """What stands as a comment behind a value that comes from this key."""
+        """Return the comment for a value that comes from this key."""
         return key if self.verl.values.get(key) not in (None, "???") else f"{key} (veRL's default)"
 
     def put(self, native: str, value: Any, origin: str) -> None:
-        """Write a value at a dotted key."""
         *path, name = native.split(".")
         section = self.tree
         for segment in path:
@@ -85,7 +82,6 @@ class Draft:
         section[name] = Written(value, origin)
 
     def leave(self, key: str, reason: str) -> None:
-        """Note that a key has no counterpart."""
         self.used.add(key)
         value = self.verl.values.get(key)
         text = shown(value.text if isinstance(value, Unread) else value)
@@ -95,13 +91,13 @@ class Draft:
             entries.append(entry)
 
     def remark(self, text: str) -> None:
-        """Note what no single key says."""
+        """Record a remark that belongs to no single key."""
         self.left_out.setdefault(text, [])
 
     def rows(self, defaults: Mapping[str, Any], interval: int = 1, per_step: Iterable[str] = ()) -> None:
-        """Write every key that has a counterpart, and veRL's `defaults` of those that are not given.
+        """Write every key that has a counterpart, and veRL's `defaults` for missing ones.
 
-        Values of the keys `per_step` count steps of veRL, each of which is `interval` steps here.
+        Values of the keys `per_step` count veRL's steps, each of which is `interval` steps here.
         """
         left = {key: value for key, value in defaults.items() if self.verl.values.get(key) in (None, "???")}
         for key in [*left, *(key for key in self.verl.values if key not in left)]:
@@ -124,7 +120,7 @@ class Draft:
             self.put(native, written, origin)
 
     def absent(self) -> None:
-        """List what is left over, with the reason of the table."""
+        """List the remaining keys, with the table's reasons."""
         for key, value in self.verl.values.items():
             if key in self.used:
                 continue
@@ -133,7 +129,7 @@ class Draft:
             self.used.add(key)
 
     def _reason(self, key: str, value: Any) -> str:
-        """Why a key has no counterpart; empty if it says nothing."""
+        """Return why a key has no counterpart; "" if the key has no effect."""
         prefix = next((prefix for prefix in prefixes(key) if prefix in self.actions), "")
         action = self.actions.get(prefix)
         if isinstance(action, Cases):
@@ -159,7 +155,6 @@ class Draft:
 
 
 def whole(draft: Draft, key: str, default: int) -> int:
-    """A whole number that others are computed from."""
     value = draft.get(key, default)
     if isinstance(value, str) and value.isdigit():
         return int(value)
@@ -170,14 +165,14 @@ def whole(draft: Draft, key: str, default: int) -> int:
 
 
 def _after_colon(sentence: str) -> str:
-    """A sentence as it stands behind a colon; names keep their capitals."""
+    """Format a sentence to follow a colon; names keep their capitals."""
     first = sentence.partition(" ")[0]
     is_name = first == "Megatron" or any(map(str.isupper, first[1:]))
     return (sentence[:1] if is_name else sentence[:1].lower()) + sentence[1:].rstrip(".")
 
 
 def _converted(action: KeyAction | None, value: Any) -> Any:
-    """veRL's value as it is written here; None if it asks for nothing."""
+    """Return veRL's value in our notation; None if it requests nothing."""
     match action:
         case Imported(convert=convert):
             return value if convert is None else convert(value)
@@ -189,13 +184,13 @@ def _converted(action: KeyAction | None, value: Any) -> Any:
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """A value in a comment: on one line, and not too long."""
+    """Format a value for a comment: on one line, and not too long."""
     text = "".join(char if char.isprintable() else " " for char in str(value))
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def left_out_lines(draft: Draft) -> list[str]:
-    """What has no counterpart: the keys for each reason."""
+    """Return lines with the keys without a counterpart, by reason."""
     lines = []
     for reason, keys in draft.left_out.items():
         text = f"{', '.join(_gathered(keys))}: {reason}" if keys else reason
@@ -204,7 +199,7 @@ def left_out_lines(draft: Draft) -> list[str]:
 
 
 def _gathered(keys: list[str]) -> list[str]:
-    """The keys; where there are many, those of one section together."""
+    """Return the keys; if there are many, those of a section are joined."""
     if len(keys) <= MANY_KEYS:
         return keys
     sections: dict[str, list[str]] = {}
@@ -218,7 +213,7 @@ def _gathered(keys: list[str]) -> list[str]:
 
 
 def commented_yaml(draft: Draft, name: str) -> str:
-    """The text of the file; `name` is that of the file it was made from."""
+    """Return the text of the file; `name` is the name of its source."""
     lines = [f"# Imported from {name} ({draft.verl.program}). veRL's words stand in the comments."]
     if draft.left_out:
         lines += ["#", "# Without a counterpart here:", *(f"# {line}" for line in left_out_lines(draft))]
@@ -230,7 +225,7 @@ def commented_yaml(draft: Draft, name: str) -> str:
 
 
 def _lines(section: dict[str, Any], indent: int, verl: dict[str, Any]) -> Iterator[str]:
-    """Single values first, then sections; the arguments of a part stay behind its name."""
+    """Yield single values first, then sections; a part's arguments stay behind its name."""
     apart = sorted(section, key=lambda name: not isinstance(section[name], Written) and not name.endswith("_args"))
     for name in apart:
         yield from _entry(f"{' ' * indent}{name}:", section[name], indent + 2, verl)
@@ -251,7 +246,7 @@ def _entry(head: str, value: Any, indent: int, verl: dict[str, Any]) -> Iterator
 
 
 def _comment(written: Written, verl: dict[str, Any]) -> str:
-    """The origin; with veRL's value where that is another one."""
+    """Return the origin, with veRL's value if that differs."""
     original = verl.get(written.origin, written.value)
     original = original.text if isinstance(original, Unread) else original
     differs = original != written.value and not isinstance(original, list | dict)

@@ -1,6 +1,6 @@
-"""From veRL's reinforcement learning (main_ppo, main_dapo) to a draft: what several keys decide together.
+"""Converts veRL's reinforcement learning (main_ppo, main_dapo) to a draft, for keys that must be combined.
 
-Follows the guide "align with veRL": a mini-batch of veRL is a batch here, and a step of veRL is `sync_interval` steps.
+Follows the guide "align with veRL": a veRL mini-batch is a batch here, and a veRL step is `sync_interval` steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trinity_core.import_verl.tasks import write_filter, write_tasks
 
 _ACTOR = "actor_rollout_ref.actor"
 PER_STEP = ("trainer.total_training_steps", "trainer.critic_warmup", f"{_ACTOR}.optim.lr_warmup_steps")
-"""Keys that count steps of veRL's trainer: of `data.train_batch_size` tasks, if fully asynchronous of
+"""Keys that count veRL's trainer steps: of `data.train_batch_size` tasks or, if fully asynchronous, of
 `require_batches` mini-batches."""
 _ASYNC, _MINI = "async_training", f"{_ACTOR}.ppo_mini_batch_size"
 _IGNORED = ("checkpoint_engine", "use_trainer_do_validate")
@@ -27,20 +27,19 @@ SHARED = 0.6
 
 @dataclass(frozen=True)
 class GpuLayout:
-    """The GPUs of the engines; the trainer has what is left."""
+    """The engines' GPUs; the trainer gets the rest."""
 
     engines: int
-    """Engines of the policy."""
     tensor_parallel: int
-    """GPUs of each."""
     reward_models: int = 0
-    """Copies of the reward model, each on a GPU."""
+    """Copies of the reward model, each on one GPU."""
 
 
 def gpu_layout(total: int, tensor_parallel: int, reward_model: bool) -> GpuLayout:
-    """A quarter of the GPUs for the policy's engines, a quarter for a reward model, as in the guides' examples.
+    """Assign a quarter of the GPUs to the policy's engines, a quarter to a reward model, as in the guides' examples.
 
-    At least one engine. Where the trainer would be left without a GPU, an engine has fewer than `tensor_parallel`.
+    There is at least one engine. If the trainer would be left without a GPU, an engine gets fewer than
+    `tensor_parallel`.
     """
     rewards = max(total // 4, 1) if reward_model else 0
     most = max(total - rewards - 1, 1)
@@ -51,7 +50,6 @@ def gpu_layout(total: int, tensor_parallel: int, reward_model: bool) -> GpuLayou
 
 
 def write_reinforced(draft: Draft) -> None:
-    """Fill the draft of a run that explores."""
     rollouts = whole(draft, f"{ROLLOUT}.n", 1)
     interval = (_async_batches if draft.verl.is_fully_async else _batches)(draft, rollouts)
     if not write_algorithm(draft, rollouts, interval):
@@ -72,14 +70,14 @@ def write_reinforced(draft: Draft) -> None:
 
 
 def _tracker(value: Any) -> str | None:
-    """The first of veRL's loggers that is here; None if none is."""
+    """Return the first of veRL's loggers that is supported here, or None."""
     names = [str(name) for name in (value if isinstance(value, list) else [value])]
     here = {"wandb": "wandb", "vemlp_wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboard"}
     return next((here[name] for name in names if name in here), None)
 
 
 def write_adapter(draft: Draft, section: str) -> None:
-    """The LoRA adapter that a section about the model asks for, with veRL's defaults."""
+    """Write the LoRA adapter that a model section requests, with veRL's defaults."""
     names = {"lora_rank": 0, "lora_alpha": 16, "target_modules": "all-linear", "lora_adapter_path": None}
     asked = {name: draft.get(f"{section}.{name}", default) for name, default in names.items()}
     if asked["lora_rank"]:
@@ -89,7 +87,6 @@ def write_adapter(draft: Draft, section: str) -> None:
 
 
 def write_run(draft: Draft) -> None:
-    """Where metrics and checkpoints go."""
     loggers = draft.get("trainer.logger", ["console", "wandb"])
     if name := _tracker(loggers):
         draft.put("monitor.monitor_type", name, draft.origin("trainer.logger"))
@@ -111,7 +108,7 @@ def write_run(draft: Draft) -> None:
 
 
 def _batches(draft: Draft, rollouts: int) -> int:
-    """Batch sizes; returns the gradient steps here that make one step of veRL's."""
+    """Write batch sizes; return the number of gradient steps here per veRL step."""
     tasks, mini = whole(draft, "data.train_batch_size", 1024), whole(draft, f"{_ACTOR}.ppo_mini_batch_size", 256)
     mini = min(mini, tasks)
     interval = tasks // mini
@@ -130,10 +127,10 @@ def _batches(draft: Draft, rollouts: int) -> int:
 
 
 def _async_batches(draft: Draft, rollouts: int) -> int:
-    """Batch sizes and weight sync; returns the gradient steps between two syncs.
+    """Write batch sizes and weight sync; return the gradient steps between two syncs.
 
-    A batch is a mini-batch of veRL's. A row that is sampled with version v may be trained up to the next sync, and if
-    rollouts run ahead by `staleness_threshold`, by that share of the steps between two syncs later.
+    A batch is one of veRL's mini-batches. A row sampled with version v may be trained on until the next sync; if
+    rollouts run ahead by `staleness_threshold`, later by that share of the steps between two syncs.
     """
     mini = whole(draft, _MINI, 256)
     trigger, batches = (whole(draft, f"{_ASYNC}.{name}", usual) for name, usual in (
@@ -169,14 +166,13 @@ def _async_batches(draft: Draft, rollouts: int) -> int:
 
 
 def _truncation(draft: Draft) -> None:
-    """Rows whose prompt is too long are rejected here unless prompts are cut; veRL drops them before it would cut."""
+    """Write prompt truncation: here, long prompts are rejected unless they are truncated; veRL filters them first."""
     dropped, way = draft.get("data.filter_overlong_prompts", False), draft.get("data.truncation", "error")
     origin = draft.origin("data.filter_overlong_prompts") if dropped or way == "error" else f"data.truncation={way}"
     draft.put("model.enable_prompt_truncation", not dropped and way != "error", origin)
 
 
 def _gpus(draft: Draft) -> None:
-    """Nodes, engines, and the model that gives rewards."""
     size = whole(draft, f"{ROLLOUT}.tensor_model_parallel_size", 2)
     rewarding = bool(draft.get("reward_model.enable", False))
     if draft.verl.has_rollout_gpus and not rewarding:
@@ -211,7 +207,7 @@ def _gpus(draft: Draft) -> None:
 
 
 def _rollout_gpus(draft: Draft, size: int) -> None:
-    """Nodes and engines, where `rollout` and `trainer` have GPUs of their own. `size`: GPUs of an engine."""
+    """Write nodes and engines if `rollout` and `trainer` have separate GPUs. `size`: GPUs per engine."""
     of = {part: [whole(draft, f"{part}.{name}", usual) for name, usual in (("nnodes", 1), ("n_gpus_per_node", 8))]
           for part in ("trainer", "rollout")}  # fmt: skip
     (nodes, gpus), (rollout_nodes, rollout_gpus) = of["trainer"], of["rollout"]
@@ -233,7 +229,7 @@ def _micro_batches(draft: Draft) -> None:
 
 
 def _restricted_sampling(draft: Draft) -> None:
-    """Log-probs of a restricted distribution can be had at temperature 1 only."""
+    """With restricted sampling, log-probs are only available at temperature 1."""
     temperature = draft.get(f"{ROLLOUT}.temperature", 1.0)
     draft.put("model.min_response_tokens", 0, "veRL lets an answer end at once")
     for name, off in (("top_p", 1.0), ("top_k", -1)):

@@ -1,7 +1,7 @@
-"""veRL's keys of a whole run; those about training are in `config/foreign/verl_keys.py`, as a run reads them too.
+"""veRL's keys of a whole run; those about training are in `config/foreign/verl_keys.py`, which runs read too.
 
-An `Imported` row names the key here. Keys that decide something together, such as batch sizes and losses, are left to
-the other files.
+An `Imported` row names the key here. Keys that must be combined, such as batch sizes and losses, are handled in the
+other files.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ OVERLONG = Noted("See math_dapo_reward (docs/rewards.md).", asked_by="enable")
 
 
 def top_k_or_all(value: Any) -> Any:
-    """0 and less mean all tokens."""
+    """Convert 0 and less to -1 (all tokens)."""
     return -1 if isinstance(value, int) and value <= 0 else value
 
 
 def within(section: str, below: Keys) -> Keys:
-    """Keys of one section, by their dotted keys."""
+    """Return the keys of a section with dotted names."""
     return {f"{section}.{name}": action for name, action in below.items()}
 
 
@@ -104,7 +104,6 @@ REINFORCED: Keys = keys(
         "ray_init": noted("The run starts its own Ray, or joins cluster.ray_address."),
     },
 )  # fmt: skip
-"""Reinforcement learning (main_ppo, main_dapo)."""
 
 SUPERVISED: Keys = keys(
     within("model", {
@@ -144,7 +143,6 @@ SUPERVISED: Keys = keys(
         "trainer.max_ckpt_to_keep": imported("trainer.max_checkpoints_to_keep"),
     },
 )  # fmt: skip
-"""Supervised fine-tuning (fsdp_sft_trainer, sft_trainer)."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "": {
@@ -178,14 +176,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "sft_trainer": {"optim.lr": 1e-3},
 }
-"""veRL's own defaults where they differ from those here: of reinforcement learning, of supervised fine-tuning, and of
-each of the two programs for that."""
+"""veRL's defaults that differ from ours: for reinforcement learning, for supervised fine-tuning, and for each of its
+two programs."""
 
 
 def verl_actions(supervised: bool) -> Keys:
-    """What becomes of each key of a whole veRL run, by dotted key.
+    """Return the action for each key of a whole veRL run, by dotted key.
 
-    `supervised` is True for supervised fine-tuning, some of whose keys are others.
+    `supervised` is True for supervised fine-tuning, some of whose keys differ.
     """
     own = {
         path: below
@@ -197,7 +195,7 @@ def verl_actions(supervised: bool) -> Keys:
 
 
 def _with_inner(key: str, action: KeyAction) -> Iterator[tuple[str, KeyAction]]:
-    """The key, and the keys below it that have actions of their own."""
+    """Yield the key, and the keys below it that have their own actions."""
     yield key, action
     if isinstance(action, Below):
         for name, inner in action.keys.items():
@@ -206,7 +204,7 @@ def _with_inner(key: str, action: KeyAction) -> Iterator[tuple[str, KeyAction]]:
 
 @functools.cache
 def verl_settings() -> Mapping[str, Setting]:
-    """The settings here that have veRL's key, by that key."""
+    """Return our settings that have a veRL key, by that key."""
     return {
         f"{section}.{setting.name}".lstrip("."): setting
         for section, cls in sections(VerlConfig)
@@ -216,7 +214,7 @@ def verl_settings() -> Mapping[str, Setting]:
 
 
 def counterpart(actions: Mapping[str, KeyAction], key: str) -> tuple[str, KeyAction | None]:
-    """The key here for a key of a veRL run, and the action that leads to it; an empty key where there is none."""
+    """Return our key for a key of a veRL run, and the action that leads to it; an empty key if there is none."""
     for prefix in prefixes(key):
         action, rest = actions.get(prefix), key[len(prefix) :]
         if isinstance(action, Imported) and not rest:
@@ -234,7 +232,7 @@ def counterpart(actions: Mapping[str, KeyAction], key: str) -> tuple[str, KeyAct
 
 
 def prefixes(key: str) -> Iterator[str]:
-    """A dotted key, and the sections in which it stands, outwards."""
+    """Yield a dotted key and the sections that contain it, innermost first."""
     while key:
         yield key
         key = key.rpartition(".")[0]

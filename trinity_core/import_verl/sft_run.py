@@ -1,4 +1,4 @@
-"""From veRL's supervised fine-tuning (fsdp_sft_trainer, sft_trainer) to a draft."""
+"""Converts veRL's supervised fine-tuning (fsdp_sft_trainer, sft_trainer) to a draft."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from trinity_core.import_verl.tasks import data_set_names, files
 
 
 def write_supervised(draft: Draft) -> None:
-    """Fill the draft of a run that learns from a data set."""
     draft.put("mode", "train", "no explorer")
     draft.put("algorithm.algorithm_type", "sft", draft.verl.program)
     for key in ("data.val_files", "trainer.test_freq"):
@@ -50,7 +49,7 @@ def _data(draft: Draft) -> None:
 
 
 def _columns(draft: Draft) -> dict[str, Any]:
-    """One question and one answer, or a conversation."""
+    """Return columns for one question and answer, or for a conversation."""
     several = draft.get("data.multiturn.enable", False)
     key, messages = draft.first(("data.messages_key", "data.multiturn.messages_key"), "messages")
     tools_key, tools = draft.first(("data.tools_key", "data.multiturn.tools_key"))
@@ -70,7 +69,7 @@ def _columns(draft: Draft) -> dict[str, Any]:
 
 
 def _column(draft: Draft, name: str) -> str | None:
-    """A column, or a field within one: `prompt_key=extra_info` with `prompt_dict_keys=[question]`."""
+    """Return a column, or a field within one: `prompt_key=extra_info` with `prompt_dict_keys=[question]`."""
     key, inner = draft.get(f"data.{name}_key"), draft.get(f"data.{name}_dict_keys")
     if isinstance(inner, list) and len(inner) == 1:
         return f"{key}.{inner[0]}"
@@ -86,7 +85,7 @@ def _micro_batches(draft: Draft) -> None:
 
 
 def _gpus(draft: Draft) -> None:
-    """GPUs and nodes, as given to torchrun or the trainer."""
+    """Write GPUs and nodes, as given to torchrun or the trainer."""
     asked = {
         "node_num": ("nnodes", "trainer.nnodes", 1),
         "gpu_per_node": ("nproc_per_node", "trainer.n_gpus_per_node", 8),

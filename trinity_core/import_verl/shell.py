@@ -1,9 +1,9 @@
-"""The commands of a shell script with their words, as bash expands them; none of them is started.
+"""The commands of a shell script with their words, as bash expands them, without starting any.
 
-bash itself runs the script: restricted (`set -r`: it starts no program by a path and opens no file to write), without
-an environment, and with a PATH on which nothing is, so that every command which is not bash's own ends in
-`command_not_found_handle`, which records its words. What restricted bash would refuse is rewritten before, by
-tree-sitter's syntax tree. What only the machine of the training knows is a mark within a word: a variable that the
+bash itself runs the script: restricted (`set -r`: it starts no program by a path and opens no file for writing),
+without an environment, and with an empty PATH, so that every command that is not built into bash ends in
+`command_not_found_handle`, which records its words. Constructs that restricted bash would refuse are rewritten first,
+using tree-sitter's syntax tree. What only the training machine knows becomes a mark within a word: a variable that the
 script does not set (`$HOME`), the output of a command (`$(date)`).
 """
 
@@ -24,9 +24,10 @@ from tree_sitter import Language, Node, Parser
 from trinity_core.children import Child
 
 VARIABLE, UNKNOWN, END = "\ue000", "\ue001", "\ue002"
-"""Characters for private use: they begin and end a mark within a word."""
+"""Private-use characters that begin and end a mark within a word."""
 _SPACE, _NEWLINE = "\ue003", "\ue004"
-"""A space within a mark, at which bash splits no word; a newline within a word, at which bash would write it in two."""
+"""A space within a mark, at which bash must not split; a newline within a word, at which bash would write it in two
+parts."""
 _ALWAYS_SET = ("HOME", "USER", "LOGNAME", "HOSTNAME")
 """Environment variables that have a value wherever a script runs."""
 _SECONDS = 10.0
@@ -118,7 +119,7 @@ _SYNTAX = ("syntax error near", "syntax error: unexpected", "unexpected EOF", "u
 
 
 class UnreadableShell(Exception):
-    """A script that bash does not understand or that does not end; `line` is None where there is no place for it."""
+    """A script that bash does not understand or that does not end; `line` is None if there is no location."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)
@@ -127,29 +128,24 @@ class UnreadableShell(Exception):
 
 @dataclass(frozen=True)
 class ShellCommand:
-    """A command that is not bash's own, or `exit`."""
+    """A command that is not built into bash, or `exit`."""
 
     line: int
-    """Line of the script, from 1."""
     is_asked: bool
-    """Whether the script goes on with its output, or by its success."""
+    """True if the script continues with its output, or depends on its success."""
     words: list[str]
-    """Its words, expanded."""
 
 
 @dataclass(frozen=True)
 class ShellRun:
-    """What a script would run."""
-
     commands: list[ShellCommand]
     unset: list[str]
-    """Variables of the environment that were taken as not set."""
+    """Environment variables that were assumed to be unset."""
     failures: dict[int, str]
-    """What bash itself complained about, by line."""
 
 
 def dry_run(text: str, arguments: Sequence[str] = (), name: str = "script.sh") -> ShellRun:
-    """What the script `name` would run if it were called with `arguments`. Raises UnreadableShell."""
+    """Return what the script `name` would run if called with `arguments`. Raises UnreadableShell."""
     text = text.replace("\r\n", "\n").replace("\0", "")
     rewriting = _Rewriting.of(text)
     marks, unset = rewriting.environment()
@@ -173,12 +169,12 @@ def dry_run(text: str, arguments: Sequence[str] = (), name: str = "script.sh") -
 
 
 def variable(name: str) -> str:
-    """The mark of an environment variable that the script does not set."""
+    """Return the mark of an environment variable that the script does not set."""
     return f"{VARIABLE}{name}{END}"
 
 
 def shown(text: str) -> str:
-    """A text with its marks as a script has them."""
+    """Return a text with its marks as written in the script."""
     for mark, character in ((VARIABLE, "$"), (UNKNOWN, ""), (END, ""), (_SPACE, " ")):
         text = text.replace(mark, character)
     return text
@@ -186,21 +182,19 @@ def shown(text: str) -> str:
 
 @dataclass
 class _Rewriting:
-    """A script without what restricted bash refuses, whose conditions know that they are some."""
+    """A script without constructs that restricted bash refuses, and with marked conditions."""
 
     source: bytes
     edits: list[tuple[int, int, str]] = field(default_factory=list)
-    """Begin, end and replacement."""
     used: dict[str, int] = field(default_factory=dict)
-    """Variable → where it is used first; so below."""
+    """Variable → position of its first use; likewise below."""
     asked: dict[str, int] = field(default_factory=dict)
-    """Those with a default, or in a test."""
+    """Variables with a default, or in a test."""
     assigned: dict[str, int] = field(default_factory=dict)
-    """Where the first assignment ends."""
+    """End of the first assignment."""
 
     @classmethod
     def of(cls, text: str) -> _Rewriting:
-        """That of a script."""
         rewriting = cls(text.encode(errors="surrogateescape"))
         tree = Parser(Language(tree_sitter_bash.language())).parse(rewriting.source)
         rewriting._look(tree.root_node)
@@ -209,7 +203,6 @@ class _Rewriting:
         return rewriting
 
     def result(self) -> str:
-        """The script as it is given to bash."""
         pieces, at = [], 0
         for begin, end, replacement in sorted(self.edits, key=lambda edit: edit[:2]):
             if begin >= at:
@@ -218,7 +211,8 @@ class _Rewriting:
         return b"".join([*pieces, self.source[at:]]).decode(errors="surrogateescape")
 
     def environment(self) -> tuple[dict[str, str], list[str]]:
-        """Marks of the variables that a script takes from its environment; those that it asks for before it sets."""
+        """Return marks of the variables that a script takes from its environment, and the variables it tests before
+        setting them."""
         never = len(self.source) + 1
         free = {name for name, place in self.used.items() if place < self.assigned.get(name, never)}
         unset = [name for name, place in self.asked.items() if place < self.assigned.get(name, never)]
@@ -248,7 +242,7 @@ class _Rewriting:
                 stack += [(child, inherits or child.id in conditions) for child in reversed(node.children)]
 
     def _conditions(self, node: Node) -> set[int]:
-        """Children by whose success the script goes on: what is found out by a program counts as failed."""
+        """Return children on whose success the script depends: what a program determines counts as failed."""
         if node.type in ("if_statement", "elif_clause") or (
             node.type == "while_statement" and node.children[0].type == "while"
         ):
@@ -261,7 +255,7 @@ class _Rewriting:
         return {node.children[0].id} if node.type == "list" and is_in_substitution else set()
 
     def _rewrite(self, node: Node, is_condition: bool) -> bool:
-        """Rewrite a node; True if nothing within it is to be."""
+        """Rewrite a node; return True if its children need no rewriting."""
         text = self._text(node) if node.type in ("test_command", "arithmetic_expansion") else ""
         if node.type == "file_redirect":
             self._remove_file(node)
@@ -279,7 +273,7 @@ class _Rewriting:
         if node.type == "command" and (name := node.child_by_field_name("name")) is not None:
             word, line = self._text(name), self.source[: name.start_byte].rpartition(b"\n")[2]
             asked = "__asked " if is_condition and word not in _BUILTINS else ""
-            # The grammar also takes the end of `a=$b/$c/d` for a command, and the inside of some tests.
+            # The grammar also parses the end of `a=$b/$c/d` as a command, and the inside of some tests.
             if (not line or line[-1:] in b" \t;&|(`{!") and line.rfind(b"[ ") <= line.rfind(b" ]"):
                 self._insert(name, asked + ("__run " if re.search(r"[/$`'\"\\]", word) else ""))
         if node.type == "variable_name":
@@ -287,7 +281,7 @@ class _Rewriting:
         return False
 
     def _remove_file(self, node: Node) -> None:
-        """By tree-sitter the words of a command that follow a file belong to it."""
+        """Remove a file redirection. In tree-sitter, words of a command after the file belong to the redirection."""
         [file, *others] = node.children_by_field_name("destination") or [node]
         above = node.parent
         is_alone = above is not None and above.type == "redirected_statement" and not above.child_by_field_name("body")
@@ -334,7 +328,7 @@ def _above(node: Node) -> Iterator[Node]:
 
 
 def _bash(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[str, str, bool]:
-    """What bash records, what it complains about, and whether it has ended in time. Raises UnreadableShell."""
+    """Return bash's records, its error messages, and whether it ended in time. Raises UnreadableShell."""
     bash = shutil.which("bash")
     if bash is None:
         raise UnreadableShell("bash, which reads scripts, was not found")

@@ -10,17 +10,17 @@ from trinity_core.import_verl.run_keys import ROLLOUT
 
 _INPUT = "buffer.explorer_input"
 _UNBOUNDED = 99
-"""Rounds in place of veRL's 0, which stands for any number."""
+"""Number of rounds instead of veRL's 0, which means unlimited."""
 
 
 def files(draft: Draft, key: str, default: str) -> list[str]:
-    """Paths of `data.train_files` or `data.val_files`: one, or a list; an empty list is none given."""
+    """Return the paths of `data.train_files` or `data.val_files`: one, or a list; an empty list counts as not given."""
     paths = draft.get(key) or default
     return [str(path) for path in (paths if isinstance(paths, list) else [paths])]
 
 
 def data_set_names(paths: list[str], suffix: str = "") -> list[str]:
-    """A name for each data set, different from the others: that of its folder, or of its file."""
+    """Return a unique name for each data set: its folder's, or its file's."""
     names: list[str] = []
     for path in paths:
         parts = PurePosixPath(path).parts
@@ -32,7 +32,6 @@ def data_set_names(paths: list[str], suffix: str = "") -> list[str]:
 
 
 def write_tasks(draft: Draft, responses: Any) -> None:
-    """Training and eval task sets; `responses` is the longest response."""
     columns = _columns(draft)
     shuffled = draft.get("data.shuffle", True)
     order: dict[str, Any] = {
@@ -56,7 +55,7 @@ def write_tasks(draft: Draft, responses: Any) -> None:
 
 
 def write_filter(draft: Draft) -> None:
-    """DAPO's dynamic sampling: groups without a difference in reward are dropped, and replaced by others."""
+    """Write DAPO's dynamic sampling: groups with equal rewards are dropped, and replaced by others."""
     key = "algorithm.filter_groups"
     rounds, metric = draft.get(f"{key}.max_num_gen_batches", 0), draft.get(f"{key}.metric")
     if not draft.get(f"{key}.enable", False):
@@ -83,7 +82,7 @@ def _taskset(name: str, path: str, origin: str, columns: dict[str, Any]) -> dict
 
 
 def _columns(draft: Draft) -> dict[str, Any]:
-    """veRL's data sets hold lists of messages, and the reference answer within `reward_model`."""
+    """Return the columns of veRL's data sets: lists of messages, and the reference answer within `reward_model`."""
     answer = draft.get("data.response_key")
     return {
         "prompt_type": Written("messages", "as veRL's data sets are made"),
@@ -95,7 +94,7 @@ def _columns(draft: Draft) -> dict[str, Any]:
 
 
 def _validation(draft: Draft) -> dict[str, Any]:
-    """Sampling arguments of an evaluation; greedy by default, as in veRL."""
+    """Return the sampling arguments of an evaluation; greedy by default, as in veRL."""
     key = f"{ROLLOUT}.val_kwargs"
     count = draft.get(f"{key}.n", 1)
     sampling: dict[str, Any] = {}
@@ -112,7 +111,7 @@ def _validation(draft: Draft) -> dict[str, Any]:
 
 
 def _reward(draft: Draft, responses: Any) -> dict[str, Any]:
-    """The reward of every task set. Without a word here it is the workflow's own, for mathematics."""
+    """Return the reward function of all task sets. If none is named, it is the workflow's own, for mathematics."""
     enabled = draft.get("reward_model.enable", False)
     manager = draft.get("reward_model.reward_manager", draft.get("reward.reward_manager.name", "naive"))
     path = draft.get("custom_reward_function.path")

@@ -1,4 +1,4 @@
-"""What a veRL command line or Hydra file sets: the program, and the value of every dotted key."""
+"""The settings of a veRL command line or Hydra file: the program, and the value of every dotted key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|fully_async_main|\
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w./@-]*)(?:=(.*))?", re.DOTALL)
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(\.*[A-Za-z_][\w.]*)(?:,([^{}]*))?\}")
 _DEEPEST = 20
-"""References that refer to references."""
 
 
 @dataclass(frozen=True)
@@ -37,43 +36,39 @@ class Unread:
     """A value that is not in the file."""
 
     text: str
-    """What stands in its place, such as `$(date)`."""
+    """Placeholder, such as `$(date)`."""
 
 
 @dataclass(frozen=True)
 class VerlSettings:
-    """The settings of one veRL run."""
-
     program: str
     """The module that is run, such as `verl.trainer.main_ppo`."""
     values: dict[str, Any]
-    """Dotted key → value; `Unread` where the file does not say."""
     launcher: dict[str, str] = field(default_factory=dict)
     """Options of torchrun, such as `nproc_per_node`."""
     remarks: tuple[str, ...] = ()
-    """What was not followed."""
 
     @property
     def is_sft(self) -> bool:
-        """True for supervised fine-tuning, whose keys are others."""
+        """True for supervised fine-tuning, which has other keys."""
         return "sft" in self.program.rpartition(".")[2] or "model.partial_pretrain" in self.values
 
     @property
     def is_fully_async(self) -> bool:
-        """True if the trainer takes batches as they come (veRL's docs/advance/fully_async.md)."""
+        """True if the trainer takes batches as they arrive (veRL's docs/advance/fully_async.md)."""
         return "fully_async" in self.program
 
     @property
     def has_rollout_gpus(self) -> bool:
-        """True if rollouts have GPUs of their own; `one_step_off`: veRL's docs/advance/one_step_off.md."""
+        """True if rollouts have separate GPUs; `one_step_off`: veRL's docs/advance/one_step_off.md."""
         return self.is_fully_async or "one_step_off" in self.program
 
 
 def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
-    """The settings in a shell script or a YAML file.
+    """Read the settings from a shell script or a YAML file.
 
-    `arguments` are what the script would be called with, or further overrides of a YAML file. Raises ConfigError if
-    the file cannot be read or starts no veRL training.
+    `arguments` are the script's arguments, or further overrides of a YAML file. Raises ConfigError if the file cannot
+    be read or starts no veRL training.
     """
     if path.suffix in (".yaml", ".yml"):
         return _with_overrides(_from_yaml(path), arguments)
@@ -97,7 +92,7 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
 
 
 def programs(run: ShellRun) -> Iterator[tuple[ShellCommand, int]]:
-    """The commands that start a training, with the place of the program among the words."""
+    """Yield the commands that start a training, with the index of the program among the words."""
     for command in run.commands:
         for place, word in enumerate(command.words):
             if place and PROGRAM.search(word):
@@ -120,7 +115,7 @@ def _starts_nothing(path: Path, run: ShellRun) -> ConfigError:
 
 
 def _assumptions(run: ShellRun, training: ShellCommand) -> Iterator[str]:
-    """What was assumed of the machine that would run the script, as sentences."""
+    """Yield the assumptions about the script's machine, as sentences."""
     if run.unset:
         hint = "to import other values, set them in the script"
         yield f"{', '.join(run.unset)}: variables of the environment were taken as not set ({hint})."
@@ -146,7 +141,7 @@ def _from_command(command: ShellCommand, place: int, path: Path, run: ShellRun) 
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Hydra's options, `--name=value` or `--name value`, and the settings."""
+    """Split words into Hydra's options, `--name=value` or `--name value`, and settings."""
     options: dict[str, str] = {}
     settings: list[str] = []
     awaited = ""
@@ -162,7 +157,7 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _primary(options: dict[str, str], path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The values of the file that `--config-path` and `--config-name` name, if it is there; else a remark."""
+    """Return the values of the file named by `--config-path` and `--config-name`, or a remark if it is missing."""
     name = options.get("config-name", "")
     if not name or "ppo_trainer" in name or UNKNOWN in name:
         return {}, []
@@ -188,7 +183,7 @@ def _from_yaml(path: Path) -> VerlSettings:
 
 
 def _flat(tree: dict[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no section, by its dotted key; `_target_` is Hydra's."""
+    """Yield every value that is not a section, with its dotted key; `_target_` is Hydra's."""
     for name, value in tree.items():
         path = f"{key}.{name}" if key else str(name)
         if isinstance(value, dict) and value:
@@ -198,7 +193,7 @@ def _flat(tree: dict[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _with_overrides(settings: VerlSettings, words: Sequence[str]) -> VerlSettings:
-    """The settings with Hydra's overrides laid on them: `key=value`, `+key=value`, `++key=value`, `~key`."""
+    """Apply Hydra's overrides: `key=value`, `+key=value`, `++key=value`, `~key`."""
     values, remarks = dict(settings.values), list(settings.remarks)
     for word in words:
         match = _OVERRIDE.fullmatch(word)
@@ -214,7 +209,7 @@ def _with_overrides(settings: VerlSettings, words: Sequence[str]) -> VerlSetting
 
 
 def _read(raw: str) -> Any:
-    """The value of an override, in Hydra's grammar (which is YAML's for all that such lines hold)."""
+    """Parse the value of an override in Hydra's grammar (equal to YAML's for such lines)."""
     if UNKNOWN in raw:
         return Unread(shown(raw))
     try:
@@ -224,7 +219,7 @@ def _read(raw: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value with environment variables as OmegaConf writes them."""
+    """Return the value with environment variables in OmegaConf's notation."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
@@ -236,7 +231,7 @@ def _plain(value: Any) -> Any:
 
 
 def _resolved(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with `${other.key}` and `${oc.select:other.key,default}` replaced; environment variables stay."""
+    """Replace `${other.key}` and `${oc.select:other.key,default}`; environment variables stay."""
     return {key: _followed(value, key, values, 0) for key, value in values.items()}
 
 
@@ -263,7 +258,7 @@ def _followed(value: Any, key: str, values: dict[str, Any], depth: int) -> Any:
 
 
 def _absolute(name: str, key: str) -> str:
-    """The key that a reference such as `..n` within `key` means."""
+    """Return the absolute key of a reference such as `..n` within `key`."""
     dots = len(name) - len(name.lstrip("."))
     if not dots:
         return name

@@ -1,4 +1,4 @@
-"""vLLM in processes of its own (`AsyncLLM`): the engine on GPUs, also over several of them (tensor parallel)."""
+"""vLLM in separate processes (`AsyncLLM`): the engine on one or several GPUs (tensor parallel)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 KEPT_LINES = 1000
-"""Last lines of vLLM's processes that are kept."""
+"""Number of log lines of vLLM's processes that are kept."""
 REASON_SECONDS = 5.0
-"""Time for processes that have failed to end, and with them what they write."""
+"""Time for failed processes to end and flush their output."""
 REASON = re.compile(r"(?:^|[\s\])])((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
 class AsyncLLMEngine(Engine):
-    """Steps vLLM in its own processes; takes weights that the trainer pushes (`trinity_core.sync.nccl_transfer`)."""
+    """Steps vLLM in its own processes; receives weights that the trainer pushes (`trinity_core.sync.nccl_transfer`)."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
@@ -49,8 +49,9 @@ class AsyncLLMEngine(Engine):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         arguments = AsyncEngineArgs(**vllm_types.engine_arguments(self.settings))
-        # Whole batches of prompts come at once, as to vLLM's class LLM, which takes as many tokens a step as the GPU's
-        # memory allows (8,192 or 16,384). In a context without its own default a step takes 2,048.
+        # Prompts arrive in whole batches, as for vLLM's class LLM, which takes as many tokens a step as the GPU's
+        # memory
+        # allows (8,192 or 16,384). AsyncLLM's default for other contexts is 2,048.
         with reasons_of_children():
             self._engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         await self._vllm.collective_rpc("end_with", args=(os.getpid(),))
@@ -93,8 +94,7 @@ class AsyncLLMEngine(Engine):
             await self._vllm.wake_up()
 
     async def _load(self, source: WeightSource, version: int) -> None:
-        """Generation pauses meanwhile; after a failure while loading it stays paused, since what the workers hold is
-        then unknown."""
+        """Generation pauses during a load. After a failed load it stays paused: what the workers hold is unknown."""
         async with self._changing:
             if source.pushed:
                 self._check_received(version)
@@ -116,7 +116,7 @@ class AsyncLLMEngine(Engine):
         await self._vllm.resume_generation()
 
     def _check_received(self, version: int) -> None:
-        """Weights that were pushed are in use already."""
+        """Check that the pushed weights, which are already in use, have this version."""
         if self.version != version:
             raise VersionGone(f"version {version} of the weights is not what the engine holds: that is {self.version}")
 
@@ -138,25 +138,24 @@ class AsyncLLMEngine(Engine):
     # ---- weights that the trainer pushes; see `trinity_core.sync.nccl_transfer` ----
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Enter the trainer's NCCL group."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         await self._vllm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
 
     async def start_weight_update(self) -> None:
-        """Pause generation and make ready to receive."""
+        """Pause generation and prepare to receive."""
         await self._changing.acquire()
         await self._vllm.pause_generation(mode="keep", clear_cache=False)
         await self._vllm.start_weight_update()
 
     async def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive what the trainer sends now."""
+        """Receive the tensors that the trainer is sending."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self._vllm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Put the received weights in use as this version. The weight check follows when the explorer calls `load`."""
+        """Use the received weights as this version. The weight check follows when the explorer calls `load`."""
         await self._vllm.finish_weight_update()
         await self._resume_with(int(weight_version or 0))
         self._changing.release()
@@ -170,7 +169,7 @@ class AsyncLLMEngine(Engine):
 def reasons_of_children() -> Iterator[None]:
     """If vLLM's processes do not start, raise their reason: vLLM raises "See root cause above", which is in a log.
 
-    What children write to standard error goes through this process for as long as they live, to where it went before.
+    Standard error of child processes is relayed through this process for their lifetime, to its original destination.
     """
     kept: deque[bytes] = deque(maxlen=KEPT_LINES)
     reading, writing = os.pipe()
@@ -198,6 +197,6 @@ def reasons_of_children() -> Iterator[None]:
 
 
 def reason_in(lines: Sequence[str]) -> str:
-    """The last error that a log tells of, other than one that points to another; "" if there is none."""
+    """Return the last error in a log, other than one that refers to another; "" if there is none."""
     errors = [match[1].strip() for line in lines if (match := REASON.search(line)) and "root cause" not in line]
     return errors[-1] if errors else ""

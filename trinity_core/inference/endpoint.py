@@ -1,8 +1,8 @@
-"""An external OpenAI-compatible endpoint, asked by the `openai` client, with time limits, retries and honest failure.
+"""An external OpenAI-compatible endpoint, called by the `openai` client with time limits and retries.
 
-A request that fails for good raises `Unanswered` and costs one answer. An endpoint that is down, or that answers
-nothing while `GIVE_UP` requests are made, is a `TransientFault`; one that refuses all requests (a wrong key, an
-unknown model) an `EndpointError`. Each names the endpoint. The key is sent as a header and appears nowhere else.
+A request that finally fails raises `Unanswered` and costs one answer. An endpoint that is down, or that answers nothing
+while `GIVE_UP` requests fail, is a `TransientFault`; one that refuses all requests (a wrong key, an unknown model) an
+`EndpointError`. Each names the endpoint. The key is sent as a header and appears nowhere else.
 """
 
 from __future__ import annotations
@@ -29,34 +29,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRIED = (408, 409, 425, 429)
-"""Statuses below 500 that another attempt may change."""
+"""Statuses below 500 that are worth a retry."""
 REFUSED = (401, 402)
-"""Statuses that concern every request: the key, the account."""
+"""Statuses that apply to every request: the key, the account."""
 REFUSED_AT_FIRST = (403, 404, 405)
-"""Statuses that concern every request until the endpoint has answered one, then one, such as a moderated request."""
+"""Statuses that apply to every request until the endpoint has answered one; then to one, such as a moderated
+request."""
 FIRST_DELAY = 0.5
-"""Seconds before the first retry. Each further pause is twice as long, half of it at random, so that requests that
-failed together do not come back together."""
+"""Seconds before the first retry. Each further pause doubles; half of it is random, so that requests that failed
+together are not retried together."""
 LONGEST_DELAY = 30.0
 LONGEST_ASKED = 120.0
-"""Longest pause that an endpoint may ask for (`Retry-After`), seconds."""
+"""Longest pause that an endpoint may request (`Retry-After`), seconds."""
 NO_KEY = "none"
-"""The key of an endpoint that has none, since clients insist on one."""
+"""Placeholder key for endpoints without one, since clients require a key."""
 CONNECT_SECONDS = 20.0
 GIVE_UP = 8
-"""Requests that fail for good, with no answer to any request meanwhile, until the endpoint counts as broken."""
+"""Number of finally failed requests, without any answer in between, after which the endpoint counts as broken."""
 SHOWN = 300
-"""Characters of a refusal's body that are shown."""
+"""Number of characters of an error body to show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer of an endpoint."""
-
     text: str
     finish_reason: str
     prompt_tokens: int
-    """Tokens as the endpoint counts them; 0 if it does not."""
+    """Token counts as reported by the endpoint; 0 without."""
     tokens: int
 
 
@@ -80,24 +79,22 @@ class _Response(BaseModel):
 
 
 class _Fault(Exception):
-    """One attempt failed."""
-
     def __init__(
         self, why: str, again: bool = True, wait: float | None = None, status: int = 0, met: bool = True
     ) -> None:
         super().__init__(why)
         self.again = again
-        """Whether another attempt may succeed."""
+        """True if another attempt may succeed."""
         self.wait = wait
-        """The pause that the endpoint asks for, seconds."""
+        """Pause requested by the endpoint, seconds."""
         self.status = status
         self.met = met
-        """False if no connection came about."""
+        """False if no connection was made."""
 
 
 @dataclass
 class Endpoint:
-    """Asks one endpoint. Used from one event loop."""
+    """Sends requests to one endpoint. Used from one event loop."""
 
     settings: ExternalModelConfig
     key: str = field(default="", repr=False)
@@ -105,23 +102,22 @@ class Endpoint:
     """Seconds for a request with all its retries."""
     first_delay: float = FIRST_DELAY
     section: str = "explorer.external_model"
-    """Where a user gave its settings."""
+    """Configuration section with its settings, for messages."""
     retries: int = 0
-    """Attempts that were made again."""
     _answered: int = 0
     _failed: int = 0
-    """Requests since the last answer, made after it, that failed for good."""
+    """Requests since the last answer that finally failed and began after it."""
     _client: AsyncOpenAI | None = None
     _free: asyncio.Semaphore | None = None
-    """Requests that may be sent now."""
+    """Slots for concurrent requests."""
 
     def __str__(self) -> str:
         return endpoint_name(self.settings)
 
     async def ask(self, body: dict[str, Any], queueing: BusyTimer | None = None) -> Answer:
-        """The answer to one request. Raises `Unanswered`, `EndpointError` or `TransientFault`.
+        """Return the answer to one request. Raises `Unanswered`, `EndpointError` or `TransientFault`.
 
-        `queueing` is open while it waits for `requests_at_once` others.
+        `queueing` runs while the request waits for one of the `requests_at_once` slots.
         """
         self._free = self._free or asyncio.Semaphore(self.settings.requests_at_once)
         with ExitStack() as queued:
@@ -132,7 +128,7 @@ class Endpoint:
                 return await self._answer(body)
 
     async def _answer(self, body: dict[str, Any]) -> Answer:
-        self._openai()  # its import takes a second, which is not the endpoint's
+        self._openai()  # its import takes a second, which must not count as the endpoint's
         answered, deadline = self._answered, time.monotonic() + self.budget
         for attempt in range(self.settings.max_retry_times + 1):
             try:
@@ -152,7 +148,6 @@ class Endpoint:
         raise AssertionError("the last attempt returns or raises")
 
     async def close(self) -> None:
-        """Close its connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -189,7 +184,7 @@ class Endpoint:
             raise _Fault(f"no chat completion but {self._shown(response.text)}") from None
 
     def _openai(self) -> AsyncOpenAI:
-        """The client. It makes one attempt: the retries of `ask` also count, and end with the budget."""
+        """Return the client. It makes a single attempt: `ask` counts retries and ends them with the budget."""
         from openai import AsyncOpenAI, Timeout
 
         if self._client is None:
@@ -199,12 +194,13 @@ class Endpoint:
                 timeout=Timeout(None, connect=CONNECT_SECONDS),
                 max_retries=0,
             )
-            # The client reads them from OPENAI_ORG_ID and OPENAI_PROJECT_ID, which are for OpenAI and for another key.
+            # By default the client reads them from OPENAI_ORG_ID and OPENAI_PROJECT_ID, which are for OpenAI and
+            # another key.
             self._client.organization = self._client.project = None
         return self._client
 
     def _failure(self, fault: _Fault, answered: int, attempts: int) -> Exception:
-        """What a request that failed for good raises; `answered` had been answered when it began."""
+        """Return the error of a request that finally failed; `answered` is the number of answers when it began."""
         if fault.status in REFUSED or (fault.status in REFUSED_AT_FIRST and not self._answered):
             keys = f"base_url, model_name and api_key_env of {self.section}"
             return EndpointError(f"{self} refuses every request: {fault}. Check {keys}.")
@@ -223,23 +219,23 @@ class Endpoint:
         return longest * random.uniform(0.5, 1.0)
 
     def _shown(self, text: str) -> str:
-        """The beginning of a body on one line."""
+        """Return the beginning of a body on one line."""
         line = " ".join(without_key(text, self.key).split())
         return line[:SHOWN] or "nothing"
 
 
 def endpoint_name(settings: ExternalModelConfig) -> str:
-    """The endpoint in messages."""
+    """Return the endpoint's name for messages."""
     return f"endpoint {settings.base_url} (model {settings.model_name})"
 
 
 def without_key(text: str, key: str) -> str:
-    """The same text with the key masked: some endpoints repeat it in their errors."""
+    """Mask the key: some endpoints repeat it in their errors."""
     return text.replace(key, "***") if key else text
 
 
 def read_answer(content: bytes) -> Answer:
-    """The first choice of a chat completion. Raises pydantic's ValidationError for anything else."""
+    """Return the first choice of a chat completion. Raises pydantic's ValidationError for anything else."""
     response = _Response.model_validate_json(content)
     choice, usage = response.choices[0], response.usage or _Usage()
     content_parts = choice.message.content or ""
@@ -249,7 +245,7 @@ def read_answer(content: bytes) -> Answer:
 
 
 def asked_pause(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a `Retry-After` header, a number or a date; None without a usable one."""
+    """Return the seconds of a `Retry-After` header, a number or a date; None without a usable one."""
     value = headers.get("retry-after", "")
     try:
         return max(float(value), 0.0)

@@ -1,8 +1,8 @@
-"""Engine: one vLLM that generates for the explorer. A plain class; as a Ray actor it is an asynchronous one.
+"""Engine: one vLLM that generates for the explorer. A plain class; its Ray actor is asynchronous.
 
-Two implementations: vLLM in this process (`in_process.py`, CPU), and in processes of its own (`async_llm.py`, GPU).
-Any number of calls may be in flight. After every load the engine shows that it holds the version: its parameters must
-be made of the published tensors, and its log-probs of the weight check's tokens must agree with the trainer's.
+Two implementations: vLLM in this process (`in_process.py`, CPU), and in separate processes (`async_llm.py`, GPU). Any
+number of calls may be in flight. After every load the engine proves that it holds the version: its parameters must
+consist of the published tensors, and its log-probs of the weight check's tokens must agree with the trainer's.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ log = logging.getLogger(__name__)
 class Engine(ABC):
     """One running vLLM.
 
-    Raises `TrinityError` for what no retry can fix (a missing model, an invalid request), `WeightSyncError` if its
-    weights are not the trainer's. After any other error except `TransientFault` the engine is unusable.
+    Raises `TrinityError` for errors that no retry can fix (a missing model, an invalid request), `WeightSyncError` if
+    its weights are not the trainer's. After any other error except `TransientFault` the engine is unusable.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         start_log()
         self.settings = settings
         self.version = 0
-        """The version of the weights in use; 0 is the model folder itself."""
+        """Version of the weights in use; 0 is the model folder itself."""
         self._adapter: LoRARequest | None = None
         """The adapter in use; None in an engine without one."""
         self._loads = 0
         self._starting: asyncio.Task[float] | None = None
         self._finished_tokens = 0
-        """Tokens of the samples that are complete."""
+        """Tokens of finished samples."""
         self._checked: tuple[int, RankDigests] = (0, ())
-        """The version that was checked last, and the digests of the parameters then."""
+        """The last checked version, with the parameter digests at that time."""
         self._asleep: RankDigests | None = None
-        """While the engine sleeps: the digests of its parameters when it fell asleep."""
+        """Parameter digests taken before `sleep`; None if awake."""
 
     async def start(self) -> float:
-        """Load the model; returns the seconds that took when it can generate. A second call waits for the first."""
+        """Load the model; return the seconds until it can generate. A second call waits for the first."""
         if self._starting is None:
             self._starting = asyncio.get_running_loop().create_task(self._timed_start())
         if self._starting.done():
@@ -79,26 +79,26 @@ class Engine(ABC):
         return time.perf_counter() - began
 
     async def sleep(self) -> None:
-        """Leave the GPU's memory to others until `wake`; requests in flight are aborted. Weights go to the machine's
-        memory, the KV cache is dropped."""
+        """Release the GPU's memory until `wake`. Requests in flight are aborted, weights move to host memory, the KV
+        cache is dropped."""
         if self._asleep is None:
             asleep = await self._parameter_digests()
             await self._sleep()
             self._asleep = asleep
 
     async def wake(self) -> None:
-        """Take the GPU's memory back. Raises `WeightSyncError` if a parameter is not what it was before `sleep`."""
+        """Take the GPU's memory back. Raises `WeightSyncError` if a parameter changed during `sleep`."""
         if self._asleep is not None:
             await self._wake()
             before, self._asleep = self._asleep, None
             verify_unchanged(self.version, before, await self._parameter_digests())
 
     async def move_log(self, environment: Mapping[str, str]) -> None:
-        """Continue the log in the folder of the run that takes this engine over (its `log_environment`)."""
+        """Continue the log in the folder of the run that takes over this engine (its `log_environment`)."""
         move_log(environment)
 
     async def describe(self) -> tuple[EngineSettings, dict[str, Any]]:
-        """Its settings, and if it is a Ray actor, the options of one that takes its place."""
+        """Return its settings and, for a Ray actor, the options of a replacement."""
         return self.settings, present_options()
 
     async def successor(self, model_path: str) -> Self:
@@ -111,21 +111,21 @@ class Engine(ABC):
         """Sample all requests; the batch is in their order."""
 
     async def so_far(self, known: Mapping[str, int]) -> dict[str, Sample]:
-        """By key, what was sampled for the requests that are in flight after the tokens that are `known`, but for the
-        newest token of each."""
+        """Return samples of requests in flight by key, from the first token that is not `known` up to the second
+        newest."""
         samples = {key: vllm_types.sample_so_far(self._vllm, key, count, self.version) for key, count in known.items()}
         return {key: sample for key, sample in samples.items() if sample is not None}
 
     @abstractmethod
     async def abort(self, keys: Sequence[str]) -> None:
-        """Give requests up; their samples carry the stop reason `abort`."""
+        """Cancel requests; their samples have the stop reason `abort`."""
 
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport:
         """Load `version` of the weights between two tokens, and check that the engine holds it.
 
-        Requests in flight continue: their KV cache is computed again, and each token keeps the version that sampled it.
-        Raises `VersionGone` or `DataError`, without any change, if the weights are not there, `WeightSyncError` if what
-        arrived, a parameter or a log-prob is not the trainer's.
+        Requests in flight continue: their KV cache is recomputed, and each token keeps the version that sampled it.
+        Raises `VersionGone` or `DataError`, without any change, if the weights are not available; `WeightSyncError` if
+        received data, a parameter or a log-prob differs from the trainer's.
         """
         began = time.perf_counter()
         await self._load(source, version)
@@ -136,17 +136,17 @@ class Engine(ABC):
         return WeightSyncReport(version, ended - began, gap, ended - loaded)
 
     async def _check(self, versions: WeightVersions, version: int) -> float | None:
-        """The parameter check, and the gap of the weight check if `version` has one."""
+        """Check the parameters; return the gap of the weight check if `version` has one."""
         if values := await asyncio.to_thread(versions.values, version, self.settings.compute_dtype):
             ranks = await self._parameter_digests()
-            if all(map(is_adapter, values)):  # its base is not compared
+            if all(map(is_adapter, values)):  # the base is not compared
                 ranks = [{name: value for name, value in rank.items() if is_adapter(name)} for rank in ranks]
             if EMBEDDINGS in values:
                 values.setdefault(HEAD, values[EMBEDDINGS])
             checked, before = self._checked
             try:
                 verify_parameters(version, values, ranks, before, checked)
-            except WeightSyncError:  # some models have tensors in other modules than on the hub, whose names vLLM has
+            except WeightSyncError:  # some models' tensors have other module names in vLLM than on the hub
                 hub_names = HubNames.of_config(vllm_types.text_config(self.settings))
                 on_hub = {hub_names.name(name): value for name, value in values.items()}
                 if on_hub.keys() == values.keys():
@@ -160,15 +160,15 @@ class Engine(ABC):
 
     @abstractmethod
     async def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache, so that the next prompts are computed as by an engine that has just started. Called
-        while no request is in flight."""
+        """Empty the prefix cache, so that the next prompts are computed as by a newly started engine. Not with requests
+        in flight."""
 
     async def sampled(self) -> int:
-        """A number that grows with every token sampled: a sign of life."""
+        """Return a number that grows with every sampled token, as a sign of life."""
         return self._finished_tokens + vllm_types.tokens_in_flight(self._vllm)
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probs (temperature 1, nats) of tokens 1 … of a sequence, each after the tokens before it.
+        """Return the log-probs (temperature 1, nats) of tokens 1 … of a sequence, each given the tokens before it.
 
         Raises `InputError` for a sequence that leaves no room for the token that vLLM samples after it.
         """
@@ -181,7 +181,7 @@ class Engine(ABC):
         return await self._score(list(tokens))
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Enter the group in which the trainer pushes weights; see `trinity_core.sync.nccl_transfer`."""
+        """Join the group in which the trainer pushes weights; see `trinity_core.sync.nccl_transfer`."""
         raise TrinityError(
             "weights cannot be pushed to an engine on the CPU; set synchronizer.sync_method: memory",
             key="synchronizer.sync_method",
@@ -203,14 +203,13 @@ class Engine(ABC):
         """Start vLLM; returns when it can generate."""
 
     def _put_in_use(self, version: int) -> None:
-        """From now on requests are sampled by `version`."""
         self._loads += 1
         self._adapter = vllm_types.lora_request(self.settings, self._loads)
         self.version = version
 
     @abstractmethod
     async def _sleep(self) -> None:
-        """Free the GPU's memory; on the CPU, refuse work from now on."""
+        """Free the GPU's memory; on the CPU, refuse work until `wake`."""
 
     @abstractmethod
     async def _wake(self) -> None:
@@ -222,7 +221,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def _parameter_digests(self) -> list[dict[str, int | None]]:
-        """For each rank, the value digests of its parameters; see `trinity_core.sync.weight_check`."""
+        """Return each rank's parameter digests; see `trinity_core.sync.weight_check`."""
 
     @abstractmethod
     async def _score(self, tokens: list[int]) -> list[float]:
@@ -230,7 +229,6 @@ class Engine(ABC):
 
 
 def engine_class(settings: EngineSettings) -> type[Engine]:
-    """The kind of engine that these settings need."""
     from trinity_core.inference.async_llm import AsyncLLMEngine
     from trinity_core.inference.in_process import InProcessEngine
 
@@ -238,9 +236,10 @@ def engine_class(settings: EngineSettings) -> type[Engine]:
 
 
 def _published(source: WeightSource, version: int) -> tuple[WeightVersions, int] | None:
-    """The versions and the number under which `source` was published; of a converted checkpoint, those of its step.
+    """Return the versions and the number under which `source` was published; for a converted checkpoint, those of its
+    step.
 
-    None for a folder of other origin, or if its version is gone.
+    None for another folder, or if its version is gone.
     """
     from trinity_core.sync.versions import open_versions
 

@@ -24,21 +24,19 @@ from trinity_core.workflows.rollout_model import Completion, FinishReason, Rollo
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Defaults and limits of a call. Lengths are in tokens."""
-
     max_model_len: int
     max_prompt_tokens: int | None
     max_response_tokens: int
     sampling: Sampling
     truncate_prompts: bool = True
-    """True: a prompt that is too long is cut and its response carries no loss; False: it raises `DataError`."""
+    """True: a prompt that is too long is truncated and its response carries no loss; False: it raises `DataError`."""
     engine: EngineSettings | None = None
-    """The engines, where it matters which log-probs they report; None: those that the trainer computes."""
+    """The engines' settings if their reported log-probs may differ from the trainer's distribution; None otherwise."""
 
 
 @dataclass
 class EngineModel(RolloutModel):
-    """A `RolloutModel`. Its coroutines run in one event loop; the `…_sync` methods are for other threads."""
+    """A `RolloutModel` on engines. Its coroutines run in one event loop; the `…_sync` methods are for other threads."""
 
     pool: EnginePool
     encoder: ChatEncoder
@@ -46,17 +44,16 @@ class EngineModel(RolloutModel):
     name: str = "policy"
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     reader: ToolCallReader | None = None
-    """None: tool calls are text like any other."""
+    """None: tool calls are ordinary text."""
     version: int = 0
-    """Version of the weights in the engines; recorded for responses of prompts that are too long."""
+    """Version of the weights in the engines; recorded for responses to prompts that are too long."""
     outside: RunsElsewhere = in_this_loop
-    """Runs what the pool is asked in the pool's loop, where that is not the workflow's."""
+    """Runs the pool's calls in the pool's loop if the workflow has another one."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _encoders: dict[str, ChatEncoder] = field(default_factory=dict)
 
     @property
     def tokenizer(self) -> Any:
-        """The model's `transformers` tokenizer."""
         return self.encoder.tokenizer
 
     async def chat(
@@ -130,9 +127,9 @@ class EngineModel(RolloutModel):
         return self._encoders[template]
 
     def _sampling(self, room: int, encoder: ChatEncoder, arguments: dict[str, Any]) -> Sampling:
-        """The sampling of one call, whose answers also end as the template of `encoder` ends them.
+        """Return the sampling of one call, with the stop tokens of the template of `encoder`.
 
-        Raises `InputError` for an unknown argument, or a value that cannot be.
+        Raises `InputError` for an unknown argument or an invalid value.
         """
         usual = self.limits.sampling
         chosen: dict[str, Any] = {
@@ -181,13 +178,13 @@ class EngineModel(RolloutModel):
 
 
 def _without_end(sample: Sample, ends: Sequence[int]) -> np.ndarray:
-    """int32: the tokens without the one that ends the turn, which some tokenizers do not know as special."""
+    """int32: the tokens without the end-of-turn token, which some tokenizers do not list as special."""
     ended = sample.reason == "stop" and len(sample.tokens) > 0 and sample.tokens[-1] in ends
     return sample.tokens[:-1] if ended else sample.tokens
 
 
 def policy_limits(config: Config, stop_token_ids: tuple[int, ...]) -> Limits:
-    """Limits of the policy, from the `model` section."""
+    """Return the limits of the policy from the `model` section."""
     model = config.model
     sampling = Sampling(
         max_tokens=model.max_response_tokens or 1,
@@ -211,7 +208,7 @@ def auxiliary_model(
     stop_token_ids: tuple[int, ...],
     outside: RunsElsewhere = in_this_loop,
 ) -> EngineModel:
-    """An auxiliary model on its engines; answers that it does not limit are as long as the policy's."""
+    """Return an auxiliary model on its engines. Its answers default to the policy's length limit."""
     assert model.max_model_len is not None
     answer = model.max_response_tokens or config.model.max_response_tokens or model.max_model_len
     sampling = Sampling(max_tokens=answer, stop_token_ids=stop_token_ids)

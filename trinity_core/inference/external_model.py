@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CUT_SHORT = ("length", "content_filter")
-"""Finish reasons of answers that did not come to their end."""
+"""Finish reasons of truncated answers."""
 
 
 @dataclass
 class ExternalModel(RolloutModel):
-    """A `RolloutModel` for evaluation. Its completions have text, and lengths as the endpoint counts them.
+    """A `RolloutModel` for evaluation. Its completions have text, and lengths as reported by the endpoint.
 
-    Their token ids are -1 and their log-probs NaN. What needs token ids or a tokenizer raises TrinityError.
+    Their token ids are -1 and their log-probs NaN. Methods that need token ids or a tokenizer raise TrinityError.
     """
 
     endpoint: Endpoint
     usual: dict[str, Any] = field(default_factory=dict)
-    """Sampling of calls that do not say."""
+    """Default sampling arguments."""
     outside: RunsElsewhere = in_this_loop
-    """Runs what the endpoint is asked in its loop, where that is not the workflow's."""
+    """Runs the endpoint's calls in its loop if the workflow has another one."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     version: int = 0
     _warned: bool = False
@@ -84,11 +84,11 @@ class ExternalModel(RolloutModel):
         self._refuse("asks for the text of a prompt")
 
     def message(self, answer: Completion, tools: Sequence[Tool] | None = None) -> Message:
-        """The text of the answer: the endpoint reads tool calls itself, for agents in sessions."""
+        """Return the text of the answer: the endpoint parses tool calls itself, for agents in sessions."""
         return plain_message(answer)
 
     def session(self, run: int = 0) -> ExternalSession:
-        """The endpoint for an agent: address, key and clients."""
+        """Return the endpoint for an agent: address, key and clients."""
         return ExternalSession(self.endpoint.settings, self.endpoint.key, self.endpoint.budget)
 
     def _body(
@@ -102,7 +102,7 @@ class ExternalModel(RolloutModel):
         }
         if tools:
             body["tools"] = list(tools)
-        if (body.get("top_k") or 0) < 1:  # all tokens; OpenAI's own API knows no top_k
+        if (body.get("top_k") or 0) < 1:  # all tokens; OpenAI's own API has no top_k
             body["top_k"] = None
         return {
             name: value for name, value in (body | self.endpoint.settings.request_args).items() if value is not None
@@ -122,19 +122,18 @@ class ExternalModel(RolloutModel):
 
 
 def usual_sampling(config: Config) -> dict[str, Any]:
-    """Sampling of the `model` section."""
     model = config.model
     alone = model.max_prompt_tokens == model.max_response_tokens == (model.max_model_len or 0) - 1
     return {
         "temperature": model.temperature,
         "top_p": model.top_p,
         "top_k": model.top_k,
-        "max_tokens": None if alone else model.max_response_tokens,  # what `max_model_len` alone leaves is no limit
+        "max_tokens": None if alone else model.max_response_tokens,  # the rest of `max_model_len` is not a limit
     }
 
 
 def text_completion(answer: Answer) -> Completion:
-    """An answer whose text and lengths alone are known: token ids are -1, log-probs NaN."""
+    """Return a completion with only text and lengths: token ids are -1, log-probs NaN."""
     length = max(answer.tokens, 1)
     return Completion(
         np.full(max(answer.prompt_tokens, 1), -1, dtype=np.int32),
@@ -150,14 +149,14 @@ def text_completion(answer: Answer) -> Completion:
 class ExternalSession:
     """Address, key and clients for an agent. Safe to use from any thread.
 
-    As a context it turns an error of the endpoint that the agent lets through into `Unanswered` (`EndpointError` for a
-    wrong key): the answer is missing, not wrong.
+    As a context manager it turns an uncaught endpoint error of the agent into `Unanswered` (`EndpointError` for a wrong
+    key): the answer is missing, not wrong.
     """
 
     settings: ExternalModelConfig
     key: str = field(repr=False)
     budget: float = 800.0
-    """Seconds for a request of a client with all its retries."""
+    """Seconds for a client's request with all its retries."""
 
     def __post_init__(self) -> None:
         self.base_url, self.model_name = self.settings.base_url, self.settings.model_name
@@ -165,14 +164,13 @@ class ExternalSession:
 
     @cached_property
     def openai_client(self) -> OpenAI:
-        """An `openai.OpenAI` for it, with the retries and the time limit of `explorer.external_model`."""
+        """An `openai.OpenAI` client with the retries and the time limit of `explorer.external_model`."""
         from openai import OpenAI
 
         return OpenAI(**self._client_args)
 
     @cached_property
     def openai_async_client(self) -> AsyncOpenAI:
-        """An `openai.AsyncOpenAI` for it."""
         from openai import AsyncOpenAI
 
         return AsyncOpenAI(**self._client_args)
@@ -203,5 +201,5 @@ class ExternalSession:
             raise (EndpointError if refused else Unanswered)(why) from None
 
     def experiences(self, reward: Reward | float | None = None, **fields: Any) -> list[Experience]:
-        """One experience that holds the reward and `fields`; its tokens are not known."""
+        """Return one experience with the reward and `fields`; its tokens are unknown."""
         return [text_completion(Answer("", "stop", 0, 0)).experience(reward, **fields)]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 60.0
-"""Time for the step in progress to end, and for vLLM to let go of what it holds."""
+"""Time for the step in progress to end and for vLLM to release its resources."""
 
 Job = Callable[[], None]
 T = TypeVar("T")
@@ -58,10 +58,10 @@ class _Call:
 
 @cache
 def _freeze_imports() -> None:
-    """Spare vLLM a walk over all that imports made, seven times while it starts (2 s of a core).
+    """Exclude imported objects from the seven garbage collections of vLLM's startup (2 s of a core).
 
-    Once a process: what an earlier engine left must be collected before the next one starts, as that ends the process's
-    groups.
+    Once a process: objects of an earlier engine must be collected before the next one starts, because that ends the
+    process's groups.
     """
     gc.freeze()
 
@@ -74,21 +74,21 @@ def _has(thing: object, name: str) -> bool:
 
 
 def pass_over_proxies() -> None:
-    """Let vLLM's search of all that is imported for copies of its kernels pass over names that raise while they stand
-    for nothing, as Flask's `request` does: the engine would not start with a plugin that imports Flask."""
+    """Make vLLM's search of imported modules for copies of its kernels skip names that raise on access outside their
+    context, such as Flask's `request`: otherwise the engine would not start with a plugin that imports Flask."""
     from vllm.triton_utils import dispatcher
 
     vars(dispatcher)["hasattr"] = _has
 
 
 class InProcessEngine(Engine):
-    """The stepping thread and what it holds; the coroutines only queue jobs for it."""
+    """Coroutines queue jobs for a stepping thread, which alone uses vLLM."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._waiting: dict[str, tuple[_Call, int]] = {}
-        """Call of each request and its index in the call, by request key. Touched by the stepping thread only."""
+        """Call of each request and its index in the call, by request key. Only the stepping thread uses it."""
         self._pending: set[Future[Any]] = set()
         """Futures not done yet; all fail when the thread ends."""
         self._lock = threading.Lock()
@@ -113,19 +113,19 @@ class InProcessEngine(Engine):
         return SampleBatch.pack(await self._submit(call.future, lambda: self._add(call, requests)))
 
     async def abort(self, keys: Sequence[str]) -> None:
-        """See `Engine.abort`; returns before the stepping thread has seen it. The samples are empty."""
+        """See `Engine.abort`; returns before the stepping thread has acted. The samples are empty."""
         self._jobs.put(lambda: self._abort(keys))
 
     async def _sleep(self) -> None:
-        """vLLM has no sleep on the CPU: memory stays, but whatever is asked for meanwhile is a fault of the caller."""
+        """vLLM has no sleep on the CPU: memory stays in use, and any request in the meantime is a caller's error."""
         await self._call(lambda: self._abort(list(self._waiting)))
 
     async def _wake(self) -> None:
-        """Does nothing: `_sleep` gave nothing up."""
+        """Does nothing: `_sleep` released nothing."""
 
     async def _load(self, source: WeightSource, version: int) -> None:
         assert self._asleep is None, "the engine sleeps"
-        await asyncio.to_thread(check_there, source.method, source.path, version)  # generation continues meanwhile
+        await asyncio.to_thread(check_there, source.method, source.path, version)  # generation continues
         await self._call(lambda: self._receive(source, version))
 
     async def _parameter_digests(self) -> list[dict[str, int | None]]:
@@ -138,9 +138,9 @@ class InProcessEngine(Engine):
         return await self._call(lambda: self._step_until_scored(tokens))
 
     async def stop(self) -> None:
-        """See `Engine.stop`; returns once the thread, after the step in progress, has let go of the engine and ended.
+        """See `Engine.stop`; returns once the thread has finished its step, released the engine and ended.
 
-        A thread that is in the middle of vLLM's code when the process ends would end it by a signal.
+        A thread still inside vLLM at process exit would end the process with a signal.
         """
         if self._stepping is None:
             return
@@ -152,7 +152,7 @@ class InProcessEngine(Engine):
             )
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """Do `work` on the stepping thread between two steps."""
+        """Run `work` on the stepping thread between two steps."""
         future: Future[T] = Future()
         return await self._submit(future, lambda: _answer(future, work))
 
@@ -183,7 +183,6 @@ class InProcessEngine(Engine):
         engine.engine_core.shutdown()
 
     def _work(self) -> None:
-        """Step the engine until `stop`."""
         while True:
             if self._waiting:
                 self._step()
@@ -210,7 +209,7 @@ class InProcessEngine(Engine):
             pass_over_proxies()
             _freeze_imports()
             began = time.perf_counter()
-            # The base of an adapter is never loaded again.
+            # the base of an adapter is never reloaded
             with digests_before_packing(self.settings.compute_dtype) if self.settings.lora_rank else nullcontext():
                 engine = LLMEngine.from_engine_args(EngineArgs(**vllm_types.engine_arguments(self.settings)))
         engine.set_weight_version(str(self.version))
@@ -244,7 +243,6 @@ class InProcessEngine(Engine):
             self._waiting[request.key] = (call, slot)
 
     def _abort(self, keys: Sequence[str]) -> None:
-        """Give up those of `keys` that are still in flight."""
         known = [key for key in keys if key in self._waiting]
         self._vllm.abort_request(known)
         for key in known:
@@ -269,7 +267,7 @@ class InProcessEngine(Engine):
         self._put_in_use(version)
 
     def _step_until_scored(self, tokens: list[int]) -> list[float]:
-        """Step the engine until the score is there; other requests in flight continue."""
+        """Step the engine until the sequence is scored; other requests in flight continue."""
         prompt: Any = {"prompt_token_ids": tokens}
         key = f"score-{time.monotonic_ns()}"
         self._vllm.add_request(key, prompt, vllm_types.score_params(), lora_request=self._adapter)
@@ -281,7 +279,7 @@ class InProcessEngine(Engine):
 
 
 def _reason(fault: BaseException | None) -> BaseException:
-    """The error of calls to an engine that ended by `fault` (None: it was stopped)."""
+    """Return the error of calls to an engine that ended with `fault` (None: it was stopped)."""
     if fault is None:
         return EngineLost("the engine was stopped")
     if isinstance(fault, TrinityError | TransientFault):
@@ -292,8 +290,8 @@ def _reason(fault: BaseException | None) -> BaseException:
 
 
 def _answer(future: Future[T], work: Callable[[], T]) -> None:
-    """Do one caller's work, unless it was cancelled. An error with a message for the user goes to the caller; any other
-    ends the engine."""
+    """Run one caller's work, unless it was cancelled. An error meant for the user goes to the caller; any other ends
+    the engine."""
     if not future.set_running_or_notify_cancel():
         return
     try:

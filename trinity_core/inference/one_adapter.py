@@ -1,7 +1,7 @@
-"""LoRA on the CPU, for engines of one adapter, which all requests use: two products of matrices a layer.
+"""LoRA on the CPU, for engines whose requests all use one adapter: two matrix products a layer.
 
-vLLM's own way on the CPU serves requests of several adapters: it copies the adapter's matrices for every token (2,000
-tokens of a layer of 4,096 outputs at rank 16 take 0.5 GB), and generation then takes four times as long.
+vLLM's own CPU implementation serves requests of several adapters: it copies the adapter's matrices for every token
+(2,000 tokens of a layer of 4,096 outputs at rank 16 take 0.5 GB), and generation takes four times as long.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import select_unqua
 
 
 class OneAdapter(PunicaWrapperCPU):
-    """Adds the one adapter's share to what linear layers give."""
+    """Adds the adapter's contribution to the outputs of linear layers."""
 
     def add_lora_linear(
         self, y: torch.Tensor, x: torch.Tensor, lora_a_stacked: tuple[torch.Tensor, ...],
         lora_b_stacked: tuple[torch.Tensor, ...], scale: float, output_slices: tuple[int, ...],
         *, buffer: tuple[torch.Tensor, ...] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        """Add `scale * x A^T B^T` to y [tokens, out], slice by slice (those of q, k and v, say).
+        """Add `scale * x A^T B^T` to y [tokens, out], slice by slice (for example q, k and v).
 
         The stacked A are [1, 1, rank, in] and B [1, 1, out, rank]. As in vLLM, x A^T is in float32.
         """
@@ -32,14 +32,14 @@ class OneAdapter(PunicaWrapperCPU):
 
 
 def _experts_backend(moe_config: Any) -> Any:
-    """The kernels of experts as in an engine without an adapter, which experts do not have: vLLM would take those that
-    have one, which need a GPU."""
+    """Select the experts' kernels as without an adapter, which experts do not have: vLLM would select LoRA kernels,
+    which need a GPU."""
     moe_config.is_lora_enabled = False
     return select_unquantized_moe_backend(moe_config)
 
 
 def use_one_adapter() -> None:
-    """Make the CPU engines that this process builds from now on use `OneAdapter`."""
+    """Make all CPU engines built later in this process use `OneAdapter`."""
     from vllm.platforms.cpu import CpuPlatform
 
     name = f"{__name__}.{OneAdapter.__qualname__}"

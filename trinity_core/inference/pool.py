@@ -1,13 +1,13 @@
-"""The engines of one model as one: requests are batched and balanced over the engines, and a lost engine is replaced.
+"""The engines of one model as a pool: requests are batched and balanced over the engines, and lost engines are
+replaced.
 
-Lost is an engine that died, and one that hangs: it has requests and samples no token for `patience` seconds, however
-long its answers may be, or it does not load weights in time.
+An engine is lost if it died, if it hangs (it has requests but samples no token for `patience` seconds, however long its
+answers), or if it does not load weights in time.
 
 All workflows that call `generate` in the same turn of the event loop share one call to each engine. The batch of an
-engine then depends on the tasks alone, and 16 tasks cost one round trip instead of 16.
+engine then depends only on the tasks, and 16 tasks cost one round trip instead of 16.
 
-The queue has no bound of its own: workflows wait for their samples, so `runner_per_model` limits the requests in
-flight.
+The queue is unbounded: workflows wait for their samples, so `runner_per_model` limits the requests in flight.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from trinity_core.timing import BusyTimer
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3
-"""Engines replaced before the run fails. Engines that keep dying (too little memory) will not survive another start."""
+"""Number of engines replaced before the run fails. Engines that keep dying (too little memory) would not survive
+another start."""
 PATIENCE = 300.0
-"""Seconds in which an engine with requests in flight must sample a token."""
+"""Time within which an engine with requests in flight must sample a token."""
 LOOKS = 10
-"""Looks at an engine's tokens while the patience with it lasts."""
+"""Number of checks of an engine's tokens within `patience`."""
 STREAM_SECONDS = 0.03
-"""Time between two looks at what streamed requests have sampled."""
+"""Polling interval for the tokens of streamed requests."""
 LOAD_SECONDS = 3600.0
 """Time for an engine to load a version and pass its weight check."""
 START_SECONDS = 3600.0
-"""Time for Ray to place an engine, and for that to load its model, also from a slow disk, and to compile it."""
+"""Time for Ray to place an engine, and for the engine to load its model, possibly from a slow disk, and compile it."""
 
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
 class _Slot:
-    """The slot of one engine and of the engines that replace it. `replacing` is set while the slot is empty."""
+    """The slot of one engine and its replacements. `replacing` is set while the slot is empty."""
 
     index: int
     handle: Engine
     load: int = 0
-    """Requests in flight."""
     scoring: int = 0
-    """Sequences whose log-probs it is asked for."""
+    """Number of sequences being scored."""
     loading: bool = False
-    """Weights are being loaded, meanwhile it samples nothing."""
+    """True while weights are loaded; the engine samples nothing then."""
     replacing: asyncio.Task[None] | None = None
     watching: asyncio.Task[None] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,22 +77,21 @@ class EnginePool:
 
     engines: Sequence[Engine]
     model_path: str
-    """The model folder with which a replacement starts."""
+    """Model folder of replacements."""
     max_restarts: int = MAX_RESTARTS
     sleeps: bool = False
-    """Its engines start asleep. While they sleep, between `sleep` and `wake`, requests wait."""
+    """True if its engines start asleep. While they sleep, between `sleep` and `wake`, requests wait."""
     patience: float = PATIENCE
     load_seconds: float = LOAD_SECONDS
     restarts: int = 0
     busy: BusyTimer = field(default_factory=BusyTimer)
-    """Time in which at least one request was in flight."""
+    """Time during which at least one request was in flight."""
     tokens: int = 0
-    """Tokens sampled so far."""
     _slots: list[_Slot] = field(default_factory=list)
     _asked: list[PendingRequests] = field(default_factory=list)
     _held: tuple[WeightSource, int] | None = None
     _may_have_cached: bool = True
-    """False if no engine was asked for samples since its prefix cache was last emptied."""
+    """False if no engine has sampled since its prefix cache was last emptied."""
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
     _streamed: dict[str, tuple[_Slot, GrowingSample]] = field(default_factory=dict)
     """Streamed requests in flight, by key."""
@@ -105,29 +104,29 @@ class EnginePool:
             self._awake.set()
 
     async def start(self) -> None:
-        """Start all engines at once. Raises what the first failing one raises."""
+        """Start all engines concurrently. Raises the first failure."""
         self._slots = [_Slot(index, handle) for index, handle in enumerate(self.engines)]
         await asyncio.gather(*(self._start(slot) for slot in self._slots))
 
     async def stop(self) -> None:
-        """End all engines."""
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*(slot.handle.stop() for slot in self._slots if slot.replacing is None))
         self._slots = []
 
     async def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        """The samples in the order of the requests, all from one engine: their prompt is shared.
+        """Return the samples in the order of the requests, all from one engine, because they share their prompt.
 
-        Raises `TransientFault` where engines are lost more often than `max_restarts`. Cancelling gives the requests up.
+        Raises `TransientFault` if engines are lost more often than `max_restarts`. Cancelling the call cancels the
+        requests.
         """
         return await self._samples(requests)
 
     async def stream(self, request: Request) -> AsyncIterator[tuple[Sample, bool]]:
-        """The sample of a request in parts, as it grows; with the last part True.
+        """Yield the sample of a request in parts as it grows; the last part has True.
 
-        What was handed out stays: if the engine is lost, another one continues after it. Raises what `generate` raises;
-        closing gives the request up.
+        Parts already yielded stay: if the engine is lost, another one continues after them. Raises what `generate`
+        raises; closing the generator cancels the request.
         """
         growth, sent = GrowingSample(), 0
         asking = asyncio.get_running_loop().create_task(self._samples([request], growth))
@@ -144,7 +143,8 @@ class EnginePool:
             asking.cancel()
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probs (temperature 1, nats) of the tokens after the first of a sequence, from the least busy engine.
+        """Return the log-probs (temperature 1, nats) of a sequence's tokens after the first, from the least busy
+        engine.
 
         Raises what `generate` raises, and `InputError` for a sequence that is too long.
         """
@@ -188,7 +188,7 @@ class EnginePool:
         return None if self._held is None else self._held[1]
 
     def check(self) -> None:
-        """Raise what `generate` would raise at once: the fault after which no request is served any more."""
+        """Raise the fault after which no request is served, if there was one."""
         if self._fault is not None:
             raise self._fault
 
@@ -200,7 +200,7 @@ class EnginePool:
         return max(reports, key=lambda report: report.seconds)
 
     async def wake(self) -> None:
-        """Wake all engines; a lost one is replaced. Raises what `Engine.wake` raises."""
+        """Wake all engines and replace lost ones. Raises what `Engine.wake` raises."""
         await asyncio.gather(*(self._wake(slot) for slot in self._slots))
         self._awake.set()
 
@@ -228,10 +228,10 @@ class EnginePool:
                 self._replace(slot, lost)
 
     async def reset_prefix_cache(self) -> None:
-        """Empty the prefix caches of the engines unless they are empty already. Called while no request is in flight.
+        """Empty the engines' prefix caches unless they are empty. Not with requests in flight.
 
-        A cached prefix is not computed again. That changes what an engine computes together, and with it the last bits
-        of log-probs; after a resume the caches are empty.
+        A cached prefix is not recomputed. That changes which tokens an engine computes together, and with it the last
+        bits of log-probs; after a resume the caches are empty.
         """
         if self._may_have_cached:
             await asyncio.gather(*(self._reset_prefix_cache(slot) for slot in self._slots if slot.replacing is None))
@@ -311,7 +311,7 @@ class EnginePool:
         self._asked += batch
         self._dispatch()
 
-    # ---- streaming: one look at each engine serves all its streamed requests; others pay nothing ----
+    # ---- streaming: one poll of each engine serves all its streamed requests; others cost nothing ----
 
     def _look_at(self, slot: _Slot, batch: list[PendingRequests]) -> None:
         for pending in batch:
@@ -331,10 +331,10 @@ class EnginePool:
         lost = slot.lost
         try:
             sampled = await _answer(slot, slot.handle.so_far(known), self.patience, "told what it has sampled")
-        except EngineLost as error:  # whoever waits for its answers hears of it too
+        except EngineLost as error:  # callers waiting for its answers get the error too
             log.debug("nothing to stream: %s", error)
             return
-        if lost.is_set():  # its requests go on elsewhere, after what was handed out by then
+        if lost.is_set():  # its requests continue elsewhere, after the parts handed out so far
             return
         for key, sample in sampled.items():
             if key in self._streamed:
@@ -354,7 +354,7 @@ class EnginePool:
             if not slot.load or slot.handle is not handle:
                 return
             before = sampled
-            with suppress(TimeoutError, EngineLost):  # whoever waits for its answers hears of a dead engine
+            with suppress(TimeoutError, EngineLost):  # callers waiting for its answers get the error
                 sampled = await asyncio.wait_for(handle.sampled(), self.patience)
             now = time.monotonic()
             if sampled != before or slot.loading:
@@ -372,7 +372,7 @@ class EnginePool:
     # ---- replacing ----
 
     def _replace(self, slot: _Slot, lost: EngineLost) -> None:
-        """Begin to start a new engine in `slot`; after `max_restarts` record the fault of the pool instead."""
+        """Start a new engine in `slot`; after `max_restarts` set the pool's fault instead."""
         if slot.replacing is not None:
             return
         self._count(slot, lost)
@@ -389,7 +389,7 @@ class EnginePool:
             log.warning("engine %d is replaced (%d of %d): %s", slot.index, self.restarts, self.max_restarts, lost)
 
     async def _revive(self, slot: _Slot) -> None:
-        """Start a new engine with the weights that the others hold, and another one if that is lost on the way."""
+        """Start a new engine with the weights that the others hold; repeat if it is lost in the meantime."""
         while True:
             if self._fault is not None:
                 raise self._fault
@@ -419,9 +419,9 @@ class EnginePool:
         await _answer(slot, slot.handle.start(), START_SECONDS, "started")
 
     async def _load_newest(self, slot: _Slot, source: WeightSource, version: int) -> None:
-        """Load what the other engines hold, or the newest version if that one is gone. Each token has its version.
+        """Load the version that the other engines hold, or the newest if it is gone. Each token has its version.
 
-        The newest one may be older, if the trainer goes back to a checkpoint: the explorer then starts over.
+        The newest one may be older if the trainer goes back to a checkpoint: the explorer then starts over.
         """
         try:
             await slot.handle.load(source, version)
@@ -433,7 +433,8 @@ class EnginePool:
 
 
 async def _answer(slot: _Slot, call: Coroutine[Any, Any, T], seconds: float | None = None, done: str = "") -> T:
-    """What the engine answers. Raises EngineLost if it has not `done` so in time, or once the pool has given it up."""
+    """Return the engine's answer. Raises EngineLost on timeout (`done` describes the call), or once the pool has given
+    up on it."""
     answer, lost = asyncio.ensure_future(call), asyncio.ensure_future(slot.lost.wait())
     try:
         await asyncio.wait({answer, lost}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -446,7 +447,8 @@ async def _answer(slot: _Slot, call: Coroutine[Any, Any, T], seconds: float | No
 
 
 def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
-    """Indices of the batches for each engine: each in turn goes to the least loaded engine, the first of several.
+    """Assign batches to engines, each to the least loaded one (the first of several); return the indices for each
+    engine.
 
     `sizes`: requests of each batch (a `PendingRequests`), which is never split. `loads`: requests in flight in each
     engine.

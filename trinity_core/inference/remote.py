@@ -1,4 +1,4 @@
-"""How the explorer reaches an engine: directly in its own process, or as a Ray actor."""
+"""Access to an engine: directly in this process, or as a Ray actor."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from trinity_core.inference.settings import EngineSettings
 
 STOP_SECONDS = 10.0
-"""Time for an engine to end vLLM in order, before its process is killed."""
+"""Time for an engine to end vLLM cleanly, before its process is killed."""
 NAME_SECONDS = 60.0
 """Time for Ray to notice that a killed actor is dead, which frees its name."""
 
 
 def present_options() -> dict[str, Any]:
-    """The options of an actor that is to take the place of the one whose process this is: its name, GPUs, environment
-    as it is now, and its bundle if it is in a placement group of one bundle a node. Empty outside of an actor."""
+    """Return the options for a replacement of this process's actor: its name, GPUs, current environment, and its bundle
+    if its placement group has one bundle a node. Empty outside of an actor."""
     import ray
 
     if not ray.is_initialized():
@@ -37,7 +37,7 @@ def present_options() -> dict[str, Any]:
 
     context, group = ray.get_runtime_context(), get_current_placement_group()
     environment = dict(context.runtime_env)
-    variables = environment.get("env_vars", {})  # the log's have changed in an engine of an earlier stage
+    variables = environment.get("env_vars", {})  # the log's variables have changed in an engine of an earlier stage
     environment["env_vars"] = {name: os.environ.get(name, value) for name, value in variables.items()}
     options = {
         "num_gpus": float(context.get_assigned_resources().get("GPU", 0.0)),
@@ -53,16 +53,16 @@ def present_options() -> dict[str, Any]:
 
 
 class RemoteEngine:
-    """An `Engine` that is a Ray actor: has its methods, which also raise `EngineLost` if it died or is unusable.
+    """An `Engine` that is a Ray actor. Its methods also raise `EngineLost` if it died or is unusable.
 
-    Whoever places engines makes the actor.
+    The code that places engines creates the actor.
     """
 
     def __init__(
         self, actor: Any, settings: EngineSettings | None = None, options: Mapping[str, Any] | None = None
     ) -> None:
-        """`options`: the actor's `present_options`. Those of a first engine are known once it has started, as are its
-        settings."""
+        """`options`: the actor's `present_options`. Those of a first engine, and its settings, are read once it has
+        started."""
         self.actor, self.settings, self.options = actor, settings, options or {}
 
     async def start(self) -> float:
@@ -71,7 +71,7 @@ class RemoteEngine:
         return seconds
 
     async def stop(self) -> None:
-        """End the actor, vLLM's processes with it, also if it hangs."""
+        """End the actor and vLLM's processes, even if it hangs."""
         import ray
 
         with suppress(EngineLost, TimeoutError):
@@ -79,7 +79,7 @@ class RemoteEngine:
         ray.kill(self.actor)
 
     async def successor(self, model_path: str) -> RemoteEngine:
-        """See `Engine.successor`: a new actor in the place of this one, which lives as long as this process.
+        """See `Engine.successor`: a new actor in place of this one, which lives as long as this process.
 
         Raises `EngineLost` if the old one does not end in time.
         """
@@ -102,7 +102,6 @@ class RemoteEngine:
         raise EngineLost(f"{self.options['name']} has been killed, but has not ended within {NAME_SECONDS:g} s")
 
     def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
-        """The other methods of `Engine`."""
         if verb.startswith("_"):
             raise AttributeError(verb)
         return partial(self._call, verb)
@@ -112,7 +111,7 @@ class RemoteEngine:
 
 
 async def answer(who: str, actor: Any, verb: str, *arguments: Any) -> Any:
-    """What a Ray actor returns. Raises its own TrinityError or TransientFault, and `EngineLost` for all else."""
+    """Return a Ray actor's answer. Raises its TrinityError or TransientFault, and `EngineLost` for everything else."""
     from ray.exceptions import RayError, RayTaskError
 
     try:
@@ -126,7 +125,7 @@ async def answer(who: str, actor: Any, verb: str, *arguments: Any) -> Any:
 
 
 def as_handle(engine: Any) -> Engine:
-    """Wrap the handle of a Ray actor; return an engine of this process as it is."""
+    """Wrap the handle of a Ray actor; return an engine of this process unchanged."""
     loaded = sys.modules.get("ray.actor")
     is_actor = loaded is not None and isinstance(engine, loaded.ActorHandle)
     return cast("Engine", RemoteEngine(engine) if is_actor else engine)

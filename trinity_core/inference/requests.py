@@ -1,4 +1,4 @@
-"""What travels between the explorer and an engine: token ids and numbers in flat arrays, never text.
+"""The messages between the explorer and an engine: token ids and numbers in flat arrays, never text.
 
 Letters of shapes: N requests of a batch, P prompt tokens and T response tokens of one request (`docs/glossary.md`).
 """
@@ -20,7 +20,7 @@ STOP_REASONS: tuple[StopReason, ...] = ("stop", "length", "abort")
 
 
 LEAST_TEMPERATURE = 0.01
-"""vLLM raises lower ones to this, but for 0."""
+"""Lowest temperature except 0; vLLM raises lower ones to it."""
 
 
 class EngineLost(TransientFault):
@@ -29,8 +29,8 @@ class EngineLost(TransientFault):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen. Log-probs are log_softmax(logits / temperature) over the whole vocabulary, even where
-    `top_p`, `top_k` or `min_tokens` restrict the choice."""
+    """Sampling arguments. Log-probs are log_softmax(logits / temperature) over the whole vocabulary, even if `top_p`,
+    `top_k` or `min_tokens` restrict the choice."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -49,11 +49,11 @@ class Sampling:
 
     @property
     def is_restricted(self) -> bool:
-        """True if not every token of the vocabulary may be chosen."""
+        """True if some tokens of the vocabulary may be excluded."""
         return self.top_p < 1 or self.top_k > 0 or self.min_tokens > 1
 
     def check(self) -> None:
-        """Raise InputError for a value that an engine would refuse: its other requests must not suffer."""
+        """Raise InputError for a value that an engine would refuse, with all requests of the same call."""
         for name, wrong, allowed in (
             ("temperature", not 0 <= self.temperature < float("inf"), "0 (greedy) or more"),
             ("top_p", not 0 < self.top_p <= 1, "above 0 and at most 1"),
@@ -66,18 +66,18 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One sequence to sample: int32 [P] prompt tokens and the seed of its own random stream."""
+    """One sequence to sample: int32 [P] prompt tokens and the seed of its random stream."""
 
     key: str
-    """Unique among the requests in flight; `abort` takes it."""
+    """Unique among the requests in flight."""
     prompt: np.ndarray
     sampling: Sampling
     seed: int | None = None
     params: Any = None
-    """vLLM's own `SamplingParams`, for what `Sampling` cannot say; the numbers of tokens are those of `sampling`."""
+    """vLLM's own `SamplingParams`, for arguments that `Sampling` lacks; `sampling` has the token limits."""
 
     def after(self, sampled: Sample) -> Request:
-        """The request for the rest, once `sampled` is there. Fewer than `max_tokens` tokens must be."""
+        """Return the request for the rest after `sampled`, which must have fewer than `max_tokens` tokens."""
         count = len(sampled.tokens)
         most, least = self.sampling.max_tokens - count, max(0, self.sampling.min_tokens - count)
         prompt = np.concatenate([self.prompt, sampled.tokens])
@@ -86,7 +86,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopLogprobs:
-    """The likeliest tokens at each of T places: the sampled one first, then the K likeliest."""
+    """The most likely tokens at each of T positions: the sampled one first, then the K most likely."""
 
     tokens: np.ndarray
     """int32 [T, K + 1]."""
@@ -96,11 +96,9 @@ class TopLogprobs:
     """int32 [T]: rank of the sampled token, from 1."""
 
     def part(self, places: slice) -> TopLogprobs:
-        """The log-probs of some places."""
         return TopLogprobs(self.tokens[places], self.logprobs[places], self.ranks[places])
 
     def then(self, rest: TopLogprobs) -> TopLogprobs:
-        """These log-probs followed by those of `rest`."""
         return TopLogprobs(
             np.concatenate([self.tokens, rest.tokens]),
             np.concatenate([self.logprobs, rest.logprobs]),
@@ -110,7 +108,7 @@ class TopLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """What was sampled: T tokens (the end token included), their log-probs and the policy version of each."""
+    """A sample of T tokens (the end token included), their log-probs and the policy version of each."""
 
     tokens: np.ndarray
     """int32 [T]."""
@@ -120,15 +118,14 @@ class Sample:
     """int32 [T]."""
     reason: StopReason
     top: TopLogprobs | None = None
-    """If the request asked for them."""
+    """None unless requested."""
 
     def part(self, places: slice) -> Sample:
-        """Some of its tokens."""
         top = self.top and self.top.part(places)
         return Sample(self.tokens[places], self.logprobs[places], self.versions[places], self.reason, top)
 
     def then(self, rest: Sample) -> Sample:
-        """Its tokens and, after them, those of `rest`, whose reason is that of both."""
+        """Append the tokens of `rest`, which also has the stop reason."""
         return Sample(
             np.concatenate([self.tokens, rest.tokens]),
             np.concatenate([self.logprobs, rest.logprobs]),
@@ -140,7 +137,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleBatch:
-    """N samples as four flat arrays: one buffer each to send, however many samples there are."""
+    """N samples as flat arrays, each sent as one buffer however many samples there are."""
 
     lengths: np.ndarray
     """int32 [N]: T of each."""
@@ -157,7 +154,6 @@ class SampleBatch:
 
     @classmethod
     def pack(cls, samples: Sequence[Sample]) -> SampleBatch:
-        """Samples in the order of their requests."""
         return cls(
             np.array([len(sample.tokens) for sample in samples], dtype=np.int32),
             np.concatenate([sample.tokens for sample in samples] or [np.empty(0, np.int32)]),
@@ -192,11 +188,11 @@ class WeightSource:
 
     @property
     def pushed(self) -> bool:
-        """True if the trainer has pushed the weights into the engine already, which then loads nothing."""
+        """True if the trainer has already pushed the weights into the engine, which then loads nothing."""
         return self.method in SYNC_METHODS and bool(SYNC_METHODS[self.method].vllm_backend)
 
     def newest(self) -> int | None:
-        """The newest published version; None if none is, or for a folder."""
+        """Return the newest published version; None without any, or for a folder."""
         from trinity_core.sync.versions import open_versions
 
         return open_versions(self.method, self.path).latest() if self.method in SYNC_METHODS else None
@@ -204,37 +200,33 @@ class WeightSource:
 
 @dataclass(frozen=True, slots=True)
 class WeightSyncReport:
-    """One engine's report of a load."""
-
     version: int
     seconds: float
     gap: float | None
-    """Largest gap between engine and trainer in a log-prob of the weight check, nats; None without a check."""
+    """Largest difference between engine and trainer in a log-prob of the weight check, nats; None without a check."""
     check_seconds: float = 0.0
-    """Part of `seconds` that the checks took after loading."""
+    """Part of `seconds` spent on checks after loading."""
 
 
 @dataclass(eq=False)
 class GrowingSample:
-    """The sample of a streamed request as it grows."""
-
     handed: Sample | None = None
-    """The sample as far as it was handed out."""
+    """The part handed out so far."""
     before: Sample | None = None
-    """The part of it that engines sampled which were lost since."""
+    """The part sampled by engines that are now lost."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def whole(self, sample: Sample) -> Sample:
-        """The whole sample, of which this engine sampled `sample`."""
+        """Return the whole sample, of which this engine sampled `sample`."""
         return sample if self.before is None else self.before.then(sample)
 
     @property
     def known(self) -> int:
-        """Tokens of this engine that were handed out."""
+        """Number of this engine's tokens handed out."""
         return _length(self.handed) - _length(self.before)
 
     def grow(self, new: Sample) -> None:
-        """Hand out what this engine has sampled after the `known` tokens."""
+        """Hand out the tokens that this engine has sampled after the `known` ones."""
         if len(new.tokens):
             self.handed = new if self.handed is None else self.handed.then(new)
             self.changed.set()
@@ -251,10 +243,10 @@ class PendingRequests:
     requests: Sequence[Request]
     future: asyncio.Future[list[Sample]]
     growth: GrowingSample | None = None
-    """Set if its one request is streamed."""
+    """Set if its single request is streamed."""
 
     def resume(self) -> None:
-        """Ask another engine only for what was not handed out yet."""
+        """Reduce the request to the part not handed out, for another engine."""
         if self.growth is not None and self.growth.handed is not None:
             [request] = self.requests
             before, self.growth.before = self.growth.before, self.growth.handed
@@ -262,11 +254,10 @@ class PendingRequests:
             self.requests = [request.after(self.growth.handed.part(slice(known, None)))]
 
     def finish(self, samples: list[Sample]) -> None:
-        """Hand over the samples unless the caller has stopped waiting."""
+        """Deliver the samples unless the caller has stopped waiting."""
         if not self.future.done():
             self.future.set_result([self.growth.whole(one) for one in samples] if self.growth else samples)
 
     def fail(self, error: Exception) -> None:
-        """Hand over the error."""
         if not self.future.done():
             self.future.set_exception(error)

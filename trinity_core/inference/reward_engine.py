@@ -1,4 +1,4 @@
-"""Reward models: sequence classifiers with one output, by transformers, each in its own Ray actor."""
+"""Reward models: sequence classifiers with one output (transformers), each in its own Ray actor."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16384
-"""Tokens, with padding, of one forward pass."""
+"""Tokens of one forward pass, padding included."""
 ARCHITECTURE = "ForSequenceClassification"
 
 
 def is_reward_model(model_path: str) -> bool:
-    """Whether a model is a sequence classifier, by the architecture that its `config.json` names."""
+    """True if the architecture in a model's `config.json` is a sequence classifier."""
     path = model_file(model_path, "config.json")
     if path is None:
         return False
@@ -44,7 +44,7 @@ def is_reward_model(model_path: str) -> bool:
 class RewardEngine:
     """One reward model; a plain class, and a Ray actor in a run.
 
-    Raises `TrinityError` for a model that is none, or whose tokenizer has no chat template.
+    Raises `TrinityError` for a model that is not a reward model, or whose tokenizer has no chat template.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RewardEngine:
         self._trust, self._model, self._tokenizer = trust_remote_code, None, None
 
     def start(self) -> float:
-        """Load the model; the seconds that took. A second call finds it loaded."""
+        """Load the model; return the seconds it took. Does nothing if it is loaded."""
         began = time.perf_counter()
         if self._model is None:
             with Logged(f"the start of the reward model {self.model_path}", log):
@@ -64,7 +64,7 @@ class RewardEngine:
         return time.perf_counter() - began
 
     def rate(self, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
-        """The score of each conversation, or why it has none: it is too long."""
+        """Return the score of each conversation, or why it has none (such as its length)."""
         self.start()
         rated: list[float | str] = [""] * len(conversations)
         rows = []
@@ -109,7 +109,7 @@ class RewardEngine:
         return list(self._tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False))
 
     def _scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Score one padded batch. The padding is a token of no row: models look for the last that is no padding."""
+        """Score one padded batch. The padding token occurs in no row: models use the last token that is not padding."""
         import torch
 
         model: Any = self._model
@@ -128,7 +128,7 @@ class RewardEngine:
 
 
 def batches(rows: Sequence[tuple[int, Sequence[int]]]) -> Iterator[list[tuple[int, Sequence[int]]]]:
-    """Rows, sorted by length, in batches of at most `BATCH_TOKENS` with padding, and of at least one row."""
+    """Yield batches of rows, sorted by length, of at most `BATCH_TOKENS` with padding, and of at least one row."""
     batch: list[tuple[int, Sequence[int]]] = []
     for row in rows:
         if batch and (len(batch) + 1) * len(row[1]) > BATCH_TOKENS:
@@ -141,14 +141,14 @@ def batches(rows: Sequence[tuple[int, Sequence[int]]]) -> Iterator[list[tuple[in
 
 @dataclass
 class RewardEngines:
-    """The engines of one reward model, used from one event loop: each call goes to the one with the fewest."""
+    """The engines of one reward model, used from one event loop: each call goes to the least busy one."""
 
     engines: Sequence[Any]
     """`RewardEngine`s, or handles of actors."""
     name: str
     start_seconds: float
     seconds: float
-    """For one call, waits for calls before it not counted."""
+    """Time limit of one call, without its wait for earlier calls."""
     _busy: list[int] = field(init=False)
     _turns: list[asyncio.Lock] = field(init=False)
 
@@ -156,7 +156,6 @@ class RewardEngines:
         self._busy, self._turns = [0] * len(self.engines), [asyncio.Lock() for _ in self.engines]
 
     async def start(self) -> None:
-        """Load the models."""
         await asyncio.gather(*(self._call(index, "start", self.start_seconds) for index in range(len(self.engines))))
 
     async def rate(self, conversations: Sequence[Sequence[Message]]) -> list[float | str]:

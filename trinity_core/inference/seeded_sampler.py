@@ -1,9 +1,9 @@
-"""Sampling in a CPU engine: token t of a sequence depends on its seed, on t and on its logits alone.
+"""Sampling in a CPU engine: token t of a sequence depends only on its seed, t and its logits.
 
 vLLM gives each seeded request a generator and draws from them one by one, which takes a tenth of a small model's step;
-and the state of a generator is lost with its engine. Here the noise of all rows comes at once from a counter:
-SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") at position t of the stream of
-each request's seed. A request that is repeated on another engine gets the same noise.
+and the state of a generator is lost with its engine. Here a counter produces the noise of all rows at once: SplitMix64
+(Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") at position t of the stream of each
+request's seed. A request repeated on another engine gets the same noise.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """SplitMix64's step."""
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below count as 0, as in vLLM."""
+"""Lower temperatures count as 0, as in vLLM."""
 
 
 def mix(z: np.ndarray) -> np.ndarray:
-    """SplitMix64's output function, uint64 [N] -> uint64 [N]: each bit of the input changes half of the output's."""
+    """SplitMix64's output function, uint64 [N] -> uint64 [N]: each input bit changes half of the output bits."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def noise_seeds(seeds: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """uint64 [N] seeds and places -> uint64 [N]: number `place` of the stream that starts at the mixed seed."""
+    """uint64 [N] seeds and positions -> uint64 [N]: number `place` of the stream that starts at the mixed seed."""
     return mix(mix(seeds) + (places + np.uint64(1)) * GOLDEN)
 
 
 class SeededChoice(nn.Module):
-    """Replaces vLLM's choice among the tokens that top-k and top-p leave."""
+    """Replaces vLLM's choice among the tokens that top-k and top-p keep."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
@@ -66,8 +66,8 @@ class SeededChoice(nn.Module):
 class SeededSampler(Sampler):
     """vLLM's sampler with `SeededChoice`. Its log-probs are those of the whole vocabulary, and it computes no ranks.
 
-    top-k, top-p and a shortest response restrict which tokens are chosen, not the log-prob that is reported: that is
-    log_softmax(logits / temperature), which is what the trainer computes.
+    top-k, top-p and a minimum length restrict the choice of tokens, but the reported log-prob is log_softmax(logits /
+    temperature), which is what the trainer computes.
     """
 
     def __init__(self, runner: Any) -> None:

@@ -1,4 +1,4 @@
-"""What an engine is started with, derived from the configuration. Imports neither torch nor vllm."""
+"""Engine settings derived from the configuration. Imports neither torch nor vllm."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from trinity_core.files import expanded
 from trinity_core.inference.requests import Sampling
 
 CPU_BLOCK_TOKENS = 32
-"""Tokens of a KV block on the CPU. vLLM's default of 128 is longer than a short prompt, so that the samples of a group
-would share nothing; 32 is the smallest its kernels take. 128 samples of 16 prompts of 35 tokens: 0.72 s against 0.47 s
-of one core (`benchmarks/generation.py --block 128`)."""
+"""Tokens of a KV block on the CPU. vLLM's default of 128 is longer than a short prompt, so the samples of a group would
+share nothing; 32 is the smallest size that its kernels support. 128 samples of 16 prompts of 35 tokens take 0.47 s of
+one core instead of 0.72 s (`benchmarks/generation.py --block 128`)."""
 
 CPU_BATCH_TOKENS = 16384
-"""Prompt tokens that one step of a CPU engine may prefill. Prompts are never cut into chunks there: generators on the
-CPU cannot continue a seeded request between chunks."""
+"""Prompt tokens that one step of a CPU engine may prefill. Prompts are never chunked there: CPU generators cannot
+continue a seeded request between chunks."""
 
 SOCKET_BYTES = 40
-"""In the folder for vLLM's, each of which is called by a UUID."""
+"""Length of a socket's name, a UUID, in vLLM's folder."""
 PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Idle OpenMP threads of CPU processes sleep at once. Spinning saves a twelfth of a train step on a quiet machine, and
-makes everything four times as slow where one other process is busy (`benchmarks/busy_machine.py --spin 60000`,
+"""Idle OpenMP threads of CPU processes sleep at once. Spinning saves a twelfth of a train step on a quiet machine, but
+makes everything four times as slow beside one other busy process (`benchmarks/busy_machine.py --spin 60000`,
 `benchmarks/generation.py --threads 2 --spin 60000`)."""
 
 GIB = 1 << 30
@@ -38,11 +38,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """One engine: model, limits and place."""
+    """One engine: model, limits and placement."""
 
     model_path: str
     max_model_len: int
-    """Longest sequence, prompt and response together, tokens."""
+    """Longest sequence in tokens, prompt and response together."""
     on_gpu: bool = False
     dtype: str = "auto"
     """`auto`: bfloat16 on a GPU, float32 on the CPU."""
@@ -50,51 +50,50 @@ class EngineSettings:
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float | None = None
-    """KV cache; None: on the CPU what `max_num_seqs` full sequences need, at most a quarter of the free memory; on a
-    GPU what `gpu_memory_utilization` leaves, which vLLM measures while it starts."""
+    """KV cache; None: on the CPU enough for `max_num_seqs` full sequences, at most a quarter of the free memory; on a
+    GPU what `gpu_memory_utilization` leaves, which vLLM measures at startup."""
     enforce_eager: bool | None = None
-    """Whether nothing is compiled; None: compiled on a GPU, not on the CPU."""
+    """True: compile nothing; None: compile on a GPU, not on the CPU."""
     enable_prefix_caching: bool = True
     trust_remote_code: bool = False
     model_overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Changes to the model's own configuration; the trainer makes the same."""
+    """Changes to the model's own configuration; the trainer applies the same."""
     seed: int = 0
     threads: int = 1
-    """OpenMP threads of a CPU engine."""
     block_size: int | None = None
-    """KV block, tokens; None: vLLM's choice on a GPU, `CPU_BLOCK_TOKENS` on the CPU."""
+    """Tokens of a KV block; None: vLLM's choice on a GPU, `CPU_BLOCK_TOKENS` on the CPU."""
     lora_rank: int = 0
-    """Rank of the LoRA adapter that is in use on top of the model; 0 without one."""
+    """Rank of the LoRA adapter; 0 without one."""
     lora_modules: tuple[str, ...] = ()
-    """Last parts of the names of the matrices that it changes; empty: of all but the output embedding."""
+    """Last parts of the names of the matrices with an adapter; empty: all but the output embedding."""
     adapter_path: str = ""
-    """The folder of the adapter to start with; empty: one that changes nothing."""
+    """Folder of the initial adapter; empty: one that changes nothing."""
     quantization: str = ""
-    """vLLM's name for how the model's weights are stored; empty: as in its folder."""
+    """vLLM's name for the format of the model's weights; empty: as in its folder."""
     weight_transfer: str = ""
     """vLLM's weight-transfer backend through which the trainer pushes weights; empty if none are pushed."""
     grammars: bool = False
-    """Whether an answer may be guided by a grammar (the OpenAI API): the engine then loads the tokenizer."""
+    """True if answers may be guided by a grammar (the OpenAI API): the engine then loads the tokenizer."""
     reasoning_parser: str | None = None
-    """Parser that tells, with `grammars`, where the thoughts end: no grammar applies before."""
+    """With `grammars`, the parser that finds the end of the thoughts, where a grammar starts to apply."""
     raw_logprobs: bool = False
-    """On a GPU: log-probs are log_softmax(logits), of the whole vocabulary but before the temperature; otherwise those
-    of the distribution that is left by temperature, top-k, top-p and a shortest response. The two agree at temperature
-    1 where nothing is left out. A CPU engine needs neither: see `seeded_sampler.SeededSampler`."""
+    """On a GPU. True: log-probs are log_softmax(logits) over the whole vocabulary, before the temperature. False: those
+    of the distribution after temperature, top-k, top-p and minimum length. Both agree at temperature 1 without
+    restrictions. A CPU engine needs neither: see `seeded_sampler.SeededSampler`."""
 
     extra_engine_args: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further arguments of vLLM (`config/engine_args.py`)."""
     sleeps: bool = False
-    """The engine starts asleep, and leaves the GPU to the trainer while it sleeps (`cluster.colocate`)."""
+    """True: the engine starts asleep, and leaves the GPU to the trainer while it sleeps (`cluster.colocate`)."""
 
     @property
     def eager(self) -> bool:
-        """Whether nothing is compiled."""
+        """True if nothing is compiled."""
         return not self.on_gpu if self.enforce_eager is None else self.enforce_eager
 
     @property
     def is_lossy(self) -> bool:
-        """Whether it samples from another distribution than its weights in `compute_dtype` would."""
+        """True if it samples from another distribution than its weights in `compute_dtype` would."""
         return is_lossy(self.extra_engine_args)
 
     @property
@@ -109,13 +108,13 @@ class EngineSettings:
         return sampling.logprob_temperature == 1 if self.raw_logprobs else not sampling.is_restricted
 
     def environment(self) -> dict[str, str]:
-        """Environment variables to set before the engine's process starts: they are read at import."""
+        """Return environment variables to set before the engine's process starts: they are read at import."""
         quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
         if self.on_gpu:
-            usual = tempfile.gettempdir()  # another node may have another
+            usual = tempfile.gettempdir()  # may differ on other nodes
             short = short_folder(usual, SOCKET_BYTES)
             return quiet if short == usual else quiet | {"VLLM_RPC_BASE_PATH": short}
-        # Without it vLLM still compiles one kernel of the sampler, which takes 4 s and a C++ compiler.
+        # Otherwise vLLM compiles one kernel of the sampler, which takes 4 s and a C++ compiler.
         uncompiled = {"TORCHDYNAMO_DISABLE": "1"} if self.eager else {}
         return (
             quiet
@@ -131,7 +130,7 @@ class EngineSettings:
 
 
 def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSettings:
-    """The settings of each engine of the policy. `threads` is its share of the cores on the CPU.
+    """Return the settings of each engine of the policy. `threads` is its share of the CPU cores.
 
     Raises `TrinityError` for sampling whose log-probs a GPU engine cannot report as the trainer computes them.
     """
@@ -157,7 +156,6 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSetti
 
 
 def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
-    """The settings of an engine that holds an adapter."""
     if lora is None:
         return {}
     return {
@@ -169,7 +167,7 @@ def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
 
 
 def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, threads: int = 1) -> EngineSettings:
-    """The settings of each engine of an auxiliary model."""
+    """Return the settings of each engine of an auxiliary model."""
     return _settings(
         model,
         model_path=model.model_path,
@@ -212,9 +210,10 @@ def _known(value: int | None, key: str) -> int:
 
 
 def _samples_at_once(config: Config) -> int:
-    """The most sequences in flight in one engine, if each workflow asks once for all its repeats.
+    """Return the largest number of sequences in flight in one engine, if each workflow requests all its repeats at
+    once.
 
-    Users of mode `serve` are no workflows: `max_num_seqs` alone limits them.
+    Users of mode `serve` are no workflows: only `max_num_seqs` limits them.
     """
     if config.mode == "serve":
         return config.explorer.rollout_model.max_num_seqs
@@ -232,30 +231,32 @@ LATENT = (
 
 
 def latent_numbers(text: Mapping[str, Any]) -> int:
-    """Numbers that vLLM keeps of a token in each layer, on each GPU, in place of keys and values; 0: it keeps those.
+    """Return how many numbers vLLM caches per token and layer on each GPU instead of keys and values; 0: it caches
+    those.
 
     `text` is the language model's part of a config.json.
     """
     if text.get("model_type") not in LATENT or not text.get("kv_lora_rank"):
         return 0
-    indexer = int(text.get("index_head_dim") or 0)  # of sparse attention, which keeps keys of its own
+    indexer = int(text.get("index_head_dim") or 0)  # of sparse attention, which keeps its own keys
     return int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"]) + indexer
 
 
 def head_channels(text: Mapping[str, Any]) -> int:
-    """Channels of a head's queries and keys, by the language model's part of a config.json."""
-    if text.get("qk_nope_head_dim"):  # latent attention, where `head_dim` is that of the rotary part, if it is there
+    """Return the channels of a head's queries and keys from the language model's part of a config.json."""
+    if text.get("qk_nope_head_dim"):  # latent attention, whose `head_dim`, if present, is that of the rotary part
         return int(text["qk_nope_head_dim"]) + int(text["qk_rope_head_dim"])
     return int(text.get("head_dim") or int(text["hidden_size"]) // int(text["num_attention_heads"]))
 
 
 def kv_bytes_per_token(layers: int, kv_heads: int, channels: int, dtype: str, latent: int = 0) -> int:
-    """Bytes that are kept of one token in all layers: keys and values, `channels` of each head, or `latent_numbers`."""
+    """Return the cache bytes of one token in all layers: keys and values, `channels` of each head, or
+    `latent_numbers`."""
     return layers * (latent or 2 * kv_heads * channels) * DTYPE_BYTES[dtype]
 
 
 def kv_bytes(settings: EngineSettings, per_token: int, free: int) -> int:
-    """Bytes of KV cache on the CPU: `max_num_seqs` sequences of full length, at most a quarter of the free memory, at
+    """Return the bytes of KV cache on the CPU: `max_num_seqs` full sequences, at most a quarter of the free memory, at
     least one sequence. The cache is allocated at once, so it should not be larger than needed.
 
     `per_token` are the bytes of one token, `free` those of the machine's free memory. Raises TrinityError if one

@@ -1,4 +1,4 @@
-"""Tool calls in an answer, as vLLM's own parsers read them."""
+"""Parses tool calls in an answer with vLLM's own parsers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ PARSERS = {
     "<arg_key>": "", "<seed:tool_call>": "seed_oss", "<function=": "qwen3_coder", "[TOOL_CALLS]": "mistral",
     "<|python_tag|>": "llama3_json", "<tool_call>": "hermes",
 }  # fmt: skip
-"""Text of a chat template, and the parser of the calls that are written so, "" for one of several; the first fits."""
+"""Text in a chat template -> parser of its calls, "" if ambiguous; the first match counts."""
 
 
 def parser_of(encoder: ChatEncoder) -> str:
-    """The parser of a model with that chat template. Raises TrinityError if the template does not tell it."""
+    """Return the parser of a model with this chat template. Raises TrinityError if the template does not determine
+    it."""
     template = str(encoder.template or encoder.tokenizer.chat_template)
     parser = next((parser for text, parser in PARSERS.items() if text in template), "")
     if not parser:
@@ -45,17 +46,19 @@ def parser_of(encoder: ChatEncoder) -> str:
 
 
 def asks_template(config: Config) -> bool:
-    """True if the chat template must tell the policy's parser: for `toolcall_workflow`, if none is named."""
+    """True if the policy's parser must be derived from the chat template: for `toolcall_workflow`, if none is
+    configured."""
     inputs = config.buffer.explorer_input
     flows = {taskset.default_workflow_type for taskset in (*inputs.tasksets, *inputs.eval_tasksets)}
     return config.explorer.rollout_model.tool_call_parser is None and "toolcall_workflow" in flows
 
 
 class ToolCallReader:
-    """Makes messages of answers, by `tool_call_parser` and `reasoning_parser`."""
+    """Converts answers to messages, by `tool_call_parser` and `reasoning_parser`."""
 
     def __init__(self, tokenizer: Any, parser: type[Parser] | TrinityError) -> None:
-        """`parser`: vLLM's, or why there is none, which `message` then raises: only some workflows need one."""
+        """`parser`: vLLM's, or the error why there is none, which `message` then raises: only some workflows need a
+        parser."""
         from vllm.tokenizers.hf import get_cached_tokenizer
 
         self._tokenizer = get_cached_tokenizer(tokenizer)
@@ -63,7 +66,7 @@ class ToolCallReader:
 
     @classmethod
     def of(cls, model: RolloutModelConfig, tokenizer: Any, model_path: str) -> ToolCallReader | None:
-        """The reader of a model's answers; None without `tool_call_parser`. Imports vLLM."""
+        """Return the reader of a model's answers; None without `tool_call_parser`. Imports vLLM."""
         if model.tool_call_parser is None:
             return None
         from vllm.parser.parser_manager import ParserManager
@@ -83,7 +86,8 @@ class ToolCallReader:
         return cls(tokenizer, parser)
 
     def message(self, answer: Completion, tools: Sequence[Tool]) -> Message:
-        """The answer as an assistant's message: `content`, `reasoning_content` and `tool_calls`, where there are any.
+        """Return the answer as an assistant's message with `content` and, if present, `reasoning_content` and
+        `tool_calls`.
 
         Raises TrinityError if the parser does not work with the tokenizer.
         """
@@ -93,7 +97,7 @@ class ToolCallReader:
 
         request = ChatCompletionRequest.model_validate({"messages": [], "tools": list(tools), "tool_choice": "auto"})
         parser = self._parser(self._tokenizer, request.tools)  # type: ignore[arg-type]
-        parser.adjust_request(request)  # in place: some parsers need to see special tokens
+        parser.adjust_request(request)  # in place: some parsers need special tokens in the text
         tokens = answer.tokens.tolist()
         if answer.finish_reason == "stop":
             tokens = tokens[:-1]  # the end of the turn
@@ -118,16 +122,16 @@ def parsed(
     parse: Callable[..., Read], text: str, request: Any, auto_tools: bool, tokens: Sequence[int],
     unread: str | None = None,
 ) -> Read:  # fmt: skip
-    """What one of vLLM's parsers reads in an answer; its text, or `unread`, if the parser cannot read it."""
+    """Return what a vLLM parser finds in an answer; its text, or `unread`, if the parser fails."""
     try:
         return parse(text, request, auto_tools, tokens)
-    except Exception as error:  # they raise whatever a text of the model brings them to
+    except Exception as error:  # parsers raise anything for unexpected text of the model
         log.warning("no tool call can be read from an answer", exc_info=error)
         return None, text if unread is None else unread, []
 
 
 def _object(arguments: str) -> Any:
-    """The arguments of a call as chat templates take them, or their text if they are no JSON object."""
+    """Return the arguments of a call as chat templates take them, or their text if they are not a JSON object."""
     try:
         value = json.loads(arguments)
     except (json.JSONDecodeError, RecursionError):

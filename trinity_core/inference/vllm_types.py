@@ -70,11 +70,11 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
 
 
 LONGER_WINDOWS = ("cohere2", "cohere2_moe")
-"""Families whose sliding windows vLLM takes for one token longer than transformers, and so the trainer, does."""
+"""Families whose sliding windows are one token longer in vLLM than in transformers, and so in the trainer."""
 
 
 def _window(settings: EngineSettings) -> dict[str, int]:
-    """What makes an engine attend to the tokens that the trainer attends to."""
+    """Make an engine attend to the same tokens as the trainer."""
     if model_folder(settings.model_path) is None:
         return {}
     text = text_config(settings)
@@ -83,15 +83,16 @@ def _window(settings: EngineSettings) -> dict[str, int]:
 
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""For which vLLM allocates adapters; one of another rank is padded with zeros."""
+"""Ranks for which vLLM allocates adapters; others are padded with zeros."""
 ADAPTER = 1
-"""vLLM's number of the one adapter."""
+"""vLLM's id of the single adapter."""
 
 
 def _lora_arguments(settings: EngineSettings) -> dict[str, Any]:
-    """One adapter on the matrices that the trainer's is on: any other, as the output embedding, would cost time.
+    """Return arguments for one adapter on the trainer's matrices; on others, such as the output embedding, it would
+    only cost time.
 
-    Names that the model lacks are left out, as peft leaves them out, unless it lacks all: then the engine refuses them.
+    Names that the model lacks are left out, as peft does, unless it lacks all: then the engine refuses them.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -105,7 +106,7 @@ def _lora_arguments(settings: EngineSettings) -> dict[str, Any]:
 
 
 def lora_request(settings: EngineSettings, loads: int) -> LoRARequest | None:
-    """What each request says of the adapter, which is in place already; None in an engine without one.
+    """Return each request's reference to the adapter, which is already in place; None in an engine without one.
 
     `loads` counts the loads: vLLM's prefix cache is keyed by the name, which must not stand for two adapters.
     """
@@ -136,9 +137,9 @@ def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
 
 
 CPU_LATENT = {"attention_backend": "CPU_MLA", "compilation_config": {"custom_ops": ["-rotary_embedding"]}}
-"""How latent attention is computed on a CPU. By vLLM's reference kernels: those of AMX drop `kv_b_proj` once it is
-packed, and cannot load further weights. With torch's rotary embedding: vLLM's kernel takes heads [T, heads, channels]
-for tokens, and turns each by the angle of another position."""
+"""Arguments for latent attention on a CPU. vLLM's reference kernels, because those of AMX drop `kv_b_proj` once it is
+packed, and cannot load further weights. Torch's rotary embedding, because vLLM's kernel takes heads [T, heads,
+channels] for tokens, and rotates each by the angle of another position."""
 
 
 def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def _kv_bytes(settings: EngineSettings) -> int:
 
 
 def kv_bytes_of_a_token(settings: EngineSettings) -> int:
-    """Bytes that an engine on one device keeps of a token in all layers."""
+    """Bytes that an engine on one device caches of a token in all layers."""
     text = _sizes(settings)
     heads = text.get("num_key_value_heads") or text["num_attention_heads"]
     layers, channels, latent = text["num_hidden_layers"], head_channels(text), latent_numbers(text)
@@ -166,12 +167,10 @@ def kv_bytes_of_a_token(settings: EngineSettings) -> int:
 
 
 def text_config(settings: EngineSettings) -> Any:
-    """transformers' configuration of the language model."""
     return _model_config(settings).get_text_config()
 
 
 def _model_config(settings: EngineSettings) -> Any:
-    """transformers' configuration of the whole model."""
     from transformers import AutoConfig
 
     trusted = settings.trust_remote_code
@@ -179,7 +178,7 @@ def _model_config(settings: EngineSettings) -> Any:
 
 
 def _sizes(settings: EngineSettings) -> dict[str, Any]:
-    """What config.json says of the language model, by the common names."""
+    """Return config.json's entries for the language model, under the common names."""
     text = text_config(settings)
     return text.to_dict() | {name: getattr(text, name) for name in text.attribute_map}  # GPT-2's n_head and the like
 
@@ -204,8 +203,10 @@ def check_compiler(settings: EngineSettings) -> None:
 
 
 def sampling_params(request: Request) -> SamplingParams:
-    """vLLM's parameters of a request. The engine does not decode text: token by token that costs two thirds of a small
-    model's speed, and the explorer decodes whole responses at once. So it knows no stop strings either."""
+    """Return vLLM's parameters of a request, without text decoding and hence without stop strings.
+
+    Decoding token by token costs two thirds of a small model's speed; the explorer decodes whole responses at once.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -235,7 +236,6 @@ def sampling_params(request: Request) -> SamplingParams:
 
 
 def score_params() -> SamplingParams:
-    """Parameters of a request that scores its prompt."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -250,12 +250,12 @@ def score_params() -> SamplingParams:
 
 
 def prompt_logprobs(scores: Any) -> list[float]:
-    """Log-probs of prompt tokens 1 … P-1 from vLLM's flat prompt log-probs, whose first position is empty."""
+    """Return the log-probs of prompt tokens 1 … P-1 from vLLM's flat prompt log-probs, whose first position is
+    empty."""
     return [scores.logprobs[start] for start in scores.start_indices[1:]]
 
 
 def tokens_in_flight(engine: LLMEngine | AsyncLLM) -> int:
-    """Tokens sampled so far for the requests in flight."""
     states = list(engine.output_processor.request_states.values())
     return sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None)
 
@@ -268,11 +268,10 @@ def sample(output: CompletionOutput, version: int) -> Sample:
 
 
 def sample_so_far(engine: LLMEngine | AsyncLLM, key: str, known: int, version: int) -> Sample | None:
-    """What was sampled for a request in flight after its first `known` tokens, but for the newest token; None if it is
-    not in flight.
+    """Return the sample of a request in flight from token `known` on, without the newest token; None if not in flight.
 
-    The newest one is left out, as it may be the last: nothing shows that before the request has ended. May be called
-    while another thread steps the engine.
+    The newest token is left out because it may be the end token, which shows only once the request has ended. May be
+    called while another thread steps the engine.
     """
     processor = engine.output_processor
     for number in list(processor.external_req_ids.get(key, ())):
@@ -288,8 +287,10 @@ def sample_so_far(engine: LLMEngine | AsyncLLM, key: str, known: int, version: i
 def _sample(
     tokens: list[int], flat: Any, starts: list[tuple[str, int]], version: int, reason: Any, first: int = 0
 ) -> Sample:
-    """`tokens`: those from the one numbered `first` on; `flat`: vLLM's log-probs of at least all tokens up to them;
-    `starts`: from which token on which version sampled."""
+    """Make a sample of `tokens`, which start at token number `first`.
+
+    `flat`: vLLM's log-probs of at least all tokens up to them; `starts`: pairs of a version and its first token.
+    """
     count = len(tokens)
     versions = np.full(count, version, dtype=np.int32)
     for name, start in starts:
@@ -307,7 +308,7 @@ def _sample(
 
 
 def _top(flat: Any, first: int, count: int, width: int) -> TopLogprobs:
-    """vLLM gives each place the sampled token first, then the likeliest, `width` in all."""
+    """vLLM lists the sampled token of each position first, then the most likely ones, `width` in all."""
     start, end = first * width, (first + count) * width
     return TopLogprobs(
         np.array(flat.token_ids[start:end], dtype=np.int32).reshape(count, width),
@@ -317,4 +318,3 @@ def _top(flat: Any, first: int, count: int, width: int) -> TopLogprobs:
 
 
 ABORTED = Sample(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), "abort")
-"""The sample of an aborted request."""

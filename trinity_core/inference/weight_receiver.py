@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 EMBEDDED = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight")
-"""Ends of the names of input embeddings: of most models, of GPT-2, of GPT-NeoX."""
+"""Suffixes of the names of input embeddings: of most models, of GPT-2, of GPT-NeoX."""
 COMPUTING = ("composed_loader", "A_weight_loader")
 """vLLM's weight loaders that do not copy: -exp(A_log) in Mamba layers, an offset of norms."""
 DIGEST = "packed_weight_digest"
-"""Attribute of a module: the value digest of the weight that its kernel has a packed copy of."""
+"""Attribute of a module: the value digest of the weight of which its kernel has a packed copy."""
 
 
 class WeightReceiver:
@@ -58,15 +58,15 @@ class WeightReceiver:
             worker.reload_weights(weights_iterator=tensors)
 
     def parameter_digests(self) -> dict[str, int | None]:
-        """The value digests of this rank's parameters as they are now; see `trinity_core.sync.weight_check`."""
+        """Return the current value digests of this rank's parameters; see `trinity_core.sync.weight_check`."""
         worker: Any = self
         digests = parameter_digests(worker.get_model(), _dtype(worker))
         return {plain_name(names): value for names, value in digests.items()} | adapter_digests(worker)
 
 
 def _adapter_tensors(method: str, path: str, version: int, base: str) -> dict[str, torch.Tensor]:
-    """The tensors of an adapter, its matrices B multiplied by its scale: those of a published version or of a folder
-    that peft reads; none for the engine's own model `base`. Raises DataError for the folder of another whole model."""
+    """Return an adapter's tensors, with the matrices B multiplied by its scale, from a published version or a peft
+    folder; none for the engine's own model `base`. Raises DataError for the folder of another whole model."""
     if method != "folder":
         return dict(_published(method, path, version))
     folder = Path(path)
@@ -79,8 +79,8 @@ def _adapter_tensors(method: str, path: str, version: int, base: str) -> dict[st
 def put_in_place(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     """Replace the worker's adapter by these tensors; without any, by one that changes nothing.
 
-    Raises TrinityError if vLLM cannot change one of the matrices; without tensors, of those that the engine was told,
-    so that a run ends before it begins.
+    Raises TrinityError if vLLM cannot adapt one of the matrices; without tensors, one of those in the engine's
+    settings, so that a run ends before it begins.
     """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
@@ -91,14 +91,14 @@ def put_in_place(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         rank = next(int(tensor.shape[0]) for name, tensor in tensors.items() if name.endswith(A))
         settings = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
         named = {f"{PEFT_PREFIX}{name}.weight": tensor.clone() for name, tensor in tensors.items()}
-        mapper = getattr(worker.get_model(), "hf_to_vllm_mapper", None)  # of models whose modules vLLM names otherwise
+        mapper = getattr(worker.get_model(), "hf_to_vllm_mapper", None)  # for models whose modules vLLM renames
         adapter = LoRAModel.from_lora_tensors(
             ADAPTER, named, settings, "cpu", manager.lora_config.lora_dtype,
             weights_mapper=mapper.get_rename_mapper() if mapper is not None else None,
         )  # fmt: skip
     else:
         adapter = adapters.create_dummy_lora(ADAPTER, 1, manager.embedding_modules)  # of zeros
-    packed = adapters.packed_modules  # such a module takes the adapters of its parts alone: not of a fused matrix
+    packed = adapters.packed_modules  # a packed module takes adapters of its parts, not of a fused matrix
     places = {*adapters.modules, *(part for parts in packed.values() for part in parts)} - set(packed)
     told = () if tensors else manager.lora_config.target_modules
     lost = {name for name in adapter.loras if tensors and name not in places}
@@ -115,7 +115,7 @@ def put_in_place(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def adapter_digests(worker: Any) -> dict[str, int | None]:
-    """The value digests of the matrices A and B that this rank computes with; zeros add nothing."""
+    """Return the value digests of this rank's matrices A and B; zeros contribute nothing."""
     digests: dict[str, int | None] = {}
     if worker.vllm_config.lora_config is None:
         return digests
@@ -130,12 +130,12 @@ def _dtype(worker: Any) -> str:
 
 
 def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
-    """The value digest, in `dtype`, of each parameter of `model` that has elements, and of each packed weight.
+    """Return the value digest, in `dtype`, of each nonempty parameter of `model`, and of each packed weight.
 
-    A packed weight cannot be read; its digest is the one taken before it was packed, and None if no load packed it.
-    What several modules share has all its names (`weight_check.SAME`). What its loader computes or the engine rounds
-    has the digest of its own bits: it says whether they have changed, not whether they are what was published. The two
-    matrices that latent attention makes of `kv_b_proj` have one digest together, which is that of `kv_b_proj`.
+    A packed weight cannot be read; its digest was taken before packing, and is None if no load packed it. A parameter
+    shared by several modules has all its names (`weight_check.SAME`). A parameter that its loader computes or the
+    engine rounds has the digest of its own bits, which shows changes but cannot be compared with the published tensor.
+    The two matrices that latent attention derives from `kv_b_proj` share one digest, that of `kv_b_proj`.
     """
     import torch
     from torch.nn.functional import linear
@@ -161,7 +161,7 @@ def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
 
 
 def _named(things: dict[int, T], named: Iterable[tuple[str, Any]], last: str = "") -> Iterator[tuple[str, T]]:
-    """Each of `things` (by its id) with all its names."""
+    """Yield each of `things` (by its id) with all its names."""
     names: dict[int, list[str]] = {}
     for name, thing in named:
         names.setdefault(id(thing), []).append(f"{name}{last}")
@@ -169,14 +169,14 @@ def _named(things: dict[int, T], named: Iterable[tuple[str, Any]], last: str = "
 
 
 def _absorbed(module: nn.Module) -> list[nn.Parameter]:
-    """W_UK and W_UV of latent attention, which decoding reads in place of `kv_b_proj`; vLLM makes them at each
+    """Return W_UK and W_UV of latent attention, which decoding reads instead of `kv_b_proj`; vLLM makes them at each
     load."""
     made = [module._parameters.get(name) for name in ("W_UK_T", "W_UV")]
     return [parameter for parameter in made if parameter is not None]
 
 
 def _is_quantized(module: nn.Module) -> bool:
-    """True if the engine rounds the module's weights on its own (`quantization: fp8`)."""
+    """True if the engine itself rounds the module's weights (`quantization: fp8`)."""
     method = vars(module).get("quant_method")
     return method is not None and not type(method).__name__.startswith("Unquantized")
 
@@ -217,7 +217,7 @@ def digests_before_packing(dtype: str) -> Iterator[None]:
 
 
 def drop_expert_kernels(model: nn.Module) -> None:
-    """Make vLLM's next reload prepare experts for the CPU's kernels again, as it did at the start.
+    """Make vLLM's next reload prepare experts for the CPU's kernels again, as at startup.
 
     If a mixture of experts has a kernel, vLLM's reload copies new weights unchanged into the tensors that the kernel
     reads: right on a GPU, wrong on the CPU, where the kernel's layout differs. Without a kernel it rebuilds both.
@@ -229,11 +229,11 @@ def drop_expert_kernels(model: nn.Module) -> None:
 
 
 def check_there(method: str, path: str, version: int) -> None:
-    """Compare the bytes of a published version with their digests, before the engine gives up what it holds.
+    """Compare the bytes of a published version with their digests, before the engine gives up its current weights.
 
-    Raises what `receive_weights` would: `VersionGone` for missing weights, `DataError` for damaged ones; and
-    `WeightSyncError` for other weights than the trainer published. Errors in vLLM's own processes come back as text,
-    without their type; so the check runs in this process.
+    Raises `VersionGone` for missing weights, `DataError` for damaged ones, and `WeightSyncError` for other weights than
+    the trainer published. The check runs in this process because errors in vLLM's processes return as text, without
+    their type.
     """
     if method == "folder":
         if path and not (Path(path) / CONFIG).is_file():
@@ -263,9 +263,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def with_head(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors, followed by the embeddings as `lm_head.weight` if no head is among them.
+    """Yield the tensors, followed by the embeddings as `lm_head.weight` if there is no head among them.
 
-    vLLM's CPU backend keeps a repacked copy of a tied head, which stays at its old values unless it is loaded by name.
+    vLLM's CPU backend keeps a repacked copy of a tied head, which keeps its old values unless it is loaded by name.
     """
     head = embeddings = None
     for name, tensor in tensors:
@@ -277,10 +277,10 @@ def with_head(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str
 
 
 def take_trainers_tensors(model: Any, config: Any) -> None:
-    """Make a model of vLLM's take the tensors that a trainer holds, however they come: each way calls `load_weights`.
+    """Make one of vLLM's models accept a trainer's tensors, whichever way they arrive: each calls `load_weights`.
 
-    They are named as in transformers (`HubNames`), and a tied head is among them, which the classes without
-    `lm_head` (Gemma 2, Command R: their embeddings give the logits) refuse. `config` is transformers' of the model.
+    They have transformers' names (`HubNames`) and include a tied head, which classes without `lm_head` (Gemma 2,
+    Command R: their embeddings compute the logits) refuse. `config` is transformers' configuration of the model.
     """
     modules = (name for name, _ in model.named_modules(remove_duplicate=False))
     left_out = () if any(name.split(".")[-1] == "lm_head" for name in modules) else (HEAD,)
@@ -295,8 +295,6 @@ def take_trainers_tensors(model: Any, config: Any) -> None:
 
 
 class WorkerExtension(WeightReceiver):
-    """Loads weights and, on the CPU, replaces vLLM's sampler."""
-
     def end_with(self, actor: int) -> None:
         """End this worker, and vLLM's engine process above it, as soon as the process `actor` has ended.
 
@@ -306,7 +304,6 @@ class WorkerExtension(WeightReceiver):
         end_with(actor, above)
 
     def take_trainers_tensors(self) -> None:
-        """See the function of this name."""
         worker: Any = self
         take_trainers_tensors(worker.get_model(), worker.model_config.hf_text_config)
 

@@ -1,4 +1,4 @@
-"""Pipelines: operators on tasks and on experiences. Importing this registers the built-in ones."""
+"""Pipelines: operators on tasks and on experiences. Importing this package registers the built-in ones."""
 
 from trinity_core.pipelines import shaping
 from trinity_core.pipelines.data_juicer import client

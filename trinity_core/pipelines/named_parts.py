@@ -1,6 +1,7 @@
-"""The workflows, rewards and operators that a configuration names: looked up, with their arguments, before any is used.
+"""Looks up the workflows, rewards and operators that a configuration names, and checks their arguments, before use.
 
-A name that is looked up only when a task needs it fails that task alone, and the run continues without its data.
+A name that is looked up only when a task needs it would only fail that task, and the run would continue without its
+data.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ T = TypeVar("T")
 EXPERIENCE_OPERATORS = "data_processor.experience_pipeline.operators"
 TASK_OPERATORS_KEY = "data_processor.task_pipeline.operators"
 PURE_MODULES = (operators.__name__, shaping.__name__)
-"""Modules of experience operators that are functions of their arguments alone."""
+"""Modules of experience operators that depend only on their arguments."""
 
 
 def require_names(config: Config) -> Config:
-    """The configuration with the arguments of workflows, rewards and operators in the types that they take.
+    """Return the configuration with typed arguments of workflows, rewards and operators.
 
-    For the process that uses them. Raises ConfigError unless all names are found, dotted paths too, and arguments fit.
+    For the process that uses them. Raises ConfigError unless all names, including dotted paths, are found and arguments
+    fit.
     """
     report = Report()
     typed = _typed(config, report, imports=True)
@@ -56,10 +58,10 @@ def require_names(config: Config) -> Config:
 
 
 def check_names(config: Config, report: Report) -> Config:
-    """The configuration with the arguments of workflows, rewards and operators in the types that they take.
+    """Return the configuration with typed arguments of workflows, rewards and operators.
 
-    Names that are not found, arguments that do not fit, and judges and teachers that the run does not have are
-    reported. A dotted path is trusted (`missing_names` imports it).
+    Reports unknown names, unsuitable arguments, and judges and teachers that the run does not have. Dotted paths are
+    trusted (`missing_names` imports them).
     """
     typed = _typed(config, report, imports=False)
     if config.mode != "train":
@@ -80,8 +82,8 @@ def check_names(config: Config, report: Report) -> Config:
 
 
 def missing_names(config: Config) -> list[Finding]:
-    """Names of a run that explores which cannot be found, of dotted paths too, which are imported also from the folder
-    that this process is in: there Ray's workers look for modules."""
+    """Return the names of an exploring run that cannot be found, including dotted paths, which are imported. Like Ray's
+    workers, also look for modules in the current folder."""
     if config.mode == "train":
         return []
     report, here = Report(), str(Path.cwd())
@@ -96,7 +98,7 @@ def missing_names(config: Config) -> list[Finding]:
 
 
 def _typed(config: Config, report: Report, imports: bool) -> Config:
-    """The configuration with typed arguments; what does not fit is reported, and stays as it is."""
+    """Return the configuration with typed arguments; unsuitable ones are reported and kept as given."""
     for key, section in ((INPUT, config.buffer.explorer_input), ("buffer", config.buffer)):
         _resolved(WORKFLOWS, section.default_workflow_type, f"{key}.default_workflow_type", report, imports)
         _resolved(REWARD_FNS, section.default_reward_fn_type, f"{key}.default_reward_fn_type", report, imports)
@@ -130,7 +132,8 @@ def _typed_operator(
 def _check_experience_operator(
     config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool
 ) -> OperatorConfig:
-    """An experience operator whose arguments also suit each other: one of ours says so before it looks at anything."""
+    """Check an experience operator, including whether its arguments fit each other; ours check that before using any
+    data."""
     before = report.added
     typed = _typed_operator(OPERATORS, operator, key, report, imports)
     ours = OPERATORS.get(operator.name)
@@ -160,7 +163,7 @@ def _check_experience_operator(
 def _check_task_operator(
     config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool
 ) -> OperatorConfig:
-    """A task operator whose arguments also suit each other, and whose models can be asked."""
+    """Check a task operator, including whether its arguments fit each other, and whether its models can be called."""
     before, refused = report.added, report.touched((f"{key}.name",))
     typed = _typed_operator(TASK_OPERATORS, operator, key, report, imports)
     if report.added == before and not refused and (imports or "." not in operator.name):
@@ -176,7 +179,7 @@ def _check_task_operator(
 
 
 def _refused(key: str, operator: OperatorConfig, error: TrinityError) -> Finding:
-    """An operator's error as a finding, under the argument at fault if it was given."""
+    """Convert an operator's error to a finding, under the argument at fault if it was given."""
     if error.key in operator.args:
         return Finding(f"{key}.args.{error.key}", operator.args[error.key], "invalid", f"{error}.")
     return Finding(f"{key}.args", dict(operator.args), "invalid", f"{error}.")
@@ -203,7 +206,6 @@ def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Rep
 
 
 def _typed_selector(key: str, section: TaskSelectorConfig, report: Report, imports: bool) -> dict[str, Any]:
-    """The arguments of a task selector, by their key in the task set."""
     key, name = f"{key}.task_selector", section.selector_type
     selector = _resolved(SELECTORS, name, f"{key}.selector_type", report, imports)
     if selector is None:
@@ -218,7 +220,7 @@ def _typed_selector(key: str, section: TaskSelectorConfig, report: Report, impor
 def _data_juicer_faults(
     operators_key: str, listed: Sequence[OperatorConfig], service: DataJuicerConfig | None
 ) -> Iterator[Finding]:
-    """Operators that use Data-Juicer wrongly, or where the run has none."""
+    """Yield operators that use Data-Juicer wrongly, or without a Data-Juicer service."""
     used = [(index, operator) for index, operator in enumerate(listed) if operator.name == "data_juicer"]
     if used and service is not None and not starts_own(service) and not is_http(str(service.server_url)):
         message = "must be the address of a Data-Juicer server, such as http://127.0.0.1:5005."
@@ -243,7 +245,7 @@ def _data_juicer_faults(
 
 
 def _absent_models(config: Config, key: str, taskset: TasksetConfig) -> Iterator[Finding]:
-    """A task set whose reward or workflow asks a model that the run does not have."""
+    """Yield a finding if the task set's reward or workflow needs a model that the run does not have."""
     flow = taskset.default_workflow_type
     workflow = WORKFLOWS.get(flow or "")
     reward = taskset.default_reward_fn_type or (workflow.default_reward if _is_scored(workflow) else None)
@@ -272,7 +274,7 @@ def _absent_models(config: Config, key: str, taskset: TasksetConfig) -> Iterator
 
 
 def _absent_api(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
-    """A workflow that needs the OpenAI API of a run that serves none."""
+    """Yield workflows that need the OpenAI API if the run serves none."""
     if config.explorer.rollout_model.enable_openai_api or config.external_model is not None:
         return
     for _, taskset in tasksets:
@@ -284,7 +286,7 @@ def _absent_api(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]]) -
 
 
 def _endpoint_faults(key: str, arguments: Mapping[str, Any]) -> Iterator[Finding]:
-    """Endpoint arguments of a judge without an endpoint, and arguments of a model together with an endpoint."""
+    """Yield endpoint arguments of a judge without an endpoint, and model arguments given together with an endpoint."""
     url = arguments.get("base_url")
     if url and not arguments.get("model_name"):
         yield Finding(
@@ -306,7 +308,7 @@ def _endpoint_faults(key: str, arguments: Mapping[str, Any]) -> Iterator[Finding
 
 
 def _miscounted_turns(config: Config, key: str, taskset: TasksetConfig) -> Iterator[Finding]:
-    """Turns whose rewards are not those that the algorithm compares or adds up."""
+    """Yield settings whose per-turn rewards are not what the algorithm compares or sums."""
     flow, args = taskset.default_workflow_type, taskset.workflow_args
     workflow, advantage = WORKFLOWS.get(flow or ""), config.algorithm.advantage_fn
     if workflow is None or advantage not in ("step_wise_grpo", "gigpo"):
@@ -334,9 +336,9 @@ def _miscounted_turns(config: Config, key: str, taskset: TasksetConfig) -> Itera
 
 
 def _unread_rewards(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
-    """Reward functions of task sets whose rewards are an environment's, and arguments that nothing reads.
+    """Yield reward functions of task sets whose rewards come from an environment, and arguments that nothing reads.
 
-    A reward function for all task sets is read if one of them is of another kind.
+    A reward function for all task sets is used if one of them has no environment.
     """
     unread = {key: taskset for key, taskset in tasksets if _reward_is_environments(taskset)}
     for key, taskset in unread.items():
@@ -356,13 +358,12 @@ def _unread_rewards(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]
 
 
 def _reward_is_environments(taskset: TasksetConfig) -> bool:
-    """True if the task set's rewards are those of an environment."""
     workflow = WORKFLOWS.get(taskset.default_workflow_type or "")
     return workflow is not None and issubclass(workflow, EnvWorkflow) and workflow.run is EnvWorkflow.run
 
 
 def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:
-    """Whether a workflow asks for the reward function as `SimpleWorkflow` does."""
+    """True if a workflow uses the reward function as `SimpleWorkflow` does."""
     return (
         isinstance(workflow, type)
         and issubclass(workflow, SimpleWorkflow)
@@ -372,7 +373,7 @@ def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:
 
 
 def _place(config: Config, key: str, name: str, value: str | None) -> str:
-    """The key under which a task set's default was given: its own, or that of what surrounds it."""
+    """Return the key under which a task set's default was given: its own, or that of an outer section."""
     for above, section in ((INPUT, config.buffer.explorer_input), ("buffer", config.buffer)):
         if value is not None and getattr(section, name) == value:
             return f"{above}.{name}"

@@ -1,7 +1,7 @@
-"""Experience operators: what may happen to a step's experiences before they are stored (`data_processor` section).
+"""Experience operators, applied to a step's experiences before they are stored (`data_processor` section).
 
-An operator is a function `(experiences, **args) -> experiences`; it may drop, change or add. Register your own in a
-plugin with `@OPERATORS.register("name")`, or name it by its dotted path.
+An operator is a function `(experiences, **args) -> experiences`; it may drop, change or add experiences. Register your
+own in a plugin with `@OPERATORS.register("name")`, or name it by its dotted path.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPERATORS: Registry[Operator] = Registry("experience operator", inputs=("data_ju
 def reward_filter(
     experiences: list[Experience], min_reward: float = float("-inf"), max_reward: float = float("inf")
 ) -> list[Experience]:
-    """Keep rollouts whose reward, the mean of their experiences', lies within the bounds."""
+    """Keep rollouts whose reward, the mean of their experiences', is within the bounds."""
     if max_reward < min_reward:
         raise InputError(
             f"reward_filter: max_reward {max_reward:g} is below min_reward {min_reward:g}", key="max_reward"
@@ -50,13 +50,13 @@ def reward_filter(
 @OPERATORS.register("zero_variance_group_filter")
 @OPERATORS.register("flat_group_filter")  # old name, still valid in YAML
 def zero_variance_group_filter(experiences: list[Experience]) -> list[Experience]:
-    """Drop groups whose rollouts have equal rewards: relative to each other they are neither good nor bad."""
+    """Drop groups whose rollouts all have the same reward: their relative advantages are zero."""
     return _of_groups(experiences, rollout_rewards(experiences), lambda rewards: len(set(rewards)) > 1)
 
 
 @OPERATORS.register("reward_std_filter")
 def reward_std_filter(experiences: list[Experience], threshold: Annotated[float, Ge(0)] = 0.0) -> list[Experience]:
-    """Keep groups whose rollouts' rewards have a standard deviation (of the population) above the threshold."""
+    """Keep groups whose rollouts' rewards have a population standard deviation above the threshold."""
     return _of_groups(experiences, rollout_rewards(experiences), lambda rewards: pstdev(rewards) > threshold)
 
 
@@ -64,8 +64,11 @@ def reward_std_filter(experiences: list[Experience], threshold: Annotated[float,
 def dapo_dynamic_sampling(
     experiences: list[Experience], metric_key: str = "accuracy", correct_threshold: float = 0.0
 ) -> list[Experience]:
-    """Keep groups in which some rollouts, not all, are right (DAPO, arXiv 2503.14476, eq. 11): their part `metric_key`,
-    or without one their reward, is above the threshold. A penalty for length in the reward plays no part."""
+    """Keep groups in which some rollouts, but not all, are correct (DAPO, arXiv 2503.14476, eq. 11).
+
+    A rollout is correct if its part `metric_key`, or its reward if there is no such part, is above the threshold. A
+    length penalty in the reward plays no role.
+    """
     scores = [
         e.metrics.get(metric_key, reward) for e, reward in zip(experiences, rollout_rewards(experiences), strict=True)
     ]
@@ -75,7 +78,7 @@ def dapo_dynamic_sampling(
 
 @OPERATORS.register("invalid_reward_filter")
 def invalid_reward_filter(experiences: list[Experience]) -> list[Experience]:
-    """Drop rollouts without a reward, or with one that is not finite."""
+    """Drop rollouts without a reward, or with a non-finite one."""
     rewards = rollout_rewards(experiences)
     return [e for e, reward in zip(experiences, rewards, strict=True) if reward is not None and isfinite(reward)]
 
@@ -83,7 +86,8 @@ def invalid_reward_filter(experiences: list[Experience]) -> list[Experience]:
 def _of_groups(
     experiences: list[Experience], values: Sequence[float | None], keeps: Callable[[list[float]], bool]
 ) -> list[Experience]:
-    """The groups that `keeps` chooses by the values of their rollouts; `values`: that of each experience's rollout."""
+    """Return the groups that `keeps` selects by their rollouts' values; `values` has one entry per experience, its
+    rollout's."""
     by_group: dict[str, dict[Hashable, float]] = {}
     for e, rollout, value in zip(experiences, rollouts_of(experiences), values, strict=True):
         if value is not None:
@@ -98,13 +102,12 @@ def dynamic_sampling(
     std_threshold: Annotated[float, Ge(0)] = 0.0,
     rows: Annotated[int, Ge(1)] | None = None,
 ) -> list[Experience]:
-    """DAPO's dynamic sampling (arXiv 2503.14476, eq. 11): keep groups whose rollouts' rewards deviate by more than
-    the threshold.
+    """DAPO's dynamic sampling (arXiv 2503.14476, eq. 11): keep groups whose rewards deviate by more than the threshold.
 
-    Where `rows` is given (that of a batch), groups beyond what fills them are dropped too: explore more tasks a step
-    than a batch needs and no answer waits, growing old, for a later one. Where too few are left the trainer takes them
-    once the explorer waits for its weights, and steps over an empty batch: neither waits for ever.
-    Answers without a verdict are dropped. Raises TrinityError for any other experience without a reward.
+    With `rows` (the size of a batch), groups beyond what fills a batch are dropped too: explore more tasks per step
+    than a batch needs, and no answer grows stale waiting for a later one. If too few are left, the trainer takes them
+    once the explorer waits for its weights, and skips an empty batch, so that neither side waits forever. Answers
+    without a verdict are dropped. Raises TrinityError for any other experience without a reward.
     """
     if not experiences:
         return []
@@ -126,7 +129,7 @@ def dynamic_sampling(
 
 @dataclass(frozen=True, slots=True)
 class FailedGroup:
-    """A group with whose experiences an operator fails."""
+    """A group on whose experiences an operator failed."""
 
     group: str
     operator: str
@@ -134,7 +137,7 @@ class FailedGroup:
 
 
 class Operators(Protocol):
-    """The operators of a run, here or in a process of their own."""
+    """The operators of a run, in this process or a separate one."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -150,7 +153,7 @@ class Operators(Protocol):
         """See `OperatorPipeline.run`."""
 
     def close(self) -> None:
-        """Close what the operators have started."""
+        """Close resources of the operators."""
 
 
 @dataclass
@@ -159,9 +162,8 @@ class OperatorPipeline:
 
     operators: Sequence[tuple[str, Callable[[list[Experience]], list[Experience]]]]
     in_a_row: int = 0
-    """Groups that an operator failed on since a step that left one."""
+    """Number of groups an operator failed on since the last step that kept one."""
     running: str = ""
-    """As `Operators`."""
 
     @property
     def names(self) -> list[str]:
@@ -173,11 +175,11 @@ class OperatorPipeline:
     def run(
         self, experiences: list[Experience], failed: Callable[[FailedGroup], object] = lambda _: None
     ) -> tuple[list[Experience], dict[str, dict[str, int]]]:
-        """What the operators leave, and how many experiences each dropped: group -> operator -> number.
+        """Return the remaining experiences, and how many each operator dropped: group → operator → number.
 
-        An operator that renames a group has dropped the group and added another one. Where one fails, the groups with
-        which it fails alone are dropped by `<operator> failed`, and `failed` is called with each. Raises its error if
-        it fails with all groups, and with `FAILED_IN_A_ROW` of them.
+        An operator that renames a group counts as having dropped it and added another one. If an operator fails, it is
+        run on each group alone; groups on which it fails again are dropped by `<operator> failed`, and `failed` is
+        called with each. Raises its error if it fails on all groups and on `FAILED_IN_A_ROW` of them.
         """
         dropped: dict[str, dict[str, int]] = {}
         for place in range(len(self.operators)):
@@ -188,9 +190,9 @@ class OperatorPipeline:
         self, place: int, experiences: list[Experience], failed: Callable[[FailedGroup], object],
         dropped: dict[str, dict[str, int]],
     ) -> list[Experience]:  # fmt: skip
-        """Run the operator at one place; adds to `dropped`. See `run`."""
+        """Run the operator at one position; adds to `dropped`. See `run`."""
         name, operator = self.operators[place]
-        if place == len(self.operators) - 1:  # after an earlier one `invalid_reward_filter` may follow
+        if place == len(self.operators) - 1:  # after an earlier one, `invalid_reward_filter` may follow
             operator = partial(_storable, operator)
         self.running = name
         before = _groups(experiences)
@@ -215,7 +217,8 @@ class OperatorPipeline:
         self, name: str, operator: Callable[[list[Experience]], list[Experience]], experiences: list[Experience],
         error: Exception,
     ) -> tuple[list[Experience], list[FailedGroup]]:  # fmt: skip
-        """The experiences of groups with which the operator does not fail alone, and the other groups."""
+        """Run the operator on each group alone; return the experiences of groups that succeed, and the failed
+        groups."""
         wrong: dict[str, FailedGroup] = {}
         for group in _groups(experiences):
             try:
@@ -231,8 +234,8 @@ class OperatorPipeline:
 
 
 def _storable(operator: Operator, experiences: list[Experience]) -> list[Experience]:
-    """What an operator leaves. Raises TrinityError for a reward that is not finite, which no train step could take, and
-    for an `info` that JSON cannot hold."""
+    """Run an operator and check its result. Raises TrinityError for a non-finite reward, which no train step could use,
+    and for an `info` that is not JSON."""
     left = operator(experiences)
     for e in left:
         require_json(e.info, "an experience operator")
@@ -242,19 +245,18 @@ def _storable(operator: Operator, experiences: list[Experience]) -> list[Experie
 
 
 def _groups(experiences: Sequence[Experience]) -> Counter[str]:
-    """Group -> experiences."""
     return Counter(e.group for e in experiences)
 
 
 def _copies(experiences: Sequence[Experience]) -> list[Experience]:
-    """Experiences that an operator may change before it fails."""
+    """Copy experiences, which an operator may change before it fails."""
     return [e.copied() for e in experiences]
 
 
 def pipeline(configured: Sequence[OperatorConfig], **inputs: object) -> OperatorPipeline:
-    """The operators of a configuration, each with those of the run's `inputs` that it takes.
+    """Return the operators of a configuration, each with those of the run's `inputs` that it takes.
 
-    Raises `TrinityError` where one does not exist.
+    Raises TrinityError if one does not exist.
     """
     return OperatorPipeline(
         [(config.name, partial(OPERATORS.resolve(config.name), **_args(config, inputs))) for config in configured]

@@ -1,4 +1,4 @@
-"""Experience operators in a process of their own (`own_process`), so that what they compute holds up no explorer."""
+"""Experience operators in a separate process (`own_process`), so that slow ones do not hold up the explorer."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from trinity_core.plugins import load_plugins
 log = logging.getLogger(__name__)
 
 STARTS = 3
-"""Times that a process is started for one step. One that dies loses nothing, as the experiences are still here."""
+"""Maximum number of process starts per step. A dying process loses nothing, because the experiences are still here."""
 
 
 class OwnProcess:
-    """As `Operators`. The process is started with the first experiences, and again with the next ones if it dies."""
+    """See `Operators`. The process starts with the first experiences, and restarts with the next ones if it dies."""
 
     def __init__(self, config: Config) -> None:
         processed = config.data_processor.experience_pipeline
         self.names = [operator.name for operator in processed.operators] if processed else []
         self.running = ""
-        """The operator that was begun last in the present process."""
         self._config = config
         self._worker: Worker | None = None
         self._closed = False
@@ -59,13 +58,14 @@ class OwnProcess:
         raise AssertionError("one of the attempts returns or raises")
 
     def close(self) -> None:
-        """End the process, also while another thread waits for it."""
+        """End the process, even while another thread waits for it."""
         self._closed = True
         if self._worker is not None:
             self._worker.kill()
 
     def _run_there(self, data: bytes) -> tuple[list[Experience], dict[str, dict[str, int]], list[dict[str, str]]]:
-        """The experiences left, those dropped, and the groups that failed. The limit for a step is the caller's."""
+        """Return the remaining experiences, the dropped ones, and the failed groups. The caller limits the time per
+        step."""
         worker = self._started()
         worker.call("begin", data)
         for place, name in enumerate(self.names):
@@ -84,37 +84,34 @@ class OwnProcess:
 
 
 class HostedOperators:
-    """The operators of a run, in the process of `OwnProcess`, with the experiences of the present step."""
+    """The operators inside the process of `OwnProcess`, with the current step's experiences."""
 
     def __init__(self, plugin_dir: str | None, config: bytes) -> None:
-        load_plugins(plugin_dir)  # before the configuration, which may hold arguments of plugins
+        load_plugins(plugin_dir)  # before the configuration, which may contain plugins' arguments
         loaded: Config = pickle.loads(config)  # noqa: S301 - the explorer's
         self._data_juicer = open_data_juicer(loaded, serves_models=True)
         processed = loaded.data_processor.experience_pipeline
         self._operators = pipeline(processed.operators if processed else [], data_juicer_server=self._data_juicer)
 
     def begin(self, experiences: bytes) -> None:
-        """Take the experiences of a step."""
         self._experiences = from_bytes(experiences) if experiences else []
         self._dropped: dict[str, dict[str, int]] = {}
         self._failed: list[FailedGroup] = []
 
     def apply(self, place: int) -> None:
-        """Run one operator. Raises its error if it fails for good, which is logged: the explorer has no traceback."""
+        """Run one operator. A final failure is logged here, because the explorer gets no traceback, and raised."""
         with on_failure(partial(log.exception, "the experience operator '%s' fails", self._operators.names[place])):
             self._experiences = self._operators.apply(place, self._experiences, self._failed.append, self._dropped)
 
     def outcome(self) -> dict[str, Any]:
-        """What the operators dropped, and the groups with which they failed."""
+        """Return what the operators dropped, and the groups on which they failed."""
         failed = [{"group": lost.group, "operator": lost.operator, "error": _text(lost.error)} for lost in self._failed]
         return {"dropped": self._dropped, "failed": failed}
 
     def left(self) -> bytes:
-        """The experiences that the operators left."""
         return to_bytes(self._experiences) if self._experiences else b""
 
     def close(self) -> None:
-        """End what the operators have started."""
         if isinstance(self._data_juicer, LocalDataJuicer):
             self._data_juicer.close()
 

@@ -1,4 +1,4 @@
-"""Experience operators that change rewards or what carries loss, and that balance task sets."""
+"""Experience operators that change rewards or loss masks, and that balance task sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Shaping(Arguments):
     """One change of the reward."""
 
     stats_key: str
-    """A number in the experience's `info` or `metrics`."""
+    """Name of a number in the experience's `info` or `metrics`."""
     op_type: Literal["ADD", "SUB", "MUL", "DIV"] = "ADD"
     weight: float = 1.0
 
@@ -31,10 +31,11 @@ class Shaping(Arguments):
 def reward_shaping_mapper(
     experiences: list[Experience], reward_shaping_configs: list[Shaping] | None = None
 ) -> list[Experience]:
-    """Add `weight` times a statistic to the reward, subtract it, multiply by it or divide by it, one after the other.
+    """Add `weight` times a statistic to the reward, subtract it, or multiply or divide by it, one shaping after
+    another.
 
-    Answers without a verdict stay without one. Raises TrinityError where an experience lacks the statistic, or where it
-    would be divided by 0.
+    Answers without a verdict keep none. Raises TrinityError if an experience lacks the statistic, or on a division by
+    0.
     """
     shapings = [Shaping.model_validate(settings) for settings in reward_shaping_configs or ()]
     if not shapings:
@@ -46,7 +47,8 @@ def reward_shaping_mapper(
 
 
 def _shaped(one: Experience, total: float, shapings: Sequence[Shaping]) -> Experience:
-    """The row with its `total` reward changed. Token rewards are scaled with it; what is added goes to the sequence."""
+    """Return the row with a new `total` reward. Token rewards are scaled with it; additions go to the sequence's
+    reward."""
     reward, scale = (0.0 if one.reward is None else one.reward), 1.0
     for shaping in shapings:
         value = shaping.weight * _statistic(one, shaping.stats_key)
@@ -84,11 +86,11 @@ def _statistic(one: Experience, name: str) -> float:
 
 @OPERATORS.register("pass_rate_calculator")
 def pass_rate_calculator(experiences: list[Experience]) -> list[Experience]:
-    """Note the pass rate of each group as the metric `pass_rate` of its experiences.
+    """Record the pass rate of each group as the metric `pass_rate` of its experiences.
 
-    It is the mean over the group's rollouts of the reward's part `accuracy`, or of the reward where there is none, of
-    the last turn that was judged, cut to 0 … 1. Answers without a verdict do not count, and a group of none but those
-    has no pass rate.
+    It is the mean over the group's rollouts of the reward's part `accuracy` (or of the reward if there is none) of the
+    last judged turn, clipped to 0 … 1. Answers without a verdict do not count; a group with only such answers has no
+    pass rate.
     """
     judged: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
     for one, rollout in zip(experiences, rollouts_of(experiences), strict=True):
@@ -111,10 +113,10 @@ def overlong_penalty(
     cache_length: Annotated[int, Ge(1)],
     penalty_factor: Annotated[float, Ge(0)] = 1.0,
 ) -> list[Experience]:
-    """Add DAPO's soft punishment of long answers to the reward (arXiv 2503.14476, eq. 13).
+    """Add DAPO's soft penalty for long answers to the reward (arXiv 2503.14476, eq. 13).
 
     It is 0 up to `max_response_length - cache_length` sampled tokens, and falls to `-penalty_factor` at
-    `max_response_length`. Sampled tokens count, also those that `mask_response_truncated` took out of the loss.
+    `max_response_length`. All sampled tokens count, even those that `mask_response_truncated` excluded from the loss.
     """
     if cache_length > max_response_length:
         raise InputError(
@@ -133,7 +135,7 @@ def overlong_penalty(
 
 @OPERATORS.register("mask_response_truncated")
 def mask_response_truncated(experiences: list[Experience]) -> list[Experience]:
-    """Take answers that a limit cut out of the loss; their rewards still count in their groups.
+    """Exclude truncated answers from the loss; their rewards still count in their groups.
 
     DAPO's overlong filtering (arXiv 2503.14476, section 3.4).
     """
@@ -144,10 +146,10 @@ def mask_response_truncated(experiences: list[Experience]) -> list[Experience]:
 def taskset_balance_filter(
     experiences: list[Experience], shares: dict[str, Annotated[float, Ge(0)]] | None = None
 ) -> list[Experience]:
-    """Drop groups so that those of the task sets stand in the ratio of `shares` (name → share; by default equal).
+    """Drop groups so that the task sets have the ratio of `shares` (name → share; by default equal).
 
-    The groups that are kept are the first of each task set. A task set without a share is kept whole, and so is each
-    where one with a share has no group in the step: there is nothing to balance.
+    The first groups of each task set are kept. A task set without a share is kept as a whole. So are all if a task set
+    with a share has no group in the step, because there is nothing to balance.
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for one in experiences:

@@ -1,6 +1,6 @@
-"""The explorer: takes tasks, lets the engines answer them, scores the answers and stores the rollouts, step by step.
+"""The explorer: draws tasks, has the engines answer them, scores the answers and stores the rollouts, step by step.
 
-The loop over its verbs is `trinity_core.runtime.run.explore`. The explorer holds no model. Its progress is in the
+The loop over its methods is `trinity_core.runtime.run.explore`. The explorer holds no model. Its progress is in the
 store: the rows of a step and the position after it are one transaction, so it may die at any moment and resume.
 """
 
@@ -42,21 +42,20 @@ NEWER_THAN_DUE = (
     "buffer.train_batch_size is smaller than an explore step. A resumed run may use another one"
 )
 PULL_ATTEMPTS = 3
-"""Attempts to load a version, since the one that was found may be removed before it is loaded."""
+"""Attempts to load a version, since a version may be removed between finding and loading it."""
 LINEAGE = "lineage"
 METRICS = "metrics"
-"""Keys of a stored position."""
 
 
 class Explorer:
-    """A plain class; as a Ray actor it is an asynchronous one (`max_concurrency` of a few, for `stop` and `progress`).
+    """A plain class; its Ray actor is asynchronous (`max_concurrency` of a few, for `stop` and `progress`).
 
-    `engines` and `auxiliary` (one list for each auxiliary model) are Ray actors of `Engine`, or engines of this
+    `engines` and `auxiliary` (one list for each auxiliary model) are Ray actors of `Engine`, or engines in this
     process.
     """
 
     def __init__(self, config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]] = ()) -> None:
-        os.environ.update(config.explorer.env_vars)  # before anything that may read them is imported
+        os.environ.update(config.explorer.env_vars)  # before importing anything that may read them
         start_log()
         self.config = config
         self.name = config.explorer.name
@@ -75,27 +74,26 @@ class Explorer:
         self._rewound_to: int | None = None
         """The oldest version to which the trainer went back, until the engines have weights of the new lineage."""
         self._evaluated: int | None = None
-        """The version that was evaluated last."""
         self._state = "starting"
         self._evaluation: EvaluationProgress | None = None
         self._records = StepRecords(config)
         self._turn = GpuTurn(config, self._records)
         self._failures = FailureWatch(RejectedRows.of(config, self.name), judged_later=config.mode == "explore")
         self._usage_before_wait: tuple[float, float, float] | None = None
-        """Work of engines and verifiers at the beginning of a wait for rollouts."""
+        """Usage of engines and verifiers at the start of a wait for rollouts."""
 
     # ---- what others call ----
 
     async def prepare(self) -> None:
-        """Wait for the engines; open task sets, tokenizer, store and weights. Calling it again changes nothing."""
+        """Wait for the engines; open task sets, tokenizer, store and weights. Idempotent."""
         if self._preparing is None:
             self._preparing = asyncio.ensure_future(open_resources(self.config, self._engines, self._auxiliary))
         self._resources = await asyncio.shield(self._preparing)
 
     async def run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:
-        """Explore by `loop` (`trinity_core.runtime.run.explore`) to the last step, or until `stop`; a summary.
+        """Explore with `loop` (`trinity_core.runtime.run.explore`) to the last step, or until `stop`; return a summary.
 
-        The loop starts over when the trainer goes back to a checkpoint, and ends when the trainer has finished, because
+        The loop restarts when the trainer goes back to a checkpoint, and ends when the trainer has finished, because
         later rollouts would not be trained on. Raises `TrinityError` if all tasks of a step fail, `WeightSyncError` if
         an engine does not hold the trainer's weights, `TransientFault` if engines or trainer are lost.
         """
@@ -120,8 +118,8 @@ class Explorer:
         return await asyncio.to_thread(self._end)
 
     def _end(self) -> dict[str, Any]:
-        """The summary: why the explorer ends, how many experiences each operator dropped, and how many of its rows stay
-        untrained (None: not known yet)."""
+        """Return the summary: why the explorer ends, how many experiences each operator dropped, and how many of its
+        rows stay untrained (None: not known yet)."""
         store, trainer = self._open.store, self._open.store.trainer()
         if self._is_done:
             ended = "finished"
@@ -142,8 +140,8 @@ class Explorer:
     async def evaluate(self, version: int = 0, path: str | None = None) -> dict[str, float]:
         """Score `version` on every eval set, record the scores and return them: metric name -> value.
 
-        With `path`, its weights are those of that Hugging Face folder; without, a published version, or (version 0)
-        what the engines started with.
+        Loads the Hugging Face folder `path` if set, else the published version; version 0 is what the engines started
+        with.
         """
         await self.prepare()
         await self._turn.begin(self._open.pool, lambda: False)
@@ -156,11 +154,11 @@ class Explorer:
         return await self._evaluate(version)
 
     async def stop(self) -> None:
-        """End `run` at the next step boundary."""
         self._stopping = True
 
     async def progress(self) -> dict[str, Any]:
-        """step, total_steps, version, state, what it waits for or evaluates ("": nothing), metrics of the last step."""
+        """Return step, total_steps, version, state, what it waits for or evaluates (or ""), and metrics of the last
+        step."""
         work = self._wait or self._evaluation
         waits = work.text if work else ""
         return self._summary() | {"state": self._state, "waits": waits, "numbers": self._records.last}
@@ -170,11 +168,10 @@ class Explorer:
         if self._resources is not None:
             self._resources.close()
 
-    # ---- the verbs of the loop ----
+    # ---- methods of the loop ----
 
     @property
     def weights(self) -> WeightVersions:
-        """The versions that the trainer publishes."""
         return self._open.weights
 
     @property
@@ -184,24 +181,25 @@ class Explorer:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether each step waits for the version that is due (`sync_style: fixed`, with a trainer at work).
+        """True if each step waits for the version that is due (`sync_style: fixed`, with a trainer at work).
 
         A synchronous run resumes exactly, so its steps depend only on their tasks and weights.
         """
         return self.config.is_synchronous
 
     def due_version(self, step: int) -> int:
-        """The version that `step` uses if the explorer is synchronous."""
         return SyncSchedule.of(self.config).required_version(step)
 
     def steps(self) -> Iterator[int]:
-        """The steps that are left, until `stop` or until the trainer has finished."""
+        """Yield the remaining steps, until `stop` or until the trainer has finished."""
         while not self._is_done and not self._stopping and not self._watch.has_finished():
             yield self._step + 1
 
     async def version_due(self, step: int) -> int | None:
-        """The version that `step` uses if the explorer is synchronous. Waits for the version, for tasks of queues, and
-        for the GPU if the trainer shares it. None after `stop`, if the trainer has finished, and if a queue has ended.
+        """Return the version that `step` of a synchronous explorer uses; None after `stop`, if the trainer has
+        finished, or if a queue has ended.
+
+        Waits for the version, for tasks of queues, and for a shared GPU.
         """
         version = await self.wait_for(self.due_version(step))
         if version is not None:
@@ -211,10 +209,10 @@ class Explorer:
         return version
 
     async def newest_version(self, step: int) -> int | None:
-        """The version that `step` uses if the explorer is asynchronous: the newest one, checked every few steps.
+        """Return the version that `step` of an asynchronous explorer uses: the newest one, checked every few steps.
 
-        Waits for the first version, and with `max_staleness` until the rows of the step will be fresh enough when they
-        are trained; in mode `serve` until there is feedback. None after `stop`, and if the trainer has finished.
+        Waits for the first version; with `max_staleness`, until the step's rows will be fresh enough when trained; in
+        mode `serve`, for feedback. None after `stop`, and if the trainer has finished.
         """
         version = SyncSchedule.of(self.config).dynamic_version(step, self.version, self.weights.latest())
         if version is None and (version := await self.wait_for(0)) is None:
@@ -228,10 +226,10 @@ class Explorer:
         return await self._waited(wait)
 
     async def wait_for(self, version: int) -> int | None:
-        """Wait until `version`, or a newer one if it is gone, can be loaded, and return which.
+        """Wait until `version`, or a newer one if it is gone, can be loaded; return that version.
 
-        None after `stop`, and if the trainer has finished.
-        Raises `LineageChanged` if the trainer went back meanwhile, `TransientFault` after `sync_timeout` seconds.
+        None after `stop`, and if the trainer has finished. Raises `LineageChanged` if the trainer went back during the
+        wait, `TransientFault` after `sync_timeout` seconds.
         """
         if self._engines_hold(version):
             return 0
@@ -248,7 +246,7 @@ class Explorer:
         return loadable
 
     async def load(self, version: int) -> None:
-        """Load `version` into all engines, each of which then passes the weight check; nothing if they hold it."""
+        """Load `version` into all engines and run their weight checks; does nothing if they hold it."""
         if version == self.version or self._engines_hold(version):
             return
         self._state = f"loading version {version}"
@@ -291,9 +289,9 @@ class Explorer:
             await self._evaluate(version, self._lineage)
 
     async def generate_and_score(self, step: int) -> StepRollouts:
-        """Run the workflows of a step, which generate answers and score them; then the experience operators.
+        """Run the workflows of a step, which generate and score answers, then the experience operators.
 
-        Raises `TrinityError` if every one of its tasks fails, and those before it or all of the run (`FailureWatch`).
+        Raises `TrinityError` if all its tasks and those before it, or all tasks of the run, fail (`FailureWatch`).
         """
         self._state = f"exploring step {step}"
         resources, began = self._open, time.perf_counter()
@@ -317,8 +315,8 @@ class Explorer:
     async def store(self, rollouts: StepRollouts) -> None:
         """Store the rollouts of a step with the position after it, and write its metrics.
 
-        The position holds the metrics too: `_start_over` writes them if this process ends before it does. A synchronous
-        explorer also records which version it needs next, so that the trainer does not wait for more rows.
+        The position also holds the metrics: `_start_over` writes them if this process dies first. A synchronous
+        explorer also records the version it needs next, so that the trainer does not wait for more rows.
         """
         store, step = self._open.store, rollouts.step
         numbers = self._records.numbers(rollouts, self._open.pool.restarts)
@@ -366,9 +364,9 @@ class Explorer:
         return last or self._steps.is_exhausted
 
     async def _wait_for_tasks(self, version: int) -> int | None:
-        """Wait until there are tasks or rollouts for a step; the version that is loaded then, None if none will come.
+        """Wait until there are tasks or rollouts for a step; return the version loaded then, None if none will come.
 
-        An asynchronous explorer loads new weights meanwhile.
+        An asynchronous explorer loads new weights during the wait.
         """
         arriving = self._steps.arrival(self._is_over)
         if arriving is None:
@@ -387,7 +385,7 @@ class Explorer:
             self._wait = None
 
     async def _wait_for_gpu(self) -> bool:
-        """Take the GPU that the trainer shares; False if no further step is needed."""
+        """Take the shared GPU; False if no further step is needed."""
         self._state, self._wait = "waiting for the GPU", self._turn
         try:
             return await self._turn.begin(self._open.pool, self._is_over)
@@ -410,18 +408,19 @@ class Explorer:
             self._wait = None
 
     async def _load_newest(self) -> None:
-        """Load the newest version in the middle of a step; the tokens sampled so far keep theirs."""
+        """Load the newest version in the middle of a step; the tokens sampled so far keep their version."""
         newest = self.weights.latest()
         if newest is not None and newest > (self.version or 0):
-            with suppress(VersionGone):  # the next look finds a newer one, or the trainer has gone back
+            with suppress(VersionGone):  # the next attempt finds a newer one, or the trainer has gone back
                 await self._load(newest, "weight_sync_in_flight")
 
     def _is_stopping(self) -> bool:
         return self._stopping
 
     def _engines_hold(self, version: int) -> bool:
-        """True if the engines started with `version`, so that there is no need to wait for a trainer. False if there is
-        a checkpoint: the trainer resumes from it and publishes its weights.
+        """True if the engines started with `version`, so that there is no need to wait for a trainer.
+
+        False if there is a checkpoint: the trainer resumes from it and publishes its weights.
         """
         is_at_start = version == 0 and self._has_initial_weights and not self.weights.has(0)
         return is_at_start and not self._open.store.trainer().committed
@@ -456,7 +455,7 @@ class Explorer:
             log.info("explorer %s resumes after step %d", self.name, self._step)
 
     async def _evaluate(self, version: int, lineage: int | None = None) -> dict[str, float]:
-        """Raises `LineageChanged`, and writes no score, if the trainer is no longer in that `lineage` (None: any)."""
+        """Raises `LineageChanged`, and writes no score, if the trainer is no longer in `lineage` (None: any)."""
         self._state = f"evaluating version {version}"
         resources, began = self._open, time.perf_counter()
         numbers: dict[str, float] = {}

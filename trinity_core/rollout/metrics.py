@@ -17,23 +17,22 @@ from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
 from trinity_core.workflows.unscored import runs_of
 
 COUNTED = frozenset({VERIFIER_ERRORS})
-"""Metrics of experiences that are added up; all others are averaged over the rollouts that have them."""
+"""Metrics of experiences that are summed; all others are averaged over the rollouts that have them."""
 Z95 = 1.959963984540054
-"""97.5 % quantile of the normal distribution: two-sided intervals of 95 %."""
+"""97.5 % quantile of the normal distribution, for two-sided 95 % intervals."""
 
 
 def experiences_of(outcomes: Iterable[Outcome]) -> list[Experience]:
-    """All experiences but those that were dropped with their task, in the order of their tasks."""
+    """Return all experiences, in task order, except those dropped with their whole task."""
     return [experience for outcome in outcomes if not outcome.dropped for experience in outcome.experiences]
 
 
 def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Rewards, lengths, reward parts, failures, sequences of a rollout, sessions of the OpenAI API.
+    """Rewards, lengths, reward parts, failures, sequences per rollout, sessions of the OpenAI API.
 
-    A rollout counts once in the mean of its reward and its metrics, however many experiences it became. The rewards of
-    a task whose prompt was cut are left out.
-    `reward/zero_variance_groups` is the share of groups whose rollouts' rewards are all equal: a group-relative
-    algorithm learns nothing from them.
+    A rollout counts once in the means of its reward and metrics, however many experiences it has. Rewards of tasks with
+    a truncated prompt are excluded. `reward/zero_variance_groups` is the fraction of groups whose rollouts' rewards are
+    all equal: a group-relative algorithm learns nothing from them.
     """
     experiences = experiences_of(outcomes)
     numbers = {
@@ -77,12 +76,13 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def dropped_whole(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
-    """What was dropped with its whole task: group -> reason -> experiences."""
+    """Experiences dropped with their whole task: group -> reason -> number."""
     return {outcome.task.group: {outcome.dropped: len(outcome.experiences)} for outcome in outcomes if outcome.dropped}
 
 
 def dropped_numbers(dropped: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
-    """`experiences/dropped/<operator>`: the experiences that each operator dropped (group -> operator -> number)."""
+    """`experiences/dropped/<operator>`: the number of experiences that each operator dropped (group -> operator ->
+    number)."""
     totals: Counter[str] = Counter()
     for by_operator in dropped.values():
         totals.update(by_operator)
@@ -92,13 +92,13 @@ def dropped_numbers(dropped: Mapping[str, Mapping[str, int]]) -> dict[str, float
 def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The score of one task set, as `eval/<taskset>/<name>`.
 
-    `accuracy` is the reward's part of that name, else the reward, averaged over the answers that have a verdict
-    (`judged` of `answers`), with its interval of 95 % from `accuracy_low` to `accuracy_high`. All answers of a task
-    that failed count as wrong, and the task in `failed_tasks`; an answer that an endpoint did not give has no verdict,
-    and counts in `failed_requests`. Without any verdict there is no accuracy.
+    `accuracy` is the reward's part of that name, else the reward, averaged over the answers with a verdict (`judged` of
+    `answers`), with a 95 % interval from `accuracy_low` to `accuracy_high`. All answers of a failed task count as
+    wrong, and the task counts in `failed_tasks`. An answer that an endpoint did not return has no verdict and counts in
+    `failed_requests`. Without any verdict there is no accuracy.
 
-    With several answers a task also `accuracy_std` between repeats, `best`, the mean over tasks of the best answer, and
-    `pass@<k>` (`best@<k>` where scores are not just 0 and 1) over the tasks with at least k verdicts.
+    With several answers a task, adds `accuracy_std` between repeats, `best`, the mean over tasks of the best answer,
+    and `pass@<k>` (`best@<k>` if scores are not just 0 and 1) over the tasks with at least k verdicts.
     """
     runs = runs_of_all(outcomes)
     rewards = _rewards(runs)
@@ -122,7 +122,7 @@ def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def answers_by_task(outcomes: Sequence[Outcome]) -> list[list[float | None]]:
-    """The score of each answer to each task, in the order of the repeats; None for an answer without a verdict.
+    """Return the score of each answer to each task, in the order of repeats; None for an answer without a verdict.
 
     The last turn of a run is its answer. A task may have several outcomes, one for each repeat.
     """
@@ -159,12 +159,12 @@ def _repeat_numbers(answers: Sequence[Sequence[float | None]], judged: Sequence[
 
 
 def runs_of_all(outcomes: Iterable[Outcome]) -> list[list[Experience]]:
-    """The experiences of each rollout."""
     return [run for outcome in outcomes for run in runs_of(outcome.experiences)]
 
 
 def combined(runs: Iterable[Sequence[Experience]]) -> dict[str, float]:
-    """The experiences' own metrics: sums of those in `COUNTED`; of the others the mean over rollouts of their means."""
+    """Combine the experiences' own metrics: sums of those in `COUNTED`; else means over rollouts of the means of their
+    rows."""
     values: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         of_run: dict[str, list[float]] = defaultdict(list)
@@ -177,7 +177,8 @@ def combined(runs: Iterable[Sequence[Experience]]) -> dict[str, float]:
 
 
 def scores_of(experiences: Sequence[Experience]) -> list[float]:
-    """The score of each rollout of a task, as in an evaluation (`eval_numbers`), but for those without a verdict."""
+    """Return the score of each rollout of a task, as in an evaluation (`eval_numbers`), without those that have no
+    verdict."""
     scores = [_score(turns[-1]) for turns in runs_of(experiences)]
     return [score for score in scores if score is not None]
 
@@ -188,7 +189,7 @@ def _rewards(runs: Iterable[Sequence[Experience]]) -> list[float]:
 
 
 def _zero_variance_groups(outcomes: Sequence[Outcome]) -> float:
-    """The share of those groups in which at least two rollouts were judged."""
+    """Fraction of zero-variance groups among the groups with at least two judged rollouts."""
     groups = [rewards for outcome in outcomes if len(rewards := _rewards(runs_of(outcome.of_task))) > 1]
     return sum(len(set(rewards)) == 1 for rewards in groups) / len(groups) if groups else 0.0
 
@@ -198,17 +199,17 @@ def _is_unanswered(outcome: Outcome) -> bool:
 
 
 def _score(experience: Experience) -> float | None:
-    """The score of an answer, None if it has no verdict; of a turn of a rollout with a `return`, that."""
+    """Return the score of an answer, or the `return` of the rollout if its turn has one; None without a verdict."""
     if experience.metrics.get(VERIFIER_ERRORS):
         return None
     return experience.metrics.get("accuracy", experience.metrics.get("return", experience.total_reward))
 
 
 def expected_best(scores: Sequence[float], k: int) -> float:
-    """The best of k answers drawn without replacement from these n >= k, in expectation: unbiased for k new answers.
+    """Return the expected best of k answers drawn without replacement from these n >= k: unbiased for k new answers.
 
-    With scores of 0 and 1 it is pass@k of Chen et al. 2021 (arXiv 2107.03374, equation 1): 1 - C(n-c, k) / C(n, k)
-    for c right answers. With other scores, the i-th lowest is the best of C(i-1, k-1) of the C(n, k) draws.
+    With scores of 0 and 1 it is pass@k of Chen et al. 2021 (arXiv 2107.03374, equation 1): 1 - C(n-c, k) / C(n, k) for
+    c right answers. With other scores, the i-th lowest is the best of C(i-1, k-1) of the C(n, k) draws.
     """
     if not 1 <= k <= len(scores):
         raise ValueError(f"the best of {k} answers needs at least {k}, not {len(scores)}")
@@ -217,16 +218,17 @@ def expected_best(scores: Sequence[float], k: int) -> float:
 
 
 def sizes(n: int) -> list[int]:
-    """The k for which pass@k is reported, given n answers to a question: powers of two below n, and n."""
+    """Return the k for which pass@k is reported for n answers a question: powers of two below n, and n."""
     return [k for k in (1 << power for power in range(n.bit_length())) if k < n] + [n]
 
 
 def standard_error(questions: Sequence[Sequence[float]]) -> float | None:
     """Standard error of the mean over all answers, clustered by question; None with fewer than two questions.
 
-    Answers to one question are not independent: many answers to few questions say less than as many to different ones.
-    The residuals of a question are added up before they are squared (clustered standard errors, Miller 2024, arXiv
-    2411.00640), with the factor Q / (Q - 1) for Q questions. With one answer a question it is the usual standard error.
+    Answers to one question are not independent: many answers to few questions are less informative than as many to
+    different ones. The residuals of a question are summed before they are squared (clustered standard errors, Miller
+    2024, arXiv 2411.00640), with the factor Q / (Q - 1) for Q questions. With one answer a question it is the usual
+    standard error.
     """
     count = len(questions)
     if count < 2:
@@ -238,12 +240,12 @@ def standard_error(questions: Sequence[Sequence[float]]) -> float | None:
 
 
 def interval(questions: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """The interval of 95 % of the mean over all answers, None with fewer than two questions.
+    """The 95 % interval of the mean over all answers; None with fewer than two questions.
 
-    Scores from 0 to 1: Wilson's interval (1927) at the effective number of answers, p (1 - p) / SE² with the clustered
-    standard error, as Franco et al. 2019 (PMC6690503) recommend for clustered samples; where all answers are equal, at
-    the number of questions. It stays within 0 and 1, and does not shrink to nothing at either. Other scores: mean ±
-    1.96 SE.
+    For scores within 0 and 1: Wilson's interval (1927) at the effective number of answers, p (1 - p) / SE² with the
+    clustered standard error, as Franco et al. 2019 (PMC6690503) recommend for clustered samples; at the number of
+    questions if all answers are equal. It stays within 0 and 1 and does not collapse at either. For other scores: mean
+    ± 1.96 SE.
     """
     error = standard_error(questions)
     if error is None:
@@ -257,7 +259,7 @@ def interval(questions: Sequence[Sequence[float]]) -> tuple[float, float] | None
 
 
 def wilson(share: float, n: float) -> tuple[float, float]:
-    """Wilson's interval of 95 % for a share that was seen in n trials."""
+    """Wilson's 95 % interval for a share observed in n trials."""
     centre = (share + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
     return max(0.0, centre - half), min(1.0, centre + half)
@@ -266,7 +268,8 @@ def wilson(share: float, n: float) -> tuple[float, float]:
 def deviation(repeats: Sequence[Sequence[float]]) -> float | None:
     """Standard deviation of the mean score between repeats (n - 1 in the denominator); None with fewer than two.
 
-    A repeat is one answer to every question: how much a score of one answer each moves when it is measured again.
+    A repeat is one answer to every question: the deviation is how much a single-answer score varies between
+    evaluations.
     """
     means = [float(np.mean(scores)) for scores in repeats if scores]
     return float(np.std(means, ddof=1)) if len(means) > 1 else None

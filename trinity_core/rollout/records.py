@@ -23,7 +23,7 @@ from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
 
 SAMPLED = 16
-"""Rollouts of a sampled step that are written for people to read."""
+"""Number of rollouts written for people to read, in a sampled step."""
 SAMPLE_EVERY = 10
 """Explore steps between two samples; every evaluation is sampled."""
 GAP = "weight_sync/check_gap"
@@ -33,31 +33,25 @@ LONGEST_CAUSE = 300
 
 @dataclass
 class StepRollouts:
-    """The rollouts of one explore step, with its metrics."""
-
     step: int
     experiences: list[Experience]
-    """What the operators left."""
+    """Experiences that the operators kept."""
     given: list[Experience]
-    """What the operators were given."""
+    """Input of the operators."""
     drawn: list[DrawnTask]
     numbers: dict[str, float]
     began: float = field(default_factory=time.perf_counter)
     spans: Mapping[str, tuple[float, float] | None] = field(default_factory=dict)
-    """Group → `Outcome.span` of its task."""
+    """Group -> `Outcome.span` of its task."""
 
 
 class StepRecords:
-    """The records of one explorer."""
-
     def __init__(self, config: Config) -> None:
         self.last: dict[str, float] = {}
-        """The metrics of the last step."""
         self._job_dir = config.job_dir
         self._source = explorer_source(config.explorer.name)
         self._traced = config.monitor.traces_per_step if config.monitor.monitor_type == "mlflow" else 0
         self._timer = StepTimer()
-        """Timer of the step in progress."""
 
     @property
     def _metrics(self) -> MetricsFile:
@@ -68,7 +62,6 @@ class StepRecords:
         return self._timer.part(activity)
 
     def set_seconds(self, **activities: float) -> None:
-        """Set `timing_s/<activity>` of the step in progress."""
         self._timer.seconds |= {f"timing_s/{name}": seconds for name, seconds in activities.items()}
 
     def loaded(self, done: WeightSyncReport) -> None:
@@ -78,12 +71,13 @@ class StepRecords:
             self.last[GAP] = done.gap
 
     def numbers(self, rollouts: StepRollouts, engine_restarts: int) -> dict[str, float]:
-        """The metrics of a step, without those of its storing."""
+        """Return the metrics of a step, without those of storing it."""
         gap = {name: value for name, value in self.last.items() if name == GAP}
         return rollouts.numbers | gap | self._timer.seconds | {"engine_restarts": float(engine_restarts)}
 
     def write(self, rollouts: StepRollouts, numbers: Mapping[str, float]) -> None:
-        """Write the `numbers` of a step, with the seconds that each activity took, and now and then some rollouts."""
+        """Write the `numbers` of a step, with the seconds of each activity, and every few steps a sample of
+        rollouts."""
         seconds, self._timer = self._timer.seconds, StepTimer()
         before = seconds.get("timing_s/wait", 0.0) + seconds.get("timing_s/weight_sync", 0.0)
         seconds["timing_s/step"] = time.perf_counter() - rollouts.began + before
@@ -98,24 +92,24 @@ class StepRecords:
             self.sample(self._source, rollouts.step, rollouts.experiences)
 
     def restore(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write the `numbers` of a step that was stored by a process which ended before it wrote them."""
+        """Write the `numbers` of a stored step whose process died before it wrote them."""
         if not self._metrics.has(step):
             self._metrics.write(step, numbers)
 
     def sample(self, source: str, step: int, experiences: list[Experience]) -> None:
-        """Save some of these rollouts, evenly spread."""
+        """Save an evenly spaced sample of these rollouts."""
         save_rollouts(self._job_dir, source, step, map(SampledRollout.of, _spread(experiences, SAMPLED)))
 
 
 def _spread(experiences: list[Experience], count: int) -> list[Experience]:
-    """As many of them at most, evenly spread."""
+    """Return at most `count` experiences, evenly spaced."""
     return experiences[:: max(1, len(experiences) // count)][:count]
 
 
 def drawn_tasks(outcomes: Sequence[Outcome], dropped: Mapping[str, Mapping[str, int]]) -> list[DrawnTask]:
-    """The entries of a step's tasks, in order: one for each of a task's groups.
+    """Return the entries of a step's tasks, in order: one for each of a task's groups.
 
-    `dropped`: group -> operator -> experiences it dropped.
+    `dropped`: group -> operator -> number of experiences.
     """
     return [
         DrawnTask(
@@ -132,45 +126,45 @@ def drawn_tasks(outcomes: Sequence[Outcome], dropped: Mapping[str, Mapping[str, 
 
 
 def _produced(outcome: Outcome) -> dict[str, int]:
-    """The experiences in the task's own group, and in those below it."""
+    """Return the number of experiences in the task's own group, and in each group below it."""
     further = outcome.further_groups
     counts = Counter(one.group for one in outcome.experiences if one.group in further)
     return {outcome.task.group: len(outcome.experiences) - counts.total(), **counts}
 
 
 def _failure(outcome: Outcome, produced: int) -> str | None:
-    """Why a group of a task has no experience; None if it has some."""
+    """Return why a group of a task has no experience; None if it has some."""
     if outcome.failed:
         return " ".join(cause(outcome.error).split())[:LONGEST_CAUSE]
     return None if produced else "its workflow returned no experience"
 
 
 class OperatorInput:
-    """The file of one explorer. A step is written before it is stored, and cut off again if that does not happen."""
+    """The file of operator inputs of one explorer. A step is written before it is stored, and cut off if storing
+    fails."""
 
     def __init__(self, config: Config) -> None:
         path = operator_input_file(config)
         self._archive = Archive(path, whole_line, file_owner(config, path)) if path else None
-        """None: no file is wanted."""
+        """None if no file is configured."""
 
     def resume(self, step: int) -> None:
-        """Cut the file after `step`, the last one that is stored."""
+        """Cut the file after `step`, the last stored one."""
         if self._archive is not None:
             self._archive.rewind(step)
 
     def append(self, step: int, experiences: Sequence[Experience]) -> None:
-        """Append what the operators were given in this step."""
         if self._archive is not None:
             self._archive.extend(step, lambda number: experiences if number == step else ())
 
 
 class ExploredFile:
-    """The file of one explorer. Its lines are read back from the store, so that they are what was stored."""
+    """The file of stored experiences of one explorer. Lines are read back from the store, so that they match it."""
 
     def __init__(self, config: Config, store: ExperienceStore) -> None:
         path = explored_file(config)
         self._archive = Archive(path, whole_line, file_owner(config, path)) if path else None
-        """None: no file is wanted."""
+        """None if no file is configured."""
         self._explored = partial(store.explored, config.explorer.name)
 
     def resume(self, step: int) -> None:
@@ -180,6 +174,5 @@ class ExploredFile:
             self.stored(step)
 
     def stored(self, step: int) -> None:
-        """Append the steps up to `step`."""
         if self._archive is not None:
             self._archive.extend(step, self._explored)

@@ -52,32 +52,28 @@ from trinity_core.workflows.rewards.pool import usual_workers
 log = logging.getLogger(__name__)
 
 EXTERNAL_SHARE = 0.9
-"""Share of `explorer.max_timeout` for a request to `explorer.external_model` with its retries, so that a slow endpoint
-does not look like a slow workflow."""
+"""Fraction of `explorer.max_timeout` for a request to `explorer.external_model` including retries, so that a slow
+endpoint does not look like a slow workflow."""
 JUDGE_SHARE = EXTERNAL_SHARE / 2
-"""Share for a request to a judge: the policy's answer takes its time too."""
+"""Fraction for a request to a judge: the policy's answer also takes time."""
 
 
 @dataclass
 class Resources:
-    """What a running explorer holds open."""
-
     config: Config
     pool: EnginePool
     model: EngineModel | ExternalModel
     runner: TaskRunner
     reward_pool: RewardPool
     steps: StepSource | None
-    """None without a task set to explore: then the explorer only evaluates."""
+    """None without a task set to explore: the explorer then only evaluates."""
     eval_tasksets: list[Taskset]
     weights: WeightVersions
     source: WeightSource
     operators: Operators
     data_juicer: DataJuicer | LocalDataJuicer | None
-    """For operators that use it, if the run has one."""
     operator_input: OperatorInput
     api: ApiServer | None
-    """The server of the OpenAI API, if one is wanted."""
 
     @cached_property
     def store(self) -> ExperienceStore:
@@ -86,31 +82,30 @@ class Resources:
 
     @cached_property
     def explored_file(self) -> ExploredFile:
-        """What is stored, as JSON lines too."""
         return ExploredFile(self.config, self.store)
 
     def usage(self) -> tuple[float, float, float]:
-        """Totals so far: seconds of engines and of verifiers, sampled tokens."""
+        """Return totals so far: seconds of engines and of verifiers, and sampled tokens."""
         return self.pool.busy.seconds, self.runner.scoring.seconds, self.pool.tokens
 
     def at_once_in_eval(self, taskset: Taskset) -> int:
-        """Workflows at a time in an evaluation: as many answers in flight as an explore step has."""
+        """Return the number of concurrent workflows in an evaluation: it has as many answers in flight as an explore
+        step."""
         if self.config.external_model:
             return self.runner.at_once
         repeats = self.config.algorithm.repeat_times
         return max(self.runner.at_once, self.runner.at_once * repeats // taskset.config.repeat_times)
 
     def eval_tasks(self, taskset: Taskset) -> list[Task]:
-        """The tasks of an evaluation; those of an external model with one answer each."""
+        """Return the tasks of an evaluation; for an external model one task for each answer."""
         tasks = taskset.tasks()
         return one_answer_each(tasks) if self.config.external_model else tasks
 
     def close(self) -> None:
-        """End the workflows, the OpenAI API and the reward processes, and close the store."""
         self.runner.loops.close()
         if self.api is not None:
             self.api.stop()
-            if api_settings.is_told(self.config) and self.config.mode != "serve":  # whose clients come back
+            if api_settings.is_told(self.config) and self.config.mode != "serve":  # clients of mode serve come back
                 api_address_file(self.config).unlink(missing_ok=True)
         self.reward_pool.close()
         self.operators.close()
@@ -125,7 +120,7 @@ class _Read:
     """Read from disk in a thread while the engines load."""
 
     config: Config
-    """The configuration, with the arguments of rewards and operators in the types that they take."""
+    """The configuration, with arguments of rewards and operators converted to their declared types."""
     encoder: ChatEncoder | None
     """None for an external model, which renders prompts itself."""
     stop_token_ids: tuple[int, ...]
@@ -241,7 +236,7 @@ def _pool(config: Config, engines: Sequence[Any], model_path: str, sleeps: bool 
 
 
 def _with_parser(config: Config, encoder: ChatEncoder) -> RolloutModelConfig:
-    """The policy, with the parser of its chat template where that is asked."""
+    """Return the policy's settings, with the tool parser of its chat template if that is configured."""
     rollout = config.explorer.rollout_model
     return rollout.with_values({"tool_call_parser": parser_of(encoder)}) if asks_template(config) else rollout
 
@@ -299,7 +294,7 @@ class Judges:
 
 
 def external_model(config: Config, external: ExternalModelConfig, loops: WorkflowLoops) -> ExternalModel:
-    """The model of `explorer.external_model`. Raises TrinityError if its key is not set."""
+    """Return the model of `explorer.external_model`. Raises TrinityError if its key is not set."""
     endpoint = Endpoint(external, key_of_endpoint(config), EXTERNAL_SHARE * config.explorer.max_timeout)
     return ExternalModel(endpoint, usual_sampling(config), loops.outside)
 
@@ -323,7 +318,7 @@ def _named(models: Mapping[str, Any], name: str | None, kind: str) -> Any:
 def apart(
     config: Config, auxiliary: Sequence[Sequence[Any]]
 ) -> tuple[Config, list[Sequence[Any]], dict[str, RewardEngines]]:
-    """The configuration with language models alone among the auxiliary models, their engines, and the reward models."""
+    """Return the configuration with only language models as auxiliary models, their engines, and the reward models."""
     models, engines, reward_models = [], [], {}
     for model, group in zip(config.explorer.auxiliary_models, auxiliary, strict=True):
         if is_reward_model(model.model_path):
@@ -342,7 +337,7 @@ def apart(
 
 
 def _asks_reward_models(config: Config) -> bool:
-    """Whether a task set is scored by a reward model, or by a workflow of the user's own, which may ask one."""
+    """True if a task set uses a reward model, or a user's own workflow, which may use one."""
     explorer_input = config.buffer.explorer_input
     for taskset in (*explorer_input.tasksets, *explorer_input.eval_tasksets):
         workflow = WORKFLOWS.resolve(taskset.default_workflow_type or "math_workflow")

@@ -1,4 +1,5 @@
-"""Runs the workflows of many tasks at once, with a time limit and retries. A failing task does not affect others."""
+"""Runs the workflows of many tasks concurrently, with a time limit and retries. A failing task does not affect
+others."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ CUT = (
     "rejected at the start by model.enable_prompt_truncation: false"
 )
 NOT_OWN = ("<", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-"""Beginnings of the paths of library and generated code: skipped when the user's line of an error is looked for."""
+"""Path prefixes of library and generated code, which are skipped when locating an error in the user's code."""
 
 
 @dataclass(slots=True)
@@ -55,22 +56,23 @@ class Outcome:
     experiences: list[Experience] = field(default_factory=list)
     retries: int = 0
     error: BaseException | None = None
-    """Why the last attempt failed; None if one succeeded."""
+    """Error of the last attempt; None if one succeeded."""
     dropped: str = ""
     """Why its experiences are not trained on; "" if they are."""
     sessions: SessionCounts | None = None
     """Sessions of the OpenAI API, those of failed attempts included; None if it is not served."""
     span: tuple[float, float] | None = None
-    """When the last attempt began and ended, in Unix seconds; None if no workflow ran here."""
+    """Start and end of the last attempt, in Unix seconds; None if no workflow ran here."""
 
     @property
     def failed(self) -> bool:
-        """Whether every attempt failed."""
+        """True if every attempt failed."""
         return self.error is not None
 
     @property
     def lost(self) -> str:
-        """Why there is nothing to learn from it: it failed, or no answer could be judged. "" if there is something."""
+        """Return why there is nothing to learn from it: it failed, or no answer could be judged. "" if there is
+        something."""
         if self.error is not None:
             return cause(self.error)
         errors = [
@@ -87,37 +89,32 @@ class Outcome:
 
     @property
     def further_groups(self) -> set[str]:
-        """The groups below the task's that its workflow made."""
+        """Groups that its workflow made below the task's own group."""
         return {one.group for one in self.experiences if one.group.startswith(f"{self.task.group}/")}
 
     @property
     def of_task(self) -> list[Experience]:
-        """The experiences of the task's own group."""
         further = self.further_groups
         return [one for one in self.experiences if one.group not in further]
 
 
 @dataclass(slots=True)
 class EvaluationProgress:
-    """Progress of an evaluation on one set."""
-
     what: str
     total: int
     done: int = 0
 
     @property
     def text(self) -> str:
-        """The progress in words."""
         return f"{self.what}: {self.done} of {self.total} tasks"
 
     def one_more(self) -> None:
-        """A task has ended."""
         self.done += 1
 
 
 @dataclass
 class TaskRunner:
-    """Runs workflows on one model, `at_once` of them at a time."""
+    """Runs workflows on one model, `at_once` of them concurrently."""
 
     model: RolloutModel
     rewards: RewardRunner
@@ -127,15 +124,15 @@ class TaskRunner:
     max_retries: int = 0
     auxiliary: Sequence[RolloutModel] = ()
     records: bool = False
-    """Whether each workflow's model also records its calls (`enable_history`)."""
+    """True if each workflow's model also records its calls (`enable_history`)."""
     api: ApiModels | None = None
     """Opens the sessions of workflows; None if the OpenAI API is not served."""
     loops: WorkflowLoops = field(default_factory=WorkflowLoops)
     """Runs workflows whose `run` is a coroutine."""
     threads: Executor = field(default_factory=lambda: InterruptibleThreads("workflow"))
-    """Runs the others."""
+    """Runs workflows whose `run` is a plain function."""
     scoring: BusyTimer = field(default_factory=BusyTimer)
-    """Time in which any answer was scored."""
+    """Time during which any answer was being scored."""
 
     async def run(
         self,
@@ -144,13 +141,14 @@ class TaskRunner:
         in_waves: bool = False,
         ended: Callable[[], object] = lambda: None,
     ) -> list[Outcome]:
-        """One outcome for each task, in their order; `ended` is called as each ends.
+        """Return one outcome for each task, in order; call `ended` as each ends.
 
-        Raises what no retry of a task can fix: lost engines, a reward function that gives an impossible accuracy.
+        Raises errors that no retry of a task can fix: lost engines, a reward function that returns an impossible
+        accuracy.
 
         With `in_waves`, the next `at_once` tasks begin together once all tasks before them have ended; without, each
-        task begins as soon as one ends. In waves, what the engines compute together, and with it the last bits of
-        their log-probs, does not depend on how long workflows and verifiers take.
+        task begins as soon as one ends. In waves, engine batches, and thus the last bits of their log-probs, do not
+        depend on how long workflows and verifiers take.
         """
         limit = at_once or self.at_once
         if not in_waves:
@@ -184,8 +182,8 @@ class TaskRunner:
     async def _attempt(self, outcome: Outcome) -> None:
         """Run the task's workflow once. Faults of the run are raised.
 
-        A start that another workflow blocked is repeated with a new model and timers: what it recorded, and what it
-        still waits for, does not count.
+        A start that another workflow blocked is repeated with a new model and new timers, so that the recordings and
+        open waits of the blocked one do not count.
         """
         began = time.time()
         model: Any = None
@@ -207,7 +205,7 @@ class TaskRunner:
             raise
         except Exception as error:  # noqa: BLE001 - it costs this task only
             outcome.error = rewards.named(error) if isinstance(error, WorkflowTimeout) else error
-            if self.api is not None:  # an agent hears of lost engines by an answer of the server
+            if self.api is not None:  # the server's answers told the agent about lost engines
                 self.api.pool.check()
         finally:
             rewards.uncounted.give_up()
@@ -228,9 +226,9 @@ def _end(model: Any, outcome: Outcome, succeeded: bool) -> None:
 
 
 def _set_temperature(task: Task, experiences: Sequence[Experience]) -> None:
-    """Experiences that a workflow made without the temperature of its answers carry their task's.
+    """Set the task's temperature on experiences that their workflow made without one.
 
-    Raises TrinityError if one is to be trained on whose log-probs are of no distribution that the trainer computes.
+    Raises TrinityError for a training experience whose log-probs are of a distribution that the trainer cannot compute.
     """
     for experience in experiences:
         if experience.temperature is None and not experience.is_expert:
@@ -242,7 +240,7 @@ def _set_temperature(task: Task, experiences: Sequence[Experience]) -> None:
 
 
 def cause(error: BaseException | None) -> str:
-    """An error in one line, with the file and line of the user's own code that led to it."""
+    """Format an error as one line, with the file and line of the user's own code that led to it."""
     if isinstance(error, TrinityError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__) if error else []
@@ -251,7 +249,6 @@ def cause(error: BaseException | None) -> str:
 
 
 def rejected_row(task: Task, reason: str) -> RejectedRow:
-    """The row of a task, for which there is a reason not to use it."""
     source, _, line = task.location.rpartition(":")
     where = RowLocation(source, int(line)) if source else RowLocation(task.taskset, task.index + 1)
     return RejectedRow(where, reason)
@@ -264,28 +261,27 @@ def _named(task: Task) -> str:
 
 @dataclass
 class FailureWatch:
-    """Distinguishes single tasks that fail because of their rows from a run in which all tasks fail or no answer can be
+    """Tells single tasks that fail because of their rows from a run in which all tasks fail or no answer can be
     judged."""
 
     rejected_rows: RejectedRows = field(default_factory=RejectedRows)
-    """Where rows are written down that fail."""
     in_a_row: int = 0
-    """Tasks that have failed since the last one that did not."""
+    """Number of consecutive failed tasks."""
     any_succeeded: bool = False
-    """Whether any task of the run did not fail."""
+    """True if any task of the run did not fail."""
     any_left: bool = False
-    """Whether the operators have left anything of the run's explore steps to train on."""
+    """True if the operators have left any trainable row in the run so far."""
     judged_later: bool = False
-    """Whether answers without a reward are of use, as to a person who judges them (mode `explore`)."""
+    """True if answers without a reward are useful, for example to a person who judges them (mode `explore`)."""
     has_others: Callable[[], bool] = lambda: False
-    """Whether the run has other explorers: what is left of theirs may be enough."""
+    """True if the run has other explorers, whose rows may be enough."""
 
     def check(self, step: int, outcomes: Sequence[Outcome], is_last: bool = False) -> None:
-        """Note the rows of failed tasks.
+        """Record the rows of failed tasks.
 
-        Raises `TrinityError` if every task of explore step `step` failed, or had no answer that could be judged, and
-        `FAILED_IN_A_ROW` tasks in a row, or all tasks of a run of which it `is_last`. Until one does not fail, prompts
-        that are too long count too. `TransientFault` if verifiers fail that have judged answers before.
+        Raises `TrinityError` if every task of explore step `step` failed, or had no answer that could be judged, and so
+        did `FAILED_IN_A_ROW` tasks in a row or all tasks of the run (`is_last`). Until a task succeeds, prompts that
+        are too long count as failures. Raises `TransientFault` if verifiers fail that have judged answers before.
         """
         self.note(outcomes)
         reasons = [self._reason(outcome) for outcome in outcomes]
@@ -301,15 +297,15 @@ class FailureWatch:
             raise lost from outcomes[0].error
 
     def _reason(self, outcome: Outcome) -> str:
-        """Why there is nothing to learn from a task; "" if there is something, or may be."""
+        """Return why there is nothing to learn from a task; "" if there is something, or may be."""
         if outcome.is_cut:
             return "" if self.any_succeeded else CUT
         return "" if self.judged_later and outcome.lost == NO_VERDICT else outcome.lost
 
     def check_left(self, step: int, left: Sequence[Experience], operators: Sequence[str], is_last: bool) -> None:
-        """Raises `TrinityError` in the last step if the `operators` have left nothing of the whole run to train on.
+        """Raise `TrinityError` in the last step if the `operators` left nothing to train on in the whole run.
 
-        Not where there are other explorers: whether theirs was enough, the trainer knows.
+        Not with other explorers: the trainer knows whether their rows were enough.
         """
         self.any_left = self.any_left or any(one.action_mask.any() for one in left)
         if is_last and not (self.any_left or self.has_others()):
@@ -319,7 +315,6 @@ class FailureWatch:
             )
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
-        """Write down the rows of failed tasks."""
         failed = [outcome for outcome in outcomes if outcome.failed]
         self.rejected_rows.append("failed_tasks", [rejected_row(one.task, cause(one.error)) for one in failed])
 
@@ -340,20 +335,20 @@ class AttemptRewards:
     """The `RewardRunner` of one attempt at a task, which measures the time of verifiers.
 
     That time does not count towards `explorer.max_timeout`: each verdict has its own limit, but an answer may wait for
-    those of all other tasks. The time of models that judge does count, but for waits until one takes a request.
+    those of all other tasks. The time of judge models counts, except waits for a free request slot.
     """
 
     rewards: RewardRunner
     outside: RunsElsewhere
     scoring: BusyTimer
-    """Time in which any attempt's answers are scored."""
+    """Time during which answers of any attempt are scored."""
     uncounted: BusyTimer = field(default_factory=BusyTimer)
-    """Time in which verifiers score this attempt's answers."""
+    """Time during which verifiers score this attempt's answers."""
     asking: BusyTimer = field(default_factory=BusyTimer)
-    """Time in which models are asked for this attempt's verdicts."""
+    """Time during which models compute this attempt's verdicts."""
 
     async def counted(self, workflow: Coroutine[Any, Any, list[Experience]]) -> list[Experience]:
-        """What the workflow returns, whose waits for others count here (`timing.uncounted`)."""
+        """Await the workflow; its waits for others count here (`timing.uncounted`)."""
         UNCOUNTED.set(self.uncounted)
         return await workflow
 
@@ -368,7 +363,7 @@ class AttemptRewards:
             return self.rewards.score_sync(name, items)
 
     def named(self, error: WorkflowTimeout) -> WorkflowTimeout:
-        """The error with what the workflow waited for."""
+        """Add the time of judge models to the error."""
         seconds = self.asking.seconds
         return WorkflowTimeout(f"{error}; verdicts of models took {seconds:.0f} s of its time") if seconds else error
 

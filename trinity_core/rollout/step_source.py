@@ -1,6 +1,6 @@
-"""Where the rollouts of explore steps come from: the tasks of a schedule or, in mode `serve`, the sessions of users.
+"""Sources of the rollouts of explore steps: the tasks of a schedule or, in mode `serve`, users' sessions.
 
-`sample_step` makes a step of them: rollouts after the experience operators, with further tasks in place of those
+`sample_step` makes a step from a source: rollouts after the experience operators, with new tasks in place of those
 without remaining rollouts.
 """
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 GATHER_SECONDS = 2.0
 """A step that is not full begins this long after its first group was complete."""
 DROPPED_HELD = 100
-"""Sessions without feedback that wait for a step with experiences; of more, a step of their own is made."""
+"""Sessions without feedback that wait for a step with experiences; with more, they become a step of their own."""
 SERVED = "served"
 """The task set of users' sessions in the ledger."""
 TAKEN = "tasks_taken"
@@ -49,7 +49,7 @@ CHANGED = (
     "%d explore steps instead of %d"
 )
 OPERATOR_SECONDS = 3600.0
-"""Time for the operators of a step. A model as a judge may be among them."""
+"""Time limit for the operators of a step, which may include a judge model."""
 T = TypeVar("T")
 
 
@@ -62,23 +62,24 @@ class StepSource(Protocol):
 
     @property
     def text(self) -> str:
-        """What is waited for, in words; "" if nothing is."""
+        """Text that says what it waits for; "" if nothing."""
 
     @property
     def is_exhausted(self) -> bool:
         """True if there will be no further step, even before `total_steps`."""
 
     def rows(self, step: int) -> int:
-        """Experiences that a step is expected to give."""
+        """Expected number of experiences of a step."""
 
     def arrival(self, is_over: Callable[[], bool]) -> Awaitable[bool] | None:
-        """Waits until rollouts for a step are available; False if `is_over` first. None: they always are."""
+        """Wait until rollouts for a step are available; False if `is_over` first. None: they always are."""
 
     async def outcomes(self, step: int, version: int) -> list[Outcome]:
-        """The outcomes of a step, with weights of `version`."""
+        """Return the outcomes of a step, with weights of `version`."""
 
     async def further(self, step: int, count: int) -> list[Outcome]:
-        """The outcomes of `count` more tasks for the step in progress; none if the source has no further tasks."""
+        """Return the outcomes of `count` more tasks for the step in progress; none if the source has no further
+        tasks."""
 
     def position(self, step: int) -> dict[str, Any]:
         """The position after a step, as JSON."""
@@ -86,28 +87,26 @@ class StepSource(Protocol):
     def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
         """Continue at a stored position; None: at the beginning. Raises DataError if it belongs to other tasks.
 
-        `positions` gives those of all steps so far, `stats` the state of the store.
+        `positions` returns those of all steps so far, `stats` the state of the store.
         """
 
     def stored(self) -> None:
-        """The last step is in the store."""
+        """Called when the last step is in the store."""
 
     def went_back(self, version: int) -> None:
-        """The trainer went back to `version`; the engines now hold weights that it has."""
+        """Called when the trainer went back to `version`; the engines now hold weights of the new lineage."""
 
 
 @dataclass
 class TaskSteps:
-    """Steps of a schedule's tasks."""
-
     schedule: TaskSchedule
     runner: TaskRunner
     config: Config
     joined: JoinedInputs = field(default_factory=JoinedInputs)
-    """Columns that experiences get for the operators."""
+    """Columns added to experiences for the operators."""
     text: str = ""
     taken: TasksTaken | None = None
-    """Known from `resume` on."""
+    """None before `resume`."""
 
     @property
     def total_steps(self) -> int:
@@ -121,7 +120,7 @@ class TaskSteps:
         return self.schedule.is_exhausted
 
     def arrival(self, is_over: Callable[[], bool]) -> Awaitable[bool] | None:
-        """See `StepSource`. Only tasks of queues are waited for."""
+        """Only tasks of queues are waited for."""
         return self._arrived(is_over) if self.schedule.has_queues else None
 
     async def _arrived(self, is_over: Callable[[], bool]) -> bool:
@@ -144,7 +143,7 @@ class TaskSteps:
         return await self.further(step, self.schedule.batch_size)
 
     async def further(self, step: int, count: int) -> list[Outcome]:
-        """See `StepSource`. The schedule sees scores as the workflows gave them, before any operator."""
+        """The schedule observes scores as the workflows returned them, before any operator."""
         outcomes = await self.runner.run(self.schedule.draw(count), in_waves=self.config.is_synchronous)
         for outcome in outcomes:
             self.schedule.observe(outcome.task, scores_of(outcome.of_task))
@@ -158,8 +157,8 @@ class TaskSteps:
         return self.schedule.position() | {TAKEN: asdict(self.taken)}
 
     def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
-        """See `StepSource`. Train steps still to come are counted again if they take another number of tasks than
-        before, also those that are made again because the trainer went back to before that change."""
+        """If train steps now take another number of tasks, recount the remaining ones, including those repeated because
+        the trainer went back to before that change."""
         self.schedule.resume(position, positions)
         each, known = tasks_taken(self.config, self.schedule), stats()
         self.taken = from_record(TasksTaken, (position or {}).get(TAKEN, {"each": each}), STORE)
@@ -175,12 +174,12 @@ class TaskSteps:
         """Does nothing: tasks are identified by their position."""
 
     def went_back(self, version: int) -> None:
-        """Nothing to do: all steps after the one of `version` are made again."""
+        """Does nothing: all steps after the one of `version` are repeated."""
 
 
 @dataclass
 class ServedSteps:
-    """A step takes the groups that are ready, up to `batch_size`, and all sessions dropped since the last one."""
+    """A step takes the groups that are ready, up to `batch_size`, and all sessions dropped since the last step."""
 
     server: ApiServer
     served_sessions: ServedSessions
@@ -192,7 +191,7 @@ class ServedSteps:
     is_exhausted: bool = False
     text: str = ""
     _count: int = 0
-    """Groups of all steps so far."""
+    """Number of groups in all steps so far."""
     _names: tuple[str, ...] = ()
     """Sessions of the step in progress."""
 
@@ -200,7 +199,7 @@ class ServedSteps:
         return self.batch_size * self.repeats
 
     async def arrival(self, is_over: Callable[[], bool]) -> bool:
-        """See `StepSource`. Ends sessions whose time is over meanwhile."""
+        """Also ends sessions that have timed out."""
         wait = Wait("feedback")
         try:
             async for _ in poll_async(pause=0.2):
@@ -225,7 +224,7 @@ class ServedSteps:
         return await asyncio.to_thread(self._outcomes, step, version)
 
     async def further(self, step: int, count: int) -> list[Outcome]:
-        """See `StepSource`: further sessions cannot be requested."""
+        """Returns none: further sessions cannot be requested."""
         return []
 
     def _outcomes(self, step: int, version: int) -> list[Outcome]:
@@ -251,7 +250,7 @@ class ServedSteps:
         return outcome
 
     def position(self, step: int) -> dict[str, Any]:
-        """See `StepSource`: also the sessions of the step, by which a restarted explorer knows that they are stored."""
+        """Includes the step's sessions, from which a restarted explorer knows that they are stored."""
         return {"step": step, "served": self._count, "sessions": list(self._names)}
 
     def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
@@ -264,12 +263,12 @@ class ServedSteps:
         self.served_sessions.stored()
 
     def went_back(self, version: int) -> None:
-        """See `StepSource`: what was sampled by weights that are gone is not trained on."""
+        """Take back sessions sampled by weights that are gone."""
         self.served_sessions.take_back(version)
 
 
 def one_answer_each(tasks: Sequence[Task]) -> list[Task]:
-    """Each repeat as a separate task, so that a request that fails costs one answer and not all of its question."""
+    """Make each repeat a separate task, so that a failed request costs one answer, not all answers to the question."""
     return [
         replace(task, repeat_times=1, group=f"{task.group}/{run}", repeat_of=task.group)
         for task in tasks
@@ -279,25 +278,25 @@ def one_answer_each(tasks: Sequence[Task]) -> list[Task]:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """The tasks of a step, with those that were drawn in place of others."""
+    """The tasks of a step, including replacements."""
 
     outcomes: list[Outcome]
     experiences: list[Experience]
-    """What the operators left."""
+    """Experiences that the operators kept."""
     dropped: dict[str, dict[str, int]]
-    """Group -> operator or reason -> experiences that it dropped."""
+    """Group -> operator or reason -> number of experiences dropped."""
     operator_seconds: float
-    """For which the step waited for the operators."""
+    """Time the step waited for the operators."""
 
 
 async def sample_step(
     steps: StepSource, operators: Operators, step: int, version: int, rounds: int, failures: FailureWatch
 ) -> SampledStep:
-    """The rollouts of a step. As often as `rounds`, tasks with nothing left to train on are replaced by further
-    ones (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).
+    """Sample the rollouts of a step. Up to `rounds` times, tasks with nothing left to train on are replaced by new ones
+    (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).
 
-    Raises `TrinityError` if all its first tasks fail, and not just a few, or all tasks of the run; and in the last step
-    if the operators have left nothing of the run.
+    Raises `TrinityError` if all its first tasks fail (`FailureWatch.check`), and in the last step if the operators left
+    nothing of the run.
     """
     outcomes = await steps.outcomes(step, version)
     is_last = step == steps.total_steps or steps.is_exhausted
@@ -326,7 +325,7 @@ async def sample_step(
 
 
 def _groups(experiences: list[Experience], outcomes: Sequence[Outcome] = ()) -> int:
-    """Groups with something to train on, without those below a task's own."""
+    """Return the number of groups with something to train on, without those below a task's own."""
     further = {group for outcome in outcomes for group in outcome.further_groups}
     return len({one.group for one in experiences if one.action_mask.any()} - further)
 
@@ -334,9 +333,10 @@ def _groups(experiences: list[Experience], outcomes: Sequence[Outcome] = ()) -> 
 async def run_operators(
     operators: Operators, outcomes: Sequence[Outcome], rejected_rows: RejectedRows
 ) -> tuple[list[Experience], dict[str, dict[str, int]]]:
-    """Apply the operators to the outcomes' experiences; returns what they keep and what they drop. They run outside the
-    explorer's loop, because plugins may be slow: in a thread, or in a separate process. Rows with which one fails are
-    noted in `rejected_rows`.
+    """Apply the operators to the outcomes' experiences; return what they keep and what they drop.
+
+    They run outside the explorer's loop, in a thread or a separate process, because plugins may be slow. Rows with
+    which an operator fails are recorded in `rejected_rows`.
     """
     failed: list[FailedGroup] = []
     run = partial(operators.run, experiences_of(outcomes), failed.append)
@@ -359,7 +359,7 @@ async def run_operators(
 
 
 async def loading_meanwhile(work: Awaitable[T], load_newest: Callable[[], Awaitable[None]]) -> T:
-    """The result of `work`, during which `load_newest` is called repeatedly; the last call ends before this returns.
+    """Await `work`, calling `load_newest` repeatedly; the last call ends before this returns.
 
     Raises what either raises. If a load fails, `work` is cancelled.
     """

@@ -1,4 +1,4 @@
-"""Waits for the trainer: for a version, until it has finished or gone back to a checkpoint."""
+"""Waits for the trainer: for a version, until it finishes, or until it goes back to a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from trinity_core.waits import Wait, poll
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
-"""Time between two looks at the store while a version is waited for."""
+"""Polling interval of the store during a wait for a version."""
 RETRY_SECONDS = 2.0
-"""Time between two tries while nothing changes: a lost explorer can only be detected by its silence."""
+"""Interval of retries while nothing changes: a lost explorer can only be detected by its silence."""
 
 
 class TrainerWatch:
-    """The trainer's state in the store, for the explorer of that name, which starts now."""
+    """The trainer's state in the store, as seen by the named explorer, which starts now."""
 
     def __init__(
         self, store: ExperienceStore, explorer: str, total_steps: int | None, length: int | None = None
@@ -39,7 +39,7 @@ class TrainerWatch:
         stays_untrained = store.join(explorer, total_steps, length)
         trainer = store.trainer()
         self._outlived = trainer.total if trainer.finished and not stays_untrained else None
-        """The steps of a trainer that has finished and after which one with more is expected."""
+        """Total steps of a finished trainer that is expected to be followed by one with more; None otherwise."""
         if self._outlived is not None:
             log.info(
                 "the trainer has finished (%d steps), but explorer %s now has more: it continues for a trainer that is "
@@ -48,11 +48,10 @@ class TrainerWatch:
 
     def has_finished(self, trainer: TrainerPresence | None = None) -> bool:
         """True if the trainer has finished, so that further rollouts would not be trained on. `trainer` is its state in
-        the store, if that has just been read.
-        """
+        the store, if just read."""
         trainer = trainer or self._store.trainer()
         if not trainer.finished:
-            self._outlived = None  # the trainer that was expected is there
+            self._outlived = None  # the expected trainer has arrived
         return trainer.finished and trainer.total != self._outlived
 
 
@@ -71,17 +70,16 @@ class VersionWait:
         self._next = 0.0
         self._is_unneeded = False
         self.went_back = False
-        """True if the store was rewound meanwhile."""
+        """True if the store was rewound during the wait."""
 
     @property
     def text(self) -> str:
-        """What is waited for, in words."""
         return self._wait.text
 
     def run(self, timeout: float) -> int | None:
-        """Blocks; the version, or the oldest newer one. None if there is no need for it any more.
+        """Block until the version, or the oldest newer one, is available and return it; None if it is no longer needed.
 
-        Raises `TransientFault` after `timeout` seconds (`sync_timeout`), which says when the trainer was last seen.
+        Raises `TransientFault` after `timeout` seconds (`sync_timeout`), with the time the trainer was last seen.
         """
         try:
             version = self._weights.wait(self._version, timeout, self._is_over)
@@ -104,7 +102,7 @@ class VersionWait:
 
 
 def staleness_bound(config: Config) -> StalenessBound | None:
-    """The bound that an asynchronous explorer keeps; None without `max_staleness`."""
+    """Return the bound of an asynchronous explorer; None without `max_staleness`."""
     most = config.synchronizer.max_staleness
     return None if most is None else StalenessBound(most, rollouts_taken(config), SyncSchedule.of(config).publish_every)
 
@@ -125,17 +123,17 @@ class AdmissionWait:
         self._tried = 0.0
         self._seen: tuple[int, int | None] | None = None
         self._stood: tuple[float, int, int] | None = None
-        """Since when, newest train step with a batch, version: while these two stand still, so does the trainer."""
+        """Time since which the newest train step with a batch and the version, the other two, have not changed: the
+        trainer stands still."""
 
     @property
     def text(self) -> str:
-        """What is waited for, in words."""
         return self._wait.text
 
     def run(self, timeout: float) -> int | None:
-        """Blocks; the version with which the step has begun. None if there is no need for it any more.
+        """Block until the step may begin and return its version; None if it is no longer needed.
 
-        Raises `LineageChanged` if the trainer went back, `TransientFault` if it stands still for `timeout` seconds
+        Raises `LineageChanged` if the trainer went back, `TransientFault` if it makes no progress for `timeout` seconds
         (`sync_timeout`).
         """
         if self._begins(time.monotonic(), timeout):
@@ -180,21 +178,19 @@ class GpuTurn:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the trainer shares the GPU."""
         return self._gpu is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the engines sleep."""
+        """True if the engines sleep."""
         return self._gpu is not None and not self._gpu.held
 
     @property
     def text(self) -> str:
-        """What is waited for, in words; empty if nothing is."""
         return self._gpu.text if self._gpu else ""
 
     async def begin(self, pool: EnginePool, is_unneeded: Callable[[], bool]) -> bool:
-        """Wait for the trainer to leave the GPU, and wake the engines; False once `is_unneeded()`.
+        """Wait for the trainer to release the GPU, and wake the engines; False once `is_unneeded()`.
 
         Raises what `SharedGpu.acquire` and `EnginePool.wake` raise.
         """
@@ -209,7 +205,7 @@ class GpuTurn:
         return acquired
 
     def tell_progress(self) -> None:
-        """A step is stored: the trainer's time limit starts over."""
+        """Called when a step is stored: the trainer's time limit starts over."""
         if self._gpu is not None:
             self._gpu.tell_progress()
 

@@ -1,8 +1,8 @@
 """Runs workflows in a separate event loop, so that one that does not yield cannot stop the explorer.
 
 A workflow in synchronous code (`time.sleep`, a request without a time limit, an endless loop) blocks all others. When
-one of them times out, the blocking one is ended: by an exception in its code if Python can raise one there, otherwise
-by abandoning its thread. The others then start over in a new loop, which does not count as a retry.
+one of them times out, the blocking one is ended: by raising an exception in its code if Python can, otherwise by
+abandoning its thread. The others then start over in a new loop, which does not count as a retry.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CANCEL_SECONDS = 5.0
-"""Time for a workflow that took too long to notice that it is ended."""
+"""Time for a timed-out workflow to react to its cancellation."""
 SHORTEST_WAIT = 1.0
-"""Between two looks at whether a workflow still waits for a verifier."""
+"""Interval of checks whether a workflow still waits for a verifier."""
 YIELD_SECONDS = 60.0
-"""Longest stretch of synchronous code in a workflow while the time of another one is over."""
+"""Longest stretch of synchronous code in a workflow once another one has timed out."""
 
 
 class WorkflowTimeout(Exception):
@@ -43,7 +43,7 @@ class WorkflowExit(Exception):
 
 @dataclass(eq=False)
 class WorkflowLoops:
-    """Runs the workflows of one explorer, in one loop at a time. Used in the explorer's own loop."""
+    """Runs the workflows of one explorer, in one loop at a time. Called from the explorer's own loop."""
 
     _present: _Lane | None = None
     _left_behind: WeakSet[Loop] = field(default_factory=WeakSet)
@@ -55,12 +55,10 @@ class WorkflowLoops:
         seconds: float,
         uncounted: Callable[[], BusyTimer] = BusyTimer,
     ) -> T:
-        """What a workflow returns. Raises what it raises, and `WorkflowTimeout` if it takes longer than `seconds`.
+        """Run a workflow and return its result. Raises what it raises, and `WorkflowTimeout` after `seconds`.
 
-        The time of `uncounted()` is not the workflow's own: the timer of the last `work()`, since one that was left
-        behind may keep its own open.
-
-        Workflows that begin in one turn of the caller's loop begin in one turn of theirs.
+        The time of `uncounted()` does not count. It is the timer of the last `work()`, since an abandoned one may keep
+        its own running. Workflows started in one turn of the caller's loop start in one turn of theirs.
         """
         while True:
             lane = self._lane()
@@ -79,7 +77,7 @@ class WorkflowLoops:
                 raise WorkflowTimeout("it was cancelled")
 
     async def outside(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the explorer's own loop, for a workflow. What they ask in one turn is asked in one turn."""
+        """Run `work` of a workflow in the explorer's own loop. Calls made in one turn arrive in one turn."""
         running = asyncio.get_running_loop()
         if running in self._left_behind:
             work.close()
@@ -89,7 +87,6 @@ class WorkflowLoops:
         return await work
 
     def close(self) -> None:
-        """End the workflows and their loop."""
         if self._present is not None:
             self._leave(self._present)
 
@@ -99,7 +96,7 @@ class WorkflowLoops:
         return self._present
 
     async def _wait(self, lane: _Lane, call: asyncio.Future[Any], seconds: float, uncounted: BusyTimer) -> bool:
-        """Wait for a call to end, time in which another workflow held it up not counted; False if it takes longer."""
+        """Wait for a call to end; False on timeout. Time in which another workflow blocked it does not count."""
         while True:
             began, left = time.monotonic(), seconds
             while left and not call.done():
@@ -130,41 +127,40 @@ class WorkflowLoops:
 
 
 class _Lane:
-    """One thread with the event loop in which workflows run, and the way there and back."""
+    """A thread with the event loop in which workflows run, and the calls in both directions."""
 
     def __init__(self, home: Loop) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(self._begin)
         self.inward, self.outward = Bridge(home, self.loop), Bridge(self.loop, home)
         self.culprit: asyncio.Future[Any] | None = None
-        """The call that held up the others last."""
+        """The last call that blocked the others."""
         self.freed_at = -math.inf
         self.is_left = False
         self._owners: WeakKeyDictionary[asyncio.Task[Any], ref[asyncio.Task[Any]]] = WeakKeyDictionary()
-        """Task of the workflow that each task belongs to. A value that is no reference would keep its own key, and with
-        it the experiences that the workflow has returned."""
+        """Task -> the workflow's task that it belongs to. Values are weak references: a strong one would keep its key
+        alive, and with it the experiences that the workflow returned."""
         self._thread = threading.Thread(target=self._run, name="workflows", daemon=True)
         self._thread.start()
 
     async def ping(self, seconds: float) -> bool:
-        """True if the loop takes a turn within `seconds`."""
+        """True if the loop responds within `seconds`."""
         answer = self.inward.call(asyncio.sleep(0))
         await asyncio.wait({answer}, timeout=seconds)
         return answer.done() or not answer.cancel()
 
     def running(self) -> asyncio.Future[Any] | None:
-        """The call whose workflow runs now."""
+        """Return the call whose workflow is running."""
         task = asyncio.current_task(self.loop)
         owner = None if task is None else self._owners.get(task)
         return None if owner is None else self.inward.caller_of(owner())
 
     def stack(self) -> str:
-        """Where the thread is now."""
+        """Return the thread's current stack."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame)[-3:])
 
     def interrupt(self) -> None:
-        """Raise `Interrupted` in whatever runs."""
         interrupt(self._thread.ident or 0)
 
     def leave(self) -> None:

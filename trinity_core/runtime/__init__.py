@@ -1,1 +1,1 @@
-"""Runtime: a run's processes on Ray. Starting, placing, watching and ending them."""
+"""Runtime: starts, places, watches and ends a run's processes on Ray."""

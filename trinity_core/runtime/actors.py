@@ -1,4 +1,4 @@
-"""The actors of a run: engines, explorer, trainer workers. Each has a name by which it is found in Ray."""
+"""The actors of a run: engines, explorer, trainer workers. Ray finds each by its name."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ log = logging.getLogger(__name__)
 SAVE_SECONDS = 20.0
 """Time for the trainer to save at the next step boundary. Prefect kills a cancelled run 30 s after asking it to end."""
 EXPLORER_SECONDS = 2.0
-"""Time for the explorer to end. Its rollouts are in the store; it has nothing to save."""
+"""Time for the explorer to end. Its rollouts are in the store, so it has nothing to save."""
 LOAD_SECONDS = 3600.0
 """Time for an engine kept from an earlier stage to load a model."""
 CALLS_AT_ONCE = 1000
-"""An engine is an asynchronous actor: each workflow's call waits within it."""
+"""An engine is an asynchronous actor in which each workflow's call waits."""
 KEPT_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_ARENA_MAX": "2",
 }  # fmt: skip
-"""Bytes below which a trainer on the CPU keeps memory that it has freed: the next step asks for as much again.
-Otherwise glibc returns most of it, and the system clears 4,500 pages a step of the small model, for 8 ms of each
-core. Two arenas, as what each of the threads of a save has freed would be kept in one of its own, of which there are
-eight for each core: a trainer grew by 170 MiB in 46 saves of a model of 0.5 MiB."""
+"""Makes a CPU trainer keep freed memory, because the next step needs as much again. Otherwise glibc returns most of it,
+and clearing 4,500 pages a step of the small model costs 8 ms of each core. Two arenas, because with the default of
+eight per core, the threads of a save each keep freed memory in their own arena: a trainer grew by 170 MiB in 46 saves
+of a model of 0.5 MiB."""
 KERNELS = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
-"""Matrix products in half precision that torch and oneDNN keep compiled on the CPU; 1,024 each by default.
-Micro-batches differ in size, so hardly any is needed again: PPO on a model of 1 million parameters grew by 130 MiB a
-step, to 1.6 GiB after 8. With these it stays below 840 MiB (after 6 steps), at the same speed."""
+"""Limits the compiled half-precision matrix products that torch and oneDNN cache on the CPU (default 1,024 each).
+Micro-batches differ in size, so hardly any is reused: PPO on a model of 1 million parameters grew by 130 MiB a step, to
+1.6 GiB after 8. With these limits it stays below 840 MiB (after 6 steps), at the same speed."""
 
 READ_AT_START = ("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
-"""Variables that Python and the loader read as a process starts. No secrets."""
+"""Variables that Python and the loader read at process start. No secrets."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Actors:
         ]
 
     def start_auxiliary(self) -> list[list[Any]]:
-        """The engines of each auxiliary model: of vLLM, or of transformers for a reward model."""
+        """Start the engines of each auxiliary model: vLLM's, or for a reward model transformers'."""
         from trinity_core.inference.reward_engine import is_reward_model
         from trinity_core.inference.settings import auxiliary_engine
 
@@ -102,17 +102,17 @@ class Actors:
         return handles
 
     def start_explorer(self, engines: list[Any], auxiliary: list[list[Any]]) -> Any:
-        """The explorer: it drives the engines and holds no model itself. On several nodes it is on the first one."""
+        """Start the explorer, on several nodes on the first one. It drives the engines and holds no model itself."""
         from trinity_core.rollout.explorer import Explorer
 
         config, name = self.config, actor_prefix(self.config)
-        # Its own `env_vars` may be keys: Ray writes the variables that it is given to a log that everybody can read.
+        # Its own `env_vars` may contain keys: Ray would write variables passed to it into a world-readable log.
         own, where = config.explorer.env_vars, self.placement.nodes.first()
         env = log_environment(config, name) | {key: own[key] for key in READ_AT_START if key in own}
         return self.cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8, where=where)
 
     def start_trainers(self) -> list[Any]:
-        """The trainer's workers, one per rank: those kept from an earlier stage if they fit, or new ones."""
+        """Return the trainer's workers, one per rank, reusing those of an earlier stage if they fit."""
         from trinity_core.training.worker import TrainerActor
 
         config, placement, cluster = self.config, self.placement, self.cluster
@@ -133,10 +133,11 @@ class Actors:
         ]  # fmt: skip
 
     def keep(self, engines: list[Any], trainers: list[Any]) -> list[Any]:
-        """Keep engines and trainers for a later stage if one may follow; returns the actors that are kept.
+        """Keep engines and trainers for a later stage if one may follow, and return the kept actors.
 
         Their processes have imported vLLM, torch and DeepSpeed, which takes longer than a small model's whole stage. On
-        GPUs nothing is kept: it would hold memory that another stage needs. Engines that sleep are not kept either.
+        GPUs nothing is kept, because it would occupy memory that another stage needs. Sleeping engines are not kept
+        either.
         """
         if self.placement.on_gpu or self.placement.colocated or not self.cluster.shared:
             return []
@@ -147,13 +148,13 @@ class Actors:
         return [*engines, *trainers]
 
     def engine_settings(self) -> EngineSettings:
-        """The settings of the policy's engines."""
         from trinity_core.inference.settings import policy_engine
 
         return policy_engine(self.config, self.placement.on_gpu, self.placement.engine_threads)
 
     def engine_key(self) -> Hashable:
-        """Two stages with the same key can use the same engines: those with an adapter keep the base model."""
+        """Return the key of the engines: stages with the same key can share them. With an adapter, the base model is
+        part of it."""
         settings = self.engine_settings()
         return settings if settings.lora_rank else replace(settings, model_path=""), self.placement.engines
 
@@ -183,13 +184,14 @@ class Actors:
 
 
 def trainer_key(placement: Placement) -> Hashable:
-    """Two stages with the same key can use the same trainer processes, which take on the second one's threads."""
+    """Return the key of the trainer processes. Stages with the same key can share them, even with different thread
+    counts."""
     return placement.trainers, tuple(trainer_environment(replace(placement, trainer_threads=0)).items())
 
 
 def take_over(engines: list[Any], config: Config, model_path: str, check: Callable[[], None]) -> None:
-    """Turn running engines into another stage's: with its logs, and the weights of a Hugging Face folder as version 0;
-    "" removes an adapter."""
+    """Move running engines to another stage: with its logs, and the weights of a Hugging Face folder as version 0. An
+    empty `model_path` removes an adapter."""
     from trinity_core.inference.requests import WeightSource
 
     source = WeightSource("folder", str(Path(model_path).absolute()) if model_path else "")
@@ -201,19 +203,18 @@ def take_over(engines: list[Any], config: Config, model_path: str, check: Callab
 
 
 def renew(workers: list[Any], config: Config, threads: int, check: Callable[[], None]) -> None:
-    """Turn running workers into those of another stage's trainer."""
     timed = within(SILENCE_SECONDS, "the trainer's workers kept from an earlier stage have not let it go", check)
     results_of([worker.renew.remote(config, threads) for worker in workers], timed)
 
 
 def connect_trainers(workers: list[Any], check: Callable[[], None], stopped: Callable[[], bool]) -> dict[str, Any]:
-    """Connect the workers at rank 0's address, load and resume; returns rank 0's progress."""
+    """Connect the workers at rank 0's address, load and resume; return rank 0's progress."""
     address, port = result_of(workers[0].rendezvous.remote(), check, stopped)
     return results_of([worker.start.remote(address, port) for worker in workers], check, stopped)[0]
 
 
 def _are_ready(cluster: Cluster, kept: list[Any], prepare: Callable[[], None]) -> bool:
-    """Prepare kept actors for another stage. False if one of them has died. They are ended if that fails in any way."""
+    """Prepare kept actors for another stage. Return False if one of them has died. On any failure they are ended."""
     from trinity_core.inference.requests import EngineLost
 
     try:
@@ -233,13 +234,13 @@ def run_until_done(
     check: Callable[[], None],
     report: ProgressReport,
 ) -> list[Any]:
-    """Wait for `runs` (references to what `run` returns), with reports, and return their results.
+    """Wait for `runs` (references to results of `run`), report progress, and return their results.
 
     The first failure is raised.
 
-    Once `stopping()` is true, `stop` is called, which makes the runs save and return. Raises `Stopped` if they do not
-    return within `grace` seconds. If `check` raises, they save and return before its error is raised, unless that is
-    `RayDied`.
+    Once `stopping()` is true, `stop` is called, which makes the runs save and return. Raises Stopped if they do not
+    return within `grace` seconds. If `check` raises, they save and return before its error is raised, unless it is
+    RayDied.
     """
     import ray
 
@@ -270,11 +271,10 @@ def run_until_done(
 
 
 def trainer_environment(placement: Placement) -> dict[str, str]:
-    """The environment variables that DeepSpeed and torch read."""
     from trinity_core.inference.settings import PASSIVE_THREADS
 
     common = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(placement.trainer_threads)}
     if placement.on_gpu:
-        # Micro-batches have as many sizes as there are: segments that grow leave no gaps between them.
+        # Micro-batches vary in size: expandable segments avoid fragmentation.
         return common | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     return common | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} | PASSIVE_THREADS | KEPT_MEMORY | KERNELS

@@ -1,5 +1,5 @@
-"""The models that task operators ask: those of the configuration, whose engines run for as long as a curation needs
-them, and OpenAI-compatible endpoints."""
+"""The models that task operators ask: those of the configuration, whose engines run as long as a curation needs them,
+and OpenAI-compatible endpoints."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ from trinity_core.workflows.rollout_model import RolloutModel
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""Time between two looks at whether Ray is alive, while a model is asked."""
 ENDPOINT_SECONDS = 800.0
-"""Time for a question to an endpoint, with all its retries."""
+"""Time for a question to an endpoint, including retries."""
 T = TypeVar("T")
 
 
 class RunModels:
-    """See `TaskModels`. Use it as a context: the engines start with the first question and end with the context."""
+    """See `TaskModels`. A context manager: the engines start with the first question and end with the context."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -66,7 +65,7 @@ class RunModels:
                 close_cluster(self._cluster)
 
     def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
-        """See `TaskModels.ask`. Raises ModelError where engines cannot start, TransientFault where they are lost."""
+        """See `TaskModels.ask`. Raises ModelError if engines cannot start, TransientFault if they are lost."""
         own = {} if model.base_url else asked_models(self._config)
         if model.name not in own:
             return EndpointModels().ask(model, questions)
@@ -104,7 +103,8 @@ class RunModels:
 
 
 def _of_curation(config: Config, models: Sequence[AuxiliaryModelConfig]) -> Config:
-    """The configuration of a curation's engines. Their names and logs are not those of the run that follows."""
+    """Return the configuration for a curation's engines, whose names and logs differ from those of the run that
+    follows."""
     return config.with_values({
         "name": f"{config.name}_curation", "mode": "bench",
         "explorer.auxiliary_models": list(models), "explorer.external_model": None,
@@ -120,7 +120,7 @@ def _encoder(config: Config, model: AuxiliaryModelConfig) -> ChatEncoder:
 async def _started(
     config: Config, models: Sequence[AuxiliaryModelConfig], encoders: dict[str, ChatEncoder], groups: list[list[Any]]
 ) -> dict[str, EngineModel]:
-    """Each model once its engines have loaded it, by its path."""
+    """Return path → model, once its engines have loaded it."""
     patience = config.explorer.engine_timeout
     pools = [
         EnginePool([as_handle(engine) for engine in group], model.model_path, patience=patience)
@@ -136,10 +136,10 @@ async def _started(
 
 
 class EndpointModels:
-    """See `TaskModels`: asks endpoints alone, also without a run."""
+    """See `TaskModels`: asks endpoints only, and needs no run."""
 
     def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
-        """See `TaskModels.ask`. Raises ModelError where nothing says the address or the key."""
+        """See `TaskModels.ask`. Raises ModelError if the address or the key is missing."""
         return asyncio.run(self._ask(model, questions))
 
     async def _ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
@@ -180,7 +180,7 @@ async def _answer(model: RolloutModel, question: Question) -> str | NoAnswer:
 
 
 async def _checked(work: Coroutine[Any, Any, T], check: Callable[[], None]) -> T:
-    """The result of `work`; `check` is called meanwhile and may raise."""
+    """Await `work` while calling `check`, which may raise."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:

@@ -24,9 +24,9 @@ from trinity_core.store.schema import tables
 def stores_of(
     folder: Path, config: Path | None = None, overrides: Sequence[str] = (), url: str | None = None
 ) -> dict[str, str]:
-    """The stores of the run in `folder`, or of the stages of the pipeline in it: folder's name -> URL.
+    """Return folder name → store URL for the run in `folder`, or for the stages of the pipeline in it.
 
-    A store is `url`'s, else that of `config`, a YAML file (which may hold a password and names the stages), else the
+    The store is `url`, else that in `config`, a YAML file (which may hold a password and names the stages), else the
     SQLite file in the run's `buffer` folder.
     """
     if config is not None:
@@ -38,19 +38,17 @@ def stores_of(
 
 
 def open_store(folder: Path, url: str) -> Database:
-    """The store at `url` of the run in `folder`: nothing can be changed through it."""
     namespace = _namespace(folder, namespaces(url), url)
     return Database(url, tables(namespace), namespace, read_only=True)
 
 
 def runs_in(folder: Path) -> Sequence[Path]:
-    """The folders of the stages of the pipeline in `folder`, which are next to it; without a pipeline the folder."""
+    """Return the folders of the stages of the pipeline in `folder`, which are next to it; without a pipeline `folder`."""
     recorded = read_json(JobLayout(folder).stages) or {}
     return [folder.with_name(name) for name in recorded.values()] or [folder]
 
 
 def _sqlite(folder: Path) -> str | None:
-    """The URL of the run's own SQLite file."""
     databases = [path for path in sorted((folder / "buffer").glob("*")) if path.suffix in DATABASES]
     if len(databases) > 1:
         names = ", ".join(path.name for path in databases)
@@ -59,7 +57,7 @@ def _sqlite(folder: Path) -> str | None:
 
 
 def _configured(folder: Path, config: Config) -> dict[str, str]:
-    """Name -> store of the run in `folder`, or of each stage of the pipeline in it that has one, by the configuration.
+    """Return name → store of the run in `folder`, or of each stage of its pipeline that has one, by the configuration.
 
     The folder of a configuration without stages may have been moved or renamed.
     """
@@ -76,9 +74,10 @@ def _configured(folder: Path, config: Config) -> dict[str, str]:
 
 
 def _namespace(folder: Path, known: Sequence[str], url: str) -> str:
-    """The run's name in a database, as its folder says.
+    """Return the run's namespace in a database, as its folder records it.
 
-    In the folder of an older release, which says nothing: the folder's path, or the only name (it may have been moved).
+    Older releases recorded nothing: there it is the folder's path, or the only namespace (the folder may have been
+    moved).
     """
     identity = read_identity(folder)
     if identity is not None and identity.namespace in known:
@@ -98,9 +97,9 @@ COUNTS = (
 def audit_runs(
     folder: Path, config: Path | None = None, overrides: Sequence[str] = (), url: str | None = None
 ) -> dict[str, Audit]:
-    """The audit of the run in `folder`, or of each stage of the pipeline in it: folder's name -> audit.
+    """Return folder name → audit for the run in `folder`, or for each stage of the pipeline in it.
 
-    `stores_of` says which stores are read. Nothing is changed. Raises `DataError` if there is none.
+    `stores_of` finds the stores. Nothing is changed. Raises DataError if there is none.
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}", key=str(folder))
@@ -116,7 +115,6 @@ def audit_runs(
 
 
 def audit_text(name: str, audit: Audit) -> str:
-    """An audit for people."""
     trained = f"  at steps {min(audit.trained_at)} to {max(audit.trained_at)}" if audit.trained_at else ""
     lines = [
         name,
@@ -144,7 +142,7 @@ def accounts_for_all(audits: Mapping[str, Audit]) -> bool:
 
 
 def audit_json(audits: dict[str, Audit]) -> dict[str, object]:
-    """One run's audit; the stages of a pipeline under their names, with sums of their counts (lineage: the highest)."""
+    """Return one run's audit, or a pipeline's stages by name with sums of their counts (lineage: the highest)."""
     clean = {"clean": accounts_for_all(audits)}
     if len(audits) == 1:
         [audit] = audits.values()

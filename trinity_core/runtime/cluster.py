@@ -1,6 +1,6 @@
-"""Start Ray for a run, or join a cluster, and end everything that the run started on it.
+"""Starts Ray for a run, or joins a cluster, and ends everything that the run started on it.
 
-One process has at most one cluster. A pipeline opens it and its stages use it, because starting Ray takes 6 s.
+A process has at most one cluster. A pipeline opens it for all its stages, because starting Ray takes 6 s.
 """
 
 from __future__ import annotations
@@ -29,36 +29,34 @@ log = logging.getLogger(__name__)
 END_SECONDS = 5.0
 """Time for Ray's processes to end with Ray."""
 AGAIN_SECONDS = 300.0
-"""Time to wait for GPUs that an earlier attempt had: dying processes may release them slowly, and a node takes minutes
+"""Time to wait for GPUs that an earlier attempt used: dying processes may release them slowly, and a node takes minutes
 to start."""
 LOOK_SECONDS = 5.0
-"""Time between two looks at whether Ray is alive."""
 NAME_SECONDS = 30.0
-"""Time for Ray to end the actors of a killed process: until then their names are taken."""
+"""Time for Ray to end the actors of a killed process and free their names."""
 PLACE_SECONDS = 600.0
 """Time for Ray to start an actor, including a wait for GPUs of another run."""
 _lock = threading.Lock()
 _current: Cluster | None = None
 _had_room: set[str | None] = set()
-"""Ray addresses (None: its own Ray) at which there was room for a run of this process."""
+"""Ray addresses (None: its own Ray) that have had room for a run of this process."""
 T = TypeVar("T")
 
 
 class Cluster:
-    """A connection to Ray. `close` ends all that this process has started on it."""
+    """A connection to Ray. `close` ends everything that this process has started on it."""
 
     def __init__(self, config: Config, machine: Machine) -> None:
         self.nodes = [machine]
-        """The cores and GPUs of each node."""
         self.address = config.cluster.ray_address
         self._started: list[Any] = []
         self._users = 0
         self._kept: dict[str, tuple[Any, list[Any]]] = {}
-        """Actors kept for a later stage: kind -> (the key they fit, actors)."""
+        """Actors kept for a later stage: kind → (the key they fit, actors)."""
         self._reserved: list[tuple[list[Any], Callable[[], None]]] = []
         """Nodes reserved for kept actors: the actors, and a function that releases the nodes."""
         self._placing: dict[Any, tuple[str, float]] = {}
-        """Actors that Ray has not started yet: reference that is ready once it has -> (name, when Ray was asked)."""
+        """Actors that Ray has not started yet: reference that becomes ready on start → (name, time of the request)."""
         self._namespace = config.ray_namespace or "trinity"
         self._gpus = 0
         self._locks = GpuLocks()
@@ -68,8 +66,8 @@ class Cluster:
     def open(self, gpus: int) -> None:
         """Start Ray with this number of free GPUs, or join the cluster at `cluster.ray_address`.
 
-        Raises `TrinityError` if there are not as many, or if the cluster to join does not answer or does not take us;
-        `TransientFault` if they are not free in time, or Ray does not start.
+        Raises TrinityError if there are too few GPUs, or if the cluster to join does not answer or refuses us;
+        TransientFault if the GPUs are not free in time, or Ray does not start.
         """
         self._gpus = gpus
         try:
@@ -78,9 +76,9 @@ class Cluster:
             raise TrinityError(str(error), key="cluster.ray_address") from error.__cause__
 
     def reopen(self) -> None:
-        """After Ray has died: start or join it again, without the actors there were.
+        """Start or join Ray again after it has died, without its previous actors.
 
-        Raises as `open`, but `TransientFault` if the cluster does not answer: it did before.
+        Raises as `open`, but TransientFault if the cluster does not answer, because it did before.
         """
         log.warning("Ray has died: it is %s again", "joined" if self.address else "started")
         self.close()
@@ -88,13 +86,14 @@ class Cluster:
         self._connect()
 
     def alive(self) -> bool:
-        """False if Ray on this machine has died, or if its head does not answer or no longer counts this machine."""
+        """Return False if Ray on this machine has died, or if its head does not answer or no longer lists this
+        machine."""
         return self._node is not None and self._node.alive()
 
     def check(self) -> None:
-        """Call this while waiting: every `LOOK_SECONDS` it checks that waiting still makes sense.
+        """Check, at most every `LOOK_SECONDS`, that waiting still makes sense. Call this while waiting.
 
-        Raises `RayDied`, or `TransientFault` if Ray has not started an actor within `PLACE_SECONDS`.
+        Raises RayDied, or TransientFault if Ray has not started an actor within `PLACE_SECONDS`.
         """
         import ray
 
@@ -104,7 +103,7 @@ class Cluster:
         if not self.alive():
             raise RayDied("Ray has died, and the processes of the run with it.")
         self._looked_at = now
-        placing = list(self._placing)  # other threads wait too, and take out what has started
+        placing = list(self._placing)  # other threads also wait, and remove started actors
         if not placing:
             return
         for started in ray.wait(placing, num_returns=len(placing), timeout=0)[0]:
@@ -114,7 +113,8 @@ class Cluster:
             raise TransientFault(f"Ray has not started {', '.join(late)} within {PLACE_SECONDS:.0f} s.")
 
     def unplaced(self) -> list[str]:
-        """Names of the actors that had yet to answer when `check` looked last: Ray starts them, or they import."""
+        """Return the names of actors that had not answered at the last `check`: they are being placed, or are
+        importing."""
         return [name for name, _ in list(self._placing.values())]
 
     def _connect(self) -> None:
@@ -154,9 +154,9 @@ class Cluster:
         where: Any = "DEFAULT",
         **kwargs: Any,
     ) -> Any:
-        """Start a named actor that uses `gpus` GPUs. It has no restarts, because it has state.
+        """Start a named actor that uses `gpus` GPUs. It is never restarted, because it has state.
 
-        `where`: Ray's scheduling strategy, such as one of `placement.nodes`.
+        `where` is Ray's scheduling strategy, such as one of `placement.nodes`.
         """
         import ray
 
@@ -174,12 +174,13 @@ class Cluster:
         remote: Any = ray.remote(cls).options(**options)
         handle = self._when_free(name, lambda: remote.remote(*args, **kwargs))
         self._started.append(handle)
-        # A busy worker notices a minute late that its raylet was killed, and would hold the run's locks until then.
+        # A busy worker would notice only after a minute that its raylet was killed, and hold the run's locks until
+        # then.
         self._placing[handle.__ray_call__.remote(_end_with_raylet)] = name, time.monotonic()
         return handle
 
     def _when_free(self, name: str, start: Callable[[], Any]) -> Any:
-        """What `start` returns, once no other actor of the run has this name."""
+        """Call `start` once no other actor of the run has this name, and return its result."""
         from ray.exceptions import ActorAlreadyExistsError
 
         def is_taken(error: Exception) -> bool:
@@ -220,16 +221,16 @@ class Cluster:
         self._release_unused()
 
     def release_after(self, actors: Sequence[Any], release: Callable[[], None]) -> None:
-        """Call `release`, which gives up a stage's nodes, once these actors have ended; at once if there are none.
+        """Call `release`, which gives up a stage's nodes, once these actors have ended.
 
-        Actors that an earlier stage has kept are on that stage's nodes.
+        Actors kept from an earlier stage are on that stage's nodes and do not count.
         """
         earlier = [actor for placed, _ in self._reserved for actor in placed]
         self._reserved.append(([actor for actor in actors if actor not in earlier], release))
         self._release_unused()
 
     def _release_unused(self) -> None:
-        """A dead Ray has released all nodes."""
+        """Release the nodes whose actors have ended. A dead Ray has released all nodes itself."""
         reserved, self._reserved = self._reserved, []
         for actors, release in reserved:
             if any(actor in self._started for actor in actors):
@@ -239,16 +240,16 @@ class Cluster:
 
     @property
     def shared(self) -> bool:
-        """Whether someone besides one stage has opened it, such as a pipeline: then another stage may follow."""
         return self._users > 1
 
     def leave(self, what: str, key: Any, actors: list[Any]) -> None:
-        """Keep one stage's actors for the next; the ones of the same kind that were kept before end."""
+        """Keep one stage's actors for the next; previously kept ones of the same kind end."""
         self.kill(self._kept.pop(what, (None, []))[1])
         self._kept[what] = (key, actors)
 
     def take(self, what: str, key: Any) -> list[Any]:
-        """The kept actors of this kind if they fit the key. Otherwise they end, and new ones take their place."""
+        """Return the kept actors of this kind if they fit the key. Otherwise they end, and an empty list is
+        returned."""
         fits, actors = self._kept.pop(what, (None, []))
         if fits == key:
             return actors
@@ -256,14 +257,13 @@ class Cluster:
         return []
 
     def write_timeline(self, path: Path) -> None:
-        """Write what each process of the cluster did when, for chrome://tracing."""
         import ray
 
         path.parent.mkdir(parents=True, exist_ok=True)
         ray.timeline(filename=str(path))
 
     def close(self) -> None:
-        """End every actor of ours, and Ray itself if we started it."""
+        """End all our actors, and Ray itself if we started it."""
         import ray
 
         self.kill(self._started)
@@ -283,21 +283,21 @@ def _end_with_raylet(actor: object) -> None:
 
 
 def machine(gpus: int | None) -> Machine:
-    """The cores that this process may use and the GPUs of this machine, once so many (None: all) are free.
+    """Return this process's cores and this machine's GPUs, once the given number (None: all) are free.
 
-    Raises `TransientFault`, which names the free GPUs, if they are not soon.
+    Raises TransientFault, naming the free GPUs, if they are not free soon.
     """
     return Machine(cores(), 0 if gpus == 0 else wait_until_free(gpus, gpu_seconds()))
 
 
 def placement_of(config: Config) -> Placement:
-    """Where the processes of a run go on this machine, or on the Ray cluster that it joins."""
+    """Place a run's processes on this machine, or on the Ray cluster that it joins."""
     cluster = config.cluster
     return wait_for_cluster(cluster.ray_address, lambda: place(config, weakest(_nodes(config), cluster.node_num)))
 
 
 def _nodes(config: Config) -> list[Machine]:
-    """The nodes of the open cluster, or of the one that the run will use; to count them, that one is joined."""
+    """Return the nodes of the open cluster, or of the one that the run will use, which is joined to count them."""
     if not config.cluster.ray_address:
         return _current.nodes if _current else [machine(config.cluster.gpu_per_node)]
     joined = _opened(config, 0)
@@ -308,10 +308,10 @@ def _nodes(config: Config) -> list[Machine]:
 
 
 def open_cluster(config: Config, gpu_per_node: int) -> Cluster:
-    """The process's cluster, opened if it is not open yet. Each call needs its `close_cluster`.
+    """Return the process's cluster, opening it if needed. Each call needs a matching `close_cluster`.
 
     Raises TrinityError if a run of this configuration needs more GPUs than the cluster has. A configuration with stages
-    is not checked: each stage calls this itself.
+    is not checked, because each stage calls this itself.
     """
     opened = wait_for_cluster(config.cluster.ray_address, lambda: _opened_with_room(config, gpu_per_node))
     _had_room.add(config.cluster.ray_address)
@@ -341,7 +341,7 @@ def _opened(config: Config, gpu_per_node: int) -> Cluster:
 
 
 def close_cluster(cluster: Cluster) -> None:
-    """The counterpart of `open_cluster`; the last one ends Ray."""
+    """Undo one `open_cluster`; the last one ends Ray."""
     global _current
     with _lock:
         cluster._users -= 1
@@ -352,7 +352,7 @@ def close_cluster(cluster: Cluster) -> None:
 
 @contextmanager
 def _keeping_sigterm() -> Iterator[None]:
-    """Ray replaces the SIGTERM handler in the main thread; Prefect needs its own to notice a cancellation."""
+    """Keep the main thread's SIGTERM handler, which Ray replaces: Prefect needs its own to notice a cancellation."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -365,15 +365,14 @@ def _keeping_sigterm() -> Iterator[None]:
 
 
 def gpu_seconds() -> float:
-    """Seconds to wait for GPUs of this machine that are in use."""
     return AGAIN_SECONDS if None in _had_room else FREE_SECONDS
 
 
 def wait_for_cluster(address: str | None, work: Callable[[], T]) -> T:
-    """What `work` returns, which needs the Ray at `address`. Raises what it raises.
+    """Call `work`, which needs the Ray at `address`, and return its result.
 
-    A cluster that is joined, and that had room for this process before, is waited for, at most `AGAIN_SECONDS`; then
-    raises `TransientFault`.
+    A joined cluster that had room for this process before is waited for, for at most `AGAIN_SECONDS`; then
+    TransientFault is raised.
     """
     known = address is not None and address in _had_room
 

@@ -1,4 +1,4 @@
-"""Loading a configuration with the user's plugins, checking its names and databases; another model's start."""
+"""Loads a configuration with the user's plugins, and checks its names and databases."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from trinity_core.workflows import load_plugins
 
 STORE = "buffer.trainer_input.experience_buffer.path"
 NAMES_STORE = (STORE, "buffer.trainer_input.experience_buffer.storage_type", "algorithm.algorithm_type", "mode")
-"""Keys that decide whether `path` is a store's."""
+"""Keys that decide whether `path` is the path of a store."""
 MLFLOW = "monitor.monitor_args.uri"
 
 
 def load_checked(
     path: Path | str, overrides: Sequence[str] = (), more: Callable[[Config, Report], None] | None = None
 ) -> Config:
-    """`load_config` with the user's modules loaded, so that the names they bring are known and all others refused.
+    """Like `load_config`, with the user's modules loaded, so that the names they register are known.
 
-    Databases of the experience store and of MLflow that do not work on this machine are refused too. `more` may report
-    further findings about each stage.
+    Experience store and MLflow databases that do not work on this machine are also refused. `more` may report further
+    findings about each stage.
     """
 
     def check(config: Config, report: Report) -> Config:
@@ -39,9 +39,10 @@ def load_checked(
 
 
 def start_from(config: Config, model_path: str) -> Config:
-    """The configuration of a stage that starts from `model_path`; a critic with its own model keeps it.
+    """Return the configuration of a stage that starts from `model_path`; a critic with its own model keeps it.
 
-    An initial adapter configured for all stages is merged into that model already, and is dropped; a stage's own stays.
+    An initial adapter configured for all stages is dropped, because it is already merged into that model; a stage's own
+    adapter stays.
     """
     model = config.model
     if model.lora is not None and not config.written_by_stage("model.lora_configs"):

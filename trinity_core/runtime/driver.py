@@ -1,6 +1,6 @@
-"""The driver: what the command line, Prefect, Studio and a Python call start, each by its own frontend.
+"""The driver, shared by the command line, Prefect, Studio and calls from Python, each with its own frontend.
 
-A configuration is loaded and checked once, by the caller, and travels as a value from here on.
+The caller loads and checks a configuration once and passes it on as a value.
 """
 
 from __future__ import annotations
@@ -51,26 +51,23 @@ from trinity_core.store.run_store import open_run_store
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Time between two checks whether the trainer of a run whose explorer has finished has gone back to a checkpoint."""
+"""Interval of checks whether the trainer has gone back to a checkpoint after its explorer finished."""
 
 
 class Terminal(Frontend):
     """Prints the summary of each stage, and of the pipeline."""
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
-        """Print it."""
         print(summary_text(summary))
 
 
 def run_configuration(config: Config, frontend: Frontend = PLAIN, is_ready: bool = False) -> dict[str, Any]:
-    """Run a checked configuration with all its stages; its summary."""
     if config.stages:
         return run_pipeline(config, frontend, is_ready)
     return run_request(StageRequest(config, flow_of(config), is_ready=is_ready), frontend)
 
 
 def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, Any]:
-    """Run or evaluate one stage; its summary."""
     stage = frontend.call("resolve", lambda: resolve(request, frontend))
     if request.kind == "evaluate":
         return evaluate_stage(stage, request.which, frontend)
@@ -108,10 +105,10 @@ def evaluate_stage(stage: Stage, which: str, frontend: Frontend = PLAIN) -> dict
 
 
 def run_pipeline(config: Config, frontend: Frontend = PLAIN, is_ready: bool = False) -> dict[str, Any]:
-    """Score the model as it is, run the stages in order on one Ray, score and publish the last one's model.
+    """Score the base model, run the stages in order on one Ray, score and publish the last model.
 
-    Stages that an earlier attempt has finished are not run again. Raises TrinityError if the pipeline is in progress;
-    one that starts over has a folder of its own.
+    Stages that an earlier attempt finished are skipped. Raises TrinityError if the pipeline is in progress. A pipeline
+    that starts over gets its own folder.
     """
     config = in_fresh_folder(config, frontend.begun_by())
     with held(config.job_dir, PIPELINE):
@@ -147,8 +144,8 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
 
 
 def _ray_between_stages(plan: Plan, frontend: Frontend) -> AbstractContextManager[None]:
-    """Of a pipeline that is done nothing starts, and what is recorded of it stays, if its end is; a score that is
-    missing starts Ray for itself."""
+    """Return a context with Ray for the stages. For a completed pipeline nothing starts, and its recorded end is kept;
+    a missing score starts Ray by itself."""
     done = all(stage.done for stage in plan.stages)
     if done:
         log.info("All stages of %s are done: nothing is run again", plan.config.name)
@@ -170,7 +167,7 @@ def _publish_pipeline(
 
 
 def run_parts(files: Sequence[str], overrides: Sequence[str] = (), frontend: Frontend = PLAIN) -> dict[str, Any]:
-    """Run a trainer and its explorers, each from its own configuration, on one Ray: part -> summary.
+    """Run a trainer and its explorers, each from its own configuration, on one Ray; return part → summary.
 
     When one fails for good, the others save and end. A finished explorer runs again if its trainer goes back to a
     checkpoint before steps that it explored.
@@ -203,7 +200,7 @@ def run_parts(files: Sequence[str], overrides: Sequence[str] = (), frontend: Fro
 
 
 def _explores_again(config: Config, trained: Event, token: CancelToken) -> bool:
-    """Wait until the trainer has ended or all parts are to end; True if it went back before steps of this explorer."""
+    """Wait until the trainer or all parts end. Return True if the trainer went back before steps of this explorer."""
     name = config.explorer.name
     with open_run_store(config) as store:
         lineage = -1
@@ -218,7 +215,7 @@ def _explores_again(config: Config, trained: Event, token: CancelToken) -> bool:
 
 
 def curate(config: Config, stage: str, frontend: Frontend = PLAIN) -> dict[str, Any]:
-    """Make, continue or find the output of a stage's task pipeline; returns its folder and the counts of rows.
+    """Create, continue or find the output of a stage's task pipeline; return its folder and row counts.
 
     Raises TrinityError as `curated_tasks` does, or if the stage has no task pipeline.
     """
@@ -243,20 +240,19 @@ def curate(config: Config, stage: str, frontend: Frontend = PLAIN) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the runs."""
+    """One run of an asynchronous training: the trainer or an explorer."""
 
     name: str
     """`trainer`, or the explorer's name."""
     file: str
-    """Its configuration."""
     config: Config
     placement: Placement
 
 
 def plan_parts(files: Sequence[str], overrides: Sequence[str]) -> list[Part]:
-    """The parts of one asynchronous run, from their files. Their configurations are checked.
+    """Return the parts of one asynchronous run, with checked configurations, from their files.
 
-    Raises ConfigError or TrinityError, and `TransientFault` if the GPUs of one are in use.
+    Raises ConfigError or TrinityError, and TransientFault if GPUs of a part are in use.
     """
     configs = {file: load_checked(file, list(overrides)) for file in files}
     first, *_ = configs
@@ -288,7 +284,7 @@ def plan_parts(files: Sequence[str], overrides: Sequence[str]) -> list[Part]:
 def shared_ray(parts: Sequence[Part], opened: Cluster) -> Iterator[CancelToken]:
     """Within this context all parts share one Ray and its cores; yields the token that cancels all of them.
 
-    At its end Ray is closed. Raises TrinityError if they need more GPUs together than there are.
+    Ray is closed at the end. Raises TrinityError if the parts need more GPUs together than there are.
     """
     try:
         opened.check_room(sum(part.placement.gpus for part in parts))
@@ -306,7 +302,7 @@ def shared_ray(parts: Sequence[Part], opened: Cluster) -> Iterator[CancelToken]:
 
 
 def gpus_together(parts: Sequence[Part]) -> int:
-    """GPUs of each node for all parts. Raises TrinityError if the parts use several Rays."""
+    """Return the GPUs per node for all parts. Raises TrinityError if the parts use several Rays."""
     addresses = {part.config.cluster.ray_address for part in parts}
     if len(addresses) > 1:
         raise TrinityError(f"cluster.ray_address differs between {', '.join(part.file for part in parts)}.")
@@ -318,7 +314,6 @@ def _part_name(config: Config) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a configuration with all its stages without Prefect."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file")

@@ -34,7 +34,7 @@ class Stopped(TransientFault):
 
 
 class ProcessLost(TransientFault):
-    """A process of the run is gone: `reason` says which. The message also says what to do."""
+    """A process of the run is gone; `reason` says which. The message also says what to do."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -50,10 +50,11 @@ class CancelToken:
     def __init__(self) -> None:
         self.cancelled = False
         self.by_person = False
-        """True if Ctrl+C or a signal asked for it, and not the failure of one of the runs."""
+        """True if Ctrl+C or a signal caused it, rather than a failure of one of the runs."""
 
     def stop(self) -> None:
-        """Ask all runs to save and end. A cancellation is the exception that is passing through the caller."""
+        """Ask all runs to save and end. The exception passing through the caller tells a cancellation from a
+        failure."""
         self.by_person = RunOutcome.of(sys.exception()) is RunOutcome.CANCELLED
         self.cancelled = True
 
@@ -61,33 +62,32 @@ class CancelToken:
         """Do nothing: each run watches its own processes."""
 
     def raise_if_cancelled(self) -> None:
-        """Raise `Stopped` in a run that has saved and ended because it was asked to."""
+        """Raise Stopped in a run that has saved and ended because it was asked to."""
         if self.cancelled:
             raise Stopped("The run has saved and ended, because another part of it failed or all were cancelled.")
 
 
 CANCEL_TOKEN: ContextVar[CancelToken | None] = ContextVar("cancel_token", default=None)
-"""Shared by the runs that the present context opens."""
+"""Shared by the runs that the current context opens."""
 ANOTHER_FOLLOWS: ContextVar[Callable[[], bool]] = ContextVar("another_follows", default=lambda: False)
-"""True if another attempt at the run of the present context follows, should this one end by a transient fault."""
+"""True if another attempt at the current context's run follows after a transient fault."""
 
 
 def is_cancelled() -> bool:
-    """True if all runs of the present context have been asked to save and end."""
     token = CANCEL_TOKEN.get()
     return token is not None and token.cancelled
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same run may succeed when it resumes from its latest checkpoint.
+    """True if the same run may succeed when it resumes from its latest checkpoint.
 
-    Dead actors, lost nodes and time-outs are. A wrong configuration, wrong data, a full disk or a defect is not.
+    Dead actors, lost nodes and time-outs are transient. Wrong configurations, wrong data, a full disk and bugs are not.
     """
     return isinstance(error, (TransientFault, *_losses())) and not isinstance(error, TrinityError)
 
 
 def _losses() -> tuple[type[Exception], ...]:
-    """The exceptions that Ray raises when it has lost a process, a node or an object of the run."""
+    """Return Ray's exceptions for a lost process, node or object of the run."""
     from ray.exceptions import (
         GetTimeoutError,
         NodeDiedError,
@@ -106,13 +106,14 @@ def _losses() -> tuple[type[Exception], ...]:
 
 
 def most_telling(failures: Sequence[BaseException]) -> BaseException:
-    """A permanent failure in preference to a transient one; `Stopped`, which follows another failure, comes last."""
+    """Return a permanent failure in preference to a transient one; Stopped, which follows another failure, comes
+    last."""
     return min(failures, key=lambda failure: (is_transient(failure), isinstance(failure, Stopped)))
 
 
 @contextmanager
 def first_error_stays(succeeded: bool) -> Iterator[None]:
-    """Around the end of a run: if it has failed already, another error is logged and does not replace the first."""
+    """Around the end of a run that has failed: log another error instead of letting it replace the first."""
     try:
         yield
     except Exception as error:
@@ -122,9 +123,9 @@ def first_error_stays(succeeded: bool) -> Iterator[None]:
 
 
 def result_of(ref: Any, check: Callable[[], None], stopped: Callable[[], bool] = lambda: False) -> Any:
-    """Poll for the result of an actor's method; raises the method's own exception, or `Stopped`.
+    """Poll for the result of an actor's method. Raises the method's own exception, or Stopped.
 
-    `check` raises if there is nothing to wait for any more (`Cluster.check`).
+    `check` raises if waiting has become pointless (`Cluster.check`).
     """
     return results_of([ref], check, stopped)[0]
 
@@ -132,9 +133,9 @@ def result_of(ref: Any, check: Callable[[], None], stopped: Callable[[], bool] =
 def results_of(
     refs: Sequence[Any], check: Callable[[], None], stopped: Callable[[], bool] = lambda: False
 ) -> list[Any]:
-    """As `result_of`, for several at once; the first failure is raised while the others still work.
+    """Like `result_of`, for several calls at once; the first failure is raised while the others still work.
 
-    The rank of a trainer that fails alone leaves the others in a collective operation, where they wait for it.
+    If one trainer rank fails, the others wait for it in a collective operation, so waiting for them would not end.
     """
     import ray
 
@@ -152,7 +153,7 @@ def results_of(
 
 
 def get(ref: Any, timeout: float | None = None) -> Any:
-    """`ray.get` that raises an error meant for users: the actor's own, or which actor died."""
+    """Like `ray.get`, but raises an error meant for users: the actor's own, or which actor died."""
     import ray
     from ray.exceptions import (
         ActorDiedError,
@@ -182,7 +183,7 @@ def get(ref: Any, timeout: float | None = None) -> Any:
 
 
 def loss_of(error: Exception) -> str:
-    """Which process of the run Ray has lost, from Ray's message without its guesses at the cause."""
+    """Say which process of the run Ray has lost: Ray's message without its guesses at the cause."""
     known = dict(re.findall(r"^\t(\w+): (.+)$", str(error), re.MULTILINE))
     lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
     reason = " ".join(lines[1:] if known else lines).partition(" Some common causes")[0]
@@ -198,13 +199,13 @@ def loss_of(error: Exception) -> str:
 
 
 ASK_SECONDS = 30.0
-"""Time between two questions."""
 SILENCE_SECONDS = 600.0
-"""Time for an answer: a busy process may not run Python code for minutes, as while it writes a large checkpoint."""
+"""Time limit for an answer. A busy process may run no Python code for minutes, for example while it writes a large
+checkpoint."""
 
 
 def within(seconds: float, lacking: str, check: Callable[[], None]) -> Callable[[], None]:
-    """`check` with a limit: `seconds` from now on it raises `ProcessLost`, which names what is `lacking`."""
+    """Return `check` with a time limit: `seconds` from now on it raises ProcessLost, naming what is `lacking`."""
     deadline = time.monotonic() + seconds
 
     def timed() -> None:
@@ -216,9 +217,9 @@ def within(seconds: float, lacking: str, check: Callable[[], None]) -> Callable[
 
 
 def answering(actors: Mapping[str, Any], check: Callable[[], None]) -> Callable[[], None]:
-    """`check`, which also asks actors (by name) for their `progress`, for which their long work leaves a thread free.
+    """Return `check` that also asks actors (by name) for their `progress`; they keep a thread free for it.
 
-    It raises `ProcessLost` for an actor that does not answer; the waiting call itself reports a dead one.
+    It raises ProcessLost for an actor that does not answer. A dead actor is reported by the waiting call itself.
     """
     asked: dict[str, tuple[Any, float]] = {}
 
@@ -238,7 +239,7 @@ def answering(actors: Mapping[str, Any], check: Callable[[], None]) -> Callable[
 
 
 def starting(what: str, unplaced: Callable[[], Sequence[str]], check: Callable[[], None]) -> Callable[[], None]:
-    """`check`, which also logs what the start of `what` still lacks; `unplaced` names actors without an answer."""
+    """Return `check` that also logs what the start of `what` still lacks; `unplaced` names actors without an answer."""
     wait = Wait(f"{what} to start")
 
     def check_and_tell() -> None:
@@ -250,8 +251,6 @@ def starting(what: str, unplaced: Callable[[], Sequence[str]], check: Callable[[
 
 
 def explorer_starts(config: Config) -> AbstractContextManager[None]:
-    """Announces a starting explorer until it reports for itself."""
-
     def note() -> None:
         with open_run_store(config) as store:
             store.mark_seen(EXPLORER, config.explorer.name)
@@ -260,8 +259,9 @@ def explorer_starts(config: Config) -> AbstractContextManager[None]:
 
 
 def withdraw(config: Config, error: BaseException | None, components: set[str]) -> None:
-    """After a failure or a cancellation, record that this run's explorer need not be waited for, unless another
-    attempt follows; the same for the trainer if it is among the run's `components`. Does nothing without an explorer.
+    """Record after a failure that this run's explorer need not be waited for, unless another attempt follows.
+
+    The same applies to the trainer if it is among the run's `components`. Does nothing without an explorer.
     """
     if error is None or "explore" not in components:
         return

@@ -27,22 +27,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS, MAX_REPORT_SECONDS = 10.0, 60.0
-"""Time between two reports, at least and at most."""
+"""Minimum and maximum time between two reports."""
 REPORT_SHARE = 0.01
-"""Greatest share of time for reports: Prefect's cost up to a second, on cores that engines and trainer want."""
+"""Maximum share of time for reports: Prefect's cost up to a second, on cores that engines and trainer need."""
 ASK_SECONDS = 2.0
-"""Time between two requests to an actor for what it waits for."""
+"""Interval of requests to an actor about what it waits for."""
 SHOWN = (
     "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
     "tokens_per_second", "time/step", "timing_s/step",
 )  # fmt: skip
-"""The metrics of a line of progress, as far as they exist."""
+"""Metrics shown in the progress line, if present."""
 
 
 class ProgressReport:
-    """Logs the progress of one source of metrics, as often as `REPORT_SHARE` allows and only after a change; also what
-    its actor waits for, if the wait is long.
-    """
+    """Logs the progress of one source of metrics, as often as `REPORT_SHARE` allows and only after a change. It also
+    logs what its actor waits for, if the wait is long."""
 
     def __init__(self, config: Config, source: str) -> None:
         self.config = config
@@ -52,16 +51,14 @@ class ProgressReport:
         self._step = -1
         self._metrics = MetricsReader(config.job_dir, self._forget)
         self._last: MetricLine | None = None
-        """The newest one of this source."""
         self._reading = Lock()
-        """The last report may not wait for the one before."""
+        """Serialises reading, because the last report may overlap with the previous one."""
         self._read()
         self._told = [*self._metrics.evaluations]
-        """Evaluations whose scores are known."""
+        """Evaluations whose scores have been logged."""
         self._due = 0.0
 
     def report_if_due(self) -> None:
-        """Report if enough time has passed since the last report."""
         if self.actor is not None and (waits := self.actor.news()):
             last = self._read()
             self.tell(f"{progress_text(last, self.total_steps)}; {waits}", self._percent(last))
@@ -71,7 +68,7 @@ class ProgressReport:
             self._due = time.monotonic() + pause_after(time.monotonic() - began)
 
     def report(self, done: bool = False) -> None:
-        """Report now, if there are steps that have not been reported; or `done`, the last time, stopped or not."""
+        """Report now if there are unreported steps, or if `done`: the last report, whether stopped or not."""
         last = self._read()
         if self.source.startswith("explorer"):
             self._tell_scores(self._metrics.evaluations)
@@ -82,11 +79,10 @@ class ProgressReport:
         self.show(progress_text(last, self.total_steps), percent)
 
     def show(self, text: str, percent: float) -> None:
-        """Show one report, with all that belongs to it."""
+        """Show one report, with all attachments."""
         self.tell(text, percent)
 
     def tell(self, text: str, percent: float) -> None:
-        """Show the text of a report."""
         log.info("%s: %s", self.source, text)
 
     def _read(self) -> MetricLine | None:
@@ -115,14 +111,13 @@ class ActorWaits:
 
     def __init__(self, ask: Callable[[], Future[dict[str, Any]]]) -> None:
         self._ask = ask
-        """Asks for the actor's `progress`."""
         self._answer: Future[dict[str, Any]] | None = None
         self._next = 0.0
         self._since: float | None = None
         self._reminder = Reminder()
 
     def news(self) -> str:
-        """The wait, if it is time to report it (again); "" otherwise."""
+        """Return the wait, if it is time to report it (again); "" otherwise."""
         now = time.monotonic()
         if self._answer is None:
             if now >= self._next:
@@ -130,7 +125,7 @@ class ActorWaits:
             return ""
         if not self._answer.done():
             return ""
-        # An actor that has ended is reported by whoever waits for its run.
+        # An actor that has ended is reported by the code that waits for its run.
         waits: str = "" if self._answer.exception() else self._answer.result()["waits"]
         self._answer = None
         if not waits:
@@ -141,12 +136,12 @@ class ActorWaits:
 
 
 def pause_after(cost: float) -> float:
-    """Seconds to the next report, after one that took `cost` seconds."""
+    """Return the seconds until the next report, after one that took `cost` seconds."""
     return min(max(cost / REPORT_SHARE, REPORT_SECONDS), MAX_REPORT_SECONDS)
 
 
 def progress_text(last: MetricLine | None, total: int | None) -> str:
-    """`step 12 of 140: reward/mean 0.61, loss 0.02`."""
+    """Return `step 12 of 140: reward/mean 0.61, loss 0.02`."""
     if last is None:
         return "no step yet"
     numbers = ", ".join(f"{name} {last.metrics[name]:.4g}" for name in SHOWN if name in last.metrics)
@@ -163,7 +158,7 @@ class Stoppable(Protocol):
         """Ask everything to save and end."""
 
     def check(self) -> None:
-        """Raise the error, if any, that makes waiting useless."""
+        """Raise the error, if any, that makes waiting pointless."""
 
 
 class Frontend:
@@ -172,18 +167,16 @@ class Frontend:
     report: type[ProgressReport] = ProgressReport
 
     def call(self, name: str, step: Callable[[], T], retries: bool = False) -> T:
-        """The result of a step of that name. With `retries` it may be tried again, where the frontend can."""
+        """Run a named step and return its result. With `retries` it may be tried again, if the frontend can."""
         return step()
 
     def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
-        """Run one stage of several; its result."""
         return run()
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """Run components concurrently: name -> result.
+        """Run components concurrently; return name → result.
 
-        When one fails, the others are asked to save and end, and the failure is raised: of several, a permanent one
-        first.
+        When one fails, the others are asked to save and end. Then a failure is raised, a permanent one first.
         """
         with ThreadPoolExecutor(max_workers=max(len(components), 1)) as threads:
             futures = {name: threads.submit(copy_context().run, call) for name, call in components.items()}
@@ -192,7 +185,7 @@ class Frontend:
         return {name: future.result() for name, future in futures.items()}
 
     def begun_by(self) -> str:
-        """An id that all attempts at one run share; "" if there is only this attempt."""
+        """Return an id that all attempts at one run share; "" if there is only this attempt."""
         return ""
 
     def is_retry(self) -> bool:
@@ -200,11 +193,11 @@ class Frontend:
         return False
 
     def announce(self, config: Config, stage: str) -> None:
-        """Show which run starts: a stage's, `pipeline` or `async`."""
+        """Announce the run that starts: a stage's, `pipeline` or `async`."""
 
     def with_human_verdicts(self, stage: Stage) -> Stage:
-        """The stage with a person's verdicts as its data, if it needs them. Raises TrinityError if none were
-        collected."""
+        """Return the stage with a person's verdicts as its data, if it needs them. Raises TrinityError if there are
+        none."""
         return replace(stage, config=with_verdicts(stage.config))
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
@@ -217,7 +210,7 @@ PLAIN = Frontend()
 def wait_for_all(run: Stoppable, futures: Collection[Future[Any]], has_failed: Callable[[Future[Any]], bool]) -> None:
     """Wait until all futures are done; after a failure ask the others to save and end, and wait for that.
 
-    A cancellation (an exception in this thread, the main one) does the same, and so does a permanent tracking error.
+    A cancellation (an exception in this, the main thread) and a permanent tracking error have the same effect.
     `has_failed` is called with futures that are done.
     """
     try:
@@ -233,6 +226,7 @@ def wait_for_all(run: Stoppable, futures: Collection[Future[Any]], has_failed: C
 
 
 def raise_most_telling(failures: Collection[BaseException]) -> None:
-    """Raise a permanent failure in preference to a transient one, and `Stopped` last; nothing without failures."""
+    """Raise the most telling failure: a permanent one before transient ones, Stopped last. Does nothing without
+    failures."""
     if failures:
         raise most_telling(list(failures))

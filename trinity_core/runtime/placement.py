@@ -16,7 +16,7 @@ from trinity_core.errors import TrinityError
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The cores and GPUs of one node."""
+    """Cores and GPUs of one node."""
 
     cpus: int
     gpus: int
@@ -24,67 +24,59 @@ class Machine:
 
 @dataclass(frozen=True)
 class AnyNode:
-    """Ray chooses the node of each process. The methods give Ray's scheduling strategy (`nodes.ReservedNodes`)."""
+    """Lets Ray choose the node of each process. Methods return Ray's scheduling strategy; see also
+    `nodes.ReservedNodes`."""
 
     def engine(self, index: int) -> Any:
-        """For an engine of the policy."""
         return "DEFAULT"
 
     def auxiliary(self, model: int, index: int) -> Any:
-        """For an engine of an auxiliary model."""
         return "DEFAULT"
 
     def trainer(self, rank: int) -> Any:
-        """For a worker of the trainer."""
         return "DEFAULT"
 
     def first(self) -> Any:
-        """For a process without GPUs."""
         return "DEFAULT"
 
     def release(self) -> None:
-        """Give up what is reserved; actors that still use it end."""
+        """Release what is reserved; actors that still use it end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What each process of a run gets. GPU numbers are Ray's: a fraction shares one GPU."""
+    """GPUs and threads of each process of a run. GPU numbers are Ray's: a fraction shares a GPU."""
 
     gpu_per_node: int
     engines: int
-    """Engines of the policy; 0 if the run does not generate."""
+    """Number of the policy's engines; 0 if the run does not generate."""
     engine_gpus: float
-    """GPUs of one engine."""
     auxiliary_gpus: tuple[int, ...]
-    """GPUs of one engine of each auxiliary model."""
+    """GPUs per engine of each auxiliary model."""
     trainers: int
-    """Trainer workers; 0 if the run does not train."""
     trainer_gpus: float
-    """GPUs of one trainer worker."""
+    """GPUs per trainer worker."""
     engine_threads: int
     trainer_threads: int
     in_turn: bool
-    """Engines and trainer work one after the other, so that each may use every core."""
+    """True if engines and trainer alternate, so that each may use every core."""
     gpus: float = 0
-    """GPUs of all processes together."""
     nodes: AnyNode = AnyNode()
     """Nodes of a joined cluster that are reserved for these processes."""
     colocated: bool = False
-    """Engine and trainer take turns on the GPU (`sync/shared_gpu.py`); on the CPU they take the same turns."""
+    """True if engine and trainer take turns on the GPU (`sync/shared_gpu.py`), or on the CPU in the same way."""
 
     @property
     def shares_gpu(self) -> bool:
-        """Whether an engine and the trainer are on the same GPU."""
         return bool(self.engines) and bool(self.trainers) and 0 < self.engine_gpus < 1
 
     @property
     def on_gpu(self) -> bool:
-        """Whether any process of this run uses a GPU."""
         return self.gpu_per_node > 0
 
 
 def flow_of(config: Config) -> str:
-    """The flow that runs this configuration: by its stages, its mode, and whether its algorithm uses rollouts."""
+    """Return the flow for this configuration, given its stages, its mode, and whether its algorithm uses rollouts."""
     if config.stages:
         return "pipeline"
     if config.mode == "bench":
@@ -93,7 +85,7 @@ def flow_of(config: Config) -> str:
 
 
 def weakest(nodes: Sequence[Machine], wanted: int) -> Machine:
-    """The smallest node among the `wanted` nodes with the most GPUs. Raises TrinityError if there are fewer."""
+    """Return the smallest of the `wanted` nodes with the most GPUs. Raises TrinityError if there are fewer nodes."""
     if wanted > len(nodes):
         raise TrinityError(
             f"cluster.node_num asks for {wanted} nodes, but the Ray cluster has {len(nodes)}. Lower it, or let more "
@@ -105,7 +97,7 @@ def weakest(nodes: Sequence[Machine], wanted: int) -> Machine:
 
 
 def place(config: Config, machine: Machine) -> Placement:
-    """Share out `cluster.node_num` nodes, each like `machine`.
+    """Distribute a run over `cluster.node_num` nodes, each like `machine`.
 
     Raises TrinityError if the configuration asks for more than the nodes have, or leaves the trainer without a GPU.
     """
@@ -148,7 +140,7 @@ def place(config: Config, machine: Machine) -> Placement:
 
 
 def alone(config: Config, placement: Placement) -> Placement:
-    """The placement of the auxiliary models, without the policy's engines and the trainer."""
+    """Return the placement of the auxiliary models without the policy's engines and the trainer."""
     models = config.explorer.auxiliary_models
     count = sum(model.engine_num for model in models)
     gpus = sum(model.engine_num * taken for model, taken in zip(models, placement.auxiliary_gpus, strict=True))
@@ -160,7 +152,6 @@ def alone(config: Config, placement: Placement) -> Placement:
 
 
 def components_of(config: Config, placement: Placement) -> set[str]:
-    """Which of `explore` and `train` a run consists of."""
     wanted = {
         "explore": placement.engines > 0 and (config.mode == "both" or config.explores_alone),
         "train": placement.trainers > 0,
@@ -169,10 +160,9 @@ def components_of(config: Config, placement: Placement) -> set[str]:
 
 
 def threads(cpus: int, engines: int, trainers: int, in_turn: bool) -> tuple[int, int]:
-    """OpenMP threads of (one engine, one trainer worker).
+    """Return OpenMP threads of (one engine, one trainer worker).
 
-    The shares of all processes that work at a time add up to no more than the cores. In turn, either side may have all
-    of them.
+    Processes that work at the same time never use more threads than cores. In turn, either side may use all cores.
     """
     if in_turn:
         return max(cpus // max(engines, 1), 1), max(cpus // max(trainers, 1), 1)
@@ -181,7 +171,7 @@ def threads(cpus: int, engines: int, trainers: int, in_turn: bool) -> tuple[int,
 
 
 def sync_method(config: Config, placement: Placement) -> tuple[str, str]:
-    """The sync method of the run, and a notice if it is not the configured one ("" otherwise)."""
+    """Return the sync method of the run, and a notice if it is not the configured one ("" otherwise)."""
     asked = config.synchronizer.sync_method
     instead = SYNC_METHODS[asked].without_own_gpus
     if instead and SYNC_METHODS[instead].one_node and config.cluster.node_num > 1:
@@ -198,7 +188,8 @@ def sync_method(config: Config, placement: Placement) -> tuple[str, str]:
 
 
 def runners(config: Config, placement: Placement) -> int:
-    """Workflows that run at once for each engine: those given, or on a GPU as many as fill `max_num_seqs`."""
+    """Return the number of concurrent workflows per engine: as configured, or on a GPU enough to fill
+    `max_num_seqs`."""
     explorer = config.explorer
     if not placement.on_gpu or config.written("explorer.runner_per_model") is not None:
         return explorer.runner_per_model

@@ -1,4 +1,4 @@
-"""`trinity_core.train`: a run from a script or a notebook, with rows and reward functions as Python has them.
+"""`trinity_core.train`: a run from a script or a notebook, with rows and reward functions as Python objects.
 
 Everything that the run needs is written below its folder, as a user would write it: `config.yaml`, the rows, and the
 reward functions as a plugin. So every command works on the run: view, resume, evaluate.
@@ -51,7 +51,7 @@ class TrainResult:
     folder: Path
     """Checkpoints, metrics, rollouts and logs."""
     config_file: Path
-    """What `trinity evaluate`, `run` and the other commands take as `--config`."""
+    """The `--config` for `trinity evaluate`, `run` and other commands."""
     summary: dict[str, Any]
 
     @property
@@ -60,13 +60,13 @@ class TrainResult:
         return Path(self.summary["hf_dir"]) if self.summary["hf_dir"] else None
 
     def metrics(self) -> list[MetricLine]:
-        """All metrics, step by step and source by source (`explorer`, `trainer`, `eval`)."""
+        """Return all metrics, one line per step and source (`explorer`, `trainer`, `eval`)."""
         from trinity_core.tracking.metrics_file import read_metrics
 
         return read_metrics(self.folder)
 
     def samples(self) -> dict[int, list[SampledRollout]]:
-        """Explore step → some of its rollouts, with prompt, response, reward and its parts."""
+        """Return explore step → some of its rollouts, with prompt, response, reward and its parts."""
         from trinity_core.tracking.rollouts import read_rollouts, rollout_files
 
         return {step: read_rollouts(path) for _, step, path in rollout_files(self.folder)}
@@ -84,16 +84,16 @@ def train(
 ) -> TrainResult:
     """Train `model` (a folder or hub name) on rows, and wait for the end.
 
-    With `rewards` by reinforcement learning (GRPO, unless `settings` name another `algorithm.algorithm_type`): each row
-    has a `prompt`, a text or a list of messages, and whatever columns the rewards read. `rewards` are functions in
-    TRL's form, `f(completions, prompts, **columns) -> list of numbers`, whose values add up, or the name of a
-    registered reward function. Without `rewards`: DPO for rows with `chosen` and `rejected`, else SFT, on `messages`,
-    or on `prompt` and `completion`.
+    With `rewards`, train by reinforcement learning (GRPO, unless `settings` name another `algorithm.algorithm_type`).
+    Each row has a `prompt`, a text or a list of messages, and any columns that the rewards read. `rewards` are
+    functions in TRL's form, `f(completions, prompts, **columns) -> list of numbers`, whose values are summed, or the
+    name of a registered reward function. Without `rewards`, train by DPO if rows have `chosen` and `rejected`, else by
+    SFT on `messages` or on `prompt` and `completion`.
 
-    `settings` are keys of a configuration, dotted or nested: `{"algorithm.repeat_times": 8}`. All is written below
-    `output_dir`; called again, the run resumes from its latest checkpoint unless `resume` is false. Raises InputError
-    for rows or functions that do not fit, ConfigError with every problem of the settings, TrinityError if another
-    process trains below `output_dir`, and what a run raises.
+    `settings` are keys of a configuration, dotted or nested: `{"algorithm.repeat_times": 8}`. Everything is written
+    below `output_dir`. A repeated call resumes from the latest checkpoint unless `resume` is false. Raises InputError
+    for unsuitable rows or functions, ConfigError with every problem of the settings, TrinityError if another process
+    trains below `output_dir`, and any error of the run.
     """
     from trinity_core.runtime.driver import run_configuration
     from trinity_core.runtime.preflight.checks import load_ready
@@ -109,12 +109,13 @@ def train(
         with _written(files):
             config = load_ready(config_file)
         summary = run_configuration(config, is_ready=True)
-    # Started over, the run has its own folder.
+    # A run that starts over has its own folder.
     return TrainResult(config.with_values({"name": summary["name"]}).job_dir, config_file, summary)
 
 
 def _refuse_in_progress(root: Path) -> None:
-    """Raise TrinityError if a command trains a run below `root`: it would load this call's rows and functions."""
+    """Raise TrinityError if a command trains a run below `root`, because it would load this call's rows and
+    functions."""
     for lock in root.glob(f"checkpoints/*/*/{lock_path(root, RUN_TRAINS).name}"):
         if is_held(lock.parent, RUN_TRAINS):
             raise TrinityError(
@@ -126,7 +127,7 @@ def _refuse_in_progress(root: Path) -> None:
 
 @contextmanager
 def _written(files: Mapping[Path, bytes]) -> Iterator[None]:
-    """Write the files; where the block refuses them, they are again what an earlier call wrote."""
+    """Write the files; if the block raises, restore what an earlier call wrote."""
     before = {file: file.read_bytes() if file.exists() else None for file in files}
 
     def restore() -> None:
@@ -147,7 +148,7 @@ def _configuration(
     root: Path, model: str, rows: Rows, rewards: Reward | Sequence[Callable[..., Any]] | None, eval_rows: Rows | None,
     files: dict[Path, bytes],
 ) -> dict[str, Any]:  # fmt: skip
-    """The configuration's tree; the rows and functions that it names are added to `files`."""
+    """Return the configuration's tree; add the rows and functions that it names to `files`."""
     train_set = _data_set(root / "data" / "train.jsonl", rows, files)
     tree: dict[str, Any] = {
         "project": "trinity",
@@ -185,15 +186,14 @@ def _configuration(
 @dataclass(frozen=True, slots=True)
 class _DataSet:
     storage: dict[str, Any]
-    """Keys of a configuration that say where it is and how it is read."""
     columns: tuple[str, ...]
     """Columns of the first row; () if it has not been read."""
 
 
 def _data_set(file: Path, rows: Rows, files: dict[Path, bytes]) -> _DataSet:
-    """Rows as the contents of `file`, added to `files`.
+    """Add rows to `files` as the contents of `file`.
 
-    Raises InputError for rows that JSON cannot hold, or that have different columns.
+    Raises InputError for rows that are not JSON, or that have different columns.
     """
     if isinstance(rows, str | Path):
         return _DataSet({"path": str(rows)}, ())
@@ -218,7 +218,7 @@ def _data_set(file: Path, rows: Rows, files: dict[Path, bytes]) -> _DataSet:
 
 
 def _format(row: Row) -> dict[str, Any]:
-    """Which columns hold what, in the forms that TRL knows. Raises InputError for a row in none of them."""
+    """Return which columns hold what, in the formats that TRL knows. Raises InputError for other rows."""
     prompt, completion = row.get(PROMPT), row.get("completion")
     if "messages" in row or isinstance(completion, list):
         return {"prompt_type": "messages", "messages_key": "messages"}
@@ -232,7 +232,7 @@ def _format(row: Row) -> dict[str, Any]:
 
 
 def _plain_turns(row: Row) -> dict[str, Any]:
-    """The row; one with messages in `prompt` and `completion` as one conversation."""
+    """Return the row; messages in `prompt` and `completion` are joined into one conversation."""
     if isinstance(row.get(PROMPT), list) and isinstance(row.get("completion"), list):
         rest = {name: value for name, value in row.items() if name not in (PROMPT, "completion")}
         return {"messages": [*row[PROMPT], *row["completion"]], **rest}
@@ -240,7 +240,7 @@ def _plain_turns(row: Row) -> dict[str, Any]:
 
 
 def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
-    """Functions by name, as their metrics are called. Raises InputError where two have one name, or one has none."""
+    """Return functions by name, which their metrics use. Raises InputError for a missing or repeated name."""
     named: dict[str, Callable[..., Any]] = {}
     for function in functions:
         name = getattr(function, "__name__", "")
@@ -253,7 +253,7 @@ def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
 
 
 def _plugin(folder: Path, functions: Functions, columns: Sequence[str], files: dict[Path, bytes]) -> str:
-    """Add a plugin with the functions to `files`; the name of the reward function that it registers."""
+    """Add a plugin with the functions to `files`; return the name of the reward function that it registers."""
     import cloudpickle
 
     for name, function in functions.items():
@@ -266,7 +266,7 @@ def _plugin(folder: Path, functions: Functions, columns: Sequence[str], files: d
                 key=name,
             ) from error
         _take_along(function)
-    # Plugins of two runs in one process are two modules.
+    # Plugins of two runs in one process need different module names.
     name = "rewards_" + hashlib.sha256(str(folder).encode()).hexdigest()[:8]
     pickled = files[folder / f"{name}.pickle"] = cloudpickle.dumps(dict(functions))
     digest = hashlib.sha256(pickled).hexdigest()
@@ -275,7 +275,7 @@ def _plugin(folder: Path, functions: Functions, columns: Sequence[str], files: d
 
 
 def _take_along(function: Callable[..., Any]) -> None:
-    """Pickle a function of a user's own module with its code: other processes may not find the module."""
+    """Pickle a function of a user's module with its code, because other processes may not find the module."""
     import cloudpickle
 
     module = sys.modules.get(function.__module__)

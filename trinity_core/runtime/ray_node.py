@@ -1,7 +1,7 @@
-"""This process's node of a Ray cluster: start one, join one, check that it and the cluster's head live.
+"""This process's node of a Ray cluster: starting or joining one, and checking that it and the cluster's head are alive.
 
 `ray start --head` turns token authentication on, but `ray.init(address=…)` sends a token only with RAY_AUTH_MODE=token,
-and tries for 50 s to reach a head that refuses it or does not answer. So the head is asked first.
+and tries for 50 s to reach a head that refuses it or does not answer. So we contact the head first.
 """
 
 from __future__ import annotations
@@ -27,25 +27,24 @@ from trinity_core.processes import end, family, still_running
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""Time for the head of a cluster that is joined to answer."""
+"""Time for the head of a joined cluster to answer."""
 SILENCE_SECONDS = 30.0
-"""Time for the head to answer on a busy machine later on. After 60 s without it Ray would end this process."""
+"""Time for the head to answer later, on a busy machine. After 60 s without an answer Ray would end this process."""
 KEPT_AT = "~/.ray/auth_token"
-"""Where Ray keeps its token."""
 OBJECT_STORE_BYTES = 512 * 2**20
-"""Batches and eval results pass through it; weights do not. More would only take shared memory from weight sync."""
+"""Only batches and eval results pass through the object store, not weights. More would take shared memory from weight
+sync."""
 AGENT_SECONDS = 180
-"""Time for Ray's agents to start: on a busy machine its own 15 s are too few."""
+"""Time for Ray's agents to start: on a busy machine Ray's own 15 s are too few."""
 STARTS = 3
 """Attempts to start Ray, which gives its node 30 s each time."""
 END_SECONDS = 5.0
-"""Time for the processes of an attempt that failed to be gone."""
 SOCKET_BYTES = 68
-"""In the folder for Ray's own: its name there, a session's, and that of a socket."""
+"""Length of the names in Ray's temporary folder: its own, a session's and a socket's."""
 
 
 class RayDied(TransientFault):
-    """Ray on this machine, or the head of its cluster, is no more, and no actor answers."""
+    """Ray on this machine, or its cluster's head, has died, and no actor answers."""
 
 
 class ClusterAway(TransientFault):
@@ -59,15 +58,13 @@ class RayNode:
     raylet: str
     """Socket of the node's raylet; empty for a client (`ray://`), which has no node."""
     head: str
-    """`host:port` of the cluster's head."""
     node_id: str
-    """Hexadecimal."""
     ours: bool
-    """True if this process started Ray: a head that is gone does not come back."""
+    """True if this process started Ray: a lost head then does not come back."""
 
     @classmethod
     def of_this_process(cls, ours: bool) -> RayNode:
-        """The node of the process, in which Ray has been initialised."""
+        """Return the node of this process, in which Ray must be initialised."""
         import ray
 
         node = ray._private.worker._global_node
@@ -76,7 +73,7 @@ class RayNode:
         return cls(node.raylet_socket_name, node.gcs_address, node.node_id, ours)
 
     def alive(self) -> bool:
-        """False if the raylet has died, or if the head has died, is silent or has given the node up."""
+        """Return False if the raylet has died, or if the head has died, is silent or has given the node up."""
         import ray
 
         if not self.raylet:
@@ -87,16 +84,16 @@ class RayNode:
 
 
 def start_ray(namespace: str, cpus: int, gpus: int) -> None:
-    """Start a Ray of our own on this machine and connect to it.
+    """Start our own Ray on this machine and connect to it.
 
-    Raises what Ray raises, after three attempts whose node was not there in time.
+    Raises Ray's error after three attempts whose node was not up in time.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(AGENT_SECONDS * 1000))
-    # Workers that Ray starts in advance cannot become our actors, which have an environment of their own.
+    # Prestarted workers cannot become our actors, which have their own environment.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
-    # By default workers have niceness 15: a thread of any other process would leave them 3 % of a core that both use.
+    # By default workers have niceness 15, and a busy thread of another process would leave them 3 % of a shared core.
     os.environ.setdefault("RAY_worker_niceness", "0")
     _ensure_token()
     with _as_ours():
@@ -109,13 +106,13 @@ def start_ray(namespace: str, cpus: int, gpus: int) -> None:
                 started = _ray_processes() - before
                 end([process for child in started for process in family(child)], 0)
                 still_running([*started], END_SECONDS)
-                if not left or type(error) is not Exception:  # the bare class: the node was not there in time
+                if not left or type(error) is not Exception:  # the bare class means that the node was not up in time
                     raise
                 log.warning("Ray did not start and is started again: %s", error)
 
 
 def _ensure_token() -> None:
-    """Make the token of this user's Rays, of this one alone where there is no home or it cannot be written."""
+    """Create the token of this user's Rays; only for this Ray if there is no home or it cannot be written."""
     from ray._private.authentication.authentication_token_setup import generate_and_save_token
     from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
@@ -130,7 +127,7 @@ def _ensure_token() -> None:
 
 
 def _ray_processes() -> set[psutil.Process]:
-    """Our children that are programs of Ray; another thread may start other children meanwhile."""
+    """Return our children that are Ray programs; another thread may start other children meanwhile."""
     import ray
 
     programs = str(Path(ray.__file__).parent)
@@ -162,7 +159,7 @@ def _init(namespace: str, cpus: int, gpus: int) -> None:
 
 @contextmanager
 def _as_ours() -> Iterator[None]:
-    """Within the block Ray starts for this machine and this run alone, which `ray.init` has no settings for."""
+    """Within this block Ray starts for this machine and this run only, for which `ray.init` has no settings."""
     from ray._private import parameter, ray_constants, services, utils
 
     in_group = partial(services.ConsolePopen, process_group=0)
@@ -170,14 +167,14 @@ def _as_ours() -> Iterator[None]:
     launcher = str(Path(__file__).with_name("ray_worker.py"))
     light = partial(params, no_monitor=True, include_log_monitor=False, setup_worker_path=launcher)
     with (
-        # None of its processes listens on another interface. On Linux Ray takes 127.0.0.1 for a mistake and puts the
-        # machine's outer address in its place; without its clusters of several machines it leaves the address alone.
+        # No process listens on another interface. On Linux Ray replaces 127.0.0.1 by the machine's outer address; with
+        # multi-node clusters disabled it leaves the address alone.
         _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False),
-        # A signal for the run's whole group, such as that of `timeout`, does not reach them: the run saves first.
+        # A signal to the run's process group, such as that of `timeout`, does not reach them: the run saves first.
         _replaced(services, "ConsolePopen", in_group),
-        # The autoscaler has no nodes to add, the log monitor reads workers' logs for drivers with `log_to_driver`, and
-        # the dashboard gathers what a page that is not served would show: two seconds of a core, and looks at logs and
-        # processes for ever. The dashboard's agent stays, as a node must have one, but is told that it lacks libraries.
+        # The autoscaler has no nodes to add, the log monitor serves only drivers with `log_to_driver`, and the
+        # dashboard collects data for a page that is not served: two seconds of CPU time, and constant polling of logs
+        # and processes. A node needs the dashboard's agent, but in its minimal form.
         _replaced(parameter, "RayParams", light),
         _replaced(services, "start_api_server", lambda *_, **__: (None, None)),
         _replaced(utils, "get_dashboard_dependency_error", lambda: "not wanted"),
@@ -196,9 +193,9 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def reach(address: str) -> None:
-    """Check that the head at `address` answers this process, which sends Ray's token from now on if the head wants one.
+    """Check that the head at `address` answers this process, which sends Ray's token from now on if the head needs one.
 
-    Raises `TrinityError` if the token is missing or wrong, `ClusterAway` if no head answers.
+    Raises TrinityError if the token is missing or wrong, ClusterAway if no head answers.
     """
     import grpc
     from ray._private.authentication.authentication_token_setup import _enable_token_auth
@@ -227,7 +224,7 @@ def reach(address: str) -> None:
 
 
 def has_node(head: str, node_id: str, timeout: float) -> bool:
-    """True if the head answers within `timeout` seconds and counts the node (hexadecimal id) among the living."""
+    """True if the head answers within `timeout` seconds and lists the node (hexadecimal id) as alive."""
     import grpc
 
     try:
@@ -237,7 +234,7 @@ def has_node(head: str, node_id: str, timeout: float) -> bool:
 
 
 def _admits(head: str) -> bool:
-    """False if the head refuses our token, or that we send none. Raises grpc.RpcError if no head answers."""
+    """Return False if the head refuses our token or the lack of one. Raises grpc.RpcError if no head answers."""
     import grpc
 
     try:
@@ -250,7 +247,7 @@ def _admits(head: str) -> bool:
 
 
 def _ask(head: str, node_ids: Sequence[bytes], timeout: float) -> Sequence[bool]:
-    """Whether each node lives, as the head says. Sends the token if this process has token authentication on."""
+    """Ask the head whether each node is alive. Sends the token if this process has token authentication on."""
     from ray._private.grpc_utils import init_grpc_channel
     from ray.core.generated.gcs_service_pb2 import CheckAliveRequest  # type: ignore[attr-defined]
     from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
@@ -264,7 +261,7 @@ def _ask(head: str, node_ids: Sequence[bytes], timeout: float) -> Sequence[bool]
 
 
 def _token_source(address: str) -> str:
-    """Where Ray finds the token of this process. Raises TrinityError if there is none."""
+    """Return where Ray finds the token of this process. Raises TrinityError if there is none."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return "RAY_AUTH_TOKEN"
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or KEPT_AT).expanduser()

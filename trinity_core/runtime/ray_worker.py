@@ -1,8 +1,8 @@
-"""Starts a worker of a Ray of our own, in place of Ray's `setup_worker.py`.
+"""Starts a worker of our own Ray, in place of Ray's `setup_worker.py`.
 
-That one imports the whole of Ray, for 0.6 s of a core of each actor's start, and the worker does so again.
+Ray's script imports all of Ray, which costs each actor's start 0.6 s of CPU time, although the worker imports it again.
 
-    python ray_worker.py WORKER ARGUMENT … [--serialized-runtime-env-context=JSON] [--language=PYTHON]
+python ray_worker.py WORKER ARGUMENT … [--serialized-runtime-env-context=JSON] [--language=PYTHON]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONTEXT, LANGUAGE = "--serialized-runtime-env-context=", "--language="
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Become the worker, with the environment variables of its actor, in which Ray expands those of this process."""
+    """Replace this process by the worker, with its actor's environment variables, in which Ray expands variables."""
     for context in (word.removeprefix(CONTEXT) for word in arguments if word.startswith(CONTEXT)):
         for name, value in json.loads(context)["env_vars"].items():
             os.environ[name] = re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))

@@ -1,11 +1,11 @@
 """A whole run on one page: generate, score, store, train, sync weights, evaluate, save.
 
-    python -m trinity_core.runtime.run --config FILE [key=value …]
+python -m trinity_core.runtime.run --config FILE [key=value …]
 
 Two loops run concurrently, each in its own processes, and share two things: rollouts go from the explorer to the
-trainer through the store, weights come back by weight sync. Version n is the weights after train step n. The verbs are
-those of `rollout/explorer.py`, `training/trainer.py` and `runtime/run_attempt.py`; their order stands here. Every way
-to start a run leads here (`runtime/driver.py`); a frontend calls the steps as they are, or as Prefect tasks.
+trainer through the store, weights come back by weight sync. Version n is the weights after train step n. The methods
+are in `rollout/explorer.py`, `training/trainer.py` and `runtime/run_attempt.py`; this file fixes their order. Every way
+to start a run leads here (`runtime/driver.py`); a frontend calls the steps directly, or as Prefect tasks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ async def explore(explorer: Explorer) -> None:
     """Each explore step: load the weights, generate answers to a batch of tasks, score them, store the rollouts.
 
     A synchronous explorer (`sync_style: fixed`) waits for exactly the version that is due: with `sync_interval: 1` and
-    `sync_offset: 0` the training is on-policy. An asynchronous one takes the newest version; it waits for
-    the first one, and with `max_staleness` until the rows of the step will be fresh enough when they are trained.
+    `sync_offset: 0` the training is on-policy. An asynchronous explorer takes the newest version. It waits only for the
+    first one and, with `max_staleness`, until the step's rows will be fresh enough when they are trained on.
 
-    Where trainer and engines share a GPU (`cluster.colocate`), a side releases it before it waits for the other, the
+    If trainer and engines share a GPU (`cluster.colocate`), a side releases it before it waits for the other, the
     explorer in `version_due`, the trainer in `next_batch`, and acquires it before it continues.
     """
     for step in explorer.steps():
@@ -39,7 +39,7 @@ async def explore(explorer: Explorer) -> None:
         else:
             version = await explorer.newest_version(step)
         if version is None:
-            return  # asked to stop, or there is nothing to explore any more
+            return  # asked to stop, or nothing is left to explore
         await explorer.load(version)
         await explorer.evaluate_if_due()
         rollouts = await explorer.generate_and_score(step)
@@ -49,7 +49,7 @@ async def explore(explorer: Explorer) -> None:
 def train(trainer: Trainer) -> None:
     """Each train step: lease a batch from the store, take a gradient step on it, publish the weights, save.
 
-    Every rank runs this loop in step with the others. A checkpoint makes the batches up to it final.
+    All ranks run this loop in step. A checkpoint makes the batches up to it final.
     """
     while (batch := trainer.next_batch()) is not None:
         trainer.update(batch)
@@ -60,12 +60,13 @@ def train(trainer: Trainer) -> None:
 
 
 def evaluate(attempt: RunAttempt) -> dict[int, dict[str, float]]:
-    """Score the run's last checkpoint (`mode: bench`: or the model itself) if it has no score yet: step -> metrics."""
+    """Score the run's last checkpoint (`mode: bench`: or the model itself) if it has no score yet; return step →
+    metrics."""
     return score_steps(attempt, unscored_result(attempt))
 
 
 def run(stage: Stage, frontend: Frontend = PLAIN) -> dict[str, Any]:
-    """Run one stage, resuming from its latest checkpoint: explore and train, evaluate the result, sum up."""
+    """Run one stage, resuming from its latest checkpoint: explore and train, evaluate the result, summarise."""
     with frontend.call("cluster", lambda: open_attempt(stage)) as attempt:
         loops = {
             "explore": lambda: attempt.explore(explore, frontend.report),
@@ -80,7 +81,6 @@ def run(stage: Stage, frontend: Frontend = PLAIN) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run a configuration with all its stages without Prefect."""
     from trinity_core.runtime import driver
 
     driver.main()

@@ -1,4 +1,4 @@
-"""One attempt at one stage. It owns the actors, the tracking thread and the request to stop."""
+"""One attempt at one stage. It owns the actors, the tracking thread and the stop request."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def open_attempt(stage: Stage) -> RunAttempt:
 
 
 class RunAttempt:
-    """The processes of one attempt. Use it as a context: they end with the block, however the block ends.
+    """The processes of one attempt. A context manager: they end with the block, however it ends.
 
     Passed from task to task within one process, never stored.
     """
@@ -80,7 +80,7 @@ class RunAttempt:
         self._tracking: TrackingThread | None = None
 
     def start(self) -> RunAttempt:
-        """Open tracking and start the engines. If that fails, everything that was started ends."""
+        """Open tracking and start the engines. On failure, everything that was started ends."""
 
         def end() -> None:
             with first_error_stays(succeeded=False):
@@ -109,28 +109,27 @@ class RunAttempt:
 
     @property
     def components(self) -> set[str]:
-        """Which of `explore` and `train` this run consists of."""
         return components_of(self.config, self.placement)
 
     def is_stopping(self) -> bool:
-        """Whether the run is to end at the next step boundary."""
+        """True if the run must end at the next step boundary."""
         return self._stop.is_set() or (self._token is not None and self._token.cancelled)
 
     def stop(self) -> None:
-        """Ask everything to save and end."""
         self._stop.set()
 
     def raise_if_cancelled(self) -> None:
-        """Raise `Stopped` if the run has saved and ended because all runs of this process were asked to."""
+        """Raise Stopped if the run has saved and ended because all runs of this process were asked to."""
         if self._token is not None:
             self._token.raise_if_cancelled()
 
     # ---- what the stage does ----
 
     def explore(self, loop: Callable[..., Any], report: type[ProgressReport] = ProgressReport) -> dict[str, Any]:
-        """Run the explorer by `loop` until all tasks are done or the attempt is stopped; the explorer's summary.
+        """Run the explorer with `loop` until all tasks are done or the attempt is stopped; return the explorer's
+        summary.
 
-        Returns when the trainer has ended too: until then it may go back to a checkpoint.
+        Returns only when the trainer has ended too, because it may go back to a checkpoint.
         """
         progress = report(self.config, explorer_source(self.config.explorer.name))
         while True:
@@ -152,16 +151,17 @@ class RunAttempt:
         return summary
 
     def train(self, loop: Callable[..., Any], report: type[ProgressReport] = ProgressReport) -> dict[str, Any]:
-        """Run the trainer's workers by `loop` until the last step or until the attempt is stopped; rank 0's summary.
+        """Run the trainer's workers with `loop` until the last step or until the attempt is stopped; return rank 0's
+        summary.
 
-        A lost worker takes them back to their latest checkpoint, and the explorer with them (`runtime.trainers`).
+        After the loss of a worker, all go back to the latest checkpoint, and so does the explorer (`runtime.trainers`).
         """
         return self.trainers.train(loop, report(self.config, "trainer"))
 
     def score(self, step: int, folder: Path | None) -> dict[str, float]:
-        """Score the weights of `step` on every eval set: metric name -> value.
+        """Score the weights of `step` on every eval set; return metric → value.
 
-        They are those of a Hugging Face folder, or (None) what the engines started with.
+        The weights are those of a Hugging Face folder, or (None) those that the engines started with.
         """
         explorer, check = self.explorer(), self._explorer_heartbeat()
         result_of(explorer.prepare.remote(), self._engines_wait(check), self.is_stopping)
@@ -178,7 +178,6 @@ class RunAttempt:
     # ---- its processes ----
 
     def engines(self) -> list[Any]:
-        """The engines, started on first use."""
         with self._lock:
             if not self._engines and self.placement.engines:
                 self._engines = self._actors.start_engines()
@@ -187,44 +186,44 @@ class RunAttempt:
             return self._engines
 
     def explorer(self) -> Any:
-        """The explorer, started on first use."""
         with self._lock:
             if self._explorer is None:
                 self._explorer = self._actors.start_explorer(self.engines(), self._auxiliary)
             return self._explorer
 
     def huggingface_folder(self, step: int, merge: bool = True) -> Path:
-        """The checkpoint of `step` in Hugging Face format, converted by the trainer if it runs; of an adapter, the
-        folder that peft reads or, with `merge`, the whole model.
+        """Return the checkpoint of `step` in Hugging Face format, converted by the trainer if it runs.
 
-        The trainer has torch loaded; in this process its import alone takes longer than a small model's conversion.
+        For an adapter, it is the folder in peft's format or, with `merge`, the whole model. The trainer has torch
+        loaded; importing it in this process would take longer than converting a small model.
         """
         if self.trainers.workers:
             return self.trainers.convert(step, merge)
         return huggingface_folder(self.config, step, merge)
 
     def tracking(self) -> Writer | None:
-        """The tracking system's writer, once it is open, or None while it is away; raises why it does not open."""
+        """Return the tracking system's writer once it is open, or None while it is away. Raises why it does not
+        open."""
         assert self._tracking is not None, "start() comes first"
         return self._tracking.writer()
 
     def tracking_link(self) -> str:
-        """The address of the tracked run, or the command that shows its metrics."""
+        """Return the address of the tracked run, or the command that shows its metrics."""
         writer = self.tracking()
         return writer.link if writer is not None else shlex.join(["less", str(metrics_path(self.config.job_dir))])
 
     def check(self) -> None:
-        """Raise the error, if any, that makes waiting for the run useless: a dead Ray, or a permanent tracking
+        """Raise the error, if any, that makes waiting for the run pointless: a dead Ray, or a permanent tracking
         error."""
         self.cluster.check()
         if self._tracking is not None:
             self._tracking.check()
 
     def _wait_for_shared_gpu(self) -> None:
-        """Let the engines start first where the trainer shares their GPU; once: lost engines have other handles later.
+        """Let the engines start first if the trainer shares their GPU. Only once, because lost engines get new handles.
 
         vLLM compares the free memory before and after a trial of its model (`vllm.utils.mem_utils`): a trainer that
-        allocates meanwhile would take its KV cache away.
+        allocates meanwhile would reduce its KV cache.
         """
         if self.placement.shares_gpu and not self._engines_started:
             for engine in self.engines():
@@ -235,11 +234,11 @@ class RunAttempt:
         return starting(f"the engines of {self.config.explorer.name}", self.cluster.unplaced, check)
 
     def _explorer_heartbeat(self) -> Callable[[], None]:
-        """`check`, which also raises if the explorer does not answer."""
+        """Return `check` that also raises if the explorer does not answer."""
         return answering({self.config.explorer.name: self.explorer()}, self.check)
 
     def close(self, outcome: RunOutcome) -> None:
-        """Forward the last metrics, and end every actor. Nothing is left running, whatever fails on the way."""
+        """Forward the last metrics, and end every actor, whatever fails on the way."""
         try:
             if self._tracking is not None:
                 self._tracking.close(outcome)
@@ -251,7 +250,7 @@ class RunAttempt:
                 unlock_run(self.stage)
 
     def _outcome(self, error: BaseException | None) -> RunOutcome:
-        """As `RunOutcome.of`, also in a part of an asynchronous run, whose thread gets a `Stopped` instead of the
+        """Like `RunOutcome.of`. A part of an asynchronous run gets Stopped in its thread instead of the
         cancellation."""
         cancelled = isinstance(error, Stopped) and self._token is not None and self._token.by_person
         return RunOutcome.CANCELLED if cancelled else RunOutcome.of(error)
@@ -268,4 +267,4 @@ class RunAttempt:
             self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
             self.cluster.release_after(kept, self.placement.nodes.release)
         if "train" in self.components:
-            run_versions(self.config).remove()  # those in this machine's shared memory, of no use after the run
+            run_versions(self.config).remove()  # in this machine's shared memory, useless after the run

@@ -1,4 +1,4 @@
-"""From a configuration to a stage that can start: which stage, on which machine, from which checkpoint."""
+"""Turns a configuration into a stage that can start: which stage, on which machine, from which checkpoint."""
 
 from __future__ import annotations
 
@@ -70,55 +70,53 @@ class Stage:
     stage: str
     """`rft`, `sft`, `evaluate` …, or the stage's name in a pipeline."""
     parent_dir: Path | None = None
-    """The pipeline's folder."""
     resumed_step: int = 0
     """The checkpoint that the run resumes from; 0 for a new run."""
     warnings: tuple[str, ...] = ()
-    """What the user should know before the stage starts, such as settings without effect."""
+    """Warnings before the stage starts, such as settings without effect."""
     made_from: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
-    """`made_from` of the configuration as it was loaded: `config` has the sync method and the data that are used."""
+    """`made_from` of the configuration as loaded; in `config`, sync method and data are those actually used."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """A stage to run, or to evaluate, of a configuration that has been loaded and checked."""
+    """A request to run or evaluate a stage of a loaded and checked configuration."""
 
     config: Config
-    """Configuration of the whole pipeline, where it has stages."""
+    """Configuration of the whole pipeline, if it has stages."""
     kind: str = ""
-    """`rft`, `sft` or `evaluate`; "" for what runs the stage (`flow_of`)."""
+    """`rft`, `sft` or `evaluate`; "": what runs the stage (`flow_of`)."""
     stage: str = ""
-    """The stage's name; "" for a configuration without stages."""
     model_path: str = ""
-    """The model of the stage before, if any."""
+    """The previous stage's model, if any."""
     which: str = ""
-    """The weights to evaluate: base, latest, missing, all, or a step; "" for what mode `bench` is configured to."""
+    """The weights to evaluate: base, latest, missing, all, or a step; "": as configured in mode `bench`."""
     run: str = ""
-    """The run's name where it is not the configuration's: one in a fresh folder."""
+    """The run's name if it is not the configuration's, because the run has a fresh folder."""
     is_ready: bool = False
-    """True if preflight has passed just now (`load_ready`). Counts for the first attempt alone."""
+    """True if preflight has just passed (`load_ready`). Only valid for the first attempt."""
     file: str = ""
-    """Where the configuration was loaded from, if that is not the `config` of the flow above."""
+    """File that the configuration was loaded from, if that is not the parent flow's `config`."""
 
     @property
     def is_base(self) -> bool:
-        """True if the model before all stages is meant, whose scores belong to the pipeline."""
+        """True for the model before all stages, whose scores belong to the pipeline."""
         return self.kind == "evaluate" and self.which == "base"
 
     @property
     def title(self) -> str:
-        """`project/name` as configured, or of a `run` that is named; one in a fresh folder gets its name later."""
+        """`project/name` as configured, or of the given `run`; a run in a fresh folder gets its name later."""
         of_stage = self.stage and not self.is_base
         config = pick_stage(self.config, self.stage)[0] if of_stage else self.config
         return f"{config.project}/{self.run or config.name}"
 
 
 def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = False) -> Stage:
-    """Pick a stage of a checked configuration, open what it names, and share out the machine. Raises TrinityError.
+    """Pick a stage of a checked configuration, check what it names, and assign the machine. Raises TrinityError.
 
-    `begun_by` identifies the attempts at one run, which share a fresh folder. With `is_ready` what the configuration
-    names is not opened, unless the model is another one. A task pipeline whose output the stage
-    reads is run here, unless that is there already.
+    `begun_by` identifies the attempts at one run, which share a fresh folder. With `is_ready`, what the configuration
+    names is not checked again, unless the model is another one. If the stage reads a task pipeline's output that does
+    not exist yet, the pipeline runs here.
     """
     config, parent_dir = pick_stage(request.config, request.stage)
     evaluates = (request.kind or flow_of(config)) == "evaluate"
@@ -141,15 +139,15 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
     if request.model_path or not is_ready:
         require_ready(config)
     placement, origin = placement_of(config), {} if evaluates else made_from(config)
-    takes_over = request.is_base and bool(request.config.stages)  # the stage takes the engines over
+    takes_over = request.is_base and bool(request.config.stages)  # the first stage reuses the engines
     if takes_over and not placement.on_gpu and (training := placement_of(written)).engines:
         placement = replace(placement, engine_threads=training.engine_threads)
     method, notice = sync_method(config, placement)
-    # A run's own evaluation gives no notices: settings that it does not use are for the training.
+    # A run's own evaluation gives no notices: settings that it does not use are meant for training.
     idle = notices(config) if config.mode == written.mode else ()
-    chosen = notice if config.written("synchronizer.sync_method") else ""  # a default that does not fit is no news
+    chosen = notice if config.written("synchronizer.sync_method") else ""  # a replaced default is not worth a notice
     warnings = (*idle, *filter(None, (chosen, shared_memory_notice(config))))
-    # The style that validation assumed stays in force, whichever method replaces it on this machine.
+    # The style that validation assumed applies, whichever method replaces it on this machine.
     style = config.synchronizer.style
     config = config.with_values(
         {
@@ -166,15 +164,15 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
 
 
 def for_evaluation(config: Config, base: bool = False) -> Config:
-    """The configuration in mode `bench`; with `base`, of the model even where an external one is named.
+    """Return the configuration in mode `bench`; with `base`, for the model even if an external one is configured.
 
-    The scores of an external model are a run of their own, `<name>_<model_name>`. Raises TrinityError if its key is not
-    set where Ray is started here; elsewhere, the explorer looks for it.
+    The scores of an external model form their own run, `<name>_<model_name>`. Raises TrinityError if its key is not set
+    and Ray is started here; otherwise the explorer checks.
     """
     external = None if base else config.explorer.external_model
     config = config.with_values({"mode": "bench", "explorer.external_model": external})
     if config.model.lora is not None and (step := latest_whole(config.job_dir)):
-        # Adapters are loaded onto the model that their run began with: in a pipeline that of the stage before.
+        # Adapters are loaded onto the model that their run began with: in a pipeline, the previous stage's.
         began = other_beginning(config.job_dir, step, config.model.model_path)
         config = config if began is None else start_from(config, _moved_with(config, began))
     if external is None:
@@ -186,7 +184,7 @@ def for_evaluation(config: Config, base: bool = False) -> Config:
 
 
 def _moved_with(config: Config, began: Beginning) -> str:
-    """The model that a run began with; if that is of another stage's checkpoint, also after both were moved."""
+    """Return the model that a run began with; if it is another stage's checkpoint, also after both were moved."""
     here = config.job_dir.parent.joinpath(*Path(began.model).parts[-4:])  # <name>/global_step_<n>/actor/huggingface
     is_moved = here.is_dir() and not Path(began.model).exists() and not began.differs(Beginning.of(str(here)))
     return str(here) if is_moved else began.model
@@ -195,8 +193,8 @@ def _moved_with(config: Config, began: Beginning) -> str:
 def resume(stage: Stage) -> Stage:
     """Lock the run and find the checkpoint that it resumes from.
 
-    Raises TrinityError if the run is in progress, or if it began with another model and needs that: as its reference,
-    or, before its first checkpoint, because that model sampled what waits in its store.
+    Raises TrinityError if the run is in progress, or if it began with another model that it needs: as its reference,
+    or, before its first checkpoint, because that model sampled the rows in its store.
     """
     config = stage.config
     if config.mode == "bench":
@@ -215,7 +213,7 @@ def unlock_run(stage: Stage) -> None:
 
 
 def _resumed(stage: Stage, step: int, components: set[str]) -> Stage:
-    """The stage that resumes from `step`. Raises TrinityError as `resume` says."""
+    """Return the stage that resumes from `step`. Raises TrinityError as `resume` does."""
     config = stage.config
     if not step and config.model.model_path:
         lora, has_rows = config.model.lora, not config.is_supervised and _has_rows(config)
@@ -234,7 +232,7 @@ def _resumed(stage: Stage, step: int, components: set[str]) -> Stage:
 
 
 def _refused(config: Config, components: set[str]) -> str:
-    """Why a run cannot resume with another model than it began with; "" if it can."""
+    """Return why a run cannot resume with another model than it began with, or ""."""
     if config.mode in ("both", "train") and config.model.lora is not None:
         return OTHER_BASE
     if config.mode in ("both", "train") and Objective(config.algorithm).needs_reference:
@@ -250,18 +248,17 @@ def _forget_weights(config: Config, components: set[str]) -> None:
 
 
 def _has_rows(config: Config) -> bool:
-    """Whether an explorer has stored rollouts for the run."""
     with open_run_store(config) as store:
         return any(store.explorer_steps().values())
 
 
 def stage_names(config: Config) -> Sequence[str]:
-    """The names of a configuration's stages in order; one empty name for a configuration without stages."""
+    """Return the names of a configuration's stages in order; one empty name without stages."""
     return [stage.stage_name for stage in config.stages] or [""]
 
 
 def pick_stage(config: Config, stage: str) -> tuple[Config, Path | None]:
-    """The stage of that name and the pipeline's folder; the configuration itself where it has no stages."""
+    """Return the stage of that name and the pipeline's folder; without stages, the configuration itself."""
     if not config.stages:
         return config, None
     names = stage_names(config)
@@ -275,7 +272,7 @@ def pick_stage(config: Config, stage: str) -> tuple[Config, Path | None]:
 
 
 def job_dir_of(config: Config, stage: str = "") -> Path:
-    """The folder of a configuration's run; of several stages, that of `stage`, or of the last one that trains."""
+    """Return the folder of a configuration's run; with stages, that of `stage`, or of the last one that trains."""
     if stage:
         return in_newest_folder(*pick_stage(config, stage)).job_dir
     every = stages(config)
@@ -284,10 +281,11 @@ def job_dir_of(config: Config, stage: str = "") -> Path:
 
 
 def in_fresh_folder(config: Config, begun_by: str) -> Config:
-    """With `continue_from_checkpoint: false` a run whose folder is taken gets its own folder, `<name>_<time>`; so does
-    a pipeline, whose stages resume next to that folder.
+    """Give a run (or pipeline) with `continue_from_checkpoint: false` whose folder is taken its own folder,
+    `<name>_<time>`.
 
-    A retry, which has the same `begun_by`, resumes in the folder of the first attempt.
+    A pipeline's stages resume next to its folder. A retry, which has the same `begun_by`, resumes in the folder of the
+    first attempt.
     """
     if config.continue_from_checkpoint:
         return config
@@ -297,7 +295,7 @@ def in_fresh_folder(config: Config, begun_by: str) -> Config:
 
 
 def in_newest_folder(config: Config, pipeline_dir: Path | None = None) -> Config:
-    """The run that is evaluated or converted: with `continue_from_checkpoint: false` the newest one of that name, or of
+    """Return the run to evaluate or convert: with `continue_from_checkpoint: false` the newest one of that name, or of
     that stage of the pipeline."""
     if config.continue_from_checkpoint:
         return config
@@ -309,7 +307,7 @@ def in_newest_folder(config: Config, pipeline_dir: Path | None = None) -> Config
 
 
 def lock_names(config: Config, components: set[str]) -> list[str]:
-    """The locks that a run of these components holds. Each explorer of a run has its own lock."""
+    """Return the locks that a run of these components holds. Each explorer of a run has its own lock."""
     names = {"train": RUN_TRAINS, "explore": f"explorer_{config.explorer.name}"}
     return [names[component] for component in sorted(components)]
 
@@ -317,8 +315,8 @@ def lock_names(config: Config, components: set[str]) -> list[str]:
 def lock_run(config: Config, components: set[str]) -> None:
     """Lock the run against a second start, which would undo its steps.
 
-    Waits for a trainer that has outlived its flow; raises TransientFault if it does not end. Raises TrinityError if the
-    run is in progress, or if a running explorer or trainer of it has incompatible settings.
+    Waits for a trainer that has outlived its flow, and raises TransientFault if it does not end. Raises TrinityError if
+    the run is in progress, or if an active explorer or trainer of it has incompatible settings.
     """
     names = lock_names(config, components)
     for name in names:
@@ -330,10 +328,10 @@ def lock_run(config: Config, components: set[str]) -> None:
 
 
 def resume_step(config: Config, components: set[str]) -> int:
-    """The step of the latest whole checkpoint, 0 if there is none; what came after it is rewound. Locks the run.
+    """Lock the run and return the step of its latest intact checkpoint, or 0; rewind what came after it.
 
-    The trainer rewinds the store too when it starts. Done here, before the explorer starts, it keeps the explorer from
-    beginning a step that would then be taken back. An explorer or trainer that runs alone rewinds nothing here. An
+    The trainer also rewinds the store when it starts. Rewinding here, before the explorer starts, keeps the explorer
+    from beginning a step that would then be undone. An explorer or trainer that runs alone rewinds nothing here. An
     explorer announces itself here, so that a trainer that is ready before its engines waits for it.
     """
     begun = config.job_dir.exists()

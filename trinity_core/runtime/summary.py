@@ -1,5 +1,4 @@
-"""Which checkpoints have no score yet and how they get one; the summary of a run: scores, steps, folders, and what it
-was made from."""
+"""The scores of checkpoints; and the summary of a run: scores, steps, folders, and digests of its inputs."""
 
 from __future__ import annotations
 
@@ -35,18 +34,17 @@ UNCOUNTED = (
 
 
 def publish(attempt: RunAttempt, results: dict[str, Any], frontend: Frontend) -> dict[str, Any]:
-    """Make the summary and show it."""
     summary = summarise(attempt, results)
     frontend.show(attempt.config, summary)
     return summary
 
 
 def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
-    """Convert the last checkpoint, sum up the run and write that to the job's folder (`summary_path`); returns it.
+    """Convert the last checkpoint, and write the run's summary to the job's folder (`summary_path`); return it.
 
-    A run that only evaluates has its scores as its summary, which is not written: the one of the training stays. One
-    that only explores converts nothing: its trainer does. An external model's summary is written: it has no training.
-    `seconds` are those of all attempts.
+    A run that only evaluates has its scores as its summary, which is not written, so that the training's stays. A run
+    that only explores converts nothing, because its trainer does. An external model's summary is written, because it
+    has no training. `seconds` includes all attempts.
     """
     config = attempt.config
     if config.mode == "bench":
@@ -72,7 +70,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
-    """All scores of the run, by step; `score` is the latest. That of an external model is also written."""
+    """Return all scores of the run, by step; `score` is the latest. For an external model, also write it."""
     scores = valid_scores(config)
     summary = _scored(config, max(scores, default=0), scores, seconds) | {
         "checkpoint_dir": str(config.job_dir),
@@ -86,7 +84,7 @@ def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
 
 
 def _scored(config: Config, step: int, scores: Mapping[int, float], seconds: float) -> dict[str, Any]:
-    """What every summary has: whose it is, the score of `step`, and those of all steps."""
+    """Return what every summary contains: its run, the score of `step`, and those of all steps."""
     return {
         "project": config.project,
         "name": config.name,
@@ -99,7 +97,6 @@ def _scored(config: Config, step: int, scores: Mapping[int, float], seconds: flo
 
 
 def summary_text(summary: dict[str, Any]) -> str:
-    """A summary on a few lines, for the terminal."""
     scores = f", scores {summary['scores']}" if summary["scores"] else ""
     lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}{scores}"]
     if evaluation := summary.get("evaluation"):
@@ -119,33 +116,35 @@ def summary_text(summary: dict[str, Any]) -> str:
 
 
 def named_stages(values: Mapping[str, float]) -> dict[str, float]:
-    """Scores or seconds of a pipeline's stages for people: `before` is the score of the base model."""
+    """Return a pipeline's scores or seconds with display names: `before` is the base model's score."""
     return {"base score" if name == "before" else name: value for name, value in values.items()}
 
 
 def summary_path(config: Config) -> Path:
-    """`<job_dir>/summary.json`; of a run that only explores `summary_<explorer>.json`, as others share its folder."""
+    """Return `<job_dir>/summary.json`; for an explorer on its own `summary_<explorer>.json`, since others share its
+    folder."""
     alone = config.explores_alone
     return config.job_dir / (f"summary_{explorer_source(config.explorer.name)}.json" if alone else "summary.json")
 
 
 def write_summary(config: Config, summary: dict[str, Any]) -> None:
-    """Write `summary_path`, whole or not at all."""
     when_room(partial(config.job_dir.mkdir, parents=True, exist_ok=True), config.job_dir)
     write_atomically(summary_path(config), json.dumps(summary, indent=2, default=str).encode() + b"\n")
 
 
 def read_summary(config: Config) -> dict[str, Any] | None:
-    """The summary of a finished run; None if there is none, or a damaged one: then the run counts as not done."""
+    """Read the summary of a finished run; None if it is missing or damaged, so that the run counts as not done."""
     return read_json(summary_path(config))
 
 
 def unscored_steps(config: Config, which: str) -> list[int]:
-    """The steps selected by `which` whose weights have no score yet; 0 is the model that the engines start with, or an
-    external one. An empty `which` follows the configuration of mode `bench`: the latest checkpoint (without any, step
-    0), or with `bench_on_latest_checkpoint: false` every one. Else it is `base`, `latest`, `missing`, `all` (scored
-    ones too) or a step. Damaged checkpoints are passed over with a warning, as in a resume; raises TrinityError if the
-    step that is named has no whole one. An external model has no steps: each word means it.
+    """Return the steps selected by `which` whose weights have no score yet; 0 is the model that the engines start with,
+    or an external one.
+
+    `which` is `base`, `latest`, `missing`, `all` (including scored ones) or a step. An empty `which` follows mode
+    `bench`: the latest checkpoint (or step 0 if there is none), or every one with `bench_on_latest_checkpoint: false`.
+    Damaged checkpoints are skipped with a warning, as on resume. Raises TrinityError if the given step has no intact
+    checkpoint. An external model has no steps: every value selects it.
     """
     if not config.buffer.explorer_input.eval_tasksets:
         raise TrinityError("There is nothing to evaluate on: buffer.explorer_input.eval_tasksets is empty.")
@@ -162,10 +161,10 @@ def unscored_steps(config: Config, which: str) -> list[int]:
 
 
 def unscored_result(attempt: RunAttempt) -> list[int]:
-    """The run's last checkpoint, if it has no score yet and the run has engines and eval sets; else nothing.
+    """Return the run's last checkpoint if it has no score yet and the run has engines and eval sets.
 
-    In mode `bench` what `unscored_steps` says. In `explore` and `serve` nothing while the trainer may make further
-    checkpoints, and remove this one.
+    In mode `bench`, return what `unscored_steps` returns. In `explore` and `serve`, return nothing while the trainer
+    may still make checkpoints, and remove this one.
     """
     config = attempt.config
     if config.mode == "bench":
@@ -179,10 +178,10 @@ def unscored_result(attempt: RunAttempt) -> list[int]:
 
 
 def score_steps(attempt: RunAttempt, steps: Sequence[int]) -> dict[int, dict[str, float]]:
-    """Score the weights of each step on every eval set: step -> metric name -> value.
+    """Score the weights of each step on every eval set; return step → metric → value.
 
-    Checkpoints that a running trainer has removed meanwhile are passed over with a warning. Raises TrinityError if none
-    is left.
+    Checkpoints that a running trainer has removed meanwhile are skipped with a warning. Raises TrinityError if none is
+    left.
     """
     config, scores = attempt.config, {}
     for step in steps:
@@ -212,13 +211,12 @@ def _is_there(config: Config, step: int) -> bool:
 
 
 def trainer_has_finished(config: Config) -> bool:
-    """Whether a checkpoint of the run holds its trainer's last step."""
     with open_run_store(config) as store:
         return store.trainer().finished
 
 
 def steps_meant(which: str, job_dir: Path) -> list[int]:
-    """The steps of a run that a word means; 0 is the model before training."""
+    """Return the steps of a run that a word selects; 0 is the model before training."""
     if which == "base":
         return [0]
     if which == "latest":

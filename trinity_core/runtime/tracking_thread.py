@@ -1,4 +1,4 @@
-"""The thread that opens a run's tracking system, and then forwards its metrics."""
+"""The thread that opens a run's tracking system and then forwards its metrics."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ log = logging.getLogger(__name__)
 OPEN_SECONDS = 300.0
 """Time for the tracking system to open: a new MLflow database on a busy machine takes a minute."""
 AGAIN_SECONDS = 5.0
-"""Time between two attempts to open one that does not answer."""
 
 
 class TrackingThread:
     """Opens the tracking system in a thread, then forwards to it in another.
 
     MLflow's import and a new database take seconds, in which the engines start. If the tracking system of an already
-    tracked run does not answer, the run continues, and tracking is opened once it does. At a run's first start the
-    address may be wrong, so this is a `TransientFault`.
+    tracked run does not answer, the run continues, and tracking opens later. At a run's first start the address may be
+    wrong, so there it is a TransientFault.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -65,7 +64,7 @@ class TrackingThread:
         self._opening.start()
 
     def writer(self) -> Writer | None:
-        """The writer, once it is open; None while the tracking system is away. Raises why it does not open."""
+        """Return the writer once it is open; None while the tracking system is away. Raises why it does not open."""
         if not self._settled.wait(OPEN_SECONDS):
             raise TransientFault(f"the tracking system did not open within {OPEN_SECONDS:g} s (section monitor)")
         if self._error is not None:
@@ -73,14 +72,14 @@ class TrackingThread:
         return self._writer
 
     def check(self) -> None:
-        """Raise why tracking has been given up. A tracking system that does not answer now is no such reason."""
+        """Raise why tracking has been given up. A tracking system that is temporarily away is no reason."""
         if self._error is not None:
             raise self._error
         if self._forwarder is not None:
             self._forwarder.check()
 
     def close(self, outcome: RunOutcome) -> None:
-        """Forward what is left, and end the run in the tracking system. One that is away is tried a last time."""
+        """Forward what is left, and end the run in the tracking system. If that is away, it is tried a last time."""
         record_end(self._stage.config.job_dir, self._record, outcome)
         if outcome is RunOutcome.FINISHED:
             self.writer()
@@ -100,7 +99,7 @@ class TrackingThread:
     def _open(self) -> None:
         try:
             config = self._stage.config
-            load_plugins(config.plugin_dir)  # one of them may bring the monitor
+            load_plugins(config.plugin_dir)  # a plugin may define the monitor
             self._writer = self._opened()
             with self._handing_over:
                 if self._writer is not None and self._given_up is not None:
@@ -119,7 +118,7 @@ class TrackingThread:
             self._settled.set()
 
     def _opened(self) -> Writer | None:
-        """The writer; None if the tracking system was away until the run ended."""
+        """Return the writer; None if the tracking system was away until the run ended."""
         monitor = self._stage.config.monitor.monitor_type
         while True:
             last = self._closing.is_set()

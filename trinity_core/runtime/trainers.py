@@ -1,4 +1,4 @@
-"""The trainer's workers as one: when one is lost, all of them start again from the latest checkpoint."""
+"""The trainer's workers as a unit: when one is lost, all of them restart from the latest checkpoint."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ REMOVE_SECONDS = 3.0
 
 
 class Trainers:
-    """The workers of one trainer. `check` raises what makes waiting useless; `stopping` is true once the run is to end.
+    """The workers of one trainer. `check` raises if waiting is pointless; `stopping` is true once the run must end.
 
-    The explorer of the run is not restarted: going back rewinds the store, by which the explorer starts over.
+    The explorer is not restarted: going back rewinds the store, which makes the explorer start over.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class Trainers:
         """`make_room` is called before the workers start, and waits for what must not start at the same time."""
         self.workers: list[Any] = []
         self._connected = 0
-        """Times that the workers were ready for a step."""
+        """Number of times that the workers became ready for a step."""
         self._actors, self._cluster, self._config = actors, actors.cluster, actors.config
         self._check, self._stopping, self._make_room = check, stopping, make_room
         self._ended = threading.Event()
 
     def train(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
-        """Run the workers by `loop` until the last step or until the run is stopping; rank 0's summary.
+        """Run the workers with `loop` until the last step or until the run is stopping; return rank 0's summary.
 
-        Raises what a worker raises, and `ProcessLost` where workers were lost more than `MAX_RESTARTS` times.
+        Raises a worker's error, and ProcessLost if workers were lost more than `MAX_RESTARTS` times.
         """
         try:
             return self._train(loop, report)
@@ -76,13 +76,14 @@ class Trainers:
 
     @property
     def rewinds(self) -> int:
-        """How often the trainer has gone back to a checkpoint and is ready again."""
+        """Number of times the trainer has gone back to a checkpoint and is ready again."""
         return max(0, self._connected - 1)
 
     def wait_for_rewind(self, seen: int) -> bool:
-        """Wait until the trainer has ended or the run is stopping; True if it has gone back more than `seen` times.
+        """Wait until the trainer has ended or the run is stopping; return True if it has gone back more than `seen`
+        times.
 
-        An explorer that had finished then has steps to explore again.
+        A finished explorer then has steps to explore again.
         """
         while self.rewinds == seen:
             if self._ended.is_set() or self._stopping():
@@ -92,13 +93,13 @@ class Trainers:
         return True
 
     def convert(self, step: int, merge: bool = True) -> Path:
-        """The checkpoint of `step` in Hugging Face format, see `checkpoints.convert`."""
+        """Return the checkpoint of `step` in Hugging Face format, see `checkpoints.convert`."""
         worker = self.workers[0]
         check = answering({trainer_name(self._config, 0): worker}, self._check)
         return Path(result_of(worker.convert.remote(step, merge), check))
 
     def remove_shared_weights(self) -> None:
-        """Let rank 0 remove the weights in its machine's shared memory, as it may be on another node than the flow."""
+        """Let rank 0 remove the weights in its machine's shared memory; it may be on another node than the flow."""
         if not self.workers or not self._cluster.address or not self._cluster.alive():
             return
         try:
@@ -128,7 +129,7 @@ class Trainers:
         return summaries[0]
 
     def _loss(self, error: Exception) -> ProcessLost | None:
-        """The loss of a worker if that is what `error` comes from, such as a broken connection to the lost one."""
+        """Return the loss of a worker if it caused `error`, such as a broken connection to the lost worker."""
         if isinstance(error, ProcessLost):
             return error
         if isinstance(error, TrinityError | TransientFault):
@@ -144,7 +145,7 @@ class Trainers:
         return None
 
     def _can_return(self) -> bool:
-        """False if engines would wait for a connection that the lost worker had, or if Ray itself has died."""
+        """Return False if engines would wait for a connection of the lost worker, or if Ray itself has died."""
         method = SYNC_METHODS[self._config.synchronizer.sync_method]
         connected = bool(self._actors.placement.engines) and bool(method.vllm_backend)
         return not connected and not self._stopping() and self._cluster.alive()

@@ -1,7 +1,7 @@
-"""A person's verdicts on answers of an earlier run, as data for SFT or DPO: what is shown, and what is made of it.
+"""A person's verdicts on answers of an earlier run, as data for SFT or DPO.
 
-The rows that are made are rollouts with the person's verdict as their reward, in a file that `storage_type: rollouts`
-reads. Answers keep the tokens that were sampled; only answers that the person wrote are tokenised.
+The resulting rows are rollouts with the person's verdict as their reward, in a file that `storage_type: rollouts`
+reads. Answers keep their sampled tokens; only answers written by the person are tokenised.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ShownTask:
 
 @dataclass(frozen=True)
 class TaskVerdict:
-    """What a person says of one task."""
+    """A person's verdict on one task."""
 
     answers: Sequence[Verdict]
     better: str = ""
@@ -49,7 +49,6 @@ class TaskVerdict:
 
 
 def verdicts_file(config: Config) -> Path:
-    """Where the run keeps its verdicts."""
     return config.job_dir / "human" / "verdicts.jsonl"
 
 
@@ -59,7 +58,7 @@ def asks_person(config: Config) -> bool:
 
 
 def with_verdicts(config: Config) -> Config:
-    """The configuration that learns from a person's verdicts, if it wants any. Raises TrinityError if none were
+    """Return the configuration that learns from a person's verdicts, if it uses any. Raises TrinityError if none were
     collected."""
     if not config.buffer.trainer_input.experience_buffer.human_verdicts.enable:
         return config
@@ -74,7 +73,7 @@ def with_verdicts(config: Config) -> Config:
 
 
 def shown_tasks(buffer: ExperienceBufferConfig) -> list[ShownTask]:
-    """Tasks whose answers differ, spread evenly over the earlier run. Raises DataError if there are none."""
+    """Return tasks whose answers differ, spread evenly over the earlier run. Raises DataError if there are none."""
     groups: dict[str, list[EarlierRollout]] = defaultdict(list)
     for rollout in find_rollouts(buffer.path or "", buffer.subset_name):
         if isinstance(rollout, EarlierRollout) and rollout.text:
@@ -88,7 +87,7 @@ def shown_tasks(buffer: ExperienceBufferConfig) -> list[ShownTask]:
 
 
 def _shown(group: Sequence[EarlierRollout], count: int) -> ShownTask | None:
-    """The best and the worst answer to one prompt, then others; None if there are no two."""
+    """Return the best and the worst answer to one prompt, then others; None if there are fewer than two."""
     distinct: dict[str | None, Experience] = {}
     for row in group:
         if row.prompt == group[0].prompt:
@@ -101,7 +100,7 @@ def _shown(group: Sequence[EarlierRollout], count: int) -> ShownTask | None:
 
 
 def judged_rows(shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict], encoder: ChatEncoder) -> list[Experience]:
-    """The answers with the person's verdict as their reward; those without one are left out.
+    """Return the answers with the person's verdict as their reward, without those that have none.
 
     If the person wrote an answer, an answer without a verdict counts as dropped.
     """
@@ -118,7 +117,7 @@ def judged_rows(shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict], enc
 
 
 def _written(text: str, answers: Sequence[Experience], encoder: ChatEncoder) -> Experience:
-    """An answer written by a person, with the end token of the sampled ones; if all were cut off, with the
+    """Return a person's answer with the end token of the sampled answers; if all were truncated, with the
     template's."""
     first, tokenizer = answers[0], encoder.tokenizer
     sampled = [int(answer.tokens[-1]) for answer in answers if not answer.truncated and answer.sampled[-1]]
@@ -139,9 +138,9 @@ def _written(text: str, answers: Sequence[Experience], encoder: ChatEncoder) -> 
 
 
 def keep_verdicts(config: Config, shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict]) -> int:
-    """Write the rows that follow from the verdicts, for `with_verdicts`; returns their number.
+    """Write the rows that result from the verdicts, for `with_verdicts`; return their number.
 
-    Nothing is written if there is no verdict at all.
+    Nothing is written without a verdict.
     """
     rows = judged_rows(shown, verdicts, policy_encoder(config.model))
     if rows:

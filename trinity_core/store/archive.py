@@ -25,7 +25,6 @@ Line = dict[str, Any]
 SHORT = 4096
 """Range in bytes below which lines are read one by one."""
 EVERY_STEP = 2**63 - 1
-"""Larger than any step."""
 HEADER = re.compile(rb'\{"step": (\d+), "group": ("(?:[^"\\]|\\.)*"), ')
 """How `as_line` begins a line; older versions put the workflow's `info` first."""
 
@@ -73,7 +72,6 @@ class Archive:
         self._owner = dict(owner or {})
         self._line = line or as_line
         self._last: int | None = None
-        """The last step in the file; None: not read yet."""
 
     def extend(self, upto: int, batch: Callable[[int], Sequence[Experience]]) -> None:
         """Append the batches that are not in the file yet, up to step `upto`."""

@@ -25,7 +25,6 @@ from trinity_core.store.schema import State, Tables
 STALE = "stale"
 """Name of the rule that drops groups too old for the sampling strategy."""
 WITH_ROWS = (State.READY, State.LEASED, State.TRAINED, State.STALE)
-"""States of groups whose experiences are in the store."""
 Lines = Mapping[int, Mapping[str, int]]
 """The archive: train step → group → number of lines."""
 
@@ -56,7 +55,6 @@ class SampledAnswers:
     digests: Sequence[str]
     others: int
     tokens: int
-    """Number of tokens with a loss."""
 
 
 @dataclass
@@ -75,9 +73,7 @@ class Audit:
     """Stored tokens with a loss that were found in the log of a completed session."""
     lineage: int = 0
     checkpoint: int = 0
-    """The newest checkpoint known to the store."""
     dropped_by: Counter[str] = field(default_factory=Counter)
-    """Operator or rule → tasks."""
     experiences_dropped_by: Counter[str] = field(default_factory=Counter)
     """Operator or rule → experiences, including those of tasks that kept some."""
     failed_because: Counter[str] = field(default_factory=Counter)

@@ -164,7 +164,6 @@ class Database:
 
     @property
     def name(self) -> str:
-        """The database's URL without the password."""
         return self.url.render_as_string(hide_password=True)
 
     @contextmanager

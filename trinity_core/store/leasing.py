@@ -19,7 +19,6 @@ from trinity_core.store.strategies import Candidate, Choice, Strategy
 CHUNK = 500
 """Ids per IN list, far below the parameter limits of SQLite and PostgreSQL."""
 EVERY_ROW = 2**31 - 1
-"""More rows than any queue holds."""
 
 
 def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Experience]:
@@ -119,7 +118,6 @@ def expert_position(connection: Connection, t: Tables, step: int) -> ExpertPosit
 
 
 def expert_rows(expert: ExpertSource, record: str) -> list[Experience]:
-    """Return the expert rows of a recorded lease."""
     value = json.loads(record)
     return expert.take(value["rows"], _position(value["before"]))[0]
 
@@ -227,7 +225,6 @@ def _count_rows(connection: Connection, t: Tables, ids: list[int]) -> int:
 
 
 def _drop_steps(connection: Connection, t: Tables, explorer: str, first: int) -> None:
-    """Delete the explore steps of `explorer` from `first` on."""
     g = t.groups.c
     trained = g.id.in_(select(t.lease_groups.c.group_id))
     ids = list(connection.scalars(select(g.id).where(g.explorer == explorer, g.step >= first, ~trained)))

@@ -31,9 +31,7 @@ class DrawnTask:
     task: str
     """`<task set>/<row>`."""
     produced: int
-    """Number of experiences that the workflow returned."""
     tries: int = 1
-    """Number of attempts."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Number of experiences that each operator dropped, in operator order."""
     failure: str | None = None
@@ -71,7 +69,6 @@ def dropped_by(connection: Connection, t: Tables, explorer: str) -> dict[str, in
 
 
 def number(rows: Sequence[dict[str, Any]], key: str, first: int) -> None:
-    """Shift the ids of these table rows to begin at `first`."""
     for row in rows:
         row[key] += first
 

@@ -12,7 +12,6 @@ from trinity_core.store.schema import EXPLORER, TRAINER, State, Tables, in_queue
 
 
 def note(connection: Connection, t: Tables, role: str, name: str, **values: Any) -> None:
-    """Record values (`seen`, `total`, `left`, `expected`) of a member."""
     p = t.presence
     mine = and_(p.c.role == role, p.c.name == name)
     if not connection.execute(update(p).where(mine).values(**values)).rowcount:
@@ -121,14 +120,12 @@ def contributions(connection: Connection, t: Tables, step: int | None = None) ->
 
 
 def untrained_rows(connection: Connection, t: Tables, explorer: str | None = None) -> int:
-    """Count the rows in the queue, of all explorers or of one."""
     g = t.groups.c
     query = select(func.sum(g.size)).where(in_queue(t.groups))
     return int(connection.scalar(query if explorer is None else query.where(g.explorer == explorer)) or 0)
 
 
 def newest_leased(connection: Connection, t: Tables) -> int:
-    """Return the newest train step with a batch."""
     leased, committed = select(func.max(t.leases.c.step)), select(t.meta.c.committed)
     return max(connection.scalar(leased) or 0, connection.execute(committed).scalar_one())
 

@@ -26,7 +26,6 @@ may have a wrong address."""
 _answered: set[str] = set()
 """URLs, without passwords, of servers that have answered this process."""
 SCHEMA_LOCK = 7_240_031
-"""Key of the advisory lock for creating tables."""
 
 
 class PostgreSQL(StoreBackend):

@@ -52,7 +52,6 @@ class TrainerPresence:
 
     lineage: int
     committed: int
-    """Step of its newest checkpoint."""
     total: int | None = None
     """Total number of train steps; None: no trainer has begun."""
     seen: float | None = None
@@ -113,16 +112,11 @@ class ExplorerPresence:
     """An explorer's state in the store."""
 
     waiting: int | None = None
-    """The version that it waits for."""
     finished: bool = False
     left: bool = False
-    """True if it ended before its last step."""
     seen: float | None = None
-    """Unix seconds when it was last seen; None: never."""
     total: int | None = None
-    """Total number of explore steps."""
     step: int = 0
-    """The last step that it put."""
     empty_steps: int = 0
     """Number of its most recent steps without a row."""
     begun: tuple[int, int] | None = None

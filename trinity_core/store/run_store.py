@@ -34,7 +34,6 @@ class Identity:
     """Identity of a run, stored in its folder."""
 
     id: str
-    """Unique id of the run."""
     namespace: str
     """Namespace of its tables in the store's database. In older releases this was the folder's path."""
     folder: str

@@ -45,12 +45,10 @@ from sqlalchemy import (
 
 SCHEMA_VERSION = 5
 META_TABLE = re.compile(r"t[0-9a-f]{10}_meta")
-"""Name of a run's `meta` table."""
 Id = BigInteger().with_variant(Integer, "sqlite")
 BY_KEY: dict[str, Any] = {"sqlite_with_rowid": False}
 """Option of tables without an integer key: SQLite then writes one page per row instead of two."""
 TRAINER, EXPLORER = "trainer", "explorer"
-"""Roles of the members of a run."""
 BOOT = "boot"
 """Role of a row that records a boot of the machine: Unix seconds of the boot, as of the store's first opening after it.
 Its name is the boot id."""
@@ -101,7 +99,6 @@ class Tables:
     """One row for each explorer and for the trainer: when it was last seen, its total number of steps, whether it ended
     early, and whether the trainer is about to begin again."""
     lengths: Table
-    """One row for each explorer: `presence.Length`."""
 
 
 @lru_cache(maxsize=100)

@@ -97,7 +97,6 @@ class SQLite(StoreBackend):
         return None
 
     def connect_read_only(self, url: URL) -> Engine:
-        """Raises DataError if the file is missing."""
         path = Path(url.database or "").absolute()
         if not path.is_file():
             raise DataError(f"there is no experience store {path}")

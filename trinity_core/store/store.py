@@ -446,6 +446,5 @@ class ExperienceStore:
 
     @again_if_away
     def stats(self) -> Stats:
-        """Return counts from one snapshot of the store."""
         with self._database.read() as connection:
             return members.stats_of(connection, self._tables, self._database.now(connection))

@@ -26,15 +26,11 @@ class Candidate:
     id: int
     """Ascending in order of insertion."""
     size: int
-    """Number of rows."""
     newest: int
     """The newest policy version among its tokens; -1: none (given data)."""
     oldest: int
-    """The oldest policy version among its tokens."""
     explorer: str = ""
-    """The explorer that put it."""
     step: int = 0
-    """Its explore step."""
     uses: int = 0
     """Number of trainer steps that have used it."""
 

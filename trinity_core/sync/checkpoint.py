@@ -1,7 +1,7 @@
 """The sync method `checkpoint`: versions in the checkpoint folders, for runs and nodes that share a disk.
 
-Version n is `global_step_n/actor/weights.safetensors`. The folder may also hold the full checkpoint of that step. If it
-does not, the folder is removed once the version is no longer among the newest.
+Version n is `global_step_n/actor/weights.safetensors`. The folder may also hold the full checkpoint of that step. If
+not, it is removed once the version is no longer among the newest.
 """
 
 from __future__ import annotations
@@ -37,11 +37,8 @@ WEIGHTS, RECORD = "weights.safetensors", "weights.json"
 
 
 class CheckpointVersions(WeightVersions):
-    """Versions in `global_step_n/actor`, flushed to disk."""
-
     @classmethod
     def open(cls, job_dir: Path) -> CheckpointVersions:
-        """The versions in `job_dir` itself."""
         return cls(job_dir)
 
     def publish(
@@ -80,7 +77,7 @@ class CheckpointVersions(WeightVersions):
         return [step for step in JobLayout(self.root).steps() if self.has(step)]
 
     def remove(self) -> None:
-        """Keep everything: other runs or nodes may still need the weights on disk."""
+        """Keep all versions: other runs or nodes may still need the weights on disk."""
 
     def _record_path(self, version: int) -> Path:
         return JobLayout(self.root).actor(version) / RECORD
@@ -103,9 +100,9 @@ class CheckpointVersions(WeightVersions):
 
 
 def reserve(file: int, size: int, path: Path) -> None:
-    """Take the room for `size` bytes beforehand: tensors come one by one, and only once."""
+    """Allocate `size` bytes in advance: the tensors can be iterated only once, so a full disk must show up earlier."""
     try:
         when_room(lambda: os.posix_fallocate(file, 0, size), path)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # not supported by the file system
             raise

@@ -1,10 +1,10 @@
-"""Digests of tensors: which bytes were published, and which values an engine's parameters are made of.
+"""Digests of tensors: which bytes were published, and which values make up an engine's parameters.
 
-`byte_digest` depends on every byte in its order: what arrives is what was published. `value_digest` is a sum over the
-elements, so it does not depend on their order: an engine fuses tensors, shards them, pads them with zeros and packs
-them for its kernels, and the digests of the pieces still add up to those of the tensors they came from. It is computed
-where the tensor is, on a GPU or not, with the same result. It does not see two elements of one parameter that change
-places; the log-probs of the weight check do.
+`byte_digest` depends on every byte in order and shows that the data arrived intact. `value_digest` is a sum over the
+elements, independent of their order: an engine fuses tensors, shards them, pads them with zeros and packs them for its
+kernels, and the digests of the pieces still add up to those of the original tensors. It is computed on the tensor's
+device, with the same result everywhere. It misses a swap of two elements within a parameter; the log-probs of the
+weight check do not.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = {"cpu": 1 << 15, "cuda": 1 << 24}
-"""Elements at a time: on a CPU what stays in one core's cache, since torch gives more to several threads, whose waiting
-for one another costs more than the work; on a GPU what keeps it busy."""
+"""Elements per chunk: on a CPU what fits in one core's cache, because for more, torch uses threads whose
+synchronisation costs more than the work; on a GPU enough to keep it busy."""
 SPREAD, MIX = -1640531535, -2048144777
-"""Odd multipliers (2654435761 and 2246822519 as int32), which keep distinct bit patterns distinct."""
+"""Odd multipliers (2654435761 and 2246822519 as int32), which map distinct bit patterns to distinct values."""
 
 
 class TensorDigest(NamedTuple):
-    """The digests of one published tensor."""
-
     dtype: str
-    """The dtype that `values` was computed in; its name in torch."""
+    """torch's name of the dtype that `values` was computed in."""
     values: int
-    """`value_digest`."""
     bytes: str = ""
-    """`byte_digest`; empty for a tensor that never was on a CPU."""
+    """`byte_digest`; empty for a tensor that was never on a CPU."""
 
 
 def byte_digest(tensor: torch.Tensor) -> str:
@@ -41,7 +38,7 @@ def byte_digest(tensor: torch.Tensor) -> str:
 
 
 def value_digest(tensor: torch.Tensor, dtype: str = "") -> int:
-    """The sum of a 32-bit mix of each element's bits, zero for zero; in `dtype` if the tensor is of another float."""
+    """Return the sum of a 32-bit mix of each element's bits, zero for zero. `dtype` converts float tensors first."""
     import torch
 
     flat = tensor.detach().reshape(-1)
@@ -58,6 +55,6 @@ def value_digest(tensor: torch.Tensor, dtype: str = "") -> int:
 
 
 def digest(tensor: torch.Tensor, written: torch.Tensor | None = None, dtype: str = "") -> TensorDigest:
-    """The digests of `tensor`, whose bytes stand in `written` (on the CPU) if it was written."""
+    """Return the digests of `tensor`. `written` is its copy on the CPU, if it was written."""
     name = dtype if dtype and tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
     return TensorDigest(name, value_digest(tensor, dtype), "" if written is None else byte_digest(written))

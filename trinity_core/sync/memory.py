@@ -1,13 +1,14 @@
 """The sync method `memory`: versions in a few reused slots of shared memory, so that publishing costs one copy.
 
-Allocating a page of shared memory costs three times the copy into it (`benchmarks/weight_sync.py`), so slots and their
-mappings are reused. A slot is written only while no record names it *and* no process has it mapped: readers hold a
-shared `flock` on the slot, the writer an exclusive one. A mapping keeps its open file, and with it the lock, until its
-last tensor is freed or the process ends, so a killed reader leaves nothing to clean up. A killed writer leaves a slot
-that no record names. A killed run leaves a folder whose publisher lock nobody holds; the next publisher removes it.
+Allocating a page of shared memory costs three times as much as copying into it (`benchmarks/weight_sync.py`), so slots
+and their mappings are reused. A slot is written only while no record names it *and* no process has it mapped: readers
+hold a shared `flock` on the slot, the writer an exclusive one. A mapping keeps its open file, and with it the lock,
+until its last tensor is freed or the process ends, so a killed reader leaves nothing to clean up. A killed writer
+leaves a slot that no record names. A killed run leaves a folder whose publisher lock is free; the next publisher
+removes it.
 
-`filelock` does not replace these locks: it has no shared `flock` that a mapping can carry, and it creates the lock file
-of a folder that the clean-up must only look at.
+`filelock` cannot replace these locks: it has no shared `flock` that a mapping can carry, and it would create the lock
+file in folders that the clean-up must only inspect.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private sub-folder is made an
 PREFIX = "trinity-"
 LOCK = "publisher.lock"
 LOCK_SECONDS = 5.0
-"""How long a publisher waits for another run to finish removing what a killed run left in the same folder."""
+"""How long a publisher waits while another run removes a killed run's files from the same folder."""
 log = logging.getLogger(__name__)
 
 
 def memory_root(job_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
-    """The folder in shared memory for the run in `job_dir`; in the temporary directory if shared memory is missing."""
+    """Return the run's folder in shared memory, or in the temporary directory if there is no shared memory."""
     name = f"{PREFIX}{hashlib.sha256(str(Path(job_dir).resolve()).encode()).hexdigest()[:16]}"
     if shared_memory.is_dir() and os.access(shared_memory, os.W_OK):
         return shared_memory / name
@@ -61,15 +62,17 @@ def memory_root(job_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
 
 
 def sweep(root: Path) -> None:
-    """Remove the folders next to `root` that killed runs of this user left, i.e. those without a publisher."""
+    """Remove the folders next to `root` that this user's killed runs left, that is, those whose publisher lock is
+    free."""
     for folder in root.parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it has no lock yet, or is gone by now
+        with suppress(OSError):  # it has no lock yet, or has been removed
             if folder != root and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
                 _remove_abandoned(folder)
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove `folder` while holding its lock. The lock file goes last, so that the next sweep can finish the job."""
+    """Remove `folder` while holding its lock. The lock file goes last, so that the next sweep can finish an interrupted
+    removal."""
     lock = _hold(folder, "r+b")
     if lock is None:
         return
@@ -77,7 +80,7 @@ def _remove_abandoned(folder: Path) -> None:
         shutil.rmtree(_spill_of(folder), ignore_errors=True)
         gone = folder.rename(
             folder.with_name(f"{PREFIX}{uuid4().hex}")
-        )  # frees the name for the next attempt of that run at once
+        )  # frees the name at once for the run's next attempt
         for path in gone.iterdir():
             if path.name != LOCK:
                 path.unlink()
@@ -86,7 +89,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _hold(folder: Path, mode: str) -> IO[bytes] | None:
-    """The folder's publisher lock; None if another process holds it or has replaced the folder."""
+    """Take and return the folder's publisher lock; None if another process holds it or has replaced the folder."""
     lock: IO[bytes] = (folder / LOCK).open(mode)
     if _locked(lock, fcntl.LOCK_EX) and os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat()):
         return lock
@@ -107,9 +110,9 @@ def _private(folder: Path) -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """False for another user's folder, who could read what is put there, and for a link.
+    """False for a link or another user's folder, whose owner could read what is put there.
 
-    Raises FileNotFoundError if there is none, such as one that another run's sweep has just removed.
+    Raises FileNotFoundError if another run's sweep has just removed it.
     """
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
@@ -131,10 +134,11 @@ class _Slot:
     file: IO[bytes]
     map: mmap.mmap | None = None
     pinned: int = 0
-    """Its address, if CUDA has it registered."""
+    """Its address if CUDA has pinned it."""
 
     def sized(self, size: int) -> mmap.mmap:
-        """The mapping, resized to `size` allocated bytes: a sparse file would raise SIGBUS when memory runs out."""
+        """Return the mapping, resized to `size` allocated bytes: a sparse file would raise SIGBUS when memory runs
+        out."""
         if self.map is None or len(self.map) != size:
             self.unmap()
             os.ftruncate(self.file.fileno(), size)
@@ -144,7 +148,6 @@ class _Slot:
         return self.map
 
     def unmap(self) -> None:
-        """Give the mapping up, which CUDA must forget first."""
         if self.pinned:
             unpin(self.pinned)
         self.map, self.pinned = None, 0
@@ -153,7 +156,7 @@ class _Slot:
 class MemoryVersions(WeightVersions):
     """Versions in slots of shared memory. Slots that do not fit there go to `spill`.
 
-    The records are in `root`, next to the slots unless `shared` names another folder for those.
+    Records are in `root`. So are the slots, unless `shared` names another folder for them.
     """
 
     def __init__(self, root: Path, spill: Path | None = None, shared: Path | None = None) -> None:
@@ -165,7 +168,6 @@ class MemoryVersions(WeightVersions):
 
     @classmethod
     def open(cls, job_dir: Path) -> Self:
-        """The versions under `memory_root(job_dir)`."""
         return cls(memory_root(job_dir))
 
     def publish(
@@ -180,7 +182,7 @@ class MemoryVersions(WeightVersions):
         self._own()
         if self.root == self._shared:
             _private(self.root)
-        else:  # the run's folder, which on a network file system may belong to another user
+        else:  # the run's folder, which on a network file system may have another owner
             self.root.mkdir(parents=True, exist_ok=True)
         payload = gather(named_tensors, specs)
         slot = self._free_slot(payload.layout.size)
@@ -251,7 +253,7 @@ class MemoryVersions(WeightVersions):
         return self._slots[path]
 
     def _free_slot(self, size: int) -> _Slot:
-        """A slot of `size` bytes that no record names and no reader has mapped, locked for writing."""
+        """Return a slot of `size` bytes that no record names and no reader has mapped, locked for writing."""
         named = self._named_slots()
         for path in self._slot_paths():
             if path not in named and _locked(self._slot(path).file, fcntl.LOCK_EX):
@@ -286,7 +288,7 @@ class MemoryVersions(WeightVersions):
         path.unlink(missing_ok=True)
 
     def _trim(self, spare: int) -> None:
-        """Delete free slots beyond `spare`, which were needed while a slow reader held old versions."""
+        """Delete free slots beyond `spare`; a slow reader of old versions made them necessary for a while."""
         named = self._named_slots()
         for path in [path for path in self._slot_paths() if path not in named]:
             if not _locked(self._slot(path).file, fcntl.LOCK_EX):

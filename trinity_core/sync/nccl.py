@@ -1,11 +1,11 @@
 """The sync method `nccl`: the trainer pushes weights into the engines; a record only names the version.
 
-Version 0 is what engines start with: it is announced, not pushed. The connection is made with the first push, when the
-engines have had time to start. In fixed style the trainer pushes once every explorer waits for the version, so that no
-explore step mixes two versions. In the other styles explorers never wait: engines pause, and each token records its
+Version 0 is the engines' initial model: it is announced, not pushed. The connection is made with the first push, when
+the engines have had time to start. In fixed style the trainer pushes once every explorer waits for the version, so that
+no explore step mixes two versions. In the other styles explorers never wait: engines pause, and each token records its
 version.
 
-A synchronous run with `sync_interval` above 1 or a `sync_offset` samples with older weights than the trainer's. To
+A synchronous run with `sync_interval` above 1 or a `sync_offset` samples with weights older than the trainer's. To
 resume exactly it needs them in its checkpoints, so before each push the tensors are copied to shared memory.
 """
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from trinity_core.sync.weight_check import WeightCheck
 
 PUSHED = "pushed_weights"
-"""Folder of the records."""
 
 
 class PushedVersions(MemoryVersions):
@@ -42,31 +41,28 @@ class PushedVersions(MemoryVersions):
 
     @classmethod
     def open(cls, job_dir: Path) -> Self:
-        """Records in the run's folder, which explorers and engines on other nodes see; copies in shared memory."""
+        """Records are in the run's folder, visible to explorers and engines on other nodes; copies are in shared
+        memory."""
         return cls(job_dir / PUSHED, shared=memory_root(job_dir))
 
     keeps_tensors = False
     """Explorers do not load from here; checkpoints do if the run `needs_copies`."""
 
     def publisher(self, config: Config, trainer: TrainerRank) -> PushPublisher:
-        """A `PushPublisher` to the engines of the run."""
         if config.synchronizer.sync_style != "fixed":
             trainer = replace(trainer, explorers_wait=lambda version: True)
         connect = partial(connect_engines, config, trainer, self)
         return PushPublisher(self, trainer, connect, config.synchronizer.sync_timeout, engine_dtype(config))
 
     def there_at_start(self) -> list[int]:
-        """Version 0, with which engines start."""
         return [0]
 
     def rewind(self, version: int) -> list[int]:
-        """Forget every version: a run that resumes has new engines, which hold none of them."""
+        """Remove every version: a resumed run has new engines, which hold none of them."""
         return super().rewind(-1)
 
 
 class PushPublisher:
-    """Publishes by pushing each version into the engines."""
-
     def __init__(
         self,
         versions: WeightVersions,
@@ -83,9 +79,9 @@ class PushPublisher:
         self._sender: NcclSender | None = None
 
     def publish(self, version: int, check: WeightCheck) -> None:
-        """See `WeightPublisher`. Nothing is sent if the run is asked to stop before the explorers wait for `version`.
+        """See `WeightPublisher`. Sends nothing if the run is asked to stop before the explorers wait for `version`.
 
-        Raises `TransientFault` if they do not within `sync_timeout`.
+        Raises TransientFault if they do not wait for it within `sync_timeout`.
         """
         if version == 0:
             digests = {name: digest(tensor, dtype=self._dtype) for name, tensor in self._trainer.weights}
@@ -95,14 +91,14 @@ class PushPublisher:
         self._push(version, check, None)
 
     def publish_kept(self, version: int, check: WeightCheck | None, tensors: dict[str, Tensor]) -> None:
-        """See `WeightPublisher`. Version 0 is only announced: engines of a run that resumes start with it."""
+        """See `WeightPublisher`. Version 0 is only announced: engines of a resumed run start with it."""
         if version:
             self._push(version, check, tensors)
         elif self._trainer.rank == 0:
             self._versions.publish(version, [], check)
 
     def _push(self, version: int, check: WeightCheck | None, kept: dict[str, Tensor] | None) -> None:
-        # Engines that nothing was pushed to hold version 0: whichever newer version is waited for, they get this one.
+        # Before the first push, engines hold version 0: explorers may wait for any newer version, and get this one.
         awaited = version if self._sender is not None else 1
         if self._sender is not None and kept is None:
             self._sender.copy()  # while the engines still sample
@@ -115,7 +111,7 @@ class PushPublisher:
         self._sender.send(version, check, kept)
 
     def _wait(self, version: int, awaited: int) -> bool:
-        """Wait until every explorer waits for version `awaited`. False if the run is asked to stop first."""
+        """Wait until every explorer waits for version `awaited`. Return False if the run is asked to stop first."""
         for _ in poll(self._timeout, pause=0.02):
             if self._trainer.explorers_wait(awaited):
                 return True
@@ -130,12 +126,11 @@ def needs_copies(config: Config) -> bool:
 
 
 def engine_dtype(config: Config) -> str:
-    """The number format of the engines' weights, which are on GPUs."""
     return dtype_of(config.explorer.rollout_model.dtype, on_gpu=True)
 
 
 def connect_engines(config: Config, trainer: TrainerRank, versions: WeightVersions) -> NcclSender:
-    """Join rank 0 and the engines' workers in an NCCL group. Collective. Needs GPUs and Ray."""
+    """Connect rank 0 and the engines' workers in an NCCL group. Collective. Needs GPUs and Ray."""
     from trinity_core.sync.nccl_transfer import EngineGroup, NcclSender, VllmWeights, find_engines
 
     rollout = config.explorer.rollout_model

@@ -1,11 +1,12 @@
 """Weights from GPU to GPU through vLLM's weight-transfer API (`vllm.distributed.weight_transfer`, backend "nccl").
 
-The trainer's rank 0 is NCCL rank 0; the workers of engine i are the ranks `1 + i * workers` and up. To push a version,
+The trainer's rank 0 is NCCL rank 0; the workers of engine i are the ranks from `1 + i * workers` on. To push a version,
 rank 0 calls the engines' four control methods while it broadcasts, and all trainer ranks gather. The version is
-announced in the run's shared memory (weight check and digests, no tensors) before the engines put it in use: a reader
-of an announced version may have to wait for a moment, but engines are never ahead of what is announced.
+announced in the run's shared memory (weight check and digests, no tensors) before the engines use it: a reader may
+briefly wait for an announced version, but engines are never ahead of what is announced.
 
 Engines pause while they receive. To give each explore step a single version, push while the explorer waits.
+
 Not covered: engines that join or leave during a run (the group is fixed; build a new `NcclSender`), expert parallelism.
 """
 
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 
 Payload = dict[str, Any]
 BUFFER_BYTES = 256 << 20
-"""Size of each of the two buffers through which weights go, on either side. vLLM's 1 GiB takes 2 of 24 GiB."""
+"""Size of each of the two transfer buffers, on either side. vLLM's default of 1 GiB would take 2 of 24 GiB."""
 
 
 class RayEngine:
-    """The four calls with which an engine receives weights, of a Ray actor: `init_weight_transfer_engine(init_info)`,
+    """A Ray actor's four methods for receiving weights: `init_weight_transfer_engine(init_info)`,
     `start_weight_update()`, `update_weights(update_info)` and `finish_weight_update(weight_version)`.
 
-    Each returns once the engine is done. `AsyncLLM` has methods of the same names.
+    Each returns once the engine is done. `AsyncLLM` has methods with the same names.
     """
 
     def __init__(self, handle: Any, timeout: float) -> None:
@@ -47,7 +48,7 @@ class RayEngine:
         self._timeout = timeout
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """The actor's method of this name. It raises TransientFault if the engine is lost or does not answer."""
+        """Return the actor's method. It raises TransientFault if the engine is lost or does not answer."""
         return partial(self._call, name)
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -67,27 +68,24 @@ class EngineGroup:
             raise ValueError(f"a group needs engines with workers, got {len(engines)} engines of {workers}")
         self.engines = list(engines)
         self.workers = workers
-        """Worker processes of each engine (tensor x pipeline x data parallel size)."""
+        """Number of worker processes per engine (tensor × pipeline × data parallel size)."""
         self._expected: tuple[str, Callable[[], None]] | None = None
         self.abort: Callable[[], object] = lambda: None
-        """Called if an engine fails to receive: rank 0 waits in its broadcast for that engine."""
+        """Called if an engine fails to receive, because rank 0 is blocked in its broadcast to that engine."""
 
     def expect(self, version: int, announce: Callable[[], None]) -> None:
-        """The next update is `version`; `announce` is called once all engines have received it."""
+        """Set the version of the next update; `announce` is called once all engines have received it."""
         self._expected = (str(version), announce)
 
     @property
     def world_size(self) -> int:
-        """Ranks of the NCCL group: the trainer's rank 0 and every worker."""
         return 1 + len(self.engines) * self.workers
 
     def init_weight_transfer_engine(self, init_info: Payload) -> None:
-        """Join the NCCL group; each engine gets its own ranks."""
         infos = [{**init_info, "rank_offset": 1 + i * self.workers} for i in range(len(self.engines))]
         self._all([partial(e.init_weight_transfer_engine, i) for e, i in zip(self.engines, infos, strict=True)])
 
     def start_weight_update(self) -> None:
-        """Prepare all engines."""
         self._all([engine.start_weight_update for engine in self.engines])
 
     def update_weights(self, update_info: Payload) -> None:
@@ -96,7 +94,7 @@ class EngineGroup:
             self._all([partial(engine.update_weights, update_info) for engine in self.engines])
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Announce the expected version and put it in use on all engines. vLLM's sender passes no version."""
+        """Announce the expected version and activate it on all engines. vLLM's sender passes no version."""
         if self._expected is not None:
             weight_version, announce = self._expected
             announce()
@@ -104,8 +102,8 @@ class EngineGroup:
 
     @staticmethod
     def _all(calls: Sequence[Callable[[], None]]) -> None:
-        # A worker blocked in NCCL never returns, so an error must be raised without waiting for the other threads,
-        # and these must not hold up the end of the process.
+        # A worker blocked in NCCL never returns, so raise an error without waiting for the other threads, and do not
+        # let them delay the end of the process.
         threads = DaemonThreads("weight-transfer")
         done, _ = wait([threads.submit(call) for call in calls], return_when=FIRST_EXCEPTION)
         for future in done:
@@ -113,20 +111,20 @@ class EngineGroup:
 
 
 class VllmWeights:
-    """The trainer's tensors as vLLM's `WeightSource`: their metadata, and a fresh pass over them for each push."""
+    """The trainer's tensors as vLLM's `WeightSource`: their metadata, and a new iterator for each push."""
 
     def __init__(self, weights: TrainerWeights, engine_dtype: str = "", copies: bool = False) -> None:
         self._weights = self._present = weights
         self._engine_dtype = engine_dtype
         self._copies = copies
         self.digests: dict[str, TensorDigest] = {}
-        """Digests of the tensors that were passed on last, in the engines' dtype. Empty without one."""
+        """Digests of the tensors passed on last, in the engines' dtype. Empty without `engine_dtype`."""
         self.copied: dict[str, torch.Tensor] = {}
-        """Copies of what is passed on next, on the CPU of the rank that sends, if there shall be any."""
+        """CPU copies, on the sending rank, of the tensors passed on next, if copies are requested."""
 
     @contextmanager
     def replaced_by(self, kept: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Within this context these weights are passed on instead."""
+        """Within this context, pass on these weights instead."""
         self._weights = KeptWeights(kept)
         self.copied = dict(kept) if self._copies else {}
         try:
@@ -135,21 +133,22 @@ class VllmWeights:
             self._weights = self._present
 
     def copy(self) -> None:
-        """Copy the present tensors, if there shall be copies. A separate pass: engines pause during a push."""
+        """Copy the current tensors to the CPU, if copies are requested. A separate pass, because engines pause during a
+        push."""
         if self._copies:
             self.copied = {
                 name: tensor.detach().to("cpu", copy=True) for name, tensor in self._weights if self._engine_dtype
             }
 
     def metadata(self) -> list[Any]:
-        """Name, dtype and shape of each tensor, in order of iteration."""
         import torch
         from vllm.distributed.weight_transfer.base import ParamMeta
 
         return [ParamMeta(spec.name, vars(torch)[spec.dtype], tuple(spec.shape)) for spec in self._weights.specs()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors on the sending GPU. vLLM keeps several until a buffer is full, so gathered ones are copied."""
+        """Yield whole tensors on the sending GPU. Gathered ones are copied, because vLLM keeps several until a buffer
+        is full."""
         for name, tensor in self._weights:
             if self._engine_dtype:
                 self.digests[name] = digest(tensor, dtype=self._engine_dtype)
@@ -158,7 +157,7 @@ class VllmWeights:
 
 @dataclass(frozen=True)
 class KeptWeights:
-    """`TrainerWeights` of an older version, whose tensors are on the CPU; they are sent from the GPU in use."""
+    """`TrainerWeights` of an older version, stored on the CPU and sent from the current GPU."""
 
     tensors: Mapping[str, torch.Tensor]
     gathers = False
@@ -186,7 +185,7 @@ class NcclSender:
         # vLLM's annotations ask for its own classes, but duck typing is enough.
         client: Any = engines
         weights: Any = source
-        with reserve_port(own_address()) as holder:  # until vLLM listens there
+        with reserve_port(own_address()) as holder:  # keeps the port until vLLM listens there
             address, port = holder.getsockname()
             info = NCCLTrainerInitInfo(address, port, world_size, rank=rank, packed_buffer_size_bytes=BUFFER_BYTES)
             self._engine = NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=weights)
@@ -194,13 +193,13 @@ class NcclSender:
             engines.abort = self._abort
 
     def copy(self) -> None:
-        """Keep copies of the present weights for `send` to announce, if the run needs them."""
+        """Keep copies of the current weights for `send` to announce, if the run needs them."""
         self._source.copy()
 
     def send(
         self, version: int, check: WeightCheck | None = None, kept: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """Push the present weights, or those `kept`, to every engine as `version`; rank 0 announces it."""
+        """Push the current weights, or `kept`, to every engine as `version`; rank 0 announces it."""
         if self._engines is not None:
             self._engines.expect(version, partial(self._announce, version, check))
         if kept is None:
@@ -210,23 +209,22 @@ class NcclSender:
                 self._engine.send_weights()
 
     def _abort(self) -> None:
-        """End the broadcast that this process is in: without the lost engine, NCCL would wait in it for ever."""
+        """Abort the broadcast that this process is in: NCCL would wait forever for the lost engine."""
         if self._engine.model_update_group is not None:
-            self._engine.model_update_group.destroy()  # which calls ncclCommAbort
+            self._engine.model_update_group.destroy()  # calls ncclCommAbort
 
     def _announce(self, version: int, check: WeightCheck | None) -> None:
         if self._versions is not None:
             self._versions.publish(version, self._source.copied.items(), check, pushed=self._source.digests)
 
     def close(self) -> None:
-        """Leave the group."""
         self._engine.shutdown()
 
 
 def find_engines(names: Sequence[str], timeout: float) -> list[RayEngine]:
-    """The Ray actors of these names in this job's namespace, once they have started.
+    """Return the Ray actors with these names in this job's namespace, once they have started.
 
-    Raises `TransientFault` if one does not exist or does not start within `timeout` seconds.
+    Raises TransientFault if one does not exist or does not start within `timeout` seconds.
     """
     import ray
 

@@ -1,6 +1,6 @@
-"""One GPU for explorer and trainer, one at a time (`cluster.colocate`).
+"""One GPU for explorer and trainer, used in turns (`cluster.colocate`).
 
-The rule that excludes deadlocks: a side releases the GPU before it waits for the other one, and waits for nothing but
+Deadlocks are excluded by a rule: a side releases the GPU before it waits for the other one, and waits for nothing but
 files while it holds the GPU. The explorer waits if its version is not published, the trainer if there is no batch, so
 schedule and store decide whose turn it is. The lock only keeps a side from using the GPU before the other has released
 it. The system releases the lock of a process that dies; engines of a dead explorer end with the run.
@@ -20,36 +20,32 @@ from trinity_core.files import clear_errors
 from trinity_core.waits import Wait, poll
 
 LOOK_SECONDS = 0.25
-"""Time between two checks whether the GPU is still needed."""
 
 
 class SharedGpu:
-    """One side's hold on the GPU. Not thread-safe: one thread at a time takes and gives."""
+    """One side's hold on the GPU. Not thread-safe: only one thread at a time may acquire and release."""
 
     def __init__(self, path: Path, side: str) -> None:
-        """`path`: the lock file, the same for both sides; `side`: this side's name in messages."""
+        """`path` is the lock file, the same for both sides; `side` is this side's name in messages."""
         self._path, self._side = path, side
         self._lock: IO[str] | None = None
         self._wait: Wait | None = None
 
     @property
     def held(self) -> bool:
-        """Whether this side may use the GPU."""
         return self._lock is not None
 
     @property
     def text(self) -> str:
-        """What is waited for, in words; empty if nothing is."""
         return self._wait.text if self._wait else ""
 
     def acquire(
         self, timeout: float, is_over: Callable[[], bool], tell: Callable[[str], None] = lambda text: None
     ) -> bool:
-        """Block until this side holds the GPU; False once `is_over()`: it is no longer needed.
+        """Block until this side holds the GPU. Return False once `is_over()`: it is no longer needed.
 
-        `tell` is called now and then with what is waited for, in words, and with "" at the end. Raises
-        `TransientFault`, which names the holder, `timeout` seconds (`synchronizer.sync_timeout`) after the holder's
-        last progress.
+        `tell` is called now and then with a description of the wait, and with "" at the end. Raises TransientFault,
+        naming the holder, `timeout` seconds (`synchronizer.sync_timeout`) after the holder's last progress.
         """
         if self.held:
             return True
@@ -84,14 +80,14 @@ class SharedGpu:
                     lock.close()
 
     def release(self) -> None:
-        """Release the GPU to the other side; no effect if this one does not hold it."""
+        """Release the GPU to the other side; no effect if this side does not hold it."""
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may have the file open too
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may also have the file open
             self._lock.close()
             self._lock = None
 
     def tell_progress(self) -> None:
-        """A step is done: restart the other side's time limit, if this one holds the GPU."""
+        """Restart the other side's time limit after a step, if this side holds the GPU."""
         if self._lock is not None:
             self._sign()
 

@@ -1,10 +1,10 @@
-"""One file of tensors in the safetensors format, written into and read from mapped memory without extra copies.
+"""A file of tensors in safetensors format, written to and read from mapped memory without extra copies.
 
-The format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON header
-`{name: {"dtype", "shape", "data_offsets": [begin, end]}}` padded with spaces, then the data.
+The format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON header `{name: {"dtype",
+"shape", "data_offsets": [begin, end]}}` padded with spaces, then the data.
 
-The `safetensors` library cannot replace this file: `serialize` and `serialize_file` need all tensors at once and write
-fresh memory, `deserialize` copies, and the mapping of `safe_open` does not keep the slot's lock (see `memory`).
+The `safetensors` library cannot replace this file: `serialize` and `serialize_file` need all tensors at once and
+allocate new memory, `deserialize` copies, and the mapping of `safe_open` does not keep the slot's lock (see `memory`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNMENT = 64
-"""The data starts at a multiple of this many bytes (a cache line). Wide dtypes come first, which aligns all tensors."""
+"""Alignment of the data in bytes (a cache line). Wide dtypes come first, which aligns all tensors."""
 
 
 class TensorSpec(NamedTuple):
-    """What the layout needs to know of a tensor; `dtype` is its name in torch ("bfloat16")."""
+    """What the layout needs to know about a tensor; `dtype` is its name in torch ("bfloat16")."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     same_as: str = ""
-    """The name of the tensor that this one is, where it is tied to one; it comes before."""
+    """Name of the earlier tensor that this one is tied to."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,9 @@ class Layout:
 
     header: bytes
     offsets: dict[str, tuple[int, int]]
-    """Absolute first and last + 1 byte of each tensor."""
+    """Absolute begin and end offset of each tensor."""
     specs: dict[str, TensorSpec]
     size: int
-    """Bytes of the whole file."""
 
 
 _CODES = {
@@ -60,14 +59,13 @@ _NAMES = {code: name for name, code in _CODES.items()}
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
-    """The spec of `tensor` under `name`."""
     return TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def plan(specs: Iterable[TensorSpec], metadata: dict[str, str] | None = None) -> Layout:
-    """Lay out `specs`, wide dtypes first: the format allows no gaps, and this order aligns every tensor without any.
+    """Lay out `specs` with wide dtypes first, which aligns every tensor without the gaps that the format forbids.
 
-    Raises `DataError` for a dtype that the format does not have, or a name given twice.
+    Raises DataError for a dtype that the format does not have, or a repeated name.
     """
     by_name: dict[str, TensorSpec] = {}
     for spec in specs:
@@ -95,7 +93,7 @@ def plan(specs: Iterable[TensorSpec], metadata: dict[str, str] | None = None) ->
 
 
 def read_layout(buffer: mmap.mmap) -> Layout:
-    """The layout of a mapped file. Raises `DataError` if the file is cut short or not a safetensors file."""
+    """Return the layout of a mapped file. Raises DataError if it is truncated or not a safetensors file."""
     length = int.from_bytes(buffer[:8], "little")
     try:
         entries = json.loads(buffer[8 : 8 + length])
@@ -113,7 +111,7 @@ def read_layout(buffer: mmap.mmap) -> Layout:
 
 
 def views(buffer: mmap.mmap, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor as a view of `buffer`, in the layout's order. A view keeps the buffer and its file lock alive."""
+    """Yield each tensor as a view of `buffer`, in layout order. A view keeps the buffer and its file lock alive."""
     import torch
 
     with warnings.catch_warnings():
@@ -127,9 +125,9 @@ def views(buffer: mmap.mmap, layout: Layout) -> Iterator[tuple[str, torch.Tensor
 
 
 def fill(buffer: mmap.mmap, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, TensorDigest]:
-    """Write the header and every tensor of `tensors` (any order, any device) at its place; return their digests.
+    """Write the header and all `tensors` (any order, any device) to their places, and return their digests.
 
-    Raises `DataError` if a tensor is missing, unknown, or not of the layout's shape and dtype.
+    Raises DataError if a tensor is missing, unknown, or has another shape or dtype than the layout.
     """
     places = dict(views(buffer, layout))
     digests = {}
@@ -143,7 +141,7 @@ def fill(buffer: mmap.mmap, layout: Layout, tensors: Iterable[tuple[str, torch.T
 
 
 def write(handle: int, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, TensorDigest]:
-    """`fill` for a file on disk (descriptor `handle`), by plain writes, so that a full disk raises `OSError`."""
+    """Like `fill` for a file on disk (descriptor `handle`), by plain writes, so that a full disk raises OSError."""
     import torch
 
     missing, digests = set(layout.specs), {}

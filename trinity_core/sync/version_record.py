@@ -1,4 +1,4 @@
-"""The record of a published version, and the layout of the file that holds its tensors."""
+"""The record of a published version, and the layout of its tensor file."""
 
 from __future__ import annotations
 
@@ -20,29 +20,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VersionRecord:
-    """A loadable version. The record is written after the tensors, in one atomic step."""
+    """A loadable version. The record is written atomically after the tensors."""
 
     version: int
     file: str
-    """Path of the tensors, relative to the folder that holds the record, or absolute."""
+    """Path of the tensor file, relative to the record's folder, or absolute."""
     size: int
-    """Bytes of that file."""
     nonce: str
-    """Unique for each publication, so that a reader notices when the same version is published again."""
+    """Unique per publication, so that a reader notices when the same version is published again."""
     aliases: dict[str, str]
-    """Name -> the name under which its tensor is stored (tied embeddings)."""
+    """Name → name under which its tensor is stored (tied embeddings)."""
     check: WeightCheck | None = None
-    """The weight check that an engine must pass after loading."""
     digests: dict[str, TensorDigest] = field(default_factory=dict)
-    """Digests by tensor name, those of `aliases` included."""
+    """Digests by tensor name, including names in `aliases`."""
 
     def to_bytes(self) -> bytes:
-        """JSON; the inverse of `read`."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def read(cls, path: Path) -> VersionRecord | None:
-        """The record at `path`; None if the file does not exist. Raises DataError for that of a newer release."""
+        """Return the record at `path`, or None. Raises DataError for a record written by a newer release."""
         try:
             value = json.loads(path.read_bytes())
         except FileNotFoundError:
@@ -55,7 +52,7 @@ class VersionRecord:
 
 @dataclass(frozen=True)
 class Payload:
-    """Tensors ready to be written: their layout, the tensors, and the names that share another's bytes."""
+    """Tensors ready to be written, with their layout and aliases."""
 
     layout: Layout
     tensors: Iterable[tuple[str, torch.Tensor]]
@@ -64,7 +61,7 @@ class Payload:
     def record(
         self, version: int, file: str, check: WeightCheck | None, digests: dict[str, TensorDigest]
     ) -> VersionRecord:
-        """The record of this payload, written to `file` as `version`; `digests` are those of the tensors written."""
+        """Return the record of this payload, written to `file` as `version`, with the written tensors' digests."""
         shared = {alias: digests[name] for alias, name in self.aliases.items()}
         return VersionRecord(version, file, self.layout.size, uuid4().hex, self.aliases, check, digests | shared)
 
@@ -73,7 +70,7 @@ def gather(named: Iterable[tuple[str, torch.Tensor]], specs: Sequence[TensorSpec
     """Plan the file of `named`.
 
     With `specs` the tensors are consumed one at a time, so that gathered partitions need no second copy of the model.
-    Without, all tensors are held at once. Tied tensors are stored once: they say so in `specs`, or share memory.
+    Without, all tensors are held at once. Tied tensors are stored once: they are marked in `specs`, or share memory.
     """
     aliases: dict[str, str]
     if specs is not None:

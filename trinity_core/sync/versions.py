@@ -2,7 +2,7 @@
 
 Every implementation guarantees:
 
-- A reader sees a version whole or not at all, whichever process is killed, at any time.
+- A reader sees a version completely or not at all, whichever process is killed, at any time.
 - The tensors of a loaded version do not change while any of them is alive, however many versions are published since.
 - After `rewind` no reader sees a version of the abandoned lineage.
 
@@ -43,21 +43,21 @@ if TYPE_CHECKING:
 
 
 DEFAULT_KEEP = 2
-"""Number of versions that stay loadable: the newest, and the one that an explorer may be about to load."""
+"""Number of versions that stay loadable: the newest, and one that an explorer may be about to load."""
 
 LIST_EVERY = 20
-"""Looks for a version between two looks for newer ones, which list the folder."""
+"""Number of looks for a version per listing of the folder for newer ones."""
 
 
 class TrainerWeights(Protocol):
-    """The present weights of the policy, whole, tied names included; of a policy with an adapter, that alone."""
+    """The policy's current weights, whole, including tied names; for a policy with an adapter, only the adapter."""
 
     @property
     def gathers(self) -> bool:
-        """True if every rank must iterate in step, since each tensor is gathered from all and valid until the next."""
+        """True if all ranks must iterate in step, because each tensor is gathered and valid only until the next one."""
 
     def specs(self) -> list[TensorSpec]:
-        """Name, dtype and whole shape of each tensor, in order of iteration. Nothing is gathered."""
+        """Return name, dtype and whole shape of each tensor, in order of iteration, without gathering."""
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """A fresh pass over names and tensors."""
@@ -65,28 +65,28 @@ class TrainerWeights(Protocol):
 
 @dataclass(frozen=True)
 class TrainerRank:
-    """What a publisher needs of the trainer rank that it belongs to."""
+    """The trainer rank that a publisher belongs to."""
 
     rank: int
     weights: TrainerWeights
     any_rank: Callable[[bool], bool]
-    """True on every rank if the argument is True on one. Collective."""
+    """Return True on every rank if the argument is True on one. Collective."""
     explorers_wait: Callable[[int], bool]
-    """True if every explorer waits for this version or a newer one, or has finished. Asked on rank 0 only."""
+    """True if every explorer waits for this version or a newer one, or has finished. Called on rank 0 only."""
     stopping: Callable[[], bool]
-    """True once the run has been asked to stop."""
     held: Callable[[], Mapping[str, TensorDigest]] = dict
-    """The digests of tensors that engines hold already: an adapter's base. Collective at first if `weights` gathers."""
+    """Digests of tensors that engines already hold: an adapter's base. The first call is collective if `weights`
+    gathers."""
 
 
 class WeightPublisher(Protocol):
     """Publishes versions of the trainer's weights by one sync method."""
 
     def publish(self, version: int, check: WeightCheck) -> None:
-        """Publish the present weights as `version`. Collective; rank 0 writes or sends."""
+        """Publish the current weights as `version`. Collective; rank 0 writes or sends."""
 
     def publish_kept(self, version: int, check: WeightCheck | None, tensors: dict[str, torch.Tensor]) -> None:
-        """Publish an older `version`, whose tensors rank 0 has (the others: none). Collective."""
+        """Publish an older `version`, whose tensors are on rank 0 (empty on the others). Collective."""
 
 
 class VersionGone(TransientFault):
@@ -105,10 +105,9 @@ class WeightVersions(ABC):
     @classmethod
     @abstractmethod
     def open(cls, job_dir: Path) -> WeightVersions:
-        """The versions of the run in `job_dir`. Nothing is read or written yet."""
+        """Return the versions of the run in `job_dir`. Reads and writes nothing yet."""
 
     def publisher(self, config: Config, trainer: TrainerRank) -> WeightPublisher:
-        """The publisher for one trainer rank."""
         return VersionPublisher(self, trainer, version_count(config))
 
     @abstractmethod
@@ -123,21 +122,21 @@ class WeightVersions(ABC):
     ) -> VersionRecord:
         """Make `version` loadable and remove all but the newest `keep` versions.
 
-        Tensors may be on any device. With `specs` they are taken one at a time, in any order. `pushed` are the digests
-        of tensors that are not written, because the engines have them already. Publishing a version again replaces it.
-        Raises `TrinityError` if the disk is full or another process publishes to the same run.
+        Tensors may be on any device. With `specs` they are consumed one at a time, in any order. `pushed` holds the
+        digests of tensors that are not written, because the engines already have them. Publishing a version again
+        replaces it. Raises TrinityError if the disk is full or another process publishes to the same run.
         """
 
     @abstractmethod
     def versions(self) -> list[int]:
-        """Loadable versions, ascending."""
+        """Return the loadable versions, ascending."""
 
     def whole(self) -> list[int]:
-        """Versions whose tensors can be read, ascending."""
         return [version for version in self.versions() if next(self.load(version), None) is not None]
 
     def there_at_start(self) -> list[int]:
-        """Versions that the engines of a run that resumes can load, after `rewind` and before anything is published."""
+        """Return the versions that the engines of a resumed run can load, after `rewind` and before anything is
+        published."""
         return self.whole()
 
     @abstractmethod
@@ -145,25 +144,23 @@ class WeightVersions(ABC):
 
     @abstractmethod
     def _map(self, record: VersionRecord, record_path: Path) -> tuple[mmap.mmap, Layout]:
-        """Map the file of `record`, pinned; raise `FileNotFoundError` if the record is gone or replaced."""
+        """Map the file of `record` and pin it. Raises FileNotFoundError if the record is gone or was replaced."""
 
     @abstractmethod
     def _forget(self, version: int) -> None:
         """Remove the record of `version`; its memory is freed after the last reader."""
 
     def record(self, version: int) -> VersionRecord | None:
-        """The record of `version`, with its weight check; None if the version is gone."""
         return VersionRecord.read(self._record_path(version))
 
     def check(self, version: int) -> WeightCheck | None:
-        """The weight check of `version`; None if it has none. Raises `VersionGone` if the version is gone."""
+        """Return the weight check of `version`, or None if it has none. Raises VersionGone."""
         record = self.record(version)
         if record is None:
             raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
         return record.check
 
     def latest(self) -> int | None:
-        """The newest loadable version, or None."""
         try:
             pointed = int((self.root / LATEST_STATE_DICT).read_text())
         except (FileNotFoundError, ValueError):
@@ -173,13 +170,12 @@ class WeightVersions(ABC):
         return max(self.versions(), default=None)
 
     def has(self, version: int) -> bool:
-        """True if `version` can be loaded."""
         return self._record_path(version).exists()
 
     def wait(self, version: int, timeout: float, stop: Callable[[], bool] | None = None) -> int | None:
-        """Wait for `version` and return it, or the oldest newer version if `version` has been removed already.
+        """Wait for `version` and return it, or the oldest newer version if `version` has already been removed.
 
-        Returns None once `stop()` is true. Raises `TransientFault` after `timeout` seconds.
+        Returns None once `stop()` is true. Raises TransientFault after `timeout` seconds.
         """
         for look, _ in enumerate(poll(timeout)):
             if self.has(version):
@@ -195,16 +191,16 @@ class WeightVersions(ABC):
         )
 
     def load(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of `version` by name, as views of the mapped file: no copy is made.
+        """Yield the tensors of `version` with their names, as views of the mapped file without a copy.
 
-        The bytes cannot be reused while any of the tensors is alive, so do not keep them longer than needed. Writes to
-        a view are private. Raises `VersionGone` if the version is gone, `DataError` if its file is damaged.
+        The memory cannot be reused while any of the tensors is alive, so do not keep them longer than needed. Writes to
+        a view are private. Raises VersionGone if the version is gone, DataError if its file is damaged.
         """
         return iter(self._open(version)[1].items())
 
     def verify(self, version: int) -> None:
-        """Compare every byte of `version` with what the trainer published. Raises what `load` raises, and
-        `WeightSyncError` with the name of the first tensor that differs."""
+        """Compare every byte of `version` with what the trainer published. Raises WeightSyncError naming the first
+        tensor that differs, and what `load` raises."""
         record, tensors = self._open(version)
         for name, digest in record.digests.items():
             if digest.bytes and (name not in tensors or byte_digest(tensors[name]) != digest.bytes):
@@ -220,10 +216,10 @@ class WeightVersions(ABC):
         )
 
     def values(self, version: int, dtype: str) -> dict[str, int]:
-        """The value digest of each tensor of `version` as an engine of this dtype holds it; by name.
+        """Return tensor name → value digest in an engine of this dtype.
 
-        Without the tensors that were not written (an adapter's base) if their digests are those of another dtype.
-        Raises what `load` raises.
+        Tensors that were not written (an adapter's base) are left out if their digests are of another dtype. Raises
+        what `load` raises.
         """
         import torch
 
@@ -260,7 +256,6 @@ class WeightVersions(ABC):
         return gone
 
     def remove(self) -> None:
-        """Remove every version and free the memory, at the end of a run."""
         self.rewind(-1)
 
     def _point_to(self, version: int | None, durable: bool = False) -> None:
@@ -272,12 +267,12 @@ class WeightVersions(ABC):
 
 
 LOAD_SECONDS = 0.7
-"""Time until a version whose record is missing counts as gone. While a full checkpoint replaces a folder that holds
-only weights, the folder does not exist for an instant."""
+"""Time until a version without a record counts as gone. While a full checkpoint replaces a folder that holds only
+weights, the folder briefly does not exist."""
 
 
 class VersionPublisher:
-    """Publishes by writing each version, with all its tensors, to `versions`, from which the engines load it."""
+    """Publishes by writing each version with all its tensors to `versions`, from which the engines load it."""
 
     def __init__(self, versions: WeightVersions, trainer: TrainerRank, keep: int = DEFAULT_KEEP) -> None:
         self._versions = versions
@@ -303,7 +298,7 @@ class VersionPublisher:
 
 
 def versions_class(method: str) -> type[WeightVersions]:
-    """The class that implements a `synchronizer.sync_method`. Raises `TrinityError` for an unknown name."""
+    """Return the class for a `synchronizer.sync_method`. Raises TrinityError for an unknown name."""
     if method not in SYNC_METHODS:
         *others, last = SYNC_METHODS
         raise TrinityError(
@@ -318,15 +313,14 @@ def versions_class(method: str) -> type[WeightVersions]:
 
 
 def open_versions(method: str, job_dir: Path | str) -> WeightVersions:
-    """The versions that the run in `job_dir` publishes by `method`. Nothing is read or written yet."""
+    """Return the versions that the run in `job_dir` publishes by `method`. Reads and writes nothing yet."""
     return versions_class(method).open(Path(job_dir))
 
 
 def version_count(config: Config) -> int:
-    """Number of a run's versions that stay loadable; in a synchronous run as many as `sync_offset` needs."""
+    """Return how many versions of a run stay loadable; in a synchronous run as many as `sync_offset` needs."""
     return SyncSchedule.of(config).versions_kept if config.is_synchronous else DEFAULT_KEEP
 
 
 def run_versions(config: Config) -> WeightVersions:
-    """The versions of the run that `config` (resolved) describes."""
     return open_versions(config.synchronizer.sync_method, config.job_dir)

@@ -1,12 +1,12 @@
-"""Two checks after a weight sync: of an engine's log-probs of fixed tokens, and of the values of its parameters.
+"""Two checks after a weight sync: an engine's log-probs of fixed tokens, and the values of its parameters.
 
 An engine that loaded a tensor under the wrong name, in the wrong order, or not at all still generates text, but its
-log-probs differ. The check cannot tell apart versions whose difference is below the noise of the dtype (neighbouring
-versions of a bfloat16 run, say); which version was loaded is settled by the version's record.
+log-probs differ. The check cannot distinguish versions whose difference is below the dtype's noise (consecutive
+versions of a bfloat16 run, say); the version's record settles which one was loaded.
 
-An engine's parameters are not the tensors that it was given: `q_proj`, `k_proj` and `v_proj` become `qkv_proj`, experts
-are stacked, and each tensor-parallel rank has a shard. But value digests add up: those of the parameters of a module,
-over all ranks, to those of the tensors that belong there.
+An engine's parameters are not the tensors it received: `q_proj`, `k_proj` and `v_proj` become `qkv_proj`, experts are
+stacked, and each tensor-parallel rank has a shard. But value digests add up: the digests of a module's parameters over
+all ranks sum to those of the tensors that belong there.
 """
 
 from __future__ import annotations
@@ -20,54 +20,50 @@ from typing import Any
 from trinity_core.errors import WeightSyncError
 
 TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "fp8": 2.0}
-"""Largest gap of one token's log-prob (nats) between different kernels with the same weights, by compute dtype. The
-log-prob is a difference of logits of size 10 to 40: one rounding of bfloat16 (2^-8, relative) is 0.04 to 0.16. That of
-an engine with fp8 weights or cache is assumed, not measured."""
+"""Largest difference of a token's log-prob (nats) between kernels with the same weights, by compute dtype. The log-prob
+is a difference of logits of size 10 to 40: one bfloat16 rounding (2^-8, relative) is 0.04 to 0.16. The value for an
+engine with fp8 weights or cache is assumed, not measured."""
 PACKED = " (packed)"
-"""Ends the name of a weight that the engine's kernels have a copy of, in a layout of their own."""
+"""Suffix for a weight of which the engine's kernels keep a copy in their own layout."""
 COMPUTED = " (computed)"
-"""Ends the name of a parameter whose loader does not copy what was published."""
+"""Suffix for a parameter whose loader does not copy the published values."""
 ABSORBED = " (absorbed)"
-"""Ends the name of a weight that the engine also holds divided into the matrices of latent attention."""
+"""Suffix for a weight that the engine also holds divided into the matrices of latent attention."""
 KINDS = (PACKED, COMPUTED, ABSORBED)
 SAME = " = "
-"""Between the names of a parameter that several modules share."""
+"""Separates the names of a parameter that several modules share."""
 FEW = 4
-"""The most tensors of one parameter that ranks may hold a different number of times (q, k and v)."""
+"""Maximum number of tensors per parameter that ranks may hold a different number of times (q, k and v)."""
 
 RankDigests = Sequence[Mapping[str, int | None]]
-"""For each rank of an engine: parameter -> value digest; None for a parameter that no load has touched yet."""
+"""For each rank of an engine: parameter → value digest; None for a parameter that no load has touched yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightCheck:
-    """`logprobs[i]` is the trainer's log-prob of `tokens[i + 1]` after `tokens[: i + 1]`, at temperature 1."""
+    """`logprobs[i]` is the trainer's log-prob (nats, temperature 1) of `tokens[i + 1]` after `tokens[: i + 1]`."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """len(tokens) - 1 values, in nats."""
     dtype: str = "float32"
-    """The trainer's compute dtype."""
 
     def __post_init__(self) -> None:
         if len(self.tokens) < 2 or len(self.logprobs) != len(self.tokens) - 1:
             raise ValueError(f"a weight check of {len(self.tokens)} tokens cannot have {len(self.logprobs)} log-probs")
 
     def to_json(self) -> dict[str, Any]:
-        """JSON for a version's record."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WeightCheck:
-        """The inverse of `to_json`."""
         return cls(tuple(value["tokens"]), tuple(value["logprobs"]), value["dtype"])
 
 
 def verify_weights(check: WeightCheck, got: Sequence[float], dtype: str = "float32") -> float:
-    """Compare the engine's log-probs `got` with the trainer's; return the largest gap in nats.
+    """Compare the engine's log-probs `got` with the trainer's; return the largest difference in nats.
 
-    The tolerance is that of the coarser of both compute dtypes; `dtype` is the engine's.
-    Raises `WeightSyncError` if a gap exceeds the tolerance, is not a number, or the lengths differ.
+    `dtype` is the engine's; the tolerance is that of the coarser of both compute dtypes. Raises WeightSyncError if a
+    difference exceeds the tolerance or is not a number, or if the lengths differ.
     """
     expected, tolerance = check.logprobs, max(TOLERANCES[check.dtype], TOLERANCES[dtype])
     if len(expected) != len(got):
@@ -87,9 +83,9 @@ def verify_weights(check: WeightCheck, got: Sequence[float], dtype: str = "float
 def verify_parameters(
     version: int, published: Mapping[str, int], ranks: RankDigests, before: RankDigests = (), held: int = 0
 ) -> None:
-    """Raise `WeightSyncError` unless the parameters of all `ranks` hold the tensors `published` as `version`.
+    """Raise WeightSyncError unless the parameters of all `ranks` hold the tensors `published` as `version`.
 
-    `published` is value digests by Hugging Face name. `before` is what `ranks` was when the engine held version `held`.
+    `published` maps Hugging Face names to value digests. `before` is `ranks` when the engine held version `held`.
     """
     ranks, before = ([_chosen(rank, published) for rank in digests] for digests in (ranks, before))
     names = sorted({name for rank in ranks for name in rank})
@@ -111,7 +107,7 @@ def verify_parameters(
 
 
 def verify_unchanged(version: int, before: RankDigests, after: RankDigests) -> None:
-    """Raise `WeightSyncError` unless an engine that slept with `version` woke up with the same parameters."""
+    """Raise WeightSyncError unless an engine that slept with `version` woke up with the same parameters."""
     pairs = zip(before, after, strict=True)
     changed = sorted({name for old, new in pairs for name in {*old, *new} if old.get(name) != new.get(name)})
     if changed:
@@ -122,7 +118,7 @@ def verify_unchanged(version: int, before: RankDigests, after: RankDigests) -> N
 
 
 def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[str, int | None]:
-    """Name each parameter once: by the names under which tensors were published, or else by the shortest."""
+    """Keep one name per parameter: one under which a tensor was published, or else the shortest."""
     chosen: dict[str, int | None] = {}
     for names, value in rank.items():
         kind = next((kind for kind in KINDS if names.endswith(kind)), "")
@@ -135,11 +131,11 @@ def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[
 def match(
     parameters: Collection[str], tensors: Collection[str], others: Collection[str] = ()
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Which tensors each parameter is made of, by their names: groups of parameters with the tensors of the group.
+    """Match parameters to the tensors that make them up, by name: groups of parameters with the group's tensors.
 
-    A parameter is made of the tensor of its own name, or else of those tensors without such a parameter (here or among
-    `others`) that are nearest in the tree of modules, the same last part of the name preferred. Every parameter is in
-    one group; a tensor that belongs to none is one that the engine has no use for.
+    A parameter is made up of the tensor with its own name. Otherwise it is made up of the tensors without such a
+    parameter (here or among `others`) that are nearest in the module tree, preferring the same last part of the name.
+    Every parameter is in one group; tensors in no group are unused by the engine.
     """
     bare = {name: name.removesuffix(next(filter(name.endswith, KINDS), "")) for name in parameters}
     taken = {name.removesuffix(PACKED) for name in others}
@@ -161,7 +157,7 @@ def match(
 
 
 def _place(name: str, depth: int, by_leaf: bool) -> tuple[str, ...]:
-    """The first `depth` modules of a name, with its last part; all of a name that is shorter."""
+    """Return the first `depth` modules of a name and, if `by_leaf`, its last part; the whole name if it is shorter."""
     *modules, leaf = name.split(".")
     if len(modules) < depth:
         return (name,)
@@ -169,7 +165,8 @@ def _place(name: str, depth: int, by_leaf: bool) -> tuple[str, ...]:
 
 
 def _adds_up(values: Sequence[int | None], tensors: Sequence[int], ranks: int) -> bool:
-    """True if each tensor is among the ranks a whole number of times: once in shards, or copied to several ranks."""
+    """True if each tensor is present a whole number of times among the ranks: once in shards, or copied to several
+    ranks."""
     present = [value for value in values if value is not None]
     if not tensors or len(present) != len(values):
         return False

@@ -1,1 +1,1 @@
-"""Tracking: a metrics file per job, sampled rollouts, and their way to MLflow, TensorBoard or W&B."""
+"""Tracking: a metrics file per job, sampled rollouts, and forwarding them to MLflow, TensorBoard or W&B."""

@@ -11,34 +11,33 @@ from trinity_core.tracking.metrics_file import MetricsReader
 
 REWARDS = ("reward/mean", "accuracy/mean", "reward", "accuracy")
 LOSSES = ("actor/final_loss", "loss")
-"""The first of these that a source has is drawn for it: a loss for the trainer, a reward for others."""
+"""Per source, the first of these metrics that it has is drawn: a loss for the trainer, a reward for others."""
 
 
 class LearningCurve:
-    """A run's learning curve, whose points are read on with each drawing.
+    """A run's learning curve; each drawing reads only new points.
 
-    Uses matplotlib's object interface: no display, no global state, safe in a thread.
+    Uses matplotlib's object interface: no display, no global state, thread-safe.
     """
 
     def __init__(self, job_dir: Path | str, title: str = "") -> None:
         self.step = 0
-        """The latest one that was read."""
         self._job_dir, self._title = Path(job_dir), title or Path(job_dir).name
         self._metrics = MetricsReader(job_dir, self._forget)
         self._points: dict[str, dict[str, dict[int, float]]] = {}
-        """Source → those of its metrics that may be drawn → step → value."""
+        """Source → metric that may be drawn → step → value."""
 
     def draw(self) -> Path | None:
-        """Draw reward (or loss) and the eval's accuracy over steps into `monitor/curve.png`; None if there are no
-        metrics."""
+        """Draw reward (or loss) and eval accuracy over steps into `monitor/curve.png`; None without metrics."""
         curves = self.read()
         if not curves:
             return None
         target = self._job_dir / "monitor" / "curve.png"
         target.parent.mkdir(parents=True, exist_ok=True)
         picture = self._picture(curves)
-        write_atomically(target, picture, durable=False)  # flows of the same run draw it at the same time
-        # A figure is a circle of 3 MiB, and where much else was imported Python looks for circles after dozens of them.
+        write_atomically(target, picture, durable=False)  # flows of the same run may draw at the same time
+        # A figure is a reference cycle of 3 MiB, and with many imports Python collects cycles only after dozens of
+        # them.
         gc.collect()
         return target
 
@@ -49,7 +48,7 @@ class LearningCurve:
         height = 2.4 * len(curves)
         figure = Figure(figsize=(7, height), dpi=110)
         FigureCanvasAgg(figure)
-        # A layout that is computed takes longer than the drawing: 0.7 s of a core for four curves in place of 0.3.
+        # Automatic layout takes longer than drawing: four curves cost 0.7 s of CPU time instead of 0.3.
         figure.subplots_adjust(left=0.13, right=0.98, bottom=0.45 / height, top=1 - 0.3 / height, hspace=0.25)
         axes = figure.subplots(len(curves), 1, squeeze=False, sharex=False)[:, 0]
         for axis, (name, points) in zip(axes, curves.items(), strict=True):
@@ -64,7 +63,7 @@ class LearningCurve:
         return picture.getvalue()
 
     def read(self) -> dict[str, dict[int, float]]:
-        """The curves to draw now: one per source, and the accuracy (or reward) of each eval set."""
+        """Return the curves to draw: one per source, and the accuracy (or reward) of each eval set."""
         for line in self._metrics.read():
             self.step = max(self.step, line.step)
             own = self._points.setdefault(line.source, {})

@@ -1,7 +1,7 @@
-"""Forwarder: tails a job's metrics, rollouts and checkpoints and sends them to the tracking system.
+"""The forwarder tails a job's metrics, rollouts and checkpoints and sends them to the tracking system.
 
-It runs in the flow process only. Lines that cannot be sent now (the tracking server does not answer) are sent later,
-because the position is saved only after they have arrived.
+It runs only in the flow process. Lines that cannot be sent now, because the tracking server does not answer, are sent
+later: the position is saved only after they have arrived.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ ROLES = {
     "serve": ("explorer", "eval"),
     "bench": ("eval",),
 }
-"""`mode` -> streams that such a flow forwards: explorer and trainer of a job may be two flows, evaluations more."""
+"""`mode` → streams that a flow of this mode forwards: explorer and trainer of a job may be separate flows, and so may
+evaluations."""
 REGISTERING = ("train", "both")
-"""Only the training flow of a job registers checkpoints; every flow sends scores."""
+"""Modes whose flow registers checkpoints; every flow sends scores."""
 
 
 def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> Writer:
-    """The tracking system by its name in `monitor.monitor_type`, with those of `info.args` that it takes."""
+    """Open the tracking system named by `monitor.monitor_type`, with those of `info.args` that it takes."""
     if monitor_type not in MONITORS:
         raise TrinityError(
             f"monitor.monitor_type is {monitor_type!r}; it may be one of {', '.join(MONITORS)}.",
@@ -76,20 +77,20 @@ def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> 
 
 
 MOST_TRACES = 50
-"""Steps whose rollouts wait to be sent as traces; MLflow takes some twenty a second."""
+"""Maximum number of steps whose rollouts wait to be sent as traces; MLflow takes about twenty traces a second."""
 CLOSE_SECONDS = 60.0
 """Time for the tracking system to take the last metrics at the end of a run."""
 FAILED_CLOSE_SECONDS = 5.0
-"""Time after a run that failed or was stopped: Prefect kills it 30 s after asking it to end."""
+"""The same after a failed or stopped run: Prefect kills it 30 s after asking it to end."""
 
 
 class Forwarder:
     """Forwards what has appeared since the last `poll`. Not thread-safe.
 
-    `explorer` is the name of this flow's explorer. Where each explorer has its own run in the tracking system, the
-    flow forwards that one alone. `page` shows the same metrics, also while the tracking system is away. `target` tells
-    tracking systems apart: one that has been given nothing yet gets everything, and so does a new run in the same one.
-    `scores` gives the scores that count, by step; without it, `latest_scores`.
+    `explorer` is the name of this flow's explorer. If each explorer has its own run in the tracking system, the flow
+    forwards only that explorer. `page` shows the same metrics, even while the tracking system is away. `target`
+    identifies the tracking system: a new one receives everything, and so does a new run in the same one. `scores`
+    returns the scores that count, by step; the default is `latest_scores`.
     """
 
     def __init__(
@@ -114,19 +115,17 @@ class Forwarder:
             Tail(self.job_dir, stream, self._own, evals if stream == "eval" else run) for stream in self._streams
         ]
         self._rollouts_seen: set[tuple[Path, int]] = set()
-        """Files with their times: a run that goes back writes those of its repeated steps again."""
+        """Files with modification times: a run that goes back rewrites the files of repeated steps."""
         self._checkpoints_seen: set[int] = set()
         self._read_scores = scores or partial(latest_scores, self.job_dir)
         self._scores: dict[int, float] = {}
         self._metrics = MetricsReader(self.job_dir)
         self._evaluations: list[MetricLine] = []
-        """The evaluations when `_scores` was read: what they were made with takes a while to find out."""
+        """The evaluations when `_scores` was read; determining their settings takes a while."""
         self._scores_sent: dict[int, float] = {}
         self.dropped_traces = 0
-        """Steps whose rollouts were not sent as traces, and never will be."""
 
     def poll(self) -> int:
-        """Forward what is new; returns the number of lines."""
         count = sum(self._forward_lines(tail) for tail in self._tails)
         self._forward_rollouts()
         self._forward_checkpoints()
@@ -134,7 +133,7 @@ class Forwarder:
         return count
 
     def close(self, outcome: RunOutcome) -> None:
-        """Forward the rest and end the run: as soon as its metrics are sent, where it takes files after that."""
+        """Forward the rest and end the run, before sending files if the tracking system accepts them afterwards."""
         for tail in self._tails:
             self._forward_lines(tail)
         if self.writer.closes_before_files:  # an artifact store may refuse files, or take minutes
@@ -171,7 +170,7 @@ class Forwarder:
             self._rollouts_seen.add(version)
 
     def _forward_traces(self) -> None:
-        """Send the newest `MOST_TRACES` steps that wait, and drop earlier ones; metrics never wait for traces."""
+        """Send the newest `MOST_TRACES` waiting steps and drop earlier ones; metrics never wait for traces."""
         for tail in self._tails if self.writer.takes_traces else []:
             with tail.exclusive():
                 waiting = [
@@ -229,15 +228,15 @@ class ForwarderThread:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the permanent error that has ended the polling, if any."""
+        """Raise the permanent error that ended the polling, if any."""
         if self._error is not None:
             raise self._error
 
     def close(self, outcome: RunOutcome) -> None:
         """Stop polling and forward the rest, for up to `CLOSE_SECONDS` (`FAILED_CLOSE_SECONDS`).
 
-        What a tracking system that is away, or in which somebody has deleted the run, does not take then is sent by the
-        next start of the run. Raises what another failure of the last attempt raises.
+        What the tracking system does not take, because it is away or the run was deleted there, is sent at the next
+        start of the run. Other errors of the last attempt are raised.
         """
         self._done.set()
         patience = CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS
@@ -274,7 +273,7 @@ class ForwarderThread:
 
 
 def _write_unsent(table: Path, text: str) -> None:
-    """Write a table as a whole, older than its rollouts until it is sent."""
+    """Write a table atomically, with a modification time older than its rollouts until it is sent."""
     temporary = temporary_sibling(table)
     try:
         temporary.write_text(text)
@@ -285,21 +284,21 @@ def _write_unsent(table: Path, text: str) -> None:
 
 
 def warn_unsent(why: object, job_dir: Path) -> None:
-    """Say at the end of a run where the metrics are that the tracking system has not taken."""
+    """Log where the metrics are that the tracking system did not take."""
     log.warning(
-        "the tracking system does not take the rest of the metrics (%s): it is in %s, and is sent when the run is "
+        "the tracking system did not take the last metrics (%s): they are in %s, and are sent when the run is "
         "started again", why, metrics_path(job_dir),
     )  # fmt: skip
 
 
 def target_of(monitor: MonitorConfig) -> str:
-    """The monitor and, where it has one, the address of its store without a password."""
+    """Return the monitor type and, if it has one, the address of its store without a password."""
     address = monitor.monitor_args.get("uri") or monitor.monitor_args.get("base_url") or ""
     return f"{monitor.monitor_type} {without_password(str(address))}".strip()
 
 
 def complete_checkpoints(job_dir: Path) -> dict[int, Path]:
-    """step -> folder of each complete checkpoint: those with a manifest.
+    """Return step → folder of each complete checkpoint, that is, with a manifest.
 
     A folder without a manifest only holds weights for weight sync, and is removed once newer ones exist.
     """
@@ -308,5 +307,5 @@ def complete_checkpoints(job_dir: Path) -> dict[int, Path]:
 
 
 def run_note(job_dir: Path) -> dict[str, Any]:
-    """The job's MLflow run (`run_id`, `uri`, `experiment_id`) with secrets masked; empty if it has none."""
+    """Return the job's MLflow run (`run_id`, `uri`, `experiment_id`) with secrets masked; empty if it has none."""
     return without_secrets(read_json(Path(job_dir) / "monitor" / "mlflow.json") or {})

@@ -1,7 +1,7 @@
-"""The logs of all actors of a run as one stream: what `trinity log` prints.
+"""The logs of all actors of a run as one stream: the output of `trinity log`.
 
-Files grow and new ones appear while it is read; entries that are found together are put in order of time. An entry is a
-line that begins with a time, and the lines below it that do not, as of a traceback. Nothing is written.
+Files may grow and new ones appear meanwhile; entries read together are sorted by time. An entry is a line that begins
+with a time, plus continuation lines, such as a traceback. Nothing is written.
 """
 
 from __future__ import annotations
@@ -17,25 +17,22 @@ from trinity_core.layout import JobLayout
 from trinity_core.waits import poll
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-"""Levels, the least severe one first."""
+"""Levels, the least severe first."""
 _BEGIN = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (?P<level>[A-Z]+) +")
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """What an actor has logged once."""
-
     time: str
     """As written, by the clock of the actor's node; compared as text. Empty for lines before a file's first entry."""
     level: str
     actor: str
     """The file's path in the log folder without `.log`: `explorer_engine_0`, `10.0.0.2/trainer_1`."""
     text: str
-    """Logger and message; of several lines, if the message is."""
 
 
 def parse(text: str, actor: str, before: LogEntry | None = None) -> list[LogEntry]:
-    """The entries of whole lines of a log file; continuation lines of the entry `before` have its time and level."""
+    """Parse complete lines of a log file; continuation lines of the entry `before` get its time and level."""
     entries: list[LogEntry] = []
     for line in text.splitlines():
         begin = _BEGIN.match(line)
@@ -52,9 +49,9 @@ def parse(text: str, actor: str, before: LogEntry | None = None) -> list[LogEntr
 
 
 class LogStream:
-    """Reads what has been added to the logs of these runs since the last `read`. Not thread-safe.
+    """Reads what was added to the logs of these runs since the last `read`. Not thread-safe.
 
-    `runs` gives the runs' folders at each `read`, as a pipeline's stages begin one after the other.
+    `runs` is called at each `read`, because a pipeline's stages begin one after another.
     """
 
     def __init__(self, runs: Callable[[], Sequence[Path]]) -> None:
@@ -63,7 +60,7 @@ class LogStream:
         self._last: dict[Path, LogEntry] = {}
 
     def read(self) -> list[LogEntry]:
-        """New entries of all actors, by time. A line that is not written whole yet is left for the next time."""
+        """Return new entries of all actors, by time. Incomplete lines are left for the next call."""
         collected = []
         for path, actor in self._files():
             entries = parse(self._new_text(path), actor, self._last.get(path))
@@ -73,7 +70,7 @@ class LogStream:
         return sorted(collected, key=lambda entry: entry.time)
 
     def _files(self) -> Iterator[tuple[Path, str]]:
-        """Each log file and its actor, with the run's name in front where there are several runs."""
+        """Yield each log file with its actor, prefixed with the run's name if there are several runs."""
         runs = self._runs()
         for run in runs:
             folder = JobLayout(run).log
@@ -85,7 +82,7 @@ class LogStream:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             start = self._positions.get(path, 0)
-            file.seek(start if start <= size else 0)  # a file that has become shorter was rewritten
+            file.seek(start if start <= size else 0)  # a file that became shorter was rewritten
             begin = file.tell()
             data = file.read()
         whole = data.rfind(b"\n") + 1
@@ -94,7 +91,7 @@ class LogStream:
 
 
 def stream_entries(stream: LogStream, follow: bool) -> Iterator[LogEntry]:
-    """The entries so far and, with `follow`, those to come."""
+    """Yield the entries so far and, with `follow`, future ones."""
     for _ in poll(pause=0.5):
         yield from stream.read()
         if not follow:
@@ -102,9 +99,9 @@ def stream_entries(stream: LogStream, follow: bool) -> Iterator[LogEntry]:
 
 
 def entry_filter(level: str, actors: Sequence[str]) -> Callable[[LogEntry], bool]:
-    """Whether an entry is at least as severe as `level` and of one of these actors (patterns, such as `*engine*`).
+    """Return a predicate: entry at least as severe as `level`, and actor matches a pattern such as `*engine*`.
 
-    Without actors all of them count. Raises TrinityError for a level that does not exist.
+    Without patterns all actors match. Raises TrinityError for an unknown level.
     """
     if level.upper() not in LEVELS:
         raise TrinityError(f"--level is {level!r}; it may be one of {', '.join(LEVELS)}.", key="--level")
@@ -119,10 +116,9 @@ def entry_filter(level: str, actors: Sequence[str]) -> Callable[[LogEntry], bool
 
 
 def entry_line(entry: LogEntry) -> str:
-    """The entry as it is printed: time, level, actor, logger and message."""
     return f"{entry.time[5:] or '-':18} {entry.level:7} {entry.actor} {entry.text}"
 
 
 def _severity(level: str) -> int:
-    """The place in `LEVELS`; a level that is not there counts as INFO."""
+    """Return the index in `LEVELS`; unknown levels count as INFO."""
     return LEVELS.index(level if level in LEVELS else "INFO")

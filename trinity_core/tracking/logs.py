@@ -1,7 +1,7 @@
 """Log files of a run's actors: `<job_dir>/log/<actor>.log`, or `log/<node ip>/<actor>.log` with `log.group_by_node`.
 
-The starter of an actor passes it `log_environment`; the actor calls `start_log` first. Without that environment (in a
-test or a user's program) nothing is written. Passwords and keys are masked.
+The process that starts an actor passes it `log_environment`; the actor calls `start_log` first. Without that
+environment (in a test or a user's program) nothing is written. Passwords and keys are masked.
 """
 
 from __future__ import annotations
@@ -35,24 +35,23 @@ class Masking(logging.Formatter):
     """A formatter that masks passwords and keys in messages and tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, masked."""
         return masked(super().format(record))
 
 
 def masked(text: str) -> str:
-    """`text` with passwords in URLs, and values called key, token or password, replaced by `***`."""
+    """Replace passwords in URLs, and values called key, token or password, by `***`."""
     for pattern in _SECRETS:
         text = pattern.sub(rf"\g<1>{MASK}", text)
     return text
 
 
 def log_name(actor: str) -> str:
-    """The name of an actor's log, without `.log`: `run/explorer/engine_0` writes `explorer_engine_0`."""
+    """Return the name of an actor's log without `.log`: `run/explorer/engine_0` writes `explorer_engine_0`."""
     return actor.partition("/")[2].replace("/", "_")
 
 
 def log_environment(config: Config, actor: str) -> dict[str, str]:
-    """The environment variables that configure `start_log` in the process of `actor`, which is its name in Ray."""
+    """Return the environment variables for `start_log` in the process of `actor` (its name in Ray)."""
     return {
         FOLDER: str(config.layout.log),
         ACTOR: log_name(actor),
@@ -62,10 +61,10 @@ def log_environment(config: Config, actor: str) -> dict[str, str]:
 
 
 def start_log() -> Path | None:
-    """Start to write this process's log to its file, and return the path; None if the environment names none.
+    """Start writing this process's log to its file and return the path; None if the environment names none.
 
-    The run's own messages are written from `log.level` on, those of libraries from WARNING (or that level, if higher).
-    Calling it again changes nothing, unless the environment names another file: that one takes its place.
+    Our own messages are written from `log.level` on, those of libraries from WARNING (or that level, if higher). A
+    repeated call has no effect unless the environment names another file, which then replaces the first.
     """
     folder, actor = os.environ.get(FOLDER), os.environ.get(ACTOR)
     if not folder or not actor:
@@ -89,15 +88,15 @@ def start_log() -> Path | None:
 
 
 def move_log(environment: Mapping[str, str]) -> None:
-    """Continue this process's log, if it writes one, where another run's `log_environment` says: a kept process is
-    given its next stage."""
+    """Redirect this process's log, if it writes one, to another run's `log_environment`, when a kept process gets its
+    next stage."""
     if os.environ.get(ACTOR):
         os.environ.update(environment)
         start_log()
 
 
 class Logged:
-    """A context that logs its failure and lets the exception propagate: `with Logged("train", log): ...`."""
+    """A context manager that logs a failure and lets the exception propagate: `with Logged("train", log): ...`."""
 
     def __init__(self, doing: str, log: logging.Logger) -> None:
         self._doing = doing

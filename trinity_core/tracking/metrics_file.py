@@ -1,7 +1,7 @@
 """`<job_dir>/monitor/metrics.jsonl`: every metric of a run, one line per step and source, for people and scripts.
 
-Each source (trainer, explorer, eval, …) has one writer; lines appear whole or not at all. The flow process tails the
-file and forwards it to MLflow, TensorBoard or W&B, so that no tracking server can slow down or stop an actor.
+Each source (trainer, explorer, eval, …) has one writer; lines appear atomically. The flow process tails the file and
+forwards it to MLflow, TensorBoard or W&B, so that no tracking server can slow down or stop an actor.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from trinity_core.files import read_json, sync_file, temporary_sibling, when_roo
 from trinity_core.runlock import one_at_a_time
 
 LOCK_POLL = 0.01
-"""Seconds between attempts to lock the file; a line is written in well under a millisecond."""
+"""Seconds between attempts to lock the file; writing a line takes well under a millisecond."""
 LOCK_SECONDS = 60.0
-"""Time for other processes to let go of the file."""
 FORWARDED_PREFIX = "forwarded_"
 STREAMS = ("trainer", "explorer", "eval")
 """Groups of sources that are forwarded independently of each other."""
@@ -37,16 +36,15 @@ class MetricLine:
     time: float
     metrics: dict[str, float] = field(default_factory=dict)
     made_with: str = ""
-    """Fingerprint of what an evaluation's scores were made with."""
+    """Fingerprint of the settings and data behind an evaluation's scores."""
 
 
 def metrics_path(job_dir: Path | str) -> Path:
-    """The path of a job's metrics file."""
     return Path(job_dir) / "monitor" / "metrics.jsonl"
 
 
 class MetricsFile:
-    """The writing end. It opens the file for each line, so that `rewind` may replace the file between two lines."""
+    """Writes metrics. It opens the file for each line, so that `rewind` may replace the file between two lines."""
 
     def __init__(self, job_dir: Path | str, source: str) -> None:
         self.path = metrics_path(job_dir)
@@ -54,7 +52,7 @@ class MetricsFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, step: int, metrics: Mapping[str, float], source: str | None = None, made_with: str = "") -> None:
-        """Append one line; numbers that are not finite are written as null, so that every line is plain JSON."""
+        """Append one line; non-finite numbers are written as null, so that every line is plain JSON."""
         line: dict[str, object] = {
             "step": int(step),
             "source": source or self.source,
@@ -66,12 +64,11 @@ class MetricsFile:
         when_room(lambda: self._append(line), self.path)
 
     def flush(self) -> None:
-        """Put what has been written on the disk, where a power cut cannot take it."""
+        """Flush the file to the disk, to survive a power cut."""
         if self.path.exists():
             sync_file(self.path)
 
     def has(self, step: int) -> bool:
-        """True if this source has written a line for the step."""
         return any(line.step == step and line.source == self.source for line in read_metrics(self.path.parent.parent))
 
     def _append(self, line: dict[str, object]) -> None:
@@ -88,21 +85,21 @@ class MetricsFile:
 
 
 class MetricsReader:
-    """Reads the file on: each `read` gives the whole lines that were appended since the last one.
+    """Reads the file incrementally: each `read` returns the complete lines appended since the last one.
 
-    After a `rewind`, and once the file is gone, it calls `forget` and starts over. It remembers the last line, which is
-    not where it was if anything before it was deleted. Not thread-safe.
+    After a `rewind`, or once the file is gone, it calls `forget` and starts over. It detects that by remembering the
+    last line, which moves if anything before it was deleted. Not thread-safe.
     """
 
     def __init__(self, job_dir: Path | str, forget: Callable[[], object] = lambda: None) -> None:
         self.path = metrics_path(job_dir)
         self.evaluations: list[MetricLine] = []
-        """The lines of evaluations (a run has few) among those that were read."""
+        """Lines of evaluations (a run has few) among those read."""
         self._forget = forget
         self._position, self._last = 0, b""
 
     def read(self) -> Iterator[MetricLine]:
-        """The new lines in the order they were written; none while there is no file."""
+        """Yield new lines in the order they were written; none while there is no file."""
         try:
             file = self.path.open("rb")
         except (FileNotFoundError, NotADirectoryError):
@@ -129,12 +126,12 @@ class MetricsReader:
 
 
 def read_metrics(job_dir: Path | str) -> list[MetricLine]:
-    """All whole lines in the order they were written; none if the file does not exist."""
+    """Return all complete lines in the order they were written; empty if the file does not exist."""
     return list(MetricsReader(job_dir).read())
 
 
 def read_evaluations(job_dir: Path | str) -> list[MetricLine]:
-    """The lines of evaluations in `read_metrics`. Others (a long run has many) are not parsed."""
+    """Return the evaluations in `read_metrics` without parsing other lines, of which a long run has many."""
     path = metrics_path(job_dir)
     if not path.exists():
         return []
@@ -143,7 +140,7 @@ def read_evaluations(job_dir: Path | str) -> list[MetricLine]:
 
 
 def series(lines: list[MetricLine], name: str, source: str | None = None) -> dict[int, float]:
-    """step -> value of one metric; if a step was written twice (by a resumed run), the later line counts."""
+    """Return step → value of one metric; if a resumed run wrote a step twice, the later line counts."""
     values = {
         line.step: line.metrics[name]
         for line in lines
@@ -153,25 +150,25 @@ def series(lines: list[MetricLine], name: str, source: str | None = None) -> dic
 
 
 def explorer_source(name: str) -> str:
-    """The source of an explorer's metrics; all have a common prefix, by which `rewind` knows what they count.
+    """Return the source name of an explorer's metrics. All share a prefix, by which `rewind` recognises explore steps.
 
-    No two names have the same one.
+    Names are unique per explorer.
     """
     return name if name.startswith("explorer") and not name.startswith("explorer.") else f"explorer.{name}"
 
 
 def stream_of(source: str) -> str:
-    """The stream of a source; sources of other names are explorers."""
+    """Return the stream of a source; sources with other names are explorers."""
     return next((stream for stream in STREAMS if source.startswith(stream)), "explorer")
 
 
 class Tail:
-    """The reading end of one stream: each `read` gives the lines that were appended since the last one.
+    """Reads one stream: each `read` returns the lines appended since the last one.
 
-    With `own`, the source of one explorer, the stream `explorer` is that explorer's alone. The position is saved in
+    With `own`, an explorer's source, the stream `explorer` is limited to that explorer. The position is saved in
     `monitor/forwarded_<stream>.json` (`forwarded_<own>.json`), so that no line is forwarded twice, neither by a resumed
     run nor by several flows of one job. Call `advance` after the lines have arrived, within the same `exclusive`.
-    `target` names the tracking system that they are forwarded to: another one gets all lines from the first on.
+    `target` identifies the tracking system they are forwarded to: a new one gets all lines.
     """
 
     def __init__(self, job_dir: Path | str, stream: str, own: str = "", target: str = "") -> None:
@@ -181,18 +178,17 @@ class Tail:
         self._own = own if stream == "explorer" else ""
         self._state = self.path.with_name(f"{FORWARDED_PREFIX}{self._own or stream}.json")
         self._read_from: int | None = None
-        """The inode that was read last: `rewind` puts another file in its place."""
+        """The inode last read, which `rewind` changes by replacing the file."""
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """A lock within which no other flow forwards this stream."""
+        """Return a lock that keeps other flows from forwarding this stream."""
         return _locked(self._state)
 
     def takes(self, source: str) -> bool:
-        """True if what `source` writes belongs to this stream."""
         return source == self._own if self._own else stream_of(source) == self._stream
 
     def read(self) -> tuple[list[MetricLine], int]:
-        """The stream's new whole lines, and the position after them."""
+        """Return the stream's new complete lines, and the position after them."""
         if not self.path.exists():
             return [], self._position
         with _locked(self.path):  # `rewind` changes file and position together
@@ -205,9 +201,9 @@ class Tail:
         return [line for line in parse(blob[:end]) if self.takes(line.source)], start + end
 
     def advance(self, position: int) -> None:
-        """Everything before `position` has been forwarded.
+        """Record that everything before `position` has been forwarded.
 
-        Nothing changes if a trainer rewound the file since `read`: it has set the position in the new file.
+        Does nothing if a trainer rewound the file since `read`: it has set the position in the new file.
         """
         with _locked(self.path):
             rewound = self._read_from is not None and self.path.stat().st_ino != self._read_from
@@ -221,15 +217,14 @@ class Tail:
 
 
 def was_tracked(job_dir: Path | str) -> bool:
-    """True if metrics of the job have been forwarded before."""
     return any(metrics_path(job_dir).parent.glob(f"{FORWARDED_PREFIX}*.json"))
 
 
 def rewind(job_dir: Path | str, step: int, explorer_steps: Callable[[], Mapping[str, int]] = dict) -> int:
-    """Delete the lines after `step`, for a run that resumes from that checkpoint; returns their number.
+    """Delete the lines after `step`, for a run that resumes from that checkpoint; return their number.
 
-    Explorers count explore steps: `explorer_steps` gives the last one of each by name, and lines of others stay. It is
-    asked while no process can write: an explorer that works on has stored a step before it writes the line.
+    Explorers count explore steps: `explorer_steps` returns the last step of each by name; lines of unlisted explorers
+    stay. It is called while no process can write, because an active explorer stores a step before it writes the line.
     """
     path = metrics_path(job_dir)
     if not path.exists():
@@ -248,7 +243,7 @@ def _explores(line: MetricLine) -> bool:
 
 
 def _drop(path: Path, is_later: Callable[[MetricLine], bool]) -> int:
-    """Delete the lines that are broken or for which `is_later` is true, and move the positions of all tails."""
+    """Delete the lines that are broken or for which `is_later` is true, and adjust the positions of all tails."""
     states = {state: _positions(state) for state in path.parent.glob(f"{FORWARDED_PREFIX}*.json")}
     moved = {state: dict.fromkeys(positions, 0) for state, positions in states.items()}
     kept: list[bytes] = []
@@ -268,7 +263,7 @@ def _drop(path: Path, is_later: Callable[[MetricLine], bool]) -> int:
 
 
 def parse(blob: bytes) -> Iterator[MetricLine]:
-    """The whole lines of a piece of the file; a line cut short by a crash is skipped."""
+    """Yield the complete lines in a piece of the file; truncated lines are skipped."""
     for raw in blob.splitlines():
         try:
             entry = json.loads(raw)
@@ -284,8 +279,8 @@ def _finite(value: float) -> float | None:
 
 
 def _positions(state: Path) -> dict[str, int]:
-    """Tracking system -> up to which byte it has the lines; none, so that all are sent again, if the file is missing or
-    was damaged by a power cut."""
+    """Return tracking system → offset up to which it has the lines. Empty, so that all are sent again, if the file is
+    missing or was damaged by a power cut."""
     return (read_json(state) or {}).get("positions", {})
 
 
@@ -294,7 +289,7 @@ def _state(positions: Mapping[str, int]) -> bytes:
 
 
 def _replace(files: Mapping[Path, bytes]) -> None:
-    """Replace the content of these files; of none if there is no room for all."""
+    """Replace the content of all these files, or of none if there is no room for all."""
     written = {path: temporary_sibling(path) for path in files}
     try:
         for path, temporary in written.items():

@@ -1,4 +1,4 @@
-"""What MLflow's page of a run says: a description with links, the data that the run used, and names that it allows."""
+"""What MLflow shows about a run: a description with links, its data sets, and valid names."""
 
 from __future__ import annotations
 
@@ -20,36 +20,37 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
 DESCRIPTION = "mlflow.note.content"
-"""The tag that MLflow shows as the description of a run or of an experiment."""
+"""The tag that MLflow shows as the description of a run or an experiment."""
 EXPERIMENT = "Runs of the project"
-"""How our description of an experiment begins."""
 MOST_BYTES = 1 << 30
-"""Bytes of files that are read for a fingerprint."""
+"""Data sets larger than this get a fingerprint of their size only."""
 LONGEST_KEY, LONGEST_MODEL, LONGEST_DATA_SET, LONGEST_DIGEST = 250, 256, 500, 36
-"""Characters that MLflow takes (its `utils/validation.py`; the columns of its tables, to which PostgreSQL holds it): of
-a metric, parameter, run or assessment, of a registered model, of a data set and its digest."""
+"""Length limits of MLflow (`utils/validation.py`, and its database columns, which PostgreSQL enforces) for metrics,
+parameters, runs and assessments; registered models; data sets; their digests."""
 
 SIGNS = {"@": "at", "<": "lt", ">": "gt", "%": "pct"}
-"""Words for signs that MLflow allows in no name: names that differ in one stay apart."""
+"""Words for signs that MLflow forbids in names, so that names differing in one sign stay distinct."""
 FIRST, FIRST_ENDINGS = "Results", ("/accuracy", "reward/mean")
-"""MLflow's page sorts groups of charts by name, capitals first."""
+"""Group for the most important charts: MLflow sorts groups by name, capitals first."""
 NAME_LENGTH = LONGEST_KEY - len(f"{FIRST}/")
-"""Characters of a metric's name: MLflow's limit, with room for its group."""
+"""Maximum length of a metric's name: MLflow's limit, minus its group."""
 
 
 def shortened(text: str, length: int) -> str:
-    """The text; of one that is longer than `length` the beginning, and its checksum."""
+    """Return the text, or its beginning with a checksum if it is longer than `length`."""
     return text if len(text) <= length else f"{text[: length - 9]}_{zlib.crc32(text.encode()):08x}"
 
 
 def description(job_dir: Path) -> str:
-    """Markdown: the run's page, rollouts and logs, as links to Studio while `trinity up` serves it, or as commands."""
+    """Return Markdown with the run's page, rollouts and logs: links while `trinity up` serves Studio, otherwise
+    commands."""
     logs = f"Logs: `trinity log --checkpoint-dir {shlex.quote(str(job_dir))}`"
     return " · ".join([*studio_links(job_dir.parent.parent, f"{job_dir.parent.name}/{job_dir.name}"), logs])
 
 
 def experiment_description(project_dir: Path, described: str = "") -> str:
-    """Markdown: what a project's experiment holds, and where its runs are shown; `described` if a person wrote it."""
+    """Return Markdown about a project's experiment and where its runs are shown, or `described` if a person wrote
+    it."""
     if described and not described.startswith(EXPERIMENT):
         return described
     studio = read_page_note(project_dir.parent, "studio").get("url")
@@ -58,7 +59,7 @@ def experiment_description(project_dir: Path, described: str = "") -> str:
 
 
 def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:
-    """The data sets of a run, with the fingerprint of their files; a hub data set's is its name."""
+    """Return a run's data sets with the fingerprints of their files; for hub data sets, of their names."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     inputs = []
@@ -75,7 +76,7 @@ def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:
 
 
 def _digest(path: str, split: str, subset: str | None) -> str:
-    """Digest of the contents, or of large data of the size: a start does not wait for terabytes to be read."""
+    """Return a digest of the contents; for large data, of the sizes, so that a start need not read terabytes."""
     try:
         size = sum(file.stat().st_size for file in data_files(path, split, subset)) if is_local(path) else 0
     except DataError:
@@ -84,7 +85,6 @@ def _digest(path: str, split: str, subset: str | None) -> str:
 
 
 def _data(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Context → settings of each data set that has a path."""
     buffer = config.get("buffer") or {}
     explorer, trainer = buffer.get("explorer_input") or {}, buffer.get("trainer_input") or {}
     data_sets = [
@@ -99,10 +99,10 @@ def _data(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def allowed_name(name: str) -> str:
-    """The name of a metric or parameter as MLflow allows it: `pass@4` becomes `pass_at_4`.
+    """Convert a metric's or parameter's name to one that MLflow allows: `pass@4` becomes `pass_at_4`.
 
-    Letters of any script are allowed. As names may be files, no part between two `/` may be empty or of dots alone:
-    `_` stands for it. The end of a longer name is its checksum.
+    Letters of any script are allowed. Names may become file names, so parts between two `/` that are empty or consist
+    of dots become `_`. Names that are too long end in a checksum.
     """
     allowed = re.sub(r"[^\w\-. :/]", "_", re.sub("[@<>%]", lambda sign: f"_{SIGNS[sign[0]]}_", name))
     plain = "/".join(part if part.strip(".") else "_" for part in allowed.split("/"))
@@ -110,8 +110,7 @@ def allowed_name(name: str) -> str:
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, str]:
-    """A configuration's settings by names that MLflow allows; of names that become one, all but the first are
-    numbered."""
+    """Return a configuration's settings by names that MLflow allows; name collisions are numbered."""
     params: dict[str, str] = {}
     for name, value in flatten(config).items():
         unique, number = allowed_name(name), 1
@@ -123,5 +122,5 @@ def parameters(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def names_of(name: str) -> list[str]:
-    """A metric's names in MLflow: those that a person looks at first are also in the first group of charts."""
+    """Return a metric's names in MLflow: the most important ones also appear in the first group of charts."""
     return [name, f"{FIRST}/{name.replace('/', ' ')}"] if name.endswith(FIRST_ENDINGS) else [name]

@@ -1,4 +1,4 @@
-"""A rollout as a trace in MLflow: its turns are spans, its reward and other numbers assessments."""
+"""A rollout as an MLflow trace: turns are spans, the reward and other numbers are assessments."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from trinity_core.tracking.rollouts import SampledRollout
 
 KINDS = {"assistant": "CHAT_MODEL", "tool": "TOOL"}
-"""Role of a message -> type of its span; what users and environments say has the type UNKNOWN."""
+"""Role of a message → type of its span; messages of users and environments have type UNKNOWN."""
 PREVIEW = 500
-"""Characters of prompt and response in the list of traces."""
+"""Characters of prompt and response shown in the list of traces."""
 
 
 def send_trace(uri: str, experiment: str, run_id: str, name: str, rollout: SampledRollout, time_ns: int) -> str:
-    """Write a rollout as a trace of the run and return the trace's id, which follows from run and name.
+    """Write a rollout as a trace of the run and return the trace's id, derived from run and name.
 
-    It takes the time of its task's workflow (`SampledRollout.span`), and so do its turns, whose own times are not
-    known; without a span it is a moment, `time_ns` in ns since 1970. What is there already under this id is replaced.
+    The trace and its turns get the time span of the task's workflow (`SampledRollout.span`); times of single turns are
+    unknown. Without a span, it gets the time `time_ns` (ns since 1970). An existing trace with this id is replaced.
     """
     from mlflow.entities import TraceInfo, TraceLocation, TraceState
     from mlflow.tracing.client import TracingClient
@@ -53,7 +53,7 @@ def send_trace(uri: str, experiment: str, run_id: str, name: str, rollout: Sampl
 
 
 def _spans(trace_id: str, name: str, rollout: SampledRollout, began: int, ended: int) -> Iterator[Span]:
-    """The rollout, and below it a span for each turn that has followed the prompt."""
+    """Yield the rollout's span, and a child span for each turn after the prompt."""
     root, span = _span_id(trace_id, 0), partial(_span, began=began, ended=ended)
     yield span(trace_id, root, None, name, "AGENT", rollout.prompt, rollout.response)
     turns = rollout.turns or [
@@ -104,12 +104,10 @@ def _span(
 
 
 def _span_id(trace_id: str, number: int) -> str:
-    """16 hex digits that follow from the trace and the span's number."""
     return sha256(f"{trace_id} {number}".encode()).hexdigest()[:16]
 
 
 def _assessments(trace_id: str, rollout: SampledRollout) -> list[Assessment]:
-    """Reward, its parts and other numbers as feedback, the reference answer as expectation."""
     from mlflow.entities import AssessmentSource, Expectation, Feedback
 
     source = AssessmentSource("CODE", "trinity")
@@ -120,6 +118,6 @@ def _assessments(trace_id: str, rollout: SampledRollout) -> list[Assessment]:
     ]
     if rollout.truth:
         assessments.append(Expectation("truth", rollout.truth, source=source, trace_id=trace_id))
-    for assessment in assessments:  # by its id it takes the place of one that was sent before
+    for assessment in assessments:  # the id makes it replace one sent before
         assessment.assessment_id = f"a-{sha256(f'{trace_id} {assessment.name}'.encode()).hexdigest()[:32]}"
     return assessments

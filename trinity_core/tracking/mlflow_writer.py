@@ -1,4 +1,4 @@
-"""MLflow: by default a SQLite file next to the checkpoints, no server.
+"""MLflow: by default a SQLite file next to the checkpoints, without a server.
 
 A pipeline is a parent run and each stage a child. The run's id is kept in `<job_dir>/monitor/mlflow.json`, so that a
 resumed run continues the same MLflow run; a copy of the folder begins its own. Every checkpoint is a version of one
@@ -59,30 +59,27 @@ log = logging.getLogger(__name__)
 
 CHAMPION = "champion"
 KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
-"""A tag of the experiment, by which MLflow's page opens its runs and their charts. Without it the page infers a kind:
-from our sampled rollouts, that of an agent's evaluations."""
+"""Tag of the experiment that makes MLflow's page open with runs and charts. Without it, MLflow infers agent evaluations
+from our sampled rollouts."""
 BATCH = 1000
-"""MLflow's limit of metrics in one `log_batch`."""
 PARAMS_BATCH = 100
 STARTS = "trinity.starts"
-"""A tag: how many starts of the run had settings of their own. Absent: one."""
+"""Tag with the number of starts of the run that had different settings. Absent: one."""
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
-"""Environment of MLflow's client if the user sets none; its own: 7 attempts of 120 s. The forwarder tries again."""
+"""Default environment of MLflow's client, whose own defaults are 7 attempts of 120 s. The forwarder retries anyway."""
 LOCK_SECONDS = 180.0
-"""Time for another process to make the same store or run."""
 VALUE_LENGTH = 5000
 STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.FAILED: "FAILED", RunOutcome.CANCELLED: "KILLED"}
 _held: set[Path] = set()
-"""Job dirs of the pipelines that run in this process."""
+"""Job dirs of the pipelines running in this process."""
 
 
 def default_uri(checkpoint_root_dir: Path | str) -> str:
-    """The store next to the checkpoints."""
     return f"sqlite:///{Path(checkpoint_root_dir).absolute()}/mlflow.db"
 
 
 def fault_of(uri: str | None, checkpoint_root_dir: Path | str) -> str:
-    """Why this store (None: the one next to the checkpoints) must not be used; empty if nothing is known."""
+    """Return why this store (None: the one next to the checkpoints) must not be used, or ""."""
     file = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri or default_uri(checkpoint_root_dir))
     if not file or not (kind := networked(Path(file[1]))):
         return ""
@@ -94,12 +91,12 @@ def fault_of(uri: str | None, checkpoint_root_dir: Path | str) -> str:
 
 
 def ui_command(uri: str, python: str = sys.executable) -> str:
-    """The command that serves the store on this machine, for a shell without an active environment."""
+    """Return the command that serves the store on this machine, for a shell without an active environment."""
     return shlex.join([python, "-m", "mlflow", "ui", "--backend-store-uri", uri])
 
 
 def registered_name(project: str, name: str) -> str:
-    """The registered model of a run. MLflow allows neither `/` nor `:` in it."""
+    """Return the registered model's name of a run. MLflow forbids `/` and `:` in it."""
     return shortened(re.sub(r"[/:]+", ".", f"{project}.{name}"), LONGEST_MODEL)
 
 
@@ -130,18 +127,18 @@ class MlflowWriter(Writer):
         self._client = open_client(self.uri, username, password, self._root)
         self._experiment = self._open_experiment()
         self._begun: dict[Path, str] = {}
-        """Job dir -> run id of the runs that this writer created or reopened."""
+        """Job dir → id of each run that this writer created or reopened."""
         self._ends = uuid4().hex[:12]
-        """Kept in a run's note by the writer that opened it last, whose end is the run's."""
+        """Identifies this writer in the notes of runs that it opened last; it is the one to end them."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
         self._system = self._watch_machine() if info.job_dir in self._begun else None
 
     @property
     def link(self) -> str:
-        """The run's page on a server, also that of `trinity up`; else the command that serves the file.
+        """The run's page on a server, including `trinity up`'s; otherwise the command that serves the file.
 
-        A password is masked.
+        Passwords are masked.
         """
         uri = mlflow_address(self._root, self.uri) or without_password(self.uri)
         if uri.startswith(("http://", "https://")):
@@ -149,7 +146,7 @@ class MlflowWriter(Writer):
         return ui_command(uri)
 
     def log(self, lines: Sequence[MetricLine]) -> None:
-        """One `log_batch` for each thousand numbers (4,500 numbers a second on SQLite, against 61 one by one)."""
+        """Log up to a thousand numbers per `log_batch` (4,500 a second on SQLite, against 61 one by one)."""
         from mlflow.entities import Metric
 
         metrics = (
@@ -163,11 +160,9 @@ class MlflowWriter(Writer):
             self._client.log_batch(self.run_id, metrics=batch)
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Keep a small file with the run."""
         self._client.log_artifact(self.run_id, str(path), folder or None)
 
     def traces(self, source: str, step: int, rollouts: Sequence[SampledRollout], time_ns: int) -> None:
-        """Each rollout as a trace of the run."""
         from trinity_core.tracking.mlflow_traces import send_trace
 
         for index, rollout in enumerate(rollouts):
@@ -187,7 +182,7 @@ class MlflowWriter(Writer):
         )
 
     def score(self, step: int, value: float) -> bool:
-        """Record a checkpoint's score; the highest that counts is the champion (the earlier one of equals)."""
+        """Record a checkpoint's score. The highest valid score is the champion (the earlier one of equals)."""
         versions = self._versions()
         if step not in versions:
             return False
@@ -218,9 +213,9 @@ class MlflowWriter(Writer):
                 self._client.set_terminated(run_id, STATUS[outcome])
 
     def _watch_machine(self) -> SystemMetricsMonitor | None:
-        """Log CPU, memory, disk, network and GPUs of this machine every 10 s as `system/…`, unless that is turned off.
+        """Log CPU, memory, disk, network and GPUs of this machine every 10 s as `system/…`, unless disabled.
 
-        MLflow's own thread does so until the run ends or an outage comes.
+        MLflow's own thread does so until the run ends or the store is away.
         """
         from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -243,7 +238,7 @@ class MlflowWriter(Writer):
         return self._name
 
     def _versions(self) -> dict[int, ModelVersion]:
-        """step -> model version of the checkpoints of this run registered so far, by any flow.
+        """Return step → model version of this run's checkpoints registered so far by any flow.
 
         Versions that the user registered from the run are ignored.
         """
@@ -278,14 +273,14 @@ class MlflowWriter(Writer):
             return experiment.experiment_id
 
     def _parent(self) -> str:
-        """The run of the pipeline that this one is a stage of."""
+        """Return the id of the run of this run's pipeline."""
         assert self._info.parent_dir is not None
         return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)
 
     def _open_run(self, job_dir: Path, name: str, parent: str | None) -> str:
-        """The run whose id lies in `job_dir`, reopened unless `keeps_status`, or a new one with the parameters.
+        """Open the run whose id is in `job_dir`, reopening it unless `keeps_status`, or create one with the parameters.
 
-        Explorers and trainer of a job, which may start at the same time, share one.
+        Explorers and trainer of a job, which may start at the same time, share a run.
         """
         note = _note(job_dir)
         with one_at_a_time(note.with_name(".mlflow.lock"), LOCK_SECONDS):
@@ -321,9 +316,9 @@ class MlflowWriter(Writer):
             self._client.log_batch(run_id, params=batch)
 
     def _log_changes(self, run_id: str) -> None:
-        """Add the settings that differ from those of the starts before, as `start_<n>.<name>`: MLflow changes none.
+        """Add settings that differ from earlier starts as `start_<n>.<name>`, because MLflow parameters are immutable.
 
-        Explorers that share the trainer's run add nothing: each has settings of its own.
+        Explorers that share the trainer's run add nothing: each has its own settings.
         """
         run, now = self._client.get_run(run_id), parameters(self._info.config)
         starts = int(run.data.tags.get(STARTS, "1"))
@@ -340,9 +335,11 @@ class MlflowWriter(Writer):
             self._client.set_tag(run_id, name, value)
 
     def _begin(self, job_dir: Path, kept: Mapping[str, Any]) -> None:
-        """Note the run, which ends with this writer unless another one reopens it meanwhile."""
+        """Record that the run ends with this writer, unless another one reopens it meanwhile."""
         own = {"identity": self._info.identity} if job_dir == self._info.job_dir and self._info.identity else {}
-        write_json(_note(job_dir), {**kept, **own, "ends": self._ends}, mode=0o600)  # the address may have a password
+        write_json(
+            _note(job_dir), {**kept, **own, "ends": self._ends}, mode=0o600
+        )  # the address may contain a password
         self._begun[job_dir] = kept["run_id"]
 
 
@@ -352,23 +349,23 @@ def keep_parent_open(job_dir: Path) -> None:
 
 
 def run_page(server: str, experiment: str, run: str) -> str:
-    """The address of a run's charts.
+    """Return the address of a run's charts.
 
-    MLflow's page takes the view of training runs from the address alone, and else shows agents and their evaluations;
-    the experiment's kind counts for other programs.
+    MLflow's page shows training runs only if the address says so; otherwise it shows agents and their evaluations. The
+    experiment's kind matters for other programs.
     """
     return f"{server.rstrip('/')}/#/experiments/{experiment}/runs/{run}/model-metrics?workflowType=machine_learning"
 
 
 def served_run(job_dir: Path) -> str:
-    """The charts of a job's run in the MLflow that `trinity up` serves; empty where that does not show it."""
+    """Return the address of a job's charts in the MLflow of `trinity up`, or ""."""
     note = _noted(job_dir)
     server = mlflow_address(job_dir.parent.parent, note.get("uri", ""))
     return run_page(server, note["experiment_id"], note["run_id"]) if server else ""
 
 
 def describe_runs(checkpoint_root_dir: Path) -> None:
-    """Put the addresses of `trinity up` into the default store: descriptions of runs and experiments."""
+    """Write the addresses of `trinity up` into the default store: descriptions of runs and experiments."""
     uri = default_uri(checkpoint_root_dir)
     job_dirs = [note.parent.parent for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")]
     kept = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("uri") == uri}
@@ -395,9 +392,9 @@ def _describe(client: MlflowClient, experiment: Experiment, project_dir: Path) -
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = ()) -> None:
-    """Mark a pipeline's run as ended, if it has one, with the scores of its first model and of each stage.
+    """Mark a pipeline's run, if it has one, as ended, with the scores of its first model and of each stage.
 
-    A finished one has its summary too, where the artifact store takes it.
+    If it finished, its summary is added, provided the artifact store takes it.
     """
     _held.discard(job_dir)
     if not (kept := _noted(job_dir)):
@@ -420,9 +417,9 @@ def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = (
 
 
 def _has_run(client: MlflowClient, job_dir: Path, run_id: str) -> bool:
-    """True if the store has the run that is noted in `job_dir`, nobody has deleted it, and it is that folder's own.
+    """True if the store has the run recorded in `job_dir`, it is not deleted, and it belongs to that folder.
 
-    A copied folder notes the run of the original, which keeps it while it lies where the run began.
+    A copied folder records the original's run, which belongs to the original while that exists in its place.
     """
     from mlflow.exceptions import MlflowException
 
@@ -442,14 +439,13 @@ def _note(job_dir: Path) -> Path:
 
 
 def _noted(job_dir: Path) -> dict[str, Any]:
-    """What a job's folder says of its MLflow run; empty if nothing."""
     return read_json(_note(job_dir)) or {}
 
 
 def open_client(uri: str, username: str | None, password: str | None, root: Path) -> MlflowClient:
-    """A client. A new SQLite store is created under a lock in `root`, because several runs may open it at once.
+    """Return a client. A new SQLite store is created under a lock in `root`, because several runs may open it at once.
 
-    Raises TrinityError where it does not open, TransientFault where another process holds the lock.
+    Raises TrinityError if the store does not open, TransientFault if another process holds the lock.
     """
     for value, variable in ((username, "MLFLOW_TRACKING_USERNAME"), (password, "MLFLOW_TRACKING_PASSWORD")):
         if value:

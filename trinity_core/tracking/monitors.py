@@ -1,4 +1,4 @@
-"""The built-in tracking systems, found by name in `MONITORS`."""
+"""Importing this module registers the built-in tracking systems in `MONITORS`."""
 
 from trinity_core.tracking import mlflow_writer, other_writers
 from trinity_core.tracking.writers import MONITORS

@@ -29,7 +29,7 @@ class TensorBoardWriter(Writer):
     """Event files in `<job_dir>/monitor/tensorboard`. A resumed run adds another file."""
 
     def __init__(self, info: RunInfo, _checkpoint_root_dir: Path) -> None:
-        # Not torch's SummaryWriter: the flow has no other use for torch, whose import takes seconds.
+        # Not torch's SummaryWriter: the flow does not otherwise need torch, which takes seconds to import.
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.faults: tuple[type[Exception], ...] = (OSError,)
@@ -38,18 +38,16 @@ class TensorBoardWriter(Writer):
 
     @property
     def link(self) -> str:
-        """The command that shows the curves."""
         return shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", str(self._folder)])
 
     def log(self, lines: Sequence[MetricLine]) -> None:
-        """Forward these numbers and flush."""
         for line in lines:
             for name, value in full_names(line).items():
                 self._add(line.step, line.time, tag=name, simple_value=value)
         self._writer.flush()
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Markdown, text and YAML are kept as text; other files are ignored."""
+        """Keep Markdown, text and YAML files as text; ignore others."""
         if path.suffix in (".md", ".txt", ".yaml"):
             name = f"{folder}/{path.name}" if folder else path.name
             text = {"dtype": "DT_STRING", "string_val": [path.read_bytes()], "tensor_shape": {"dim": [{"size": 1}]}}
@@ -57,12 +55,10 @@ class TensorBoardWriter(Writer):
             self._add(0, time.time(), tag=f"{name}/text_summary", tensor=text, metadata=metadata)
 
     def score(self, step: int, value: float) -> bool:
-        """A checkpoint's score as a scalar."""
         self._add(step, time.time(), tag="eval/score", simple_value=value)
         return True
 
     def close(self, outcome: RunOutcome) -> None:
-        """Flush and close."""
         self._writer.close()
 
     def _add(self, step: int, seconds: float, **value: Any) -> None:
@@ -100,7 +96,7 @@ class WandbWriter(Writer):
         kept = _kept(folder / (f"wandb_{info.explorer}.json" if info.explorer else "wandb.json"), info)
         self.run_id = str(kept["id"])
         self.evals_id = info.identity if any(folder.glob("wandb_*.json")) else self.run_id
-        # Parts of an asynchronous run in one process: by default all would write to the run that was opened first.
+        # By default all parts of an asynchronous run in one process would write to the run opened first.
         settings: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
         connection = {"base_url": base_url, "api_key": api_key}
         settings |= {name: value for name, value in connection.items() if value}
@@ -124,31 +120,28 @@ class WandbWriter(Writer):
 
     @property
     def link(self) -> str:
-        """The run's page, or the command that sends an offline run."""
+        """The run's page, or the command that uploads an offline run."""
         sync = [sys.executable, "-m", "wandb", "sync", str(Path(self._run.dir).parent)]
         return self._run.url or shlex.join(sync)
 
     def log(self, lines: Sequence[MetricLine]) -> None:
-        """Each line carries its own step: sources may be at different steps."""
+        """Log each line with its own step, because sources may be at different steps."""
         for line in lines:
             self._run.log({"step": line.step, **full_names(line)})
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Keep a small file with the run."""
         self._run.save(str(path), base_path=str(path.parent), policy="now")
 
     def score(self, step: int, value: float) -> bool:
-        """A checkpoint's score."""
         self._run.log({"step": step, "eval/score": value})
         return True
 
     def close(self, outcome: RunOutcome) -> None:
-        """Finish the run."""
         self._run.finish(exit_code=0 if outcome is RunOutcome.FINISHED else 1)
 
 
 def _kept(note: Path, info: RunInfo) -> dict[str, Any]:
-    """The note in the job dir with the run's `id`: a resumed run continues the same W&B run, a copy of it does not."""
+    """Read the note in the job dir with the run's `id`. A resumed run continues the same W&B run; a copy does not."""
     kept = read_json(note) or {}
     if "id" not in kept or not info.is_own(kept):
         kept = {"id": uuid4().hex[:12]}

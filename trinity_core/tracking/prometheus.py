@@ -1,6 +1,6 @@
 """The newest metrics of a run for Prometheus: `http://127.0.0.1:<monitor.prometheus_port>/metrics`.
 
-The flow's process serves them while it tracks the run. Prometheus asks; nothing is sent.
+The flow process serves them while it tracks the run. Prometheus pulls them; nothing is pushed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ STOP_SECONDS = 5.0
 
 
 def prometheus_name(name: str) -> str:
-    """A metric's name with the characters that Prometheus allows: `timing_s/step` becomes `trinity_timing_s_step`."""
+    """Convert a metric's name for Prometheus: `timing_s/step` becomes `trinity_timing_s_step`."""
     return "trinity_" + re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 class PrometheusPage:
-    """Serves gauges with the labels `project` and `run`; two metrics with one name there share a gauge.
+    """Serves gauges with the labels `project` and `run`; metrics whose converted names collide share a gauge.
 
-    If the port is taken, that is warned of and nothing is served: training does not depend on it.
+    If the port is taken, it logs a warning and serves nothing: training does not depend on it.
     """
 
     def __init__(self, port: int, project: str, run: str) -> None:
@@ -44,7 +44,7 @@ class PrometheusPage:
             log.warning("monitor.prometheus_port %d: no metrics are served for Prometheus (%s)", port, error)
 
     def show(self, lines: Iterable[MetricLine]) -> None:
-        """Let the gauges have the values of these lines, and `trinity_step` of each source its step."""
+        """Set the gauges to the values of these lines, and `trinity_step` of each source to its step."""
         for line in lines:
             source = prometheus_name(f"{line.source}/step")
             self._set(source, f"the newest step of {line.source}", line.step)
@@ -53,7 +53,6 @@ class PrometheusPage:
                     self._set(prometheus_name(name), name, value)
 
     def close(self) -> None:
-        """Stop serving and free the port."""
         if self._server is not None and self._thread is not None:
             self._server.shutdown()
             self._server.server_close()

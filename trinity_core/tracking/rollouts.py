@@ -1,4 +1,4 @@
-"""A few rollouts of a step, kept for people: `<job_dir>/monitor/rollouts/<source>_step_<n>.jsonl`."""
+"""A few rollouts per step, kept for people: `<job_dir>/monitor/rollouts/<source>_step_<n>.jsonl`."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ if TYPE_CHECKING:
     from trinity_core.data.experience import Experience
 
 _FAULTS = re.compile(r"truncated$|_errors(/|$)")
-"""Parts that count rare faults, as `says` in the view's `dom.js` knows them too."""
+"""Names of rare faults, which `says` in the view's `dom.js` recognises too."""
 _NAME = re.compile(r"(?P<source>.+)_step_(?P<step>\d+)\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRollout:
-    """One rollout as a person reads it."""
+    """One rollout in readable form."""
 
     prompt: str
     response: str
     reward: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
-    """The reward's parts and other numbers of this rollout."""
     truth: str = ""
-    """The reference answer."""
     task_index: int = -1
     run: int = 0
     turns: list[dict[str, Any]] = field(default_factory=list)
-    """The conversation, of messages with `role` and `content`, if it has several turns."""
+    """Messages with `role` and `content`, if the conversation has several turns."""
     span: tuple[float, float] | None = None
-    """When its task's workflow began and ended, in Unix seconds, if that is known."""
+    """Unix seconds at which its task's workflow began and ended, if known."""
 
     @classmethod
     def of(cls, experience: Experience, span: tuple[float, float] | None = None) -> SampledRollout:
-        """From an experience whose `info` holds the texts (`prompt`, `response`, `truth`, `turns`)."""
+        """Create it from an experience whose `info` holds the texts (`prompt`, `response`, `truth`, `turns`)."""
         info = experience.info
-        turns = info.get("turns")  # a workflow of a user's may mean their number
+        turns = info.get("turns")  # in a user's workflow this may be the number of turns
         truth = info.get("truth", info.get("answer"))
         return cls(
             prompt=str(info.get("prompt", "")),
@@ -58,12 +56,11 @@ class SampledRollout:
 
 
 def rollouts_dir(job_dir: Path | str) -> Path:
-    """The folder of a job's sampled rollouts."""
     return Path(job_dir) / "monitor" / "rollouts"
 
 
 def traces_dir(job_dir: Path | str) -> Path:
-    """The folder of the rollouts that are to be sent as traces, and are removed then."""
+    """Return the folder of rollouts waiting to be sent as traces; they are removed afterwards."""
     return Path(job_dir) / "monitor" / "traces"
 
 
@@ -72,7 +69,7 @@ def save_rollouts(
 ) -> Path:
     """Write the file of one step atomically, replacing an earlier one. Half of a surrogate pair becomes `?`.
 
-    The folder is by default `rollouts_dir`.
+    `folder` defaults to `rollouts_dir`.
     """
     path = (folder or rollouts_dir(job_dir)) / f"{source.replace('/', '-')}_step_{step}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,16 +79,15 @@ def save_rollouts(
 
 
 def read_rollouts(path: Path) -> list[SampledRollout]:
-    """The rollouts of one file. Fields that it lacks keep their defaults."""
     known = set(SampledRollout.__dataclass_fields__)
-    lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 and U+0085 may stand within a line
+    lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 and U+0085 may occur within a line
     rows: list[Mapping[str, object]] = [json.loads(line) for line in lines if line]
     sampled = [SampledRollout(**{name: row[name] for name in row if name in known}) for row in rows]  # type: ignore[arg-type]
     return [replace(one, span=(one.span[0], one.span[1])) if one.span else one for one in sampled]
 
 
 def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple[str, int, Path]]:
-    """(source, step, file) of all sampled rollouts (or of those in `folder`), by step."""
+    """Return (source, step, file) of all sampled rollouts (or of those in `folder`), by step."""
     files = [
         (match, path)
         for path in (folder or rollouts_dir(job_dir)).glob("*.jsonl")
@@ -101,9 +97,9 @@ def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple
 
 
 def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
-    """A Markdown table: reward with its parts, response, reference answer, prompt.
+    """Return a Markdown table: reward with its parts, response, reference answer, prompt.
 
-    Faults are named where there are any. A narrow window cuts off the end.
+    Faults are shown if there are any. A narrow window cuts off the end.
     """
     lines = ["| reward | response | reference | prompt |", "| --- | --- | --- | --- |"]
     for rollout in rollouts[:limit]:
@@ -116,10 +112,10 @@ def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int =
 
 
 def markdown_text(text: str, width: int) -> str:
-    """Text escaped for Markdown on one line, as of a table: no HTML; the middle of a long text is cut out."""
+    """Escape text for one line of Markdown, as in a table: no HTML; the middle of a long text is cut out."""
     if len(text) > width:
         text = f"{text[: width // 2]} … {text[-width // 2 :]}"
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([|`*_~\\\[\]])", r"\\\1", text.lstrip(" \t"))
-    text = re.sub(r"^(\d+(?=[.)])|(?=[#+=-]))", r"\1\\", text)  # a list or a heading, at the beginning of a line
+    text = re.sub(r"^(\d+(?=[.)])|(?=[#+=-]))", r"\1\\", text)  # a list or heading at the beginning of a line
     return text.replace("\r", "").replace("\n", "<br>")

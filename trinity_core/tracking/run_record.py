@@ -1,6 +1,6 @@
-"""In addition to a run's metrics: `config.yaml`, what it was started with, and `run.json`, whether it is in progress.
+"""Files next to a run's metrics: `config.yaml`, its configuration, and `run.json`, its state.
 
-For people and pages that show runs, with or without a tracking system. Secrets are masked.
+They are for people and pages that show runs, with or without a tracking system. Secrets are masked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trinity_core.tracking.writers import RunOutcome, leaves
 
 
 class RunState(Enum):
-    """What became of a run."""
+    """State of a run."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -33,9 +33,9 @@ class RunState(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     KILLED = "killed"
-    """Its process is gone and has not said why."""
+    """Its process has ended without recording why."""
     UNKNOWN = "unknown"
-    """A run of an older release says nothing, one of a newer release maybe something else."""
+    """A run of an older release without a state, or of a newer release with an unknown one."""
 
     @classmethod
     def _missing_(cls, value: object) -> RunState:
@@ -43,7 +43,7 @@ class RunState(Enum):
 
     @property
     def is_over(self) -> bool:
-        """True if nothing works on it any more."""
+        """True if no process works on it any more."""
         return self not in (RunState.WAITING, RunState.RUNNING, RunState.STOPPING)
 
 
@@ -52,49 +52,44 @@ class RunRecord:
     """The latest attempt at a run. Times are Unix seconds."""
 
     state: str
-    """The value of a `RunState`."""
     began: float
     ended: float | None = None
     stage: str = ""
     pid: int = 0
     host: str = ""
     mark: str = ""
-    """`start_mark` of the process."""
     earlier: float = 0.0
-    """Seconds that the attempts before it took; of one that was killed, until its last metrics."""
+    """Seconds that earlier attempts took; a killed attempt counts until its last metrics."""
     software: dict[str, str] = field(default_factory=dict)
-    """The software that it runs with, see `runtime.nodes.software`; empty in the record of an older release."""
+    """Software versions, see `runtime.nodes.software`; empty in records of older releases."""
 
     @property
     def present_state(self) -> RunState:
-        """`KILLED` where the process that should work on it has ended on this machine."""
+        """The state, or `KILLED` if its process on this machine has ended without recording that."""
         state = RunState(self.state)
         gone = not state.is_over and self.host == socket.gethostname() and not self.works_here
         return RunState.KILLED if gone else state
 
     @property
     def works_here(self) -> bool:
-        """True if the process that works on it is one of this machine's."""
         is_here = not RunState(self.state).is_over and self.host == socket.gethostname()
         return is_here and still_runs(self.pid, self.began, self.mark)
 
 
 def config_path(job_dir: Path) -> Path:
-    """The configuration that a run was started with."""
     return job_dir / "monitor" / "config.yaml"
 
 
 def record_path(job_dir: Path) -> Path:
-    """The record of a run."""
     return job_dir / "monitor" / "run.json"
 
 
 def record_start(
     job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bool = False, software: Mapping[str, str] | None = None
 ) -> RunRecord | None:
-    """Record that this process works on a run, with this software; the record.
+    """Record that this process works on a run, and return the record.
 
-    With `keeps`, an existing record stays, and None is returned: an evaluation runs during it.
+    With `keeps`, an existing record is left unchanged and None returned: an evaluation may run during training.
     """
     if keeps and record_path(job_dir).exists():
         return None
@@ -111,8 +106,8 @@ def record_start(
 
 
 def changes_since(job_dir: Path, config: Mapping[str, Any], stage: str, software: Mapping[str, str]) -> str:
-    """How a start of a stage differs from the attempt before: by its software, and by values of settings that both
-    know. Empty if it does not, or is the first one. Call it before `record_start`."""
+    """Describe how a stage's start differs from the previous attempt, in software and in settings known to both. Empty
+    without differences or without a previous attempt. Call it before `record_start`."""
     before = read_record(job_dir)
     if before is None or before.stage != stage:
         return ""
@@ -132,10 +127,10 @@ def _as_yaml(config: Mapping[str, Any]) -> str:
 
 
 def record_kill(job_dir: Path, stages: Iterable[Path] = ()) -> None:
-    """Record that an attempt which was killed ended with the last metrics of its training.
+    """Record that a killed attempt ended with the last metrics of its training.
 
-    Called before the metrics are rewound. Those of a pipeline are in the folders of its `stages`. Evaluations may have
-    been made since, and do not count.
+    Call it before the metrics are rewound. A pipeline's metrics are in the folders of its `stages`. Evaluations do not
+    count, because they may have run later.
     """
     record = read_record(job_dir)
     if record is None or record.ended is not None or record.works_here:
@@ -146,20 +141,19 @@ def record_kill(job_dir: Path, stages: Iterable[Path] = ()) -> None:
 
 
 def record_end(job_dir: Path, own: RunRecord | None, outcome: RunOutcome) -> None:
-    """Record how the work that `own` records ended. Another's record stays, even one of this very process."""
+    """Record how the work recorded in `own` ended. Another's record is left unchanged, even of this same process."""
     if own is not None and own == read_record(job_dir):
         ended = asdict(own) | {"state": RunState(outcome.value).value, "ended": time.time()}
         write_json(record_path(job_dir), ended)
 
 
 def read_record(job_dir: Path) -> RunRecord | None:
-    """The record of a run; None if it has none."""
     known = {entry.name for entry in fields(RunRecord)}
     record = read_json(record_path(job_dir))
     return RunRecord(**{name: value for name, value in record.items() if name in known}) if record else None
 
 
 def read_config(job_dir: Path) -> dict[str, Any]:
-    """The configuration as a tree; empty if the run has not recorded any."""
+    """Read the configuration as a tree; empty if the run has not recorded one."""
     path = config_path(job_dir)
     return yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) or {} if path.exists() else {}

@@ -1,7 +1,7 @@
-"""The scores of a run's checkpoints, and what they were made with.
+"""Scores of a run's checkpoints, and fingerprints of what they depend on.
 
-A score of other eval sets, sampling, workflow, reward or model is another score. Summary, `evaluate`, the best
-checkpoint and the champion all take theirs from `valid_scores`.
+Scores are comparable only with the same eval sets, sampling, workflow, reward and model. The summary, `evaluate`, the
+best checkpoint and the champion all use `valid_scores`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from trinity_core.tracking.metrics_file import MetricLine, read_evaluations
 from trinity_core.weights_digest import weight_files, weights_digest
 
 ANSWERING = ("*.json", "*.jinja", "*.model")
-"""Files of a model folder, besides its weights, that decide what it answers."""
+"""Files of a model folder, besides its weights, that affect its answers."""
 BLOCK_BYTES = 1 << 20
 FORMAT = 1
-"""Raised when a default changes that changes scores: settings at their default are left out."""
+"""Raised when a changed default affects scores, because settings with default values are left out."""
 ENGINE = ("dtype", "tool_call_parser", "reasoning_parser", "seed")
-"""Settings of the policy's engines that change its answers."""
+"""Engine settings that change the policy's answers."""
 SCORED = re.compile(r"eval/(?P<set>.+)/(?P<kind>accuracy|reward|judged)(?:/mean)?")
-"""The metrics of an eval set from which its score is made."""
+"""Metrics of an eval set that determine its score."""
 ASIDE = ("name", "engine_num", "tensor_parallel_size", "gpu_memory_utilization", "kv_cache_gib", "max_num_seqs")
 """Settings of an auxiliary model that do not change its answers."""
 
 
 def score_fingerprint(config: Config, step: int) -> str:
-    """SHA-256 of everything that a score of `step` was made with, except the trained weights themselves.
+    """Return the SHA-256 of everything that a score of `step` depends on, except the trained weights themselves.
 
-    Those belong to the run and the step. Step 0 is `model.model_path` with the adapter to start from, whose files are
-    part of the fingerprint, or the external model: its address, name and `request_args`.
+    Those are identified by run and step. Step 0 is `model.model_path` with the starting adapter, whose files are part
+    of the fingerprint, or the external model: its address, name and `request_args`.
     """
     explorer, model = config.explorer, without_defaults(config.model)
     prompts = {name: value for name, value in model.items() if name not in ("model_path", "critic_model_path")}
@@ -76,7 +76,7 @@ def score_fingerprint(config: Config, step: int) -> str:
 
 
 def _resolved(value: Any, key: str = "") -> Any:
-    """The value with paths that exist as absolute ones: however a path is written, the score is the same."""
+    """Return the value with existing paths made absolute, so that the notation of a path does not matter."""
     if isinstance(value, dict):
         return {name: _resolved(item, name) for name, item in value.items()}
     if isinstance(value, list):
@@ -86,40 +86,44 @@ def _resolved(value: Any, key: str = "") -> Any:
 
 
 def valid_scores(config: Config) -> dict[int, float]:
-    """step -> score of the run's weights; only scores that were made with what the configuration says now.
+    """Return step → score of the run's weights; only scores made with the current configuration.
 
-    A score is the mean over all eval sets: an evaluation in which one has no verdict gives none. A configuration
-    without eval sets, such as that of a trainer whose explorer is a separate run, takes `latest_scores`.
+    A score is the mean over all eval sets: an evaluation with an unscored set has none. A configuration without eval
+    sets, such as that of a trainer with a separate explorer, uses `latest_scores`.
     """
     sets = [str(taskset.name) for taskset in config.buffer.explorer_input.eval_tasksets]
     return _scores(_valid(read_evaluations(config.job_dir), config), sets)
 
 
 def uncounted_steps(config: Config) -> list[int]:
-    """Steps that have been scored, but with other settings than now, or by a release that scored otherwise."""
+    """Return steps scored only with other settings, or by a release that scored differently."""
     lines = read_evaluations(config.job_dir)
     return sorted({line.step for line in lines} - {line.step for line in _valid(lines, config)})
 
 
 def valid_metrics(config: Config, step: int) -> dict[str, float]:
-    """All metrics of the latest evaluation of `step` that counts as in `valid_scores`; empty if there is none."""
+    """Return the metrics of the latest evaluation of `step` that is valid as in `valid_scores`; empty if there is
+    none."""
     metrics = [line.metrics for line in _valid(read_evaluations(config.job_dir), config) if line.step == step]
     return metrics[-1] if metrics else {}
 
 
 def latest_scores(job_dir: Path | str) -> dict[int, float]:
-    """step -> score, of those made with the same as the run's newest one, where no configuration is at hand."""
+    """Return step → score, of evaluations with the same fingerprint as the newest, for use without a configuration."""
     return scores_like_the_newest(read_evaluations(job_dir))
 
 
 def scores_like_the_newest(evaluations: list[MetricLine]) -> dict[int, float]:
-    """`latest_scores`, where the lines of the evaluations have been read."""
+    """Like `latest_scores`, given the evaluations' lines."""
     return _scores(_like_the_newest(evaluations))
 
 
 def best_steps(config: Config, among: Collection[int]) -> list[int]:
-    """The steps of `among` that are kept as the best, the first of equals: by the scores that count, and by those made
-    otherwise before. A change of what scores are made with, or an update of this package, takes no best one away."""
+    """Return the steps of `among` to keep as the best: by the valid scores, and by those of the previous fingerprint.
+
+    So a change of what scores depend on, or an update of this package, does not delete the best checkpoint. Ties go to
+    the first step.
+    """
     lines = read_evaluations(config.job_dir)
     newest = list(dict.fromkeys(line.made_with for line in reversed(lines)))[:2]
     earlier = [_scores(line for line in lines if line.made_with == fingerprint) for fingerprint in newest]
@@ -129,12 +133,13 @@ def best_steps(config: Config, among: Collection[int]) -> list[int]:
 
 
 def unscored_sets(metrics: Mapping[str, float]) -> list[str]:
-    """The eval sets of an evaluation that have no score, because no answer has a verdict."""
+    """Return the eval sets of an evaluation that have no score because no answer has a verdict."""
     return sorted(name for name, value in _by_set(metrics).items() if value is None)
 
 
 def _scores(lines: Iterable[MetricLine], sets: Collection[str] = ()) -> dict[int, float]:
-    """step -> mean over `sets`, by default those of the line; the latest evaluation of a step counts, scored or not."""
+    """Return step → mean over `sets`, by default those of the line. The latest evaluation of a step counts, scored or
+    not."""
     scores: dict[int, float] = {}
     for line in lines:
         by_set = _by_set(line.metrics)
@@ -146,10 +151,9 @@ def _scores(lines: Iterable[MetricLine], sets: Collection[str] = ()) -> dict[int
 
 
 def _by_set(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Eval set -> its accuracy; without one its reward, unless its answers were judged: then it has no score.
+    """Return eval set → accuracy, or reward if there is no accuracy and answers were not judged; otherwise None.
 
-    Parts of the reward may be called as metrics of a set are; but for its sets, an evaluation says how many answers
-    were judged.
+    Parts of the reward may have the same names as metrics of a set, but only eval sets have a number of judged answers.
     """
     sets: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
@@ -179,7 +183,7 @@ def _plugins_digest(plugin_dir: str | None) -> str:
 
 
 def data_digest(source: str, split: str, subset_name: str | None) -> str:
-    """Digest of the contents of local files; another source is known by its name."""
+    """Return a digest of the contents of local files; other sources are identified by name."""
     try:
         return _files_digest(data_files(source, split, subset_name)) if is_local(source) else source
     except DataError:
@@ -187,20 +191,19 @@ def data_digest(source: str, split: str, subset_name: str | None) -> str:
 
 
 def _model_digest(model_path: str) -> str:
-    """Digest of a folder's weights, configuration and tokenizer; a hub model is known by its name."""
+    """Return a digest of a folder's weights, configuration and tokenizer; hub models are identified by name."""
     folder = Path(model_path).expanduser()
     if not folder.is_dir():
         return model_path
     files = sorted(file for pattern in ANSWERING for file in folder.glob(pattern))
     try:
         weights = weights_digest(str(folder))
-    except DataError:  # whoever loads the model says what is wrong with it
+    except DataError:  # reported when the model is loaded
         weights = _files_digest(weight_files(folder))
     return f"{weights} {_files_digest(files)}"
 
 
 def _files_digest(files: Iterable[Path]) -> str:
-    """SHA-256 of names, sizes and contents."""
     digest = sha256()
     for file in files:
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
@@ -211,12 +214,11 @@ def _files_digest(files: Iterable[Path]) -> str:
 
 
 def evaluation_of(config: Config, step: int) -> dict[str, dict[str, float]]:
-    """Eval set -> metric -> value, of the evaluation behind the score of `step`."""
+    """Return eval set → metric → value of the evaluation behind the score of `step`."""
     return by_eval_set(config, valid_metrics(config, step))
 
 
 def by_eval_set(config: Config, metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Eval set -> metric -> value, of the metrics of one evaluation."""
     sets: dict[str, dict[str, float]] = {}
     for taskset in config.buffer.explorer_input.eval_tasksets:
         below = f"eval/{taskset.name}/"
@@ -226,17 +228,17 @@ def by_eval_set(config: Config, metrics: Mapping[str, float]) -> dict[str, dict[
 
 
 def evaluation_text(evaluation: Mapping[str, Mapping[str, float]]) -> str:
-    """A line for each eval set: accuracy with its interval, answers judged, deviation between repeats, pass@k."""
+    """Return a line per eval set: accuracy with its interval, answers judged, deviation between repeats, pass@k."""
     return "\n".join(f"{taskset:11}{scored_text(numbers)}" for taskset, numbers in evaluation.items())
 
 
 def scores_text(evaluation: Mapping[str, Mapping[str, float]]) -> str:
-    """The eval sets on one line: `test accuracy 0.985 …; hard accuracy …`."""
+    """Return the eval sets on one line: `test accuracy 0.985 …; hard accuracy …`."""
     return "; ".join(f"{taskset} {scored_text(numbers)}" for taskset, numbers in evaluation.items())
 
 
 def scored_text(numbers: Mapping[str, float]) -> str:
-    """`accuracy 0.985 [0.968, 0.993], 400 of 400 answers judged`."""
+    """Return `accuracy 0.985 [0.968, 0.993], 400 of 400 answers judged`."""
     judged = f"{numbers.get('judged', 0):g} of {numbers.get('answers', 0):g} answers judged"
     if "accuracy" not in numbers:
         return f"no score: {judged}"

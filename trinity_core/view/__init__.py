@@ -1,1 +1,1 @@
-"""`trinity view`: what a run sampled, as a page in a browser. Reads; changes nothing."""
+"""`trinity view`: a run's samples as a page in a browser. Read-only."""

@@ -1,4 +1,4 @@
-"""The page and the JSON behind it. Only GET, only reading; text of a model leaves here as JSON and nothing else."""
+"""The page and its JSON API. Only GET, read-only; a model's text leaves only as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trinity_core.view.viewed_run import ViewedRun
 
 STATIC = Path(__file__).parent / "static"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
-"""What a browser lets the page do: nothing from elsewhere, no code within its HTML."""
+"""Content security policy: nothing from other origins, no inline code."""
 HEADERS = {
     # Studio, which serves this page under its own address, shows it in a frame.
     "Content-Security-Policy": f"{POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
@@ -40,17 +40,15 @@ TEXT = 20_000
 """Characters of a prompt or an answer in a group; the rest is read token by token."""
 
 TABLE_GROUPS = 25
-"""Groups of one page of the table."""
 ROUNDING = 1e-9
-"""Mean rewards that differ by less are the same."""
+"""Mean rewards that differ by less count as equal."""
 LARGEST = 2**63 - 1
-"""The largest number that a database holds."""
 Id = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 
 
 def make_app(runs: Mapping[str, ViewedRun], hosts: list[str]) -> FastAPI:
-    """The application, of runs by name; a run is looked up when its page is asked for.
+    """Return the application for runs by name; a run is looked up when its page is requested.
 
     It answers requests for these hosts only, so that no other site's page can read through it.
     """
@@ -101,7 +99,8 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
 
     @app.get("/api/runs/{name:path}/samples/{source}/{step}")
     def samples(name: str, source: str, step: int, beside: int | None = None, other: str = "") -> dict[str, Any]:
-        """Samples of a step, next to those of step `beside` of the run `other` (default: this run) if that is given."""
+        """Return samples of a step, paired with those of step `beside` of the run `other` (default: this run) if
+        given."""
         left = read_samples(run_named(name).folder, source, step)
         right = [] if beside is None else read_samples(run_named(other or name).folder, source, beside)
         return {"pairs": side_by_side(left, right)}
@@ -113,9 +112,10 @@ def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
         name: str, step: Number | None = None, version: Number | None = None, group: str = "", state: str = "",
         since: Number | None = None, before: Id | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """The rollouts of a page of groups, newest first, each as a row of a table; of a group without any one row.
+        """Return the rollouts of a page of groups, newest first, one table row each; one row for a group without
+        rollouts.
 
-        With `since`, the latest groups of those tasks whose mean reward was another up to that explore step.
+        With `since`, only the latest groups of tasks whose mean reward changed since that explore step.
         """
         if state and state.upper() not in State.__members__:
             raise HTTPException(404, f"there is no state {state}")
@@ -141,7 +141,7 @@ def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
 def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
     @app.get("/api/runs/{name:path}/groups/{group_id:int}/page.html")
     def page_to_send(name: str, group_id: Id) -> Response:
-        """One file with the group's rollouts, to be saved."""
+        """Return a group's rollouts as a single file to save."""
         run = run_named(name)
         with run.read() as (connection, t):
             row = group_row(connection, t, group_id)
@@ -165,7 +165,7 @@ def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
 
 
 def _rollouts(run: ViewedRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rollouts of a group, from the store, or without tokens from the archive; none of a task that failed."""
+    """Return a group's rollouts from the store or, without tokens, from the archive; empty for a failed task."""
     if not row["stored"]:
         steps, path = row["train_steps"][:1], run.layout.archive
         return [_archived(line) for step in steps for line in archived_rollouts(path, step, row["group"], row["id"])]
@@ -174,7 +174,7 @@ def _rollouts(run: ViewedRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rows(run: ViewedRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rollouts of a group for the table; without rollouts, what became of its task."""
+    """Return a group's rollouts for the table; without rollouts, one row with the task's outcome."""
     group = {name: entry[name] for name in ("id", "step", "task", "state")}
     none: dict[str, Any] = {"prompt": "", "response": entry["failure"] or "", "truth": "", "metrics": {}}
     rollouts = _rollouts(run, entry) or [none | dict.fromkeys(("reward", "advantage", "response_length"))]
@@ -182,7 +182,8 @@ def _rows(run: ViewedRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """The mean reward of a group's rollouts, each of which counts once however many turns it has; None without any."""
+    """Return the mean reward of a group's rollouts, each counted once whatever its number of turns; None without
+    any."""
     turns: list[Any] = [
         SimpleNamespace(group=row["id"], run=row["run"], turn=row["turn"], total_reward=row["reward"])
         for row in rows
@@ -194,12 +195,12 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _differ(one: float | None, other: float | None) -> bool:
-    """True for two numbers that differ by more than the rounding of another order."""
+    """True for two numbers that differ by more than rounding."""
     return one is not None and other is not None and not math.isclose(one, other, rel_tol=ROUNDING, abs_tol=ROUNDING)
 
 
 def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str, Any]:
-    """An experience without its tokens, with the mean of its advantages. Long texts are cut."""
+    """Return an experience without tokens, with its mean advantage. Long texts are cut."""
     sampled = [] if experience.versions is None else [one for one in experience.versions.tolist() if one >= 0]
     known = ("prompt", "response", "truth")
     return {
@@ -215,7 +216,7 @@ def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str,
 
 
 def _archived(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of the archive as `_rollout` gives an experience: texts without tokens."""
+    """Return a line of the archive in the format of `_rollout`."""
     texts = {name: _cut(line.get(name, "")) for name in ("prompt", "response", "truth")}
     fields = ("run", "turn", "reward", "metrics", "truncated", "is_expert")
     lengths = {"prompt_length": line["prompt_tokens"], "response_length": line["response_tokens"], "actions": None}
@@ -224,7 +225,7 @@ def _archived(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cut(value: Any) -> str:
-    """A text that can be sent: not too long, and without halves of surrogate pairs."""
+    """Return a text fit for sending: limited in length, without unpaired surrogates."""
     text = str(value).encode(errors="replace").decode()
     return (
         text if len(text) <= TEXT else f"{text[: TEXT // 2]}\n… {len(text) - TEXT} characters …\n{text[-TEXT // 2 :]}"

@@ -1,4 +1,4 @@
-"""Experiences that have left the store: their texts are lines of `buffer/experience_buffer.jsonl`."""
+"""Experiences that have left the store, read from `buffer/experience_buffer.jsonl`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trinity_core.store.archive import first_line_of, line_header
 
 
 def archived_rollouts(path: Path, step: int, group: str, group_id: int) -> list[dict[str, Any]]:
-    """The lines of a group in the batch of train step `step`; none if there is no such file or line.
+    """Return a group's lines in the batch of train step `step`; empty if there are none.
 
-    The lines ascend by train step, so the batch is found by bisection: nothing else is read.
+    Lines are sorted by train step, so the batch is found by bisection without reading the rest.
     """
     if not path.exists():
         return []

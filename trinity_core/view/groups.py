@@ -17,33 +17,29 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class GroupFilter:
-    """Which groups are wanted; None and "" mean all."""
+    """Filter for groups; None and "" match all."""
 
     step: int | None = None
-    """Explore step."""
     version: int | None = None
     """The newest policy version that sampled a token of the group."""
     group: str = ""
-    """A part of the group's name or of its task's."""
+    """Substring of the group's or task's name."""
     state: str = ""
-    """A name of `State` in small letters."""
+    """A name of `State` in lower case."""
     since: int | None = None
-    """Only the latest draws of tasks that were drawn up to this explore step and after it."""
+    """Only the latest draws of tasks that were drawn both up to this explore step and after it."""
 
 
 @dataclass(frozen=True)
 class GroupPage:
-    """Groups in descending order of id."""
-
     groups: list[Json]
     before: int | None
-    """The next page begins before this id; None: this was the last one."""
+    """The next page begins before this id; None: this is the last page."""
 
 
 def find_groups(
     connection: Connection, t: Tables, wanted: GroupFilter, before: int | None = None, limit: int = 30
 ) -> GroupPage:
-    """The next `limit` groups before id `before`."""
     query = groups_query(t, wanted, before).limit(limit + 1)
     rows = connection.execute(query).all()
     page = rows[:limit]
@@ -51,13 +47,12 @@ def find_groups(
 
 
 def group_row(connection: Connection, t: Tables, group_id: int) -> Json | None:
-    """One group as in a page; None if there is no such group."""
     rows = connection.execute(select(t.groups).where(t.groups.c.id == group_id)).all()
     return next(iter(_entries(connection, t, rows)), None)
 
 
 def earlier_draws(connection: Connection, t: Tables, groups: Sequence[Json], since: int) -> dict[str, Json]:
-    """Task → its latest group up to an explore step, for the tasks of these groups."""
+    """Return task → latest group up to an explore step, for the tasks of these groups."""
     g = t.groups.c
     drawn = g.task.in_([group["task"] for group in groups]) & (g.step <= since)
     latest = select(func.max(g.id)).where(drawn).group_by(g.task)
@@ -66,7 +61,7 @@ def earlier_draws(connection: Connection, t: Tables, groups: Sequence[Json], sin
 
 
 def groups_query(t: Tables, wanted: GroupFilter, before: int | None = None) -> Select[Any]:
-    """The groups that are wanted, newest first: read by primary key in one pass."""
+    """Select the matching groups, newest first, in one pass by primary key."""
     g = t.groups.c
     query = select(t.groups).order_by(g.id.desc())
     if before is not None:
@@ -88,11 +83,12 @@ def groups_query(t: Tables, wanted: GroupFilter, before: int | None = None) -> S
 
 
 def _entries(connection: Connection, t: Tables, rows: Sequence[Row[Any]]) -> list[Json]:
-    """Groups as JSON. `stored`: their experiences are there; `train_steps`: the steps in whose batches they were."""
+    """Return groups as JSON. `stored`: their experiences are in the store; `train_steps`: the steps whose batches
+    contain them."""
     ids = [row.id for row in rows]
     experiences, batches = t.experiences.c, t.lease_groups.c
     stored = {*connection.scalars(select(experiences.group_id).where(experiences.group_id.in_(ids)))}
-    # A batch has only groups that are older than its step.
+    # A batch contains only groups older than its step.
     since = batches.step > min((row.newest for row in rows), default=0)
     train_steps: dict[int, list[int]] = defaultdict(list)
     for step, group in connection.execute(

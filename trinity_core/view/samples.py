@@ -1,4 +1,4 @@
-"""Sampled rollouts on disk: those of evaluations and of some explore steps, which have texts but no tokens."""
+"""Sampled rollouts on disk, from evaluations and some explore steps. They have texts but no tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trinity_core.errors import DataError
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files
 
 LARGEST_FILE = 64 * 2**20
-"""Bytes of a file that is read as a whole; an evaluation's has 16 rollouts."""
+"""Maximum size of a file that is read as a whole; an evaluation's has 16 rollouts."""
 
 
 def sample_steps(job_dir: Path) -> dict[str, list[int]]:
-    """The steps of each source that has samples, ascending; evaluations first."""
+    """Return source → its steps with samples, ascending; evaluations first."""
     steps: dict[str, list[int]] = defaultdict(list)
     for source, step, _ in rollout_files(job_dir):
         steps[source].append(step)
@@ -24,7 +24,7 @@ def sample_steps(job_dir: Path) -> dict[str, list[int]]:
 
 
 def read_samples(job_dir: Path, source: str, step: int) -> list[dict[str, Any]]:
-    """The samples of one source and step. Raises DataError if it has none."""
+    """Return the samples of one source and step. Raises DataError if there are none."""
     paths = [path for name, at, path in rollout_files(job_dir) if (name, at) == (source, step)]
     if not paths or paths[0].stat().st_size > LARGEST_FILE:
         raise DataError(f"{source} has no samples of step {step} that can be shown")
@@ -32,7 +32,7 @@ def read_samples(job_dir: Path, source: str, step: int) -> list[dict[str, Any]]:
 
 
 def side_by_side(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The samples of two steps by task and run, in the order of the first; null where a step lacks the sample."""
+    """Pair the samples of two steps by task and run, in the order of the first; null if a step lacks the sample."""
 
     def keys(samples: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
         return {(sample["task_index"], sample["run"]): sample for sample in samples}

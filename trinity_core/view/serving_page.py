@@ -46,7 +46,6 @@ def serve(
 
 
 def _open(server: object, address: str) -> None:
-    """Open a browser once the page is there."""
     for _ in poll(10.0, 0.05):
         if vars(server).get("started"):
             break

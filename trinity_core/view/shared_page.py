@@ -1,4 +1,4 @@
-"""A group of rollouts as one HTML file without scripts, to share: every token with its log-prob."""
+"""A group of rollouts as one HTML file without scripts, for sharing: every token with its log-prob."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.view.tokens import PAGE, mean_advantage, token_page
 
 DARKEST = 5.0
-"""A log-prob of minus this, and any lower one, has the full colour."""
+"""Negated log-prob from which the colour is saturated."""
 LEGEND = "Orange: tokens that the policy found unlikely. Faint: the prompt. Point at a token for its log-prob."
 STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
@@ -27,7 +27,7 @@ def shared_page(
     run: str, row: Mapping[str, Any], experiences: Sequence[Experience], advantages: Sequence[np.ndarray] | None,
     tokenizer: Any,
 ) -> str:  # fmt: skip
-    """The file of a group, `row` as in `groups.group_row`."""
+    """Return the HTML of a group; `row` as in `groups.group_row`."""
     title = f"{run}, {row['task'] or row['group']}, step {row['step']}"
     parts = [f"<h1>{escape(title)}</h1>"]
     if truth := str(experiences[0].info.get("truth", "")) if experiences else "":

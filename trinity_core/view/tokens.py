@@ -10,16 +10,15 @@ import numpy as np
 from trinity_core.data.experience import Experience
 
 PAGE = 2_000
-"""Tokens of one page."""
 LONGEST_CHARACTER = 4
-"""Bytes, and so at most as many tokens."""
+"""Bytes of a character, so its maximum number of tokens."""
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int], before: int | None = None) -> list[str]:
-    """The text that each token adds after the one before it, special tokens included.
+    """Return the text that each token adds after the previous one, including special tokens.
 
-    The bytes of one character may be spread over several tokens: the first of them has its text, the others none.
-    Without a tokenizer the texts are the ids.
+    A character's bytes may be spread over several tokens: the first gets its text, the others none. Without a tokenizer
+    the texts are the ids.
     """
     if tokenizer is None:
         return [f"⟨{token}⟩" for token in ids]
@@ -45,7 +44,6 @@ def token_texts(tokenizer: Any, ids: Sequence[int], before: int | None = None) -
 
 
 def _added(tokenizer: Any, before: int | None, ids: list[int]) -> str:
-    """What `ids` add to the text of the token before them."""
     if before is None:
         return _decoded(tokenizer, ids)
     alone, both = _decoded(tokenizer, [before]), _decoded(tokenizer, [before, *ids])
@@ -59,7 +57,7 @@ def _decoded(tokenizer: Any, ids: list[int]) -> str:
 def token_page(
     experience: Experience, tokenizer: Any, advantages: np.ndarray | None, offset: int = 0, limit: int = PAGE
 ) -> dict[str, Any]:
-    """Tokens from `offset` of the whole sequence on, as columns; what a token does not have is null.
+    """Return tokens from `offset` on as columns; missing values are null.
 
     `kind` is `p` for the prompt, `a` for an action (in the loss), `c` for context within the response (masked out).
     """
@@ -88,7 +86,8 @@ def token_page(
 
 
 def mean_advantage(experience: Experience, advantages: np.ndarray | None) -> float | None:
-    """The mean of its advantages, float32 [T], over the tokens in the loss: 0 without any, None without advantages."""
+    """Return the mean of its advantages, float32 [T], over the tokens in the loss; 0 without such tokens, None without
+    advantages."""
     if advantages is None:
         return None
     in_loss = advantages[experience.action_mask]

@@ -1,4 +1,4 @@
-"""A run as the page sees it: its store, its tokenizer and algorithm, its samples on disk. Nothing is changed."""
+"""A run as the page sees it: its store, tokenizer, algorithm and samples on disk. Read-only."""
 
 from __future__ import annotations
 
@@ -33,33 +33,31 @@ log = logging.getLogger(__name__)
 
 
 class ViewedRun:
-    """One run. Used by several threads."""
+    """One run. Thread-safe."""
 
     def __init__(self, folder: Path, store: str | None, settings: Mapping[str, Any] | None = None) -> None:
-        """`store` is the URL of its store, if it has one; `settings` its configuration, if it is known."""
+        """`store` is the URL of its store, if it has one; `settings` its configuration, if known."""
         self.folder = folder
         self.layout = JobLayout(folder)
         self._settings = settings or {}
         self._database: Database | None = open_store(folder, store) if store else None
         self._lock = Lock()
         self.advantages = lru_cache(maxsize=8)(self._advantages)
-        """Advantages of a group, by its id: computed once."""
 
     @property
     def has_store(self) -> bool:
-        """True if there are experiences to ask for."""
         return self._database is not None
 
     @contextmanager
     def read(self) -> Iterator[tuple[Connection, Tables]]:
-        """A short read transaction. Raises DataError if the run has no store."""
+        """Open a short read transaction. Raises DataError if the run has no store."""
         if self._database is None:
             raise DataError(f"{self.folder.name} has no experience store")
         with self._database.read() as connection:
             yield connection, self._database.tables
 
     def experiences(self, group_id: int) -> list[Experience]:
-        """The stored experiences of a group; none if they have left the store."""
+        """Return the stored experiences of a group; empty if they have left the store."""
         with self.read() as (connection, t):
             blob = connection.scalar(select(t.experiences.c.blob).where(t.experiences.c.group_id == group_id))
         return [] if blob is None else from_bytes(blob)
@@ -73,7 +71,7 @@ class ViewedRun:
 
     @property
     def tokenizer(self) -> Any:
-        """The policy's; None if it cannot be found, then there are only ids."""
+        """The policy's tokenizer; None if it cannot be found."""
         with self._lock:
             return self._tokenizer
 
@@ -87,7 +85,7 @@ class ViewedRun:
         return None
 
     def _model_paths(self) -> Iterator[str]:
-        """Local folders and hub names in which the tokenizer may be, the surest first."""
+        """Yield local folders and hub names that may hold the tokenizer, the most reliable first."""
         model = self._settings.get("model", {}).get("model_path")
         meta = read_meta(self.layout.trainer_meta)
         folders = [str(self.layout.huggingface(step)) for step in reversed(self.layout.steps())]
@@ -97,7 +95,7 @@ class ViewedRun:
 
 
 class RunFolders(Mapping[str, ViewedRun]):
-    """All runs in a folder of checkpoints, by `project/name`: looked up each time, opened when asked for."""
+    """All runs in a folder of checkpoints, by `project/name`: looked up each time, opened on demand."""
 
     def __init__(self, checkpoints: Path) -> None:
         self._checkpoints = checkpoints

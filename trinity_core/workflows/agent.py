@@ -1,4 +1,4 @@
-"""Agents that reach the policy through the OpenAI API: one session for each rollout."""
+"""Agents that call the policy through the OpenAI API: one session for each rollout."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from trinity_core.workflows.rewards import Reward, RewardItem
 
 
 class RolloutSession(Protocol):
-    """One rollout through the OpenAI API. A context manager: it ends with the block."""
+    """One rollout through the OpenAI API. A context manager: the session ends with the block."""
 
     @property
     def base_url(self) -> str:
-        """Where clients reach the API; whatever they do there belongs to this rollout."""
+        """The API address for clients; their requests belong to this rollout."""
 
     @property
     def api_key(self) -> str:
-        """The key for it."""
+        """The API key for it."""
 
     @property
     def model_name(self) -> str:
@@ -43,11 +43,11 @@ class RolloutSession(Protocol):
 
     @property
     def openai_client(self) -> Any:
-        """An `openai.OpenAI` for it."""
+        """An `openai.OpenAI` client for it."""
 
     @property
     def openai_async_client(self) -> Any:
-        """An `openai.AsyncOpenAI` for it."""
+        """An `openai.AsyncOpenAI` client for it."""
 
     def __enter__(self) -> Self: ...
 
@@ -56,9 +56,9 @@ class RolloutSession(Protocol):
     ) -> None: ...
 
     def experiences(self, reward: Reward | float | None = None, **fields: Any) -> list[Experience]:
-        """The fewest experiences that hold each token sampled in it once; all get `reward` and `fields`.
+        """Return the fewest experiences that hold each sampled token once; all get `reward` and `fields`.
 
-        Give the `Reward` as it came from `rewards.score`. Ends the session.
+        Pass the `Reward` unchanged from `rewards.score`. Ends the session.
         """
 
 
@@ -67,25 +67,25 @@ class OpensSessions(Protocol):
     """A model whose engines also serve the OpenAI API."""
 
     def session(self, run: int = 0) -> RolloutSession:
-        """A new session, for rollout `run` of the task."""
+        """Open a session for rollout `run` of the task."""
 
 
 class AgentWorkflow(Workflow):
-    """Any agent that takes a base URL or a client. Subclass it and write `rollout`.
+    """Runs any agent that takes a base URL or a client. Subclass it and write `rollout`.
 
-    All rollouts of a task run at once. If one of them raises, the others are ended too, and the task is tried again.
+    All rollouts of a task run concurrently. If one raises, the others are cancelled, and the task is retried.
     """
 
     def rollout(self, session: RolloutSession, run: int) -> Any:
-        """Let the agent work on `self.task`; its reward (or a coroutine that returns it).
+        """Let the agent work on `self.task`; return its reward (or a coroutine that returns it).
 
-        A plain `rollout` is called in a thread. A `Reward` as it came from `self.rewards.score`, a number, or None if
-        the rollout cannot be judged.
+        A plain `rollout` is called in a thread. Return the `Reward` unchanged from `self.rewards.score`, a number, or
+        None if the rollout cannot be judged.
         """
         raise NotImplementedError(f"{type(self).__name__} has no rollout()")
 
     async def run(self) -> list[Experience]:
-        """The experiences of all `task.repeat_times` rollouts."""
+        """Return the experiences of all `task.repeat_times` rollouts."""
         model = self.model
         if not isinstance(model, OpensSessions):
             raise TrinityError(
@@ -106,41 +106,41 @@ class AgentWorkflow(Workflow):
 
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")
-"""Variables of the explorer that a command sees too; others may hold passwords."""
+"""Variables of the explorer that a command sees; others may hold passwords."""
 LIMITED = 'ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec "$@"'
 REPORT_BYTES = 16 << 20
-"""Longest report that is read."""
+"""Size limit of a report."""
 SHOWN = 500
-"""Last characters of a command's output in the message of its failure."""
+"""Number of last characters of a command's output in its error message."""
 
 SHORTEST_SECRET = 4
-"""Values of `workflow_args.env` with fewer characters, such as 1 or no, are not masked in that message: line numbers
-and words would be."""
+"""Shorter values of `workflow_args.env`, such as 1 or no, are not masked in that message: masking them would hit line
+numbers and words."""
 
 
 class CommandFailed(Exception):
-    """A command ended with an error, took too long, or left no report; another attempt may do better."""
+    """A command ended with an error, timed out, or left no report; another attempt may succeed."""
 
 
 class CommandArguments(Arguments):
     """`workflow_args` of `command_workflow`."""
 
     command: str | tuple[str, ...]
-    """The command, as in a shell but without one; it runs in its own empty folder."""
+    """The command, split as in a shell but run without one, in its own empty folder."""
     time_limit: float = Field(600.0, gt=0)
-    """Seconds that it may take."""
+    """Time limit in seconds."""
     memory_gib: float = Field(4.0, gt=0)
     """Address space of each of its processes, GiB."""
     file_gib: float = Field(1.0, gt=0)
-    """Size of each file that it writes, its output among them, GiB."""
+    """Size limit of each file that it writes, its output included, GiB."""
     env: Mapping[str, str] = Field(default_factory=dict)
     """Further environment variables."""
     secrets: tuple[str, ...] = ()
-    """Names of environment variables of the explorer that the command sees too, such as keys of other services."""
+    """Names of environment variables of the explorer that the command also sees, such as keys of other services."""
 
     @property
     def words(self) -> list[str]:
-        """The command's program and arguments. Raises ValueError for a quotation without end."""
+        """The command's program and arguments. Raises ValueError for an unclosed quotation."""
         return shlex.split(self.command) if isinstance(self.command, str) else list(self.command)
 
     @model_validator(mode="after")
@@ -163,7 +163,7 @@ class CommandWorkflow(AgentWorkflow):
     needs_prompt = False
 
     async def rollout(self, session: RolloutSession, run: int) -> Reward | float | None:
-        """The verdict on what the command reports."""
+        """Return the verdict on the command's report."""
         arguments = CommandArguments.model_validate(self.task.workflow_args)
         with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as folder:
             place = Path(folder)
@@ -189,7 +189,8 @@ class CommandWorkflow(AgentWorkflow):
             return await self._judged(_report(report))
 
     def _told(self, run: int) -> dict[str, Any]:
-        """The task as the command sees it: the row, which may hold the answer, only if the command is its own judge."""
+        """Return the task as the command sees it. Only a command that judges itself gets the row, which may hold the
+        answer."""
         task = self.task
         question: dict[str, Any] = {"messages": task.messages if has_prompt(task.raw, task.format) else []}
         question |= {"tools": task.tools, "run": run, "seed": task.rollout_seed(run)}
@@ -214,7 +215,7 @@ class CommandWorkflow(AgentWorkflow):
 
 
 async def run_command(arguments: CommandArguments, folder: Path, environment: Mapping[str, str]) -> None:
-    """Run a command to its end, and end all that it started then. Raises `CommandFailed`."""
+    """Run a command to its end, then end all processes that it started. Raises `CommandFailed`."""
     kib, blocks = int(arguments.memory_gib * (1 << 20)), int(arguments.file_gib * (1 << 21))  # blocks of 512 bytes
     command = ["/bin/sh", "-c", LIMITED, "sh", str(kib), str(blocks), *arguments.words]
     child, attempt = Child(command, environment=environment, folder=folder, keep_output=True), uncounted()

@@ -1,4 +1,4 @@
-"""Workflow: how a task becomes experiences."""
+"""Workflows turn a task into experiences."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ log = logging.getLogger(__name__)
 
 
 class Workflow:
-    """One task's exploration. Subclass it, write `run`, and register it: `@WORKFLOWS.register("name")`.
+    """One task's rollouts. Subclass it, write `run`, and register it: `@WORKFLOWS.register("name")`.
 
     `run` may be `async` or plain. A plain `run` is called in a thread and uses the `…_sync` methods of model and
     rewards.
     """
 
     arguments: ClassVar[type[BaseModel] | None] = None
-    """A pydantic model of the task set's `workflow_args`, which are checked against it; None: any."""
+    """A pydantic model to check the task set's `workflow_args`; None: no check."""
     needs_prompt: ClassVar[bool] = True
-    """Whether a row needs a prompt; False: the workflow makes its own where a row has none."""
+    """True if a row needs a prompt; False if the workflow makes its own for rows without one."""
     asks_models: ClassVar[bool] = False
-    """Whether it asks an auxiliary model, or the endpoint `base_url` of its arguments: a run without is refused."""
+    """True if it uses an auxiliary model, or the endpoint `base_url` of its arguments: a run without either is
+    refused."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class Workflow:
         return self._rewards
 
     def run(self) -> Any:
-        """All `task.repeat_times` rollouts of the task, as a list of Experience (or a coroutine that returns it)."""
+        """Return all `task.repeat_times` rollouts of the task, as a list of Experience (or a coroutine that returns
+        it)."""
         raise NotImplementedError(f"{type(self).__name__} has no run()")
 
 
@@ -84,15 +86,15 @@ async def run_workflow(
     rewards: RewardRunner | None = None,
     threads: Executor | None = None,
 ) -> list[Experience]:
-    """Run the task's workflow, give its experiences their group and task, and exclude those that were not judged.
+    """Run the task's workflow, set group and task of its experiences, and exclude those that were not judged.
 
-    Experiences to which the workflow gave another group than the task's form a group of that name below the task's.
-    A plain `run` is called in `threads` (by default the loop's own). Raises TrinityError if the workflow does not
-    exist, returns something other than experiences, rewards that are not finite numbers, or an `info` that JSON cannot
-    hold; NothingReturned if it returns none. Exceptions of the workflow are not caught.
+    Experiences with a group other than the task's form a group of that name below the task's. A plain `run` is called
+    in `threads` (by default the loop's own). Raises TrinityError if the workflow does not exist, returns something
+    other than experiences, rewards that are not finite, or an `info` that is not JSON; NothingReturned if it returns
+    none. Exceptions of the workflow are not caught.
     """
     counted = None if rewards is None else CountedRewards(rewards)
-    # The user's code may change these, and the task may be tried again, its row drawn again.
+    # The user's code may change these, and the task may be retried or its row drawn again.
     own = {name: copy.deepcopy(getattr(task, name)) for name in ("raw", "workflow_args", "reward_fn_args")}
     workflow = WORKFLOWS.resolve(task.workflow)(replace(task, **own), model, auxiliary, counted)
     if inspect.iscoroutinefunction(workflow.run):
@@ -121,7 +123,7 @@ async def run_workflow(
 
 
 def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
-    """Log a warning if there are fewer rollouts than `task.repeat_times`; expert data is of none."""
+    """Log a warning if there are fewer rollouts than `task.repeat_times`. Expert data does not count."""
     turns = [(one.run, one.turn) for one in experiences if not one.is_expert and one.group == task.group]
     alone = len(set(turns)) < len(turns)
     rollouts = len(turns) if alone else len({run for run, _ in turns})
@@ -131,11 +133,11 @@ def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
 
 
 def _plain_numbers(experience: Experience, workflow: str) -> None:
-    """Make what a workflow gave plain numbers and text, as the store and the trainer take them. A metric that is not
-    finite is left out.
+    """Convert a workflow's values to plain numbers and text, as the store and the trainer expect. Metrics that are not
+    finite are dropped.
 
-    Raises TrinityError for a number that training or selectors read and that is not finite: nothing could be trained on
-    a step that has it.
+    Raises TrinityError for a number used by training or selectors that is not finite: a step with it could not be
+    trained on.
     """
     try:
         metrics = {str(name): float(value) for name, value in experience.metrics.items()}
@@ -165,7 +167,7 @@ def _plain_numbers(experience: Experience, workflow: str) -> None:
 
 
 async def all_of(rollouts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of coroutines that run at once, in order. If one raises, the others are ended."""
+    """Run coroutines concurrently and return their results in order. If one raises, the others are cancelled."""
     running = [asyncio.ensure_future(rollout) for rollout in rollouts]
     try:
         return list(await asyncio.gather(*running))
@@ -182,11 +184,11 @@ class SimpleWorkflow(Workflow):
 
     @classmethod
     def own_reward(cls, workflow_args: Mapping[str, Any]) -> str | None:
-        """The reward function of tasks without one, by the `workflow_args`."""
+        """Return the reward function of tasks without one, by the `workflow_args`."""
         return cls.default_reward
 
     async def run(self) -> list[Experience]:
-        """`repeat_times` experiences, in the order of their runs."""
+        """Return `repeat_times` experiences, in the order of their runs."""
         completions = await self.answers()
         rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
         return [
@@ -195,7 +197,7 @@ class SimpleWorkflow(Workflow):
         ]
 
     async def answers(self) -> list[Completion]:
-        """The policy's answers, one for each run."""
+        """Return the policy's answers, one for each run."""
         task = self.task
         return await self.model.chat(
             self.messages,
@@ -208,7 +210,7 @@ class SimpleWorkflow(Workflow):
 
     @property
     def reward_name(self) -> str:
-        """The task's reward function, else the workflow's own. Raises TrinityError if neither is set."""
+        """The task's reward function, else the workflow's own. Raises TrinityError if there is neither."""
         name = self.task.reward_fn or self.own_reward(self.task.workflow_args)
         if name is None:
             raise TrinityError(
@@ -220,12 +222,12 @@ class SimpleWorkflow(Workflow):
 
     @property
     def own_system_prompt(self) -> str | None:
-        """The workflow's own system prompt, for tasks without one; None: none."""
+        """System prompt for tasks without one; None: none."""
         return None
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation that the policy answers: the task's, after `own_system_prompt` if it has none."""
+        """The task's conversation, with `own_system_prompt` first if it has no system message."""
         messages, prompt = self.task.messages, self.own_system_prompt
         if prompt is None or any(message["role"] == "system" for message in messages):
             return messages
@@ -233,7 +235,7 @@ class SimpleWorkflow(Workflow):
 
     @property
     def chat_template(self) -> str | None:
-        """The template that renders it; None: the model's own."""
+        """The chat template; None: the model's own."""
         return self.task.format.chat_template
 
     @property
@@ -242,14 +244,14 @@ class SimpleWorkflow(Workflow):
         return str(self.task.messages[-1].get("content", ""))
 
     def reward_item(self, completion: Completion) -> RewardItem:
-        """The input of the reward function."""
+        """Return the input of the reward function."""
         task, length = self.task, len(completion.tokens)
         return RewardItem(
             completion.text, task.truth, self.prompt_text, task.raw, task.reward_fn_args, length, self.messages
         )
 
     def experience(self, completion: Completion, reward: Reward, run: int) -> Experience:
-        """One rollout, unscored if the verifier failed."""
+        """Return one rollout, unscored if the verifier failed."""
         return completion.experience(
             reward=reward,
             group=self.task.group,
@@ -270,12 +272,12 @@ class SimpleWorkflow(Workflow):
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can hold: dates, bytes and decimals of columnar files become text."""
+    """Return a value that JSON can hold: dates, bytes and decimals of columnar files become text."""
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 SLIPS = 2
-"""Letters in which a misspelt name may differ from a built-in one; others are names of other workflows."""
+"""Largest edit distance of a misspelt built-in name; beyond it, a name belongs to another workflow."""
 NEAREST = (
     (("_mm_", "_vlm"), "models see text alone: there are no images or videos"),
     (("frozen_lake",), "it comes with --plugin-dir configs/toy_text (docs/environments.md)"),
@@ -294,11 +296,11 @@ NEAREST = (
     ),
     (("math", "boxed", "dapo"), "math_boxed_workflow and math_workflow score answers (docs/workflows.md)"),
 )
-"""Parts of names, and a sentence about what is here; the first that fits."""
+"""Parts of names, and a sentence about the alternative here; the first match is used."""
 
 
 def unknown_workflow(name: str) -> str:
-    """What to write in place of a name that is not built in, and how a workflow of one's own is found."""
+    """Return a message with the alternative to an unknown name, and how to register a custom workflow."""
     meant = closest(name, WORKFLOWS)
     if meant and distance(name, meant) <= SLIPS:
         return f"there is no workflow '{name}'; did you mean '{meant}'? Your own is found through --plugin-dir."

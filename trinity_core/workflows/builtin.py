@@ -1,4 +1,4 @@
-"""The built-in workflows of one answer: plain, boxed, judged by models, and distilled from a teacher."""
+"""The built-in workflows with one answer: plain, boxed, judged by models, and distilled from a teacher."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ THINK_PROMPT = (
     "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e.,\n"
     "<think> reasoning process here </think>\n<answer> answer here </answer>.\n"
 )
-"""DeepSeek-R1's (arXiv 2501.12948, table 1), as Trinity-RFT's `math_workflow` gives it."""
+"""DeepSeek-R1's (arXiv 2501.12948, table 1), as in Trinity-RFT's `math_workflow`."""
 THINK_SCORE = 0.1
-"""What Trinity-RFT's `math_reward` gives for that form, and takes where it is missing."""
+"""Score of Trinity-RFT's `math_reward` for that form; its negative without the form."""
 
 
 @WORKFLOWS.register("simple_workflow")
@@ -38,8 +38,8 @@ class MathArguments(Arguments):
     """`workflow_args` of `math_workflow`."""
 
     with_think: bool = False
-    """Ask for `<think>` and `<answer>` by a system prompt, where the task has none, and score that form, as
-    Trinity-RFT's workflow of this name does unless another reward function is named."""
+    """Request `<think>` and `<answer>` in a system prompt if the task has none, and score that form, like Trinity-RFT's
+    workflow of this name, unless another reward function is set."""
 
 
 @WORKFLOWS.register("async_math_workflow")
@@ -55,7 +55,7 @@ class MathWorkflow(SimpleWorkflow):
         return THINK_PROMPT if self._thinks else None
 
     def reward_item(self, completion: Completion) -> RewardItem:
-        """The workflow's own reward function scores the form, `with_think`."""
+        """With `with_think`, the workflow's own reward function also scores the form."""
         item = super().reward_item(completion)
         if not self._thinks or self.reward_name != self.default_reward:
             return item
@@ -78,22 +78,22 @@ BASE_TEMPLATE = (
     "{% else %}Assistant:\n{{ message.content }}\n{% endif %}"
     "{% endfor %}Assistant:{{ '\\n' }}"  # Jinja drops a newline that ends a template
 )
-"""The prompt of a base model, which knows no chat template: its own tokenizer's tokens of this text."""
+"""The prompt of a base model without a chat template: its own tokenizer's tokens of this text."""
 
 
 class BoxedArguments(Arguments):
     """`workflow_args` of `math_boxed_workflow`."""
 
     use_base: bool = False
-    """The policy is a base model: it is asked in plain text."""
+    """The policy is a base model and gets a plain-text prompt."""
     with_think: bool = False
-    """Ask for a `<think>` part, and take `format_score_coef` from a response without one."""
+    """Request a `<think>` part, and subtract `format_score_coef` from a response without one."""
     format_score_coef: float = 0.1
 
 
 @WORKFLOWS.register("math_boxed_workflow")
 class MathBoxedWorkflow(SimpleWorkflow):
-    """A problem whose answer is asked for, and looked for, in a box: `math_boxed_reward` unless another is named."""
+    """A problem whose answer is expected in a box: `math_boxed_reward` unless another is named."""
 
     arguments = BoxedArguments
     default_reward = "math_boxed_reward"
@@ -104,12 +104,11 @@ class MathBoxedWorkflow(SimpleWorkflow):
 
     @property
     def chat_template(self) -> str | None:
-        """The template in use; a base model's is plain text."""
         own = self.task.format.chat_template
         return BASE_TEMPLATE if self._arguments.use_base and own is None else own
 
     def reward_item(self, completion: Completion) -> RewardItem:
-        """The workflow's own reward function knows of `with_think`."""
+        """Pass `with_think` to the workflow's own reward function."""
         item = super().reward_item(completion)
         if self.reward_name != self.default_reward:
             return item
@@ -142,15 +141,15 @@ class RubricJudgeWorkflow(SimpleWorkflow):
 
 @WORKFLOWS.register("math_ruler_workflow")
 class MathRulerWorkflow(SimpleWorkflow):
-    """Answers that a judge scores together (RULER). The task's reward function, by default `math_reward`, is
-    measured too: the metric `gold_reward`."""
+    """Answers that a judge scores together (RULER). The task's reward function, by default `math_reward`, is only
+    measured, as the metric `gold_reward`."""
 
     arguments = arguments_model("RulerArguments", [llm_judge], INPUTS)
     asks_models = True
     default_reward = "math_reward"
 
     async def run(self) -> list[Experience]:
-        """`repeat_times` experiences with the judge's rewards."""
+        """Return `repeat_times` experiences with the judge's rewards."""
         completions = await self.answers()
         gold = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
         judged = await self.rewards.score("llm_judge", [self._shown(one) for one in completions])
@@ -164,23 +163,24 @@ class MathRulerWorkflow(SimpleWorkflow):
 
 
 def _measured(reward: Reward, gold: Reward) -> Reward:
-    """A reward, with another one among its metrics. That the other could not be had is no error of this one."""
+    """Add another reward to the metrics of a reward. An error of the other reward does not affect this one."""
     known = {} if gold.value is None else {"gold_reward": gold.value, **(gold.parts or {})}
     return replace(reward, counts={**reward.counts, **known, f"gold_{VERIFIER_ERRORS}": float(gold.error is not None)})
 
 
 @WORKFLOWS.register("on_policy_distill_math_workflow")
 class DistillMathWorkflow(MathBoxedWorkflow):
-    """For the algorithm `on_policy_distill`. The teacher is the first auxiliary model; it has the policy's tokenizer.
+    """For the algorithm `on_policy_distill`. The teacher is the first auxiliary model and must have the policy's
+    tokenizer.
 
-    Its log-probs are at temperature 1, and so must the policy's be: the trainer refuses others. The accuracy is
-    measured and no part of the loss.
+    The teacher's log-probs are at temperature 1, and so must the policy's be: the trainer refuses others. The accuracy
+    is only measured, not part of the loss.
     """
 
     asks_models = True
 
     async def run(self) -> list[Experience]:
-        """`repeat_times` experiences with the teacher's log-probs."""
+        """Return `repeat_times` experiences with the teacher's log-probs."""
         teacher = self.teacher
         completions = await self.answers()
         taught = await asyncio.gather(*(self._taught(teacher, one) for one in completions))
@@ -201,7 +201,8 @@ class DistillMathWorkflow(MathBoxedWorkflow):
         return self.auxiliary[0]
 
     async def _taught(self, teacher: RolloutModel, completion: Completion) -> np.ndarray | str:
-        """The teacher's log-probs of the sampled tokens, or why it gives none. Raises TrinityError for other tokens."""
+        """Return the teacher's log-probs of the sampled tokens, or why there are none. Raises TrinityError if
+        tokenizers differ."""
         tokens = [int(token) for token in (*completion.prompt_tokens, *completion.tokens)]
         words, known = (one.tokenizer.convert_ids_to_tokens(tokens) for one in (self.model, teacher))
         if words != known:

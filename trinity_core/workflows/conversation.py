@@ -1,4 +1,4 @@
-"""Workflows of several turns: what the built-in ones share, and `multi_turn_workflow`."""
+"""Workflows with several turns: their common base, and `multi_turn_workflow`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from trinity_core.workflows.trajectory import Trajectory
 
 
 class ConversationArguments(Arguments):
-    """`workflow_args` of every workflow of several turns."""
+    """`workflow_args` of all workflows with several turns."""
 
     max_turns: int = Field(8, ge=1)
-    """Turns of the policy."""
+    """Limit of the policy's turns."""
     step_wise: bool = False
-    """One experience for each turn in place of one for all of them."""
+    """One experience for each turn instead of one for all."""
     discount: float | None = Field(None, ge=0, le=1)
-    """With `step_wise`: each turn gets the rewards after it too, discounted by this per turn; null: its own alone, or
-    that of the last turn where it has none."""
+    """With `step_wise`: each turn also gets the rewards after it, discounted by this per turn; null: only its own, or
+    that of the last turn if it has none."""
 
     @model_validator(mode="after")
     def _discounted_by_turn(self) -> Self:
@@ -42,7 +42,7 @@ class ConversationArguments(Arguments):
 class ConversationWorkflow(SimpleWorkflow):
     """Each rollout is a separate conversation. Subclass it and write `rollout`.
 
-    All rollouts of a task run at once. If one of them raises, the others are ended too, and the task is tried again.
+    All rollouts of a task run concurrently. If one raises, the others are cancelled, and the task is retried.
     """
 
     arguments: ClassVar[type[ConversationArguments]] = ConversationArguments
@@ -50,23 +50,23 @@ class ConversationWorkflow(SimpleWorkflow):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._begun: Counter[int] = Counter()
-        """Conversations so far, by rollout."""
+        """Number of conversations so far, by rollout."""
 
     async def run(self) -> list[Experience]:
-        """The experiences of all `task.repeat_times` rollouts."""
+        """Return the experiences of all `task.repeat_times` rollouts."""
         rollouts = await all_of([self.rollout(run) for run in range(self.task.repeat_times)])
         return [one for experiences in rollouts for one in experiences]
 
     async def rollout(self, run: int) -> list[Experience]:
-        """One rollout, from its first turn to its experiences."""
+        """Run one rollout and return its experiences."""
         raise NotImplementedError(f"{type(self).__name__} has no rollout()")
 
     def trajectory(
         self, run: int, messages: Sequence[Message] | None = None, tools: Sequence[Tool] | None = None
     ) -> Trajectory:
-        """A new conversation, by default about the task's prompt, sampled as the task says.
+        """Begin a conversation, by default on the task's prompt, with the task's sampling.
 
-        Further ones of the same rollout draw noise of their own.
+        Further conversations of the same rollout draw their own noise.
         """
         task, number = self.task, self._begun[run]
         self._begun[run] += 1
@@ -80,9 +80,10 @@ class ConversationWorkflow(SimpleWorkflow):
         )
 
     async def judged(self, answer: Completion, trajectory: Trajectory | None = None) -> Reward:
-        """The verdict of the task's reward function on an answer: the newest one of `trajectory`, if that is given.
+        """Return the verdict of the task's reward function on an answer, which is the newest one of `trajectory` if
+        that is set.
 
-        A judge and a reward model are then shown the whole conversation before it, else the task's prompt.
+        A judge or reward model then sees the whole conversation before it; otherwise only the task's prompt.
         """
         item = self.reward_item(answer)
         if trajectory is not None:
@@ -93,7 +94,7 @@ class ConversationWorkflow(SimpleWorkflow):
     def experiences(
         self, trajectory: Trajectory, rewards: Sequence[Reward | float | None], run: int, metrics: dict[str, float]
     ) -> list[Experience]:
-        """The experiences of a rollout, with the reward of each turn, by `step_wise` and `discount`.
+        """Return the experiences of a rollout from the reward of each turn, by `step_wise` and `discount`.
 
         Without `step_wise` the reward is that of the last turn.
         """
@@ -112,32 +113,32 @@ class MultiTurnArguments(ConversationArguments):
     """`workflow_args` of `multi_turn_workflow`."""
 
     max_turns: int = Field(3, ge=1)
-    """Attempts."""
+    """Limit of attempts."""
     feedback: str = "That is not right. Try again."
-    """The message after an attempt that is not good enough."""
+    """The message after an unsuccessful attempt."""
     enough: float = 1.0
-    """The reward with which an attempt is."""
+    """Reward from which an attempt is successful."""
 
 
 @WORKFLOWS.register("multi_turn_workflow")
 class MultiTurnWorkflow(ConversationWorkflow):
-    """The policy answers, learns if its answer is wrong, and tries again; the last attempt's reward counts.
+    """The policy answers, is told if its answer is wrong, and tries again; the last attempt's reward counts.
 
-    `math_reward` if the task set names no reward function. A subclass may write `reply`, the user or environment.
+    `math_reward` if the task set names no reward function. A subclass may override `reply`, the user or environment.
     """
 
     arguments = MultiTurnArguments
     default_reward = "math_reward"
 
     async def reply(self, answer: Completion, reward: Reward, turn: int) -> list[Message]:
-        """The reply to an answer; an empty one ends the conversation. `turn`: from 0."""
+        """Return the reply to an answer; an empty one ends the conversation. `turn` counts from 0."""
         arguments = MultiTurnArguments.model_validate(self.task.workflow_args)
         if reward.value is None or reward.value >= arguments.enough:
             return []
         return [{"role": "user", "content": arguments.feedback}]
 
     async def rollout(self, run: int) -> list[Experience]:
-        """Attempts until one is good enough, `max_turns` are made or the context is full."""
+        """Try until an attempt is successful, `max_turns` are used or the context is full."""
         most = self.arguments.model_validate(self.task.workflow_args).max_turns
         trajectory = self.trajectory(run)
         answer = await trajectory.act()
@@ -158,9 +159,9 @@ class ToolCallArguments(ConversationArguments):
     """`workflow_args` of `toolcall_workflow`."""
 
     tools: tuple[str, ...] = ()
-    """Names in `TOOLS`, or dotted paths of functions. None: the tools of the row, which are not called."""
+    """Names in `TOOLS`, or dotted paths of functions. None: the row's tools, which are not executed."""
     time_limit: float = Field(10.0, gt=0)
-    """Seconds that one call may take."""
+    """Time limit of one call in seconds."""
 
     @field_validator("tools")
     @classmethod
@@ -183,11 +184,11 @@ class ToolCallArguments(ConversationArguments):
 
 @WORKFLOWS.register("toolcall_workflow")
 class ToolCallWorkflow(ConversationWorkflow):
-    """The policy calls tools until it answers without one; `explorer.rollout_model.tool_call_parser` reads the calls.
+    """The policy calls tools until it answers without one; `explorer.rollout_model.tool_call_parser` parses the calls.
 
-    With `workflow_args.tools` the calls are carried out, and the last answer is scored by the task's reward function
-    (`math_reward` if it names none). Without, the tools of the row are shown, the policy has one turn, and its calls
-    are compared with those in the row (`toolcall_reward`), whose columns are by default those of Tool-N1's data sets
+    With `workflow_args.tools` the calls are executed, and the last answer is scored by the task's reward function
+    (`math_reward` by default). Without, the policy sees the row's tools and has one turn, and its calls are compared
+    with those in the row (`toolcall_reward`), whose columns are by default those of Tool-N1's data sets
     (`config/resolve.py`).
     """
 
@@ -195,11 +196,11 @@ class ToolCallWorkflow(ConversationWorkflow):
 
     @classmethod
     def own_reward(cls, workflow_args: Mapping[str, Any]) -> str:
-        """`math_reward` for an answer, `toolcall_reward` for calls."""
+        """Return `math_reward` for an answer, `toolcall_reward` for calls."""
         return "math_reward" if workflow_args.get("tools") else "toolcall_reward"
 
     async def rollout(self, run: int) -> list[Experience]:
-        """Turns until one calls no tool, `max_turns` are made or the context is full."""
+        """Continue until a turn calls no tool, `max_turns` are used or the context is full."""
         arguments = ToolCallArguments.model_validate(self.task.workflow_args)
         box = Toolbox(*arguments.tools, time_limit=arguments.time_limit)
         trajectory = self.trajectory(run, tools=box.schemas or None)

@@ -19,23 +19,24 @@ FinishReason = Literal["stop", "length", "prompt_too_long"]
 
 @dataclass(slots=True, eq=False)
 class Completion:
-    """One answer of the policy to a prompt of P tokens: T tokens, as sampled."""
+    """One sampled answer of T tokens to a prompt of P tokens."""
 
     prompt_tokens: np.ndarray
     """int32 [P]."""
     tokens: np.ndarray
-    """int32 [T], the end-of-turn token included where the policy chose it."""
+    """int32 [T], including the end-of-turn token if the policy sampled it."""
     logprobs: np.ndarray
-    """float32 [T]: log-probs of the chosen tokens over the whole vocabulary, at `temperature`."""
+    """float32 [T]: log-probs of the sampled tokens over the whole vocabulary, at `temperature`."""
     version: int | np.ndarray
-    """The policy version that chose the tokens: one for all, or int32 [T]; -1 where nothing was sampled."""
+    """The policy version that sampled the tokens: one for all, or int32 [T]; -1 if nothing was sampled."""
     text: str
     """The decoded answer without special tokens."""
     finish_reason: FinishReason = "stop"
-    """`prompt_too_long`: the prompt was cut to the limit, nothing was sampled, and the one token given has no loss."""
+    """`prompt_too_long`: the prompt was truncated, nothing was sampled, and the single placeholder token has no
+    loss."""
     temperature: float | None = None
-    """Temperature of the distribution that the log-probs belong to: that of the call, 1 for a greedy one. NaN if it is
-    one that the trainer does not compute (vLLM on a GPU, with a `top_p` of the call's own); None if not known."""
+    """Temperature of the distribution of the log-probs: that of the call, 1 for a greedy one. NaN if the trainer cannot
+    compute that distribution (vLLM on a GPU, with a `top_p` of the call's own); None if unknown."""
 
     @property
     def versions(self) -> np.ndarray:
@@ -47,9 +48,9 @@ class Completion:
         return self.finish_reason
 
     def experience(self, reward: Reward | float | None = None, **fields: Any) -> Experience:
-        """The experience of this answer, with `fields` (group, run, turn, metrics, info …) set on it.
+        """Return the experience of this answer, with `fields` (group, run, turn, metrics, info …) set on it.
 
-        Give the `Reward` as it came from `rewards.score`: its parts become metrics, and if the verifier failed the
+        Pass the `Reward` unchanged from `rewards.score`: its parts become metrics, and if the verifier failed the
         experience has no reward, no loss, and the error in `info`.
         """
         length = len(self.tokens)
@@ -70,8 +71,10 @@ class Completion:
 
 
 def judged(reward: Reward | float | None, fields: dict[str, Any]) -> dict[str, Any]:
-    """`fields` of an experience with its reward. The parts of a `Reward` become metrics; the error of a verifier is
-    counted in the metrics too, by which `exclude_unscored` knows it, and stands in `info`."""
+    """Return `fields` of an experience with its reward. The parts of a `Reward` become metrics.
+
+    A verifier's error is counted in the metrics, where `exclude_unscored` finds it, and recorded in `info`.
+    """
     if not isinstance(reward, Reward):
         return {"reward": reward, **fields}
     fields = {**fields, "reward": reward.value, "metrics": reward.metrics | fields.get("metrics", {})}
@@ -81,12 +84,11 @@ def judged(reward: Reward | float | None, fields: dict[str, Any]) -> dict[str, A
 
 
 def plain_message(answer: Completion) -> Message:
-    """An answer as an assistant's message that calls no tool."""
     return {"role": "assistant", "content": answer.text}
 
 
 class RolloutModel(Protocol):
-    """A policy that answers. Implementations are safe to call from many workflows at once."""
+    """A policy that answers. Implementations are safe to call from many workflows concurrently."""
 
     loop: asyncio.AbstractEventLoop
     """The event loop in which its coroutines run."""
@@ -105,11 +107,11 @@ class RolloutModel(Protocol):
         chat_template: str | None = None,
         **sampling: Any,
     ) -> list[Completion]:
-        """`n` answers to a conversation, rendered by the chat template (by default the model's own).
+        """Return `n` answers to a conversation, rendered by the chat template (by default the model's own).
 
-        `seeds` gives each answer its own random stream, so that a run can be repeated. `sampling` holds
-        `temperature`, `top_p`, `top_k`, `max_tokens` and `min_tokens`, if they differ from the model's settings; the
-        answers carry the temperature of their log-probs. Raises `InputError` for any other argument.
+        `seeds` gives each answer its own random stream, so that a run can be repeated. `sampling` holds `temperature`,
+        `top_p`, `top_k`, `max_tokens` and `min_tokens`, if they differ from the model's settings; the answers carry the
+        temperature of their log-probs. Raises `InputError` for any other argument.
         """
 
     async def generate(
@@ -121,9 +123,10 @@ class RolloutModel(Protocol):
         chat_template: str | None = None,
         **sampling: Any,
     ) -> list[Completion]:
-        """`n` continuations of given token ids: turns after the first append to the sampled ids, unchanged.
+        """Return `n` continuations of token ids: turns after the first append to the sampled ids, unchanged.
 
-        `chat_template`: the template that wrote the ids, if it is not the model's own; answers end as it ends them.
+        `chat_template`: the template that wrote the ids, if it is not the model's own; it determines the end of
+        answers.
         """
 
     async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
@@ -140,14 +143,15 @@ class RolloutModel(Protocol):
         chat_template: str | None = None,
         prompt: bool = True,
     ) -> str:
-        """The text of a conversation as `chat` would tokenise it; with `prompt`, up to the start of the next answer.
+        """Return the text of a conversation as `chat` would tokenise it; with `prompt`, up to the start of the next
+        answer.
 
         Raises `DataError` if the template refuses the conversation.
         """
 
     def message(self, answer: Completion, tools: Sequence[Tool] | None = None) -> Message:
-        """An answer as an assistant's message. With `tools`, its calls of tools are read by the model's parser
-        (`explorer.rollout_model.tool_call_parser`) and stand in `tool_calls`."""
+        """Return an answer as an assistant's message. With `tools`, tool calls parsed by the model's parser
+        (`explorer.rollout_model.tool_call_parser`) are in `tool_calls`."""
 
     def chat_sync(
         self, messages: Sequence[Message], n: int = 1, tools: Sequence[Tool] | None = None, **named: Any
@@ -161,7 +165,7 @@ class RolloutModel(Protocol):
 
 
 class RecordingModel:
-    """A RolloutModel that also keeps an Experience of every answer, in the order of the answers.
+    """A RolloutModel that also keeps an Experience of every answer, in order.
 
     The record grows until it is cleared: call `extract_experience_from_history` once per rollout.
     """
@@ -172,7 +176,6 @@ class RecordingModel:
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer."""
         return self.model.tokenizer
 
     async def chat(
@@ -201,7 +204,7 @@ class RecordingModel:
         return self._kept(self.model.generate_sync(prompt_tokens, n, **args))
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
-        """The experiences of all answers since the record was last cleared. The caller sets their rewards."""
+        """Return the experiences of all answers since the record was last cleared. The caller sets their rewards."""
         taken = list(self._history)
         if clear_history:
             self._history.clear()

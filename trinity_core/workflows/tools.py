@@ -1,7 +1,7 @@
-"""Tools that a policy may call: Python functions, described to it as JSON schemas and called with checked arguments.
+"""Tools that a policy may call: Python functions, described by JSON schemas and called with checked arguments.
 
-Whatever a tool does wrong, and whatever a call asks that is not there, becomes a message to the model that begins with
-`error:`; a tool never ends a run. The functions are the user's own: nothing here runs code that a model wrote.
+Any error of a tool or in a call becomes a message to the model that begins with `error:`; a tool never ends a run. The
+functions are the user's own: nothing here runs code that a model wrote.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 ToolFn = Callable[..., Any]
 TOOLS: Registry[ToolFn] = Registry("tool", recipe="configs/tools")
-"""Tools, by the name that a task set's `workflow_args.tools` and the model use: `@TOOLS.register("add")`."""
+"""Tools, by the name used in a task set's `workflow_args.tools` and by the model: `@TOOLS.register("add")`."""
 ERROR = "error: "
 CALLS, ERRORS = "tool_calls", "tool_errors"
 KINDS = ("unknown", "arguments", "raised", "timeout", "limit")
@@ -40,8 +40,6 @@ _PARAMETER = re.compile(r"^(?::param\s+(?:[^:]*\s)?)?\*{0,2}(\w+)\s*(?:\([^)]*\)
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A function as a tool."""
-
     name: str
     function: ToolFn
     arguments: type[BaseModel]
@@ -50,10 +48,10 @@ class ToolSpec:
 
 
 def tool_spec(function: ToolFn, name: str | None = None) -> ToolSpec:
-    """The tool that a function is: parameters from its signature, texts from its docstring.
+    """Describe a function as a tool: parameters from its signature, texts from its docstring.
 
     The docstring's first part describes the tool, its `Args:` (or `:param name:`) the parameters. Raises InputError for
-    a function that cannot be called with named JSON values alone.
+    a function that cannot be called with only named JSON values.
     """
     name = name or str(getattr(function, "__name__", type(function).__name__))
     text, docs = described(inspect.getdoc(function) or "")
@@ -94,7 +92,7 @@ def _field(parameter: inspect.Parameter, doc: str | None, name: str) -> Any:
 
 
 def described(docstring: str) -> tuple[str, dict[str, str]]:
-    """The text of a docstring up to its sections, and what it says of each parameter (Google's or Sphinx's style)."""
+    """Split a docstring into its text before any section, and the text of each parameter (Google or Sphinx style)."""
     text: list[str] = []
     docs: dict[str, str] = {}
     inside, name = None, ""
@@ -116,16 +114,16 @@ def described(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 class Toolbox:
-    """The tools of one rollout: it describes them, calls them, and counts.
+    """The tools of one rollout: describes, calls and counts them.
 
-    Plain functions run in threads of their own, so they may block; after `time_limit` seconds a call is given up and
-    its thread interrupted. Answers are cut to `most_characters`.
+    Plain functions run in their own threads, so they may block; after `time_limit` seconds a call is abandoned and its
+    thread interrupted. Answers are truncated to `most_characters`.
     """
 
     def __init__(
         self, *tools: ToolFn | str, time_limit: float = 10.0, most_characters: int = 10_000, most_calls: int = 16
     ) -> None:
-        """`tools`: functions, or names in `TOOLS`. `most_calls`: of one turn.
+        """`tools`: functions, or names in `TOOLS`. `most_calls`: limit of calls in one turn.
 
         Raises InputError for two tools of one name, or one that cannot be described.
         """
@@ -146,12 +144,12 @@ class Toolbox:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Calls and errors so far, for the experiences."""
+        """Numbers of calls and errors so far, for the experiences."""
         names = (CALLS, ERRORS, *(f"{ERRORS}/{kind}" for kind in KINDS))
         return {name: float(self._counts[name]) for name in names}
 
     async def answers(self, message: Message) -> list[Message]:
-        """A message with the result of each tool call of an assistant's message, in order; none if it calls none."""
+        """Return a message with the result of each tool call of an assistant's message, in order."""
         results: list[Message] = []
         for number, call in enumerate(message.get("tool_calls") or ()):
             function = call["function"]
@@ -164,7 +162,7 @@ class Toolbox:
         return results
 
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> str:
-        """The result as text, or an error. `arguments`: an object, or its JSON text."""
+        """Return the result as text, or an error. `arguments`: an object, or its JSON text."""
         self._counts[CALLS] += 1
         spec = self._specs.get(name)
         if spec is None:
@@ -195,7 +193,7 @@ class Toolbox:
 
 
 class ToolFailed(Exception):
-    """A tool raised what is its cause."""
+    """A tool failed, with the error as its cause."""
 
 
 def _checked(spec: ToolSpec, arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
@@ -205,12 +203,12 @@ def _checked(spec: ToolSpec, arguments: Mapping[str, Any] | str | None) -> dict[
         return dict(spec.arguments.model_validate({} if arguments is None else arguments))
     except ValidationError:
         raise
-    except Exception as error:  # a validator of the tool's own may raise anything
+    except Exception as error:  # a tool's own validator may raise anything
         raise ToolFailed(f"{type(error).__name__}: {error}") from error
 
 
 async def _called(function: ToolFn, arguments: Mapping[str, Any]) -> str:
-    """The function's result as text. Raises ToolFailed for whatever it raises, the end of the process included."""
+    """Return the function's result as text. Raises ToolFailed for anything it raises, SystemExit included."""
     try:
         if inspect.iscoroutinefunction(function):
             result = await function(**arguments)
@@ -220,12 +218,12 @@ async def _called(function: ToolFn, arguments: Mapping[str, Any]) -> str:
         return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
     except ToolFailed:
         raise
-    except (Exception, SystemExit) as error:  # whatever a tool raises becomes a message to the model
+    except (Exception, SystemExit) as error:  # anything a tool raises becomes a message to the model
         raise ToolFailed(f"{type(error).__name__}: {error}") from error
 
 
 def _plain(function: ToolFn, arguments: Mapping[str, Any]) -> Any:
-    """Called in a thread; what would end the thread's loop or process is turned into ToolFailed there."""
+    """Called in a thread; converts exceptions that would end the thread's loop or process to ToolFailed."""
     try:
         return function(**arguments)
     except (SystemExit, StopIteration, KeyboardInterrupt) as error:
@@ -233,7 +231,7 @@ def _plain(function: ToolFn, arguments: Mapping[str, Any]) -> Any:
 
 
 async def _within(seconds: float, coroutine: Coroutine[Any, Any, str]) -> str:
-    """The result of a coroutine. Raises TimeoutError after so long, whether or not the coroutine ends when told to."""
+    """Return a coroutine's result. Raises TimeoutError after `seconds`, even if the coroutine ignores cancellation."""
     task = asyncio.ensure_future(coroutine)
     try:
         await asyncio.wait({task}, timeout=seconds)

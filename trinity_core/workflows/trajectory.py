@@ -18,10 +18,10 @@ from trinity_core.workflows.rollout_model import Completion, RolloutModel, judge
 
 
 def returns(rewards: Sequence[Reward | float | None], discount: float) -> list[Reward | float | None]:
-    """For each turn its reward and the later ones, discounted by `discount` for each turn between.
+    """Return for each turn its reward plus the later ones, discounted by `discount` for each turn in between.
 
-    A turn without a reward has 0, but if the last one has none, no turn has. If a verifier failed, no turn is judged:
-    each gets the `Reward` with the error.
+    A turn without a reward counts as 0, but if the last one has none, no turn gets one. If a verifier failed, no turn
+    is judged: each gets the `Reward` with the error.
     """
     failed = next((reward for reward in rewards if isinstance(reward, Reward) and reward.error is not None), None)
     if failed is not None or not rewards or rewards[-1] is None:
@@ -37,8 +37,8 @@ def returns(rewards: Sequence[Reward | float | None], discount: float) -> list[R
 class Trajectory:
     """A conversation of the policy with tools, an environment or a user.
 
-    `act` samples the policy's next turn and appends it; `add` appends what others say, which is context and carries no
-    loss. Each turn is sampled on the recorded token ids: what was sampled is never tokenised again.
+    `act` samples the policy's next turn and appends it; `add` appends messages of others, which are context and carry
+    no loss. Each turn is sampled on the recorded token ids: sampled tokens are never tokenised again.
     """
 
     def __init__(
@@ -51,23 +51,23 @@ class Trajectory:
         chat_template: str | None = None,
         **sampling: Any,
     ) -> None:
-        """`messages`: the conversation up to the policy's first turn. `seed`: the seed of each turn, by its number.
+        """`messages`: the conversation up to the policy's first turn. `seed`: returns the seed of each turn, by its
+        number.
 
-        `sampling`: as of `RolloutModel.chat`.
+        `sampling`: see `RolloutModel.chat`.
         """
         self.messages: list[Message] = list(messages)
-        """The conversation so far."""
         self._model, self._tools, self._template = model, tools, chat_template
         self._seed, self._sampling = seed, sampling
         self._asked = str(messages[-1].get("content", "")) if messages else ""
         self._calls: list[Call] = []
         self._answered = 0
-        """Messages up to and with the newest answer."""
+        """Number of messages up to and including the newest answer."""
         self._full = False
 
     @property
     def turns(self) -> int:
-        """Turns of the policy."""
+        """Number of turns of the policy."""
         return len(self._calls)
 
     @property
@@ -76,16 +76,16 @@ class Trajectory:
         return self._full or (bool(self._calls) and self._calls[-1].sample.reason != "stop")
 
     def copied(self) -> Trajectory:
-        """A copy with the same turns, which continues independently."""
+        """Return a copy with the same turns, which continues independently."""
         other = copy(self)
         other.messages, other._calls = self.messages.copy(), self._calls.copy()
         return other
 
     async def act(self, **sampling: Any) -> Completion:
-        """The policy's next turn, which is now part of the conversation. `sampling` differs from the usual one.
+        """Sample the policy's next turn and append it to the conversation. `sampling` overrides the defaults.
 
-        Where what was added leaves no room for a turn, nothing is sampled, the `finish_reason` is `prompt_too_long`,
-        and the conversation ends with the turn before. Raises TrinityError for a turn after that.
+        If the context has no room for a turn, nothing is sampled, the `finish_reason` is `prompt_too_long`, and the
+        conversation ends with the turn before. Raises TrinityError for a turn after that.
         """
         if self._full:
             raise TrinityError("the context has no room for a turn: check `Trajectory.finished` before `act`")
@@ -98,16 +98,16 @@ class Trajectory:
         return answer
 
     def add(self, *messages: Message) -> None:
-        """Append what a tool, an environment or a user said."""
+        """Append messages of a tool, an environment or a user."""
         self.messages.extend(messages)
 
     def experience(self, reward: Reward | float | None = None, **fields: Any) -> Experience:
-        """All turns as one sequence, with `fields` (run, metrics, info …) set on it.
+        """Return all turns as one sequence, with `fields` (run, metrics, info …) set on it.
 
-        Give the `Reward` as it came from `rewards.score`.
+        Pass the `Reward` unchanged from `rewards.score`.
         """
         calls = self._all_calls()
-        if len(calls) > 1:  # for people; one turn is the prompt and the response already
+        if len(calls) > 1:  # for people; with one turn, prompt and response show it already
             fields["info"] = {"turns": [dict(message) for message in self.messages]} | fields.get("info", {})
         return self._experience(joined(calls), reward, fields)
 
@@ -118,9 +118,9 @@ class Trajectory:
         states: Sequence[str] | None = None,
         **fields: Any,
     ) -> list[Experience]:
-        """One experience for each turn, numbered by `turn`, each with its reward and all with `fields`.
+        """Return one experience for each turn, numbered by `turn`, each with its reward and all with `fields`.
 
-        A turn whose reward is None takes that of the last turn. With `discount` the rewards reach back: see `returns`.
+        A turn whose reward is None gets that of the last turn. With `discount` later rewards are added: see `returns`.
         `states`: the state in which each turn began, equal for equal ones, for algorithms that compare turns (default:
         the conversation so far).
         """
@@ -144,13 +144,14 @@ class Trajectory:
         prompt = continued_prompt(self._calls[-1], self._tokens_after_answer())
         try:
             [answer] = await self._model.generate(prompt.tolist(), 1, chat_template=self._template, **options)
-        except DataError:  # the context is full, and prompts are not truncated; the conversation has ended all the same
+        except DataError:  # the context is full, and prompts are not truncated; the conversation ends in any case
             nothing = np.zeros(1, dtype=np.int32)
             return Completion(prompt, nothing, nothing.astype(np.float32), -1, "", "prompt_too_long")
         return answer
 
     def _tokens_after_answer(self) -> list[int]:
-        """The tokens of what the template writes after the newest answer. Raises TrinityError if that is not clear."""
+        """Return the tokens that the template writes after the newest answer. Raises TrinityError if they cannot be
+        determined."""
 
         def render(messages: Sequence[Any], prompt: bool) -> str:
             return self._model.render(messages, self._tools, chat_template=self._template, prompt=prompt)
@@ -160,7 +161,7 @@ class Trajectory:
             text = text_after_answer(render, messages, self._answered)
         except DataError:  # some templates write one tool call a turn and refuse more
             text = None
-        if text is None:  # its tool calls cannot be told from what follows; the template need not know them
+        if text is None:  # tool calls hide the end of the answer; render a plain one instead
             answer = {"role": "assistant", "content": ""}
             before, after = messages[: self._answered - 1], messages[self._answered :]
             text = text_after_answer(render, [*before, answer, *after], self._answered)
@@ -194,8 +195,8 @@ class Trajectory:
 
 
 def _renderable(message: Message) -> Message:
-    """The message with arguments of tool calls that every template can write: it expects an object, and a model may
-    have written anything. The recorded tokens hold what was sampled, so nothing is lost."""
+    """Return the message with tool arguments that every template can render: templates expect an object, but a model
+    may write anything. Nothing is lost, because the recorded tokens hold what was sampled."""
 
     def with_object(function: dict[str, Any]) -> dict[str, Any]:
         return function if isinstance(function.get("arguments"), dict) else {**function, "arguments": {}}

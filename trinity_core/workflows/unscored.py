@@ -1,6 +1,6 @@
 """Answers that could not be judged carry no reward and no loss: a broken verifier is never a wrong answer.
 
-`run_workflow` passes the experiences of every workflow through `exclude_unscored`, whoever wrote the workflow.
+`run_workflow` passes every workflow's experiences through `exclude_unscored`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def exclude_unscored(experiences: Sequence[Experience]) -> None:
     """Mask every experience that was not judged, in place, and count it in the metric `verifier_errors`.
 
     An experience is judged if it has a reward, token rewards or a teacher's log-probs, and its metrics report no
-    verifier error. The last turn of a run judges the run: an earlier turn without a reward takes the last turn's, and
-    all turns are excluded if the last one was not judged. Expert data is left as it is.
+    verifier error. The last turn of a run judges the run: an earlier turn without a reward gets the last turn's, and
+    all turns are excluded if the last one was not judged. Expert data is unchanged.
     """
     for turns in runs_of([one for one in experiences if not one.is_expert]):
         final = turns[-1]
@@ -37,7 +37,7 @@ def exclude_unscored(experiences: Sequence[Experience]) -> None:
 
 
 def runs_of(experiences: Sequence[Experience]) -> list[list[Experience]]:
-    """The turns of each run in order. Experiences that share both run and turn stand alone."""
+    """Return the turns of each run in order. Experiences that share both run and turn are separate runs."""
     by_run: dict[tuple[str, int], list[Experience]] = defaultdict(list)
     for one in experiences:
         by_run[one.group, one.run].append(one)
@@ -64,7 +64,7 @@ def _exclude(one: Experience) -> None:
 
 
 class CountedRewards:
-    """A `RewardRunner` that counts the errors it hands to a workflow, to notice a workflow that ignores them."""
+    """A `RewardRunner` that counts the errors it returns to a workflow, to detect a workflow that ignores them."""
 
     def __init__(self, rewards: RewardRunner) -> None:
         self._rewards = rewards
@@ -77,7 +77,7 @@ class CountedRewards:
         return self._counted(self._rewards.score_sync(name, items))
 
     def warn_if_ignored(self, workflow: str, experiences: Sequence[Experience]) -> None:
-        """Log a warning if verifiers failed and no metric of an experience tells of it (`…verifier_errors`)."""
+        """Log a warning if verifiers failed and no metric of an experience shows it (`…verifier_errors`)."""
         counted = any(
             value > 0 for one in experiences for name, value in one.metrics.items() if name.endswith(VERIFIER_ERRORS)
         )

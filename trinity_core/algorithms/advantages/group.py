@@ -1,7 +1,7 @@
 """Advantages relative to the other rollouts of the same task; no critic is needed.
 
-A rollout of several rows (the turns of a workflow, the sequences of a session) is one sample of its group. Its reward r
-is the mean of its rows' rewards, and each of its rows gets its advantage. For credit by turn: `gigpo`.
+A rollout with several rows (turns of a workflow, sequences of a session) is one sample of its group. Its reward r is
+the mean of its rows' rewards, and each row gets the rollout's advantage. For credit by turn see `gigpo`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def overlong_penalty(lengths_B: Tensor, max_length: int, cache_length: int, fact
 
 
 def _scaled(groups: Groups, epsilon: float, std_normalize: bool, std_cal_level: str) -> Tensor:
-    """[B] reward minus group mean; with `std_normalize` divided by the group's or batch's deviation plus epsilon."""
+    """[B] reward minus group mean, divided by the deviation of the group or batch plus epsilon if `std_normalize`."""
     if std_cal_level not in ("group", "batch"):
         raise InputError(f"std_cal_level is group or batch, not '{std_cal_level}'", key="std_cal_level")
     if not std_normalize:
@@ -61,11 +61,11 @@ def grpo(
 ) -> Result:
     """(r - mean of its group) / (sample deviation + epsilon) (GRPO, arXiv 2402.03300, section 4.1.2).
 
-    `std_normalize` false leaves out the division (Dr. GRPO, 2503.20783); `std_cal_level: batch` divides by the
-    deviation of all rewards of the batch. Groups whose deviation is at most `std_threshold` get 0 and are counted as
+    Without `std_normalize` there is no division (Dr. GRPO, 2503.20783); `std_cal_level: batch` divides by the deviation
+    of all rewards of the batch. Groups whose deviation is at most `std_threshold` get 0 and are counted as
     `filtered_count` (rows). Groups of one and zero-variance groups get 0. `overlong` are the arguments of
     `overlong_penalty` (max_length, cache_length, factor), which is added to the rewards first. `lengths` [B] are the
-    sampled tokens of each row (by default those of `mask`, which a cut answer may lack).
+    sampled tokens of each row, by default the tokens of `mask`, which is empty for a masked truncated answer.
     """
     if overlong is not None:
         lengths = mask.sum(-1) if lengths is None else lengths
@@ -95,8 +95,11 @@ def opmd(
     opmd_baseline: Literal["mean", "logavgexp"] = "mean",
     tau: float = 1.0,
 ) -> Result:
-    """r minus its group's baseline: the mean, or with `logavgexp` tau log mean exp(r / tau), the softened maximum that
-    mirror descent derives (Kimi k1.5, arXiv 2501.12599, section 2.3.2). 0 in groups of one."""
+    """r minus its group's baseline. 0 in groups of one.
+
+    The baseline is the mean, or with `logavgexp` tau log mean exp(r / tau), the softened maximum that mirror descent
+    derives (Kimi k1.5, arXiv 2501.12599, section 2.3.2).
+    """
     groups = Groups.of(rewards, group_ids, rollout_ids)
     if opmd_baseline == "mean":
         return to_tokens(groups.deviations, mask), groups.metrics()
@@ -134,10 +137,10 @@ def rec(
     drop: Literal["none", "balance"] | None = None,
     seed: int = 0,
 ) -> Result:
-    """r minus its group's mean, by default not divided (arXiv 2509.24203, section 2).
+    """r minus its group's mean, not divided by default (arXiv 2509.24203, section 2).
 
-    `drop: balance` gives 0 to as many of a group's losers, drawn by `seed`, as outnumber its winners (r >= mean), and
-    takes the mean over the rest (RED-Drop, section 4.3).
+    `drop: balance` gives 0 to randomly chosen losers (by `seed`), as many as outnumber the winners (r >= mean) of the
+    group, and takes the mean over the rest (RED-Drop, section 4.3).
     """
     groups = Groups.of(rewards, group_ids, rollout_ids)
     kept = torch.ones_like(groups.rewards, dtype=torch.bool)
@@ -167,10 +170,10 @@ def raft(
     selection: Literal["best", "threshold", "all"] = "best",
     threshold: float = 0.0,
 ) -> Result:
-    """The weight of each row in SFT on chosen rollouts (RAFT, arXiv 2304.06767, algorithm 1).
+    """The weight of each row in SFT on selected rollouts (RAFT, arXiv 2304.06767, algorithm 1).
 
     `best`: the rollouts with their group's best reward, none in zero-variance groups; `threshold`: those with a reward
-    above it; `all`: every row, for a workflow that chooses what it returns. Chosen rows weigh tokens / chosen tokens,
+    above it; `all`: every row, for a workflow that selects its own rows. Selected rows weigh tokens / selected tokens,
     so that under `token-mean` the loss is the mean over them.
     """
     groups = Groups.of(rewards, group_ids, rollout_ids)
@@ -203,11 +206,11 @@ def step_wise_grpo(
     enable_step_norm: bool = False,
     penalties: Tensor | None = None,
 ) -> Result:
-    """Multi-turn runs of several rows: the reward of a run's last row is compared within its group, and its advantage
-    goes to every row of the run, with `enable_step_norm` divided by their number.
+    """GRPO for runs of several rows: compares the rewards of the runs' last rows within a group.
 
-    `run_ids` [B] name the run within its group; `turns` [B] its order (by default that of the rows). `penalties` [B]
-    (a KL penalty) are in `rewards` already: those of a run's earlier rows are taken off its last reward too.
+    The advantage of a run goes to all its rows, divided by their number with `enable_step_norm`. `run_ids` [B] name the
+    run within its group; `turns` [B] give the order of its rows (by default the order in the batch). `penalties` [B] (a
+    KL penalty) are already in `rewards`: those of a run's earlier rows are subtracted from its last reward too.
     """
     group_of = Groups.of(rewards, group_ids).index
     run_of = Groups.of(rewards, run_ids).index

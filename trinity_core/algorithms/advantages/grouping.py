@@ -1,4 +1,4 @@
-"""Shared by advantage functions: groups of rollouts, rewards as token rewards, and which groups are worth a batch."""
+"""Shared by advantage functions: groups of rollouts, token rewards, and the selection of groups for a batch."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ GroupIds: TypeAlias = "Tensor | Sequence[Hashable]"
 
 
 def advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
-    """A decorator that registers a function as `ADVANTAGES[name]`."""
+    """Decorator: register a function as `ADVANTAGES[name]`."""
     return ADVANTAGES.register(name)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Rewards by group, in float64. A rollout is one sample of its group, however many rows it has: its reward is the
-    mean of theirs, rounded to float32 so that sums in another order give the same, and each of them weighs 1 / rows.
-    Means are computed on differences to the least reward, so the deviation of equal rewards is exactly 0."""
+    """Rewards by group, in float64.
+
+    A rollout is one sample of its group, however many rows it has: its reward is the mean of theirs, rounded to float32
+    so that the order of summation does not matter, and each row weighs 1 / rows. Means are computed on differences to
+    the smallest reward, so the deviation of equal rewards is exactly 0.
+    """
 
     rewards: Tensor
     """[B] the reward of each row's rollout."""
@@ -52,7 +55,7 @@ class Groups:
 
     @classmethod
     def of(cls, rewards: Tensor, group_ids: GroupIds | None, rollout_ids: GroupIds | None = None) -> Groups:
-        """Rewards [B] of rows. `rollout_ids` [B] name the rollouts of a group; without them each row is one.
+        """Group the rewards [B] of rows. `rollout_ids` [B] name the rollouts of a group; by default each row is one.
 
         Raises InputError for a reward that is not finite, or if the numbers of ids and rewards differ.
         """
@@ -114,7 +117,7 @@ class Groups:
         return (((self.rewards - mean).square() * self.weights).sum() / (count - 1).clamp(min=1)).sqrt()
 
     def metrics(self) -> dict[str, float]:
-        """Mean and deviation of the rewards, averaged over groups, and the share of zero-variance groups."""
+        """Mean and deviation of the rewards, averaged over groups, and the fraction of zero-variance groups."""
         if not len(self.rewards):
             return {}
         return {
@@ -125,7 +128,7 @@ class Groups:
 
 
 def _rollout_means(rewards_B: Tensor, rollouts: Tensor) -> Tensor:
-    """[B] the mean of the rewards of each row's rollout."""
+    """[B] mean reward of each row's rollout."""
     rows = torch.bincount(rollouts)
     least = torch.full((len(rows),), torch.inf, dtype=rewards_B.dtype, device=rewards_B.device)
     least = least.scatter_reduce(0, rollouts, rewards_B, "amin")
@@ -134,7 +137,6 @@ def _rollout_means(rewards_B: Tensor, rollouts: Tensor) -> Tensor:
 
 
 def _numbered(ids: GroupIds, device: torch.device) -> Tensor:
-    """[B] ids as numbers from 0."""
     if isinstance(ids, torch.Tensor):
         return torch.unique(ids.to(device), return_inverse=True)[1]
     numbers = {name: i for i, name in enumerate(dict.fromkeys(ids))}
@@ -155,7 +157,7 @@ def at_last_token(rewards_B: Tensor, mask: Tensor) -> Tensor:
 
 
 def token_rewards_of(rewards: Tensor | None, token_rewards: Tensor | None, mask: Tensor) -> Tensor:
-    """[B, T] token rewards: those given, or the sequence's at its last action token.
+    """[B, T] the token rewards, or the sequence's reward at its last action token if there are none.
 
     Raises InputError if neither is given, or one at an action token is not finite.
     """
@@ -180,9 +182,9 @@ def groups_with_variance(
 
 
 def fill_batch(keep: Tensor, group_ids: GroupIds, rows: int) -> tuple[Tensor, bool]:
-    """(indices of rows to train on, whether they are at least `rows`): whole kept groups in order of their first row.
+    """Return the indices of rows to train on, whole kept groups by first row, and whether there are at least `rows`.
 
-    While kept groups do not fill the batch, DAPO samples more tasks.
+    If kept groups do not fill the batch, DAPO samples more tasks.
     """
     groups = Groups.of(torch.zeros(len(keep), device=keep.device), group_ids)
     chosen: list[int] = []

@@ -1,7 +1,6 @@
-"""Advantages from token rewards and values: GAE, discounted returns, a teacher's log-probs; and credit for single turns
-of a run, where several runs pass through the same state (`gigpo`).
+"""Advantages per token or turn: GAE, discounted returns, distillation from a teacher, and GiGPO's credit for turns.
 
-All take `group_ids`, as every advantage does; those of tokens ignore them.
+All take `group_ids`, as every advantage does; those per token ignore them.
 """
 
 from __future__ import annotations
@@ -109,8 +108,8 @@ def on_policy_distill(
     group_ids: GroupIds | None = None,
     kl_coef: float = 1.0,
 ) -> tuple[Tensor, dict[str, float]]:
-    """kl_coef * (log teacher - log student) of each sampled token: its expectation is minus the reverse KL
-    (Agarwal et al., arXiv 2306.13649; Thinking Machines Lab 2025, "On-policy distillation").
+    """kl_coef * (log teacher - log student) of each sampled token: its expectation is minus the reverse KL (Agarwal et
+    al., arXiv 2306.13649; Thinking Machines Lab 2025, "On-policy distillation").
 
     `old_logprobs` are the student's, `teacher_logprobs` the teacher's log-probs of the same tokens, [B, T].
     """
@@ -140,9 +139,10 @@ def jsd(
     generalised Jensen-Shannon divergence l KL(p, m) + (1 - l) KL(q, m) (Agarwal et al., arXiv 2306.13649, section 3).
 
     p is the teacher's probability of the token, q the student's (`teacher_logprobs`, `old_logprobs` [B, T]). The
-    derivative of the divergence by q of a token is (1 - l) log(q / m), as what comes from m sums to -(1 - l) and the 1
-    of d(q log q) cancels it. At least (1 - l) log(1 - l), however much the teacher dislikes a token; 0 for l of 0 or 1.
-    The metric is the divergence as estimated from the sampled tokens. Raises InputError for an l outside of [0, 1].
+    derivative of the divergence by the q of a token is (1 - l) log(q / m): the terms from m sum to -(1 - l) and cancel
+    the 1 of d(q log q). The value is at least (1 - l) log(1 - l), however unlikely the token is for the teacher, and 0
+    for l = 0 or 1. The metric is the divergence estimated from the sampled tokens. Raises InputError for an l outside
+    of [0, 1].
     """
     if not 0 <= lambda_coef <= 1:
         raise InputError(f"lambda_coef is the teacher's share, between 0 and 1, not {lambda_coef}", key="lambda_coef")
@@ -170,14 +170,14 @@ def gigpo(
     epsilon: float = 1e-6,
     std_normalize: bool = True,
 ) -> Result:
-    """A run's advantage in its group plus `step_weight` times a turn's among the turns that began in the same state
-    (GiGPO, arXiv 2505.10978, sections 4.1 to 4.3).
+    """A run's advantage within its group plus `step_weight` times that of a turn among turns that began in the same
+    state (GiGPO, arXiv 2505.10978, sections 4.1 to 4.3).
 
-    Rows are turns with rewards of their own, 0 for most. A run is compared by the sum of its rewards, a turn by its
-    reward and the later ones, discounted by `gamma` a turn, with all turns of the group that have its state, of its own
-    run too. Both are divided by their sample deviation plus epsilon, or not without `std_normalize`. A state that is ""
-    or met once gives a turn no advantage of its own. `run_ids` [B] name the run within its group; `turns` [B] its order
-    (by default that of the rows).
+    Rows are turns with their own rewards, 0 for most. Runs are compared by the sum of their rewards. A turn's return
+    (its reward and the later ones, discounted by `gamma` a turn) is compared with all turns of the group in the same
+    state, its own run's included. Both are divided by their sample deviation plus epsilon if `std_normalize`. Turns
+    whose state is "" or occurs once get no advantage of their own. `run_ids` [B] name the run within its group; `turns`
+    [B] give its order (by default the order in the batch).
     """
     if states is not None and len(states) != len(rewards):
         raise InputError(f"there are {len(states)} states for {len(rewards)} rows", key="states")
@@ -197,7 +197,7 @@ def gigpo(
 
 
 def discounted(rewards: Tensor, runs: Tensor, turns: Tensor, gamma: float) -> Tensor:
-    """[B] each row's reward and the later ones of its run, discounted by `gamma` for each row between.
+    """[B] each row's reward plus the later ones of its run, discounted by `gamma` for each row in between.
 
     Raises InputError if two rows of a run have the same turn.
     """

@@ -1,7 +1,7 @@
-"""GRPO's advantages without those of tokens that would move the policy too far: M2PO, Clip_B.
+"""GRPO's advantages, except for tokens that would move the policy too far: M2PO, Clip_B.
 
-Such a token gets an advantage of 0: it adds nothing to the loss, and still counts where the loss is averaged. The
-choice is made once for the whole batch, before its first update.
+Such a token gets an advantage of 0: it adds nothing to the loss, but still counts when the loss is averaged. The tokens
+are selected once for the whole batch, before its first update.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def m2po(
     """GRPO's advantages; 0 where the second moment of the log-ratio to the sampling policy is too large (M2PO, Zheng et
     al. 2025, "Prosperity before collapse", algorithm 1).
 
-    Looked at are the tokens that PPO might clip: A > 0 and log pi / mu > 0, or both negative. Of these, the ones with
-    the largest squares are left out until the mean square of the others is at most `m2_threshold`.
+    Considers the tokens that PPO might clip: A > 0 and log pi / mu > 0, or both negative. Of these, those with the
+    largest squares are excluded until the mean square of the others is at most `m2_threshold`.
     """
     if not 0 <= m2_threshold < float("inf"):
         raise InputError(f"m2_threshold is a finite number of at least 0, not {m2_threshold}", key="m2_threshold")
@@ -45,7 +45,7 @@ def m2po(
     places = (mask & (advantages * log_ratio > 0)).nonzero()
     squares, order = log_ratio[places[:, 0], places[:, 1]].square().sort(stable=True)
     means = squares.cumsum(0) / torch.arange(1, len(squares) + 1, device=squares.device)
-    kept = int((means <= m2_threshold).sum())  # the means of a sorted sequence never fall
+    kept = int((means <= m2_threshold).sum())  # the running means of a sorted sequence never decrease
     left_out = places[order[kept:]]
     advantages[left_out[:, 0], left_out[:, 1]] = 0.0
     count = max(int(mask.sum()), 1)
@@ -68,10 +68,10 @@ def clipb(
     mu: float = 2.5,
     epsilon: float = 1e-6,
 ) -> Result:
-    """GRPO's advantages; 0 for tokens of a negative one that would change the entropy most (Clip_B, arXiv 2602.03392).
+    """GRPO's advantages; 0 for tokens with A < 0 that would change the entropy most (Clip_B, arXiv 2602.03392).
 
-    With S = p (H + log p) of each sampled token, p its probability and H the entropy at its place, in nats, those with
-    an S below mean - `mu` deviations, both over all tokens of the batch, are left out.
+    S = p (H + log p) for each sampled token, with its probability p and the entropy H at its position, in nats. Tokens
+    with S below mean - `mu` deviations, both over all tokens of the batch, are excluded.
     """
     mask = as_mask(mask)
     require_finite(mask, old_logprobs=old_logprobs, entropies=entropies)

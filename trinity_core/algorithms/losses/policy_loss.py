@@ -1,4 +1,4 @@
-"""The type of a policy loss: per-token values, and weights whose sum of products is the loss.
+"""The type of a policy loss: per-token values and weights; the loss is the sum of their products.
 
 The trainer sums (weights * values) over micro-batches; `__call__` computes the loss of a whole batch at once.
 """
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 INPUTS = ("old_logprobs", "advantages", "ref_logprobs", "rollout_logprobs")
 """Tensors `[B, T]` that a loss may take besides `logprobs` and `mask`."""
 NAMES = (*INPUTS, "is_expert", "step")
-"""All that a loss may take besides: also bools `is_expert` [B], and `step`, the number of the train step."""
+"""All inputs of a loss besides `logprobs` and `mask`: also bools `is_expert` [B], and `step`, the number of the train
+step."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class PolicyLoss:
 
     name: str
     function: Callable[..., tuple[Tensor, Stats]]
-    """(logprobs, mask, inputs it names, **args) -> (values [B, T], stats). Inputs are 0 at masked tokens."""
+    """(logprobs, mask, the inputs it names, **args) -> (values [B, T], stats). Inputs are 0 at masked tokens."""
     metric: str = "pg_loss"
     """A second metric name of the loss, besides `pg_loss`."""
     loss_agg_mode: str = "token-mean"
@@ -43,20 +44,20 @@ class PolicyLoss:
     corrects_rollouts: bool = True
     """True if the rollout correction applies; the rollout gap is measured in any case."""
     ratio_to_rollout: bool = False
-    """True if the ratio is to the policy that sampled: rollout log-probs then replace the old ones, and no correction
-    is applied, as it would count the gap twice."""
+    """True if the ratio is to the sampling policy: rollout log-probs then replace the old ones, and no correction is
+    applied, as it would count the gap twice."""
     rows_per_unit: int = 1
     """Adjacent rows that must be in one micro-batch: 2 for losses on pairs."""
 
     @property
     def inputs(self) -> set[str]:
-        """The inputs that the loss takes, of `NAMES`."""
+        """The names in `NAMES` that the loss takes."""
         return keywords(self.function) & set(NAMES)
 
     def tokens(
         self, logprobs: Tensor, mask: Tensor, *, args: Mapping[str, Any] | None = None, **inputs: Any
     ) -> tuple[Tensor, Stats]:
-        """Values `[B, T]`, 0 at masked tokens, and stats to be averaged; without a check for NaNs.
+        """Return values `[B, T]`, 0 at masked tokens, and stats to be averaged; without a check for NaNs.
 
         `inputs` that the loss does not take are ignored. Missing `old_logprobs` stand for the stop-gradient of
         `logprobs`. Rows may be a part of the batch (for DPO, whole pairs). Raises InputError for unknown `args`.
@@ -75,11 +76,11 @@ class PolicyLoss:
         mask: Tensor, rollout_logprobs: Tensor | None, args: Mapping[str, Any], inputs: Mapping[str, Any],
         has_rollout: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """`tokens` times the rollout correction; stats and the rollout gap are added to `accumulator`.
+        """Return `tokens` times the rollout correction; add stats and the rollout gap to `accumulator`.
 
-        Expert rows (`is_expert`) have no rollout, and rows where `has_rollout` [b] is false no log-probs of it: they
-        keep weight 1, take their ratio to the old policy, and are not measured. A loss that takes `rollout_logprobs`
-        gets the old policy's there.
+        Expert rows (`is_expert`) have no rollout, and rows where `has_rollout` [b] is false have no rollout log-probs:
+        they keep weight 1, use the ratio to the old policy, and are not measured. A loss that takes `rollout_logprobs`
+        gets the old policy's for them.
         """
         is_expert, old = inputs.get("is_expert"), inputs.get("old_logprobs")
         sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
@@ -113,7 +114,7 @@ class PolicyLoss:
         dtype: torch.dtype | None = None,
         **inputs: Any,
     ) -> Tensor:
-        """`[B, T]` weights from the mask of the whole batch, so that the loss is (weights * values).sum()."""
+        """Return `[B, T]` weights from the mask of the whole batch, so that the loss is (weights * values).sum()."""
         rule = AGGREGATIONS.resolve(loss_agg_mode or self.loss_agg_mode)
 
         def aggregate(part: Tensor, rule: Aggregation = rule) -> Tensor:
@@ -136,11 +137,11 @@ class PolicyLoss:
         loss_agg_mode_args: Mapping[str, Any] | None = None,
         **rest: Any,
     ) -> tuple[Tensor, dict[str, float]]:
-        """The scalar loss of a whole batch and its metrics.
+        """Return the scalar loss of a whole batch and its metrics.
 
         Tensors and `step` in `rest` are the loss's inputs, all others its arguments. With `rollout_logprobs`, the
-        rollout correction is applied and the rollout gap reported.
-        Raises InputError for NaNs, infinities and wrong shapes at action tokens.
+        rollout correction is applied and the rollout gap reported. Raises InputError for NaNs, infinities and wrong
+        shapes at action tokens.
         """
         mask = as_mask(mask)
         inputs = {name: value for name, value in rest.items() if name in NAMES}
@@ -184,7 +185,7 @@ POLICY_LOSSES: Registry[PolicyLoss] = Registry(
 
 
 def policy_loss(name: str, **options: Any) -> Callable[[Callable[..., tuple[Tensor, Stats]]], PolicyLoss]:
-    """A decorator that registers a per-token function as `POLICY_LOSSES[name]`; `options` are PolicyLoss's fields."""
+    """Decorator: register a per-token function as `POLICY_LOSSES[name]`; `options` are PolicyLoss's fields."""
 
     def add(function: Callable[..., tuple[Tensor, Stats]]) -> PolicyLoss:
         return POLICY_LOSSES.register(name)(PolicyLoss(name, function, **options))
@@ -193,20 +194,20 @@ def policy_loss(name: str, **options: Any) -> Callable[[Callable[..., tuple[Tens
 
 
 def log_ratio_to(old_logprobs: Tensor | None, logprobs: Tensor, cap: float = 20.0) -> Tensor:
-    """log pi - log pi_old, clamped to +-cap. Without `old_logprobs` it is 0 with the gradient of log pi."""
+    """Return log pi - log pi_old, clamped to +-cap. Without `old_logprobs` it is 0 with the gradient of log pi."""
     if old_logprobs is None:
         return logprobs - logprobs.detach()
     return (logprobs - old_logprobs).clamp(-cap, cap)
 
 
 def ratio_to(old_logprobs: Tensor | None, logprobs: Tensor, cap: float = 20.0) -> Tensor:
-    """pi / pi_old. Without `old_logprobs` it is 1 with the gradient of log pi, and no exp is taken."""
+    """Return pi / pi_old. Without `old_logprobs` it is 1 with the gradient of log pi, and no exp is computed."""
     log_ratio = log_ratio_to(old_logprobs, logprobs, cap)
     return 1 + log_ratio if old_logprobs is None else log_ratio.exp()
 
 
 def clip_ranges(clip_range: float, clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:
-    """(low, high); either side defaults to `clip_range`. Raises InputError for a negative range."""
+    """Return (low, high); either defaults to `clip_range`. Raises InputError for a negative range."""
     low = clip_range if clip_range_low is None else clip_range_low
     high = clip_range if clip_range_high is None else clip_range_high
     if low < 0 or high < 0:
@@ -215,6 +216,5 @@ def clip_ranges(clip_range: float, clip_range_low: float | None, clip_range_high
 
 
 def clip_bounds(clip_range: float, clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:
-    """(1 - low, 1 + high) of `clip_ranges`."""
     low, high = clip_ranges(clip_range, clip_range_low, clip_range_high)
     return 1 - low, 1 + high

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def _clipped(
     ratio: Tensor, advantages: Tensor, bounds: tuple[float, float], dual: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, and where the PPO clip and the dual clip are active: max(-A r, -A clip(r)), for A < 0 at most -A dual."""
+    """Return max(-A r, -A clip(r)), at most -A dual where A < 0, and where the PPO clip and the dual clip are
+    active."""
     plain = -advantages * ratio
     limited = -advantages * ratio.clamp(*bounds)
     values = torch.maximum(plain, limited)
@@ -75,8 +76,8 @@ def gspo(
 ) -> tuple[Tensor, Stats]:
     """PPO's clip on s = exp(mean_t log r_t), one ratio a sequence (GSPO, arXiv 2507.18071, eq. 5 to 7).
 
-    Written per token (GSPO-token, eq. 13 to 14), s with the gradient of each token: with one advantage a sequence and
-    `seq-mean-token-mean` value and gradient are those of GSPO.
+    Written per token (GSPO-token, eq. 13 to 14): s with the gradient of each token. With one advantage a sequence and
+    `seq-mean-token-mean`, value and gradient are those of GSPO.
     """
     log_ratio = log_ratio_to(old_logprobs, logprobs)
     mean = row_mean(log_ratio.detach(), mask)
@@ -102,9 +103,9 @@ def gmpo(
     clip_range_high: float | None = None,
 ) -> tuple[Tensor, Stats]:
     """-A exp(mean_t c_t), c_t = min(log r_t, high) where A > 0, max(log r_t, -low) elsewhere: the geometric mean of the
-    ratios, each clipped before (GMPO, arXiv 2507.20673, eq. 4 and algorithm 1).
+    clipped ratios (GMPO, arXiv 2507.20673, eq. 4 and algorithm 1).
 
-    The ranges bound log r_t, not r_t. The value is the same at all tokens of a sequence that have one advantage.
+    The ranges bound log r_t, not r_t. The value is the same at all tokens of a sequence with one advantage.
     """
     low, high = clip_ranges(clip_range, clip_range_low, clip_range_high)
     log_ratio = log_ratio_to(old_logprobs, logprobs)
@@ -129,9 +130,9 @@ def cispo(
     mask_clipped: bool = False,
 ) -> tuple[Tensor, Stats]:
     """-A sg(clip(r, 1 - low, 1 + high)) log pi: the weight is clipped, no token loses its gradient (CISPO, MiniMax-M1,
-    arXiv 2506.13585, section 3; a low of 1 is no lower bound).
+    arXiv 2506.13585, section 3; a low of 1 means no lower bound).
 
-    `mask_clipped` also drops the tokens that PPO's clip would.
+    `mask_clipped` also drops the tokens that PPO's clip would drop.
     """
     log_ratio = log_ratio_to(old_logprobs, logprobs).detach()
     ratio = log_ratio.exp()
@@ -156,8 +157,8 @@ def sapo(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
 ) -> tuple[Tensor, Stats]:
-    """-A (4 / tau) sigmoid(tau (r - 1)), tau by the advantage's sign: a soft gate in place of the clip, whose slope at
-    r = 1 is the plain policy gradient (SAPO, arXiv 2511.20347)."""
+    """-A (4 / tau) sigmoid(tau (r - 1)), tau by the advantage's sign: a soft gate instead of the clip, whose slope at r
+    = 1 is the plain policy gradient (SAPO, arXiv 2511.20347)."""
     if tau_pos <= 0 or tau_neg <= 0:
         raise InputError(
             f"SAPO's temperatures must be positive: tau_pos {tau_pos}, tau_neg {tau_neg}",

@@ -55,8 +55,8 @@ def topr(
 ) -> tuple[Tensor, Stats]:
     """-A sg(a) log pi, a = 1 where A > threshold, else min(pi / mu, 1) (TOPR, arXiv 2503.14286).
 
-    The ratio is the sequence's, as in the paper, or with `level: token` each token's. `old_logprobs` are those of the
-    policy that sampled (mu).
+    The ratio is the sequence's, as in the paper, or each token's with `level: token`. `old_logprobs` are those of the
+    sampling policy mu.
     """
     if level not in ("sequence", "token"):
         raise InputError(f"TOPR's ratio is taken at level sequence or token, not '{level}'", key="level")

@@ -1,7 +1,7 @@
 """Losses on given answers: SFT, its weighted forms, DPO on pairs, and mixtures with rollouts.
 
-In a mixture of rollouts and expert rows, (1 - mu) * PPO on rollouts + mu * SFT on the expert's rows, each term is
-averaged over its own tokens of the whole batch, so the balance does not depend on the numbers of rows.
+A mixture is (1 - mu) * PPO on rollouts + mu * SFT on expert rows. Each term is averaged over its own tokens of the
+whole batch, so the balance does not depend on the numbers of rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def sft(logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Stats]:
 
 @policy_loss("sft_weighted", metric="sft_loss", corrects_rollouts=False)
 def sft_weighted(logprobs: Tensor, mask: Tensor, *, advantages: Tensor) -> tuple[Tensor, Stats]:
-    """-w log pi, w given as `advantages`: RAFT's choice of rows (arXiv 2304.06767) or any weighting of examples."""
+    """-w log pi, with w passed as `advantages`: RAFT's selection of rows (arXiv 2304.06767) or any weighting of
+    examples."""
     return -advantages * logprobs, {}
 
 
@@ -53,7 +54,7 @@ def sft_phi(logprobs: Tensor, mask: Tensor, *, cutoff_prob: float = 1.0) -> tupl
 
 
 def _pairs(mask: Tensor) -> Tensor:
-    """[B, T] bool, true at the first action token of each chosen row whose pair has two answers."""
+    """[B, T] bool, true at the first action token of each chosen row of a pair with two answers."""
     if mask.shape[0] % 2:
         raise InputError(
             f"DPO takes rows as chosen, rejected, chosen, rejected ...; {mask.shape[0]} is an odd number", key="mask"
@@ -64,7 +65,7 @@ def _pairs(mask: Tensor) -> Tensor:
 
 
 def _pair_weights(mask: Tensor) -> Tensor:
-    """1 / pairs at the place of each pair; pairs with an empty answer are excluded."""
+    """1 / number of pairs at the token of each pair; pairs with an empty answer are excluded."""
     place = _pairs(mask)
     return place / place.sum().clamp(min=1)
 
@@ -73,11 +74,11 @@ def _pair_weights(mask: Tensor) -> Tensor:
 def dpo(
     logprobs: Tensor, mask: Tensor, *, ref_logprobs: Tensor, beta: float = 0.1, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Stats]:
-    """Per pair -(1 - s) log sigmoid(beta h) - s log sigmoid(-beta h), h = (log pi/ref of the chosen answer) - (of the
-    rejected one) (DPO, arXiv 2305.18290, eq. 7; s = `label_smoothing`: conservative DPO).
+    """Per pair -(1 - s) log sigmoid(beta h) - s log sigmoid(-beta h), h = log pi/ref of the chosen answer minus that of
+    the rejected one (DPO, arXiv 2305.18290, eq. 7; s = `label_smoothing`: conservative DPO).
 
-    Log-probs are summed over one answer, the sigmoid is taken pair by pair, the loss is the mean over pairs. A pair's
-    value stands at the first action token of its chosen row; `loss_agg_mode` is not used.
+    Log-probs are summed over an answer, the sigmoid is taken for each pair, and the loss is the mean over pairs. A
+    pair's value is at the first action token of its chosen row; `loss_agg_mode` is not used.
     """
     if beta <= 0 or not 0 <= label_smoothing <= 0.5:
         raise InputError(
@@ -112,7 +113,6 @@ def mu_at(step: int, mu_warmup_steps: int, mu_decay_steps: int, mu_peak: float, 
 
 
 def _split(mask: Tensor, is_expert: Tensor) -> tuple[Tensor, Tensor]:
-    """The masks of the rollouts' and of the expert's tokens."""
     expert = is_expert[:, None].bool()
     return mask & ~expert, mask & expert
 
@@ -200,8 +200,7 @@ def mix_chord(
     clip_range_high: float | None = None,
     clip_ratio_c: float | None = 3.0,
 ) -> tuple[Tensor, Stats]:
-    """`mix` with CHORD's schedule of mu over trainer steps and its weight p (1 - p) on the expert's tokens (arXiv
-    2508.11408)."""
+    """`mix` with CHORD's schedule of mu and its weight p (1 - p) on the expert's tokens (arXiv 2508.11408)."""
     clip = {"clip_range": clip_range, "clip_range_low": clip_range_low, "clip_range_high": clip_range_high}
     clip["clip_ratio_c"] = clip_ratio_c
     if enable_phi_function:

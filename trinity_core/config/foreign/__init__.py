@@ -1,5 +1,5 @@
-"""The keys and values of Trinity-RFT and veRL, as they are written, read as this schema's own.
+"""Translates keys and values of Trinity-RFT and veRL into this schema's.
 
-`table` has what becomes of each key; `translate.native` moves what has another place or another spelling here, refuses
-what cannot be had, and takes out what has no effect, with a notice that says why.
+`table` lists an action for each key; `translate.native` applies them: it moves or respells settings, refuses
+unsupported ones, and removes those without effect, with a notice.
 """

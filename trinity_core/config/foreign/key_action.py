@@ -1,6 +1,6 @@
-"""What becomes of a key of Trinity-RFT or veRL that is no setting here: one action for each.
+"""The action for a key of Trinity-RFT or veRL that is not a setting here.
 
-A value that asks for nothing (null, and those that an action lists, such as the key's own default) is dropped silently.
+Values that request nothing (null, and those listed in an action, such as the key's own default) are dropped silently.
 """
 
 from __future__ import annotations
@@ -10,26 +10,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 Convert = Callable[[Any, Mapping[str, Any]], Any]
-"""(value, the section in which it stands) → the value here."""
 
 
 @dataclass(frozen=True)
 class Noted:
-    """Accepted without effect; a notice says why."""
+    """Accepted without effect; a notice gives the reason."""
 
     why: str
     harmless: tuple[Any, ...] = ()
     """Values that are dropped without a notice, besides null. Without a `why` all are."""
     asked_by: str = ""
-    """The sibling key, the key below this one, or the dotted key, that switches it on. While that is off this key says
-    nothing."""
+    """The sibling key, the key below this one, or the dotted key that enables it. While that is off, this key has no
+    effect anyway."""
 
 
 @dataclass(frozen=True)
 class Imported(Noted):
-    """Accepted without effect in `trainer.trainer_config`, which is about training alone.
+    """Accepted without effect in `trainer.trainer_config`, which only concerns training.
 
-    `import-verl`, which reads the whole of a veRL run, writes the value at a key here.
+    `import-verl`, which reads a whole veRL run, writes the value to a key here.
     """
 
     to: str = ""
@@ -38,7 +37,7 @@ class Imported(Noted):
 
 @dataclass(frozen=True)
 class Refused:
-    """An error that says why, and what to write instead."""
+    """An error with the reason, and what to write instead."""
 
     why: str
     harmless: tuple[Any, ...] = ()
@@ -47,43 +46,43 @@ class Refused:
 
 @dataclass(frozen=True)
 class Moved:
-    """The same setting has another place here: the value goes there."""
+    """A setting that has another place here; the value moves there."""
 
     to: tuple[str, ...]
-    """Keys below the section in which the old one stands. `../key` counts from one section higher, `/key` from the top
-    of the configuration (or stage); `key[].name` is that key of every entry of a list, `*` the old key's own name."""
+    """Target keys relative to the section of the old key. `../key` starts one section higher, `/key` at the top of the
+    configuration (or stage); `key[].name` is that key of every entry of a list, `*` the old key's own name."""
     unset: tuple[Any, ...] = ()
     """Values that mean "not given", besides null."""
     convert: Convert | None = None
     yields: bool = False
-    """The key here wins where both are given; otherwise two different values are an error."""
+    """True if the target key wins if both are given; otherwise two different values are an error."""
 
     @property
     def setting(self) -> str:
-        """The key from the top, if the value goes there as it is; else empty."""
+        """The absolute target key if the value moves there unchanged; else ""."""
         plain = len(self.to) == 1 and not self.unset and self.convert is None and "[]" not in self.to[0]
         return self.to[0].removeprefix("/") if plain and self.to[0].startswith("/") else ""
 
 
 @dataclass(frozen=True)
 class Spelled:
-    """A setting that is known here, some of whose values are written otherwise or mean "not given" (None)."""
+    """A setting known here, some of whose values are spelled differently or mean "not given" (None)."""
 
     values: Mapping[Any, Any]
 
 
 @dataclass(frozen=True)
 class Below:
-    """A section that is unknown here, or the arguments of a part."""
+    """A section unknown here, or the arguments of a part."""
 
     keys: Mapping[str, KeyAction]
     rest: KeyAction | None = None
-    """What becomes of the keys not listed; None leaves them to the schema."""
+    """Action for unlisted keys; None leaves them to the schema."""
 
 
 @dataclass(frozen=True)
 class Cases:
-    """One action for each of some values, and one for all others, which are as they are where the key is known."""
+    """One action for each of some values, and one for all others. Known keys keep other values unchanged."""
 
     of: Mapping[Any, KeyAction]
     rest: KeyAction
@@ -91,16 +90,16 @@ class Cases:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """Several settings here: a function of (value, its section) gives their values by key, keys as of `Moved`, or why
-    the value is refused.
+    """A key that becomes several settings. A function of (value, its section) returns their values by key, keys as in
+    `Moved`, or why the value is refused.
 
-    A value that it gives None for is not given. The keys here win where both are given.
+    Values of None are not given. Existing keys win.
     """
 
     keys: Callable[[Any, Mapping[str, Any]], Mapping[str, Any] | Refused | None]
-    """None: the value is left to the schema."""
+    """A result of None leaves the value to the schema."""
     from_top: bool = False
-    """The function gets the whole configuration, or the whole stage with what it inherits, for the section."""
+    """True if the function gets the whole configuration, or the whole stage with inherited values, as the section."""
 
 
 KeyAction = Noted | Refused | Moved | Spelled | Below | Cases | Rewritten
@@ -108,17 +107,15 @@ Keys = dict[str, KeyAction]
 
 
 def noted(why: str, *harmless: Any) -> Noted:
-    """Accepted without effect."""
     return Noted(why, harmless)
 
 
 def refused(why: str, *harmless: Any) -> Refused:
-    """Refused, but for these values and null."""
+    """Refuse all values except these and null."""
     return Refused(why, harmless)
 
 
 def moved(*to: str, unset: tuple[Any, ...] = (), convert: Convert | None = None, yields: bool = False) -> Moved:
-    """Written elsewhere here."""
     return Moved(to, unset, convert, yields)
 
 
@@ -128,7 +125,7 @@ def unset(*values: Any) -> Spelled:
 
 
 def same(action: KeyAction, names: str) -> Keys:
-    """One action for several keys, whose names are separated by spaces; `*` in a target is the key's own name."""
+    """Apply one action to several keys, separated by spaces; `*` in a target is the key's own name."""
     match action:
         case Moved(to=to):
             return {name: replace(action, to=tuple(key.replace("*", name) for key in to)) for name in names.split()}
@@ -138,7 +135,7 @@ def same(action: KeyAction, names: str) -> Keys:
 
 
 def keys(*parts: Mapping[str, KeyAction]) -> Keys:
-    """One section of several parts. Raises ValueError if a key stands in two of them."""
+    """Join the parts of a section. Raises ValueError if a key occurs twice."""
     joined: Keys = {}
     for part in parts:
         if twice := joined.keys() & part.keys():
@@ -148,11 +145,11 @@ def keys(*parts: Mapping[str, KeyAction]) -> Keys:
 
 
 def is_among(value: Any, values: Iterable[Any]) -> bool:
-    """True if this is one of the values; a flag is no number."""
+    """True if `value` is one of `values`; bools do not equal numbers."""
     return any(type(value) is type(other) and value == other for other in values)
 
 
 FOLLOWS = noted("It follows from other settings.", "", 0, 1, -1, False, True, {}, [])
-"""Keys that Trinity-RFT or veRL fill themselves."""
+"""Keys that Trinity-RFT or veRL fill in themselves."""
 SILENT = Noted("")
-"""Accepted without effect and without a notice: it says nothing about the run."""
+"""Accepted without effect and without a notice: the key does not matter for the run."""

@@ -43,7 +43,7 @@ WORKFLOW = Spelled(
         "tool_call_workflow": "toolcall_workflow",
     }
 )
-"""Names that Trinity-RFT has for the same workflow; all of them are asynchronous here."""
+"""Trinity-RFT's further names for the same workflow; here all workflows are asynchronous."""
 
 FORMAT: Keys = {
     "image_key": VISION,
@@ -59,7 +59,7 @@ FORMAT: Keys = {
     "chat_template": unset(""),
 }
 REWARD = Spelled({"": None, "math_boxed_reward_naive_dapo": "math_dapo_reward"})
-"""The verdicts of the latter are math-verify's, where Trinity-RFT compares normalised texts."""
+"""The latter is scored by math-verify here, where Trinity-RFT compares normalised texts."""
 ROLLOUT_ARGS: Keys = {
     "n": moved("../repeat_times", yields=True),
     "logprobs": noted("The log-prob of each sampled token is always recorded, that of no other.", 0),
@@ -156,7 +156,7 @@ STATED = noted("A server starts with the run and ends with it.")
 
 
 def _per_engine(runners: Any, explorer: Mapping[str, Any]) -> Any:
-    """The runners of each engine, given their number in all."""
+    """Return the runners per engine, given the total number."""
     inner = explorer.get("rollout_model")
     engines = (inner.get("engine_num") if isinstance(inner, Mapping) else None) or explorer.get("engine_num") or 1
     return max(-(-runners // engines), 1) if isinstance(runners, int) and isinstance(engines, int) else runners

@@ -36,7 +36,6 @@ ROPE = refused("change it in the model folder's config.json, which the engines a
 
 
 def _juicer(path: Any, _: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The operators of a Data-Juicer recipe."""
     return [{"name": "data_juicer", "args": {"config_path": path}}]
 
 
@@ -66,7 +65,7 @@ EXTERNAL_KEYS = ("enable", "base_url_env", "api_key_env", "model_name")
 
 
 def _external_model(written: Any, top: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
-    """An endpoint that mode bench scores; its address stands in a variable of the environment."""
+    """Translate an endpoint for mode bench; its address is in an environment variable."""
     if not isinstance(written, Mapping):
         return Refused("must be a section with keys.")
     if unknown := [str(key) for key in written if key not in EXTERNAL_KEYS]:
@@ -189,7 +188,8 @@ GRPO_ADVANTAGE = (ALGORITHMS["grpo"].advantage_fn, ALGORITHMS["grpo"].advantage_
 
 
 def m2po(_: Any, algorithm: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
-    """M2PO is a loss elsewhere; here an advantage of GRPO's and a loss without a clip, against the sampling policy."""
+    """Translate M2PO: elsewhere a loss, here GRPO's advantage with M2PO's masking and an unclipped loss against the
+    sampling policy."""
     name = algorithm.get("algorithm_type") or "ppo"
     kind = ALGORITHMS.get("grpo" if name == "grpo_verl" else str(name), ALGORITHMS["ppo"])
     if algorithm.get("advantage_fn") or algorithm.get("add_strategy"):
@@ -222,7 +222,7 @@ CORRECTED_BY = (
     "loss_type",
     "use_policy_gradient",
 )
-"""Keys of veRL's section `rollout_correction` that are read, or say nothing alone."""
+"""Keys in veRL's section `rollout_correction` that are used, or have no effect on their own."""
 NOT_CORRECTED = {
     "rollout_rs": "rejection sampling is a separate correction here, not one of weights: leave it out, or write "
     "`rollout_correction: geometric`, `mis` or `icepop` in place of this section (docs/algorithms.md).",
@@ -232,14 +232,14 @@ NOT_CORRECTED = {
     "in place of this section.",
     "rollout_is_batch_normalize": "weights are not normalised over a batch: leave it out.",
 }
-"""Keys of that section that change the loss and have no counterpart, and what to do."""
+"""Keys of that section that change the loss and have no counterpart, with advice."""
 NOT_CLIPPED = "a loss without a clip is one of its own here, such as `policy_loss_fn: reinforce` (docs/algorithms.md)."
 
 
 def correction(written: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | Refused | None:
-    """A section about rollout correction as the name of one and its arguments.
+    """Translate a section about rollout correction to the name and arguments of one correction.
 
-    In veRL's bypass mode the clipped ratio is to the policy that sampled, and `rollout_is` says nothing.
+    In veRL's bypass mode the clipped ratio is to the sampling policy, and `rollout_is` has no effect.
     """
     if not isinstance(written, Mapping):
         return None
@@ -267,7 +267,7 @@ def correction(written: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | Refuse
 
 
 def bound(text: str) -> float | str:
-    """The number that a text is; the text itself, which the schema refuses, where it is none."""
+    """Convert a text to a number, or return it unchanged for the schema to refuse."""
     try:
         return float(text)
     except ValueError:
@@ -275,7 +275,7 @@ def bound(text: str) -> float | str:
 
 
 def betas(_: Any, optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Two keys as one; the other number is the one that a stage inherits."""
+    """Join beta1 and beta2; a missing one is inherited from the stage."""
     above = optimizer.get("betas")
     both = above if isinstance(above, list | tuple) and len(above) == 2 else (0.9, 0.999)
     return {"betas": [optimizer.get(key, usual) for key, usual in zip(("beta1", "beta2"), both, strict=True)]}

@@ -1,6 +1,6 @@
-"""The table of foreign keys: what becomes of each key of Trinity-RFT and veRL that is no setting here.
+"""The table of foreign keys: an action for each key of Trinity-RFT and veRL that is not a setting here.
 
-The loader, its notices, the JSON Schema and `import-verl` all read it, so a key stands in it once.
+The loader, its notices, the JSON Schema and `import-verl` all use it, so each key is listed once.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ from trinity_core.config.foreign.key_action import (
 from trinity_core.config.schema import Config, StageConfig
 
 ROOT = "trainer.trainer_config"
-"""Where a veRL trainer configuration stands."""
 KEYS: Mapping[type[Any], Keys] = {**run_keys.KEYS, **rollout_keys.KEYS, **verl_keys.KEYS}
-"""Section of the schema → the foreign keys that may stand in it."""
+"""Section of the schema → foreign keys allowed in it."""
 
 
 def accepted_keys(section: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
-    """The other keys that a section accepts, each with a sentence, and with the key here if it is
-    no more than another spelling of that."""
+    """Yield the other keys that a section accepts, each with a sentence, and with the key here if it is just another
+    spelling."""
     for name, action in KEYS.get(section, {}).items():
         if name not in types_of(section) and not isinstance(action, Refused):
             yield name, _sentence(action), action.setting if isinstance(action, Moved) else ""
 
 
 def type_below(typed: Type | Below | None, part: str | int) -> Type | Below | None:
-    """The type of an entry, also of another version's section; a key that moves unchanged has its target's type.
+    """Return the type of an entry, including foreign sections; a key that moves unchanged has its target's type.
 
-    None where no setting is.
+    None if there is no such setting.
     """
     section: type[BaseModel] | None = None
     if isinstance(typed, Below):
@@ -61,7 +60,7 @@ def type_below(typed: Type | Below | None, part: str | int) -> Type | Below | No
 
 
 def type_at(section: type[BaseModel], path: Iterable[str | int]) -> Type | Below | None:
-    """The type of the value at a path below a section, by `type_below`."""
+    """Return the type of the value at a path below a section, by `type_below`."""
     typed: Type | Below | None = Type(section, (), False)
     for part in path:
         typed = type_below(typed, part)

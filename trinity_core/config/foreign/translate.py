@@ -1,7 +1,7 @@
-"""A tree in the words of Trinity-RFT and veRL as one in this schema's own.
+"""Translates a tree with keys of Trinity-RFT and veRL into this schema's keys.
 
-Each walk follows the schema through the tree and finds every foreign key or value; a value that was moved is looked at
-again by the next walk.
+Each walk follows the schema through the tree and finds all foreign keys and values; moved values are checked again by
+the next walk.
 """
 
 from __future__ import annotations
@@ -39,47 +39,45 @@ class Place(NamedTuple):
     key: str
     node: Tree
     inherited: Mapping[str, Any] = {}
-    """The values that a stage has from the section above all stages."""
+    """The values that a stage inherits from the section above all stages."""
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The section's values, inherited ones included."""
         return merge(self.inherited, self.node, WHOLE) if self.inherited else self.node
 
 
 Chain = tuple[Place, ...]
-"""The sections above a key, from the top of the configuration, or of a stage, inwards."""
+"""The sections that contain a key, from the top of the configuration or stage inwards."""
 
 
 @dataclass(frozen=True)
 class Put:
-    """The value goes elsewhere, or nowhere if it asks for nothing."""
+    """Moves the value elsewhere, or drops it if it requests nothing."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Key → value; keys as of `Moved`."""
+    """Key → value; keys as in `Moved`."""
     yields: bool = True
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """A key of the tree with something to be done about it."""
+    """A key of the tree that needs an action."""
 
     chain: Chain
-    """The sections from the top down to the one in which the key stands."""
+    """The sections from the top to the one that contains the key."""
     name: str
     value: Any
     action: Noted | Refused | Put
 
     @property
     def key(self) -> str:
-        """The dotted key."""
         return join_key(self.chain[-1].key, self.name)
 
 
 def native(tree: Tree, report: Report) -> tuple[Tree, list[Finding]]:
-    """A copy in this schema's words, and a notice for each key that has no effect.
+    """Return a translated copy, and a notice for each key without effect.
 
-    Refused keys are reported; what was reported of keys without effect, such as an interpolation that leads nowhere, is
+    Refused keys are reported. Earlier reports about keys without effect, such as an unresolved interpolation, are
     dropped.
     """
     tree, notices = copy.deepcopy(tree), list[Finding]()
@@ -112,7 +110,7 @@ def _section(cls: type[BaseModel], node: Mapping[str, Any], chain: Chain) -> Ite
 
 
 def _inner(typed: Type, key: str, value: Any, chain: Chain, above: Any) -> Iterator[Foreign]:
-    """The section, or the sections of a list or by name. `above`: what a stage inherits for it."""
+    """Yield the section, or the sections of a list or mapping. `above`: what a stage inherits for it."""
     cls, entries = typed.section, [(key, value)]
     if typed.entry is not None:
         named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -123,7 +121,6 @@ def _inner(typed: Type, key: str, value: Any, chain: Chain, above: Any) -> Itera
 
 
 def _known(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator[Foreign]:
-    """A value of a setting that is known here."""
     match action:
         case Spelled(values=values):
             if value is None or is_among(value, values):
@@ -141,7 +138,6 @@ def _known(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator[F
 
 
 def _unknown(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator[Foreign]:
-    """A key that is unknown here."""
     asked_by = action.asked_by if isinstance(action, Noted) else ""
     asked = not asked_by or any(
         section.get(asked_by) for section in (chain[-1].node, value) if isinstance(section, dict)
@@ -169,7 +165,7 @@ def _unknown(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator
 
 
 def _below(action: Below, name: str, value: Any, chain: Chain) -> Iterator[Foreign]:
-    """A section that is unknown here: each listed key for itself, the others together if they have no effect."""
+    """Handle an unknown section: each listed key by itself, the others together if they have no effect."""
     if not isinstance(value, dict):
         must = Refused(f"must be a section with keys, not {show(value)}.")
         yield Foreign(chain, name, value, action.rest if isinstance(action.rest, Noted) else must)
@@ -186,17 +182,17 @@ def _below(action: Below, name: str, value: Any, chain: Chain) -> Iterator[Forei
 
 
 def _choice(typed: Type, value: Any) -> str | None:
-    """The choice that a text stands for in other capitals."""
+    """Return the choice that a text matches if case is ignored."""
     if not isinstance(value, str) or value in typed.choices:
         return None
     return next((choice for choice in typed.choices if choice.lower() == value.lower()), None)
 
 
 def _apply(foreign: Foreign, report: Report) -> Iterator[Finding]:
-    """Take the key out of the tree and do what is to be done about it; yields a notice, if any."""
+    """Take the key out of the tree and apply its action; yields a notice, if any."""
     owner, value = foreign.chain[-1].node, foreign.value
     if owner.get(foreign.name) is not value:
-        return  # another key was moved here meanwhile; the next walk looks at it
+        return  # another key was moved here meanwhile; the next walk handles it
     owner.pop(foreign.name, None)
     match foreign.action:
         case Noted(why=why):
@@ -211,9 +207,9 @@ def _apply(foreign: Foreign, report: Report) -> Iterator[Finding]:
 
 
 def _put(chain: Chain, to: str, value: Any, yields: bool, report: Report, written: str) -> None:
-    """Set a value at the key `to` (as of `Moved`), which the key `written` is another spelling of.
+    """Set the value at the key `to` (as in `Moved`), of which the key `written` is another spelling.
 
-    What is there already stays; unless `yields`, a different value is reported.
+    An existing value stays; unless `yields`, a different value is reported.
     """
     if to.startswith("/"):
         place, to = chain[0], to[1:]

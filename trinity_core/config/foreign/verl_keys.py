@@ -1,6 +1,6 @@
-"""veRL's keys about training: what `trainer.trainer_config` may hold besides the settings of `schema/verl.py`.
+"""veRL's training keys: what `trainer.trainer_config` may contain besides the settings of `schema/verl.py`.
 
-`import_verl/run_keys.py` has the rest of a veRL run, which only `import-verl` reads.
+`import_verl/run_keys.py` covers the rest of a veRL run, which only `import-verl` reads.
 """
 
 from __future__ import annotations
@@ -59,34 +59,33 @@ HYDRA: Keys = {"_target_": SILENT}
 
 
 def imported(to: str, convert: Callable[[Any], Any] | None = None) -> Imported:
-    """Said by another section of the run, where `import-verl` writes it."""
+    """A key that another section of the run covers; `import-verl` writes it there."""
     return Imported(SECTIONS, to=to, convert=convert)
 
 
 def _adapter(rank: Any, model: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The adapter of veRL's keys, with veRL's defaults."""
     targets = model.get("target_modules") or "all-linear"
     path, alpha = model.get("lora_adapter_path"), model.get("lora_alpha", 16)
     return [{"path": path, "lora_rank": rank, "lora_alpha": alpha, "target_modules": targets}]
 
 
 def file_name(value: Any) -> Any:
-    """A name that is part of a path here."""
+    """Return a name that can be part of a path."""
     return value.replace("/", "_") if isinstance(value, str) and not value.startswith("${") else str(value)
 
 
 def steps_or_none(value: Any) -> Any:
-    """veRL's -1 switches something off; here 0 does."""
+    """Convert veRL's -1 (off) to 0."""
     return 0 if isinstance(value, int) and value < 0 else value
 
 
 def _enabled(why: str, name: str = "enable") -> Below:
-    """A section that may not be switched on."""
+    """A section that must not be enabled."""
     return Below({name: refused(why, False)}, SILENT)
 
 
 def _steps(steps: Any, _: Mapping[str, Any]) -> Any:
-    """A negative number of warm-up steps means "not given" in veRL."""
+    """Return None for veRL's negative number of warm-up steps, which means "not given"."""
     return None if isinstance(steps, int | float) and steps < 0 else steps
 
 

@@ -1,6 +1,6 @@
-"""Rules between settings, a file for each part of the configuration. Each rule reports what it finds; none raises.
+"""Rules between settings, one file per part of the configuration. Rules report findings and never raise.
 
-A finding is dropped if one of the settings it rests on is already reported.
+A finding is dropped if a setting it rests on is already reported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check(written: Config, config: Config, report: Report) -> None:
 
 
 def check_stage_list(config: Config, report: Report) -> None:
-    """Report stages without a usable name or with another's."""
+    """Report stages without a usable name or with a repeated one."""
     names = [(f"stages[{index}].stage_name", stage.stage_name) for index, stage in enumerate(config.stages)]
     for key, name in names:
         if wrong := unusable_name(name):
@@ -83,7 +83,7 @@ def _names(config: Config) -> Iterator[Finding]:
 
 
 def _serve(config: Config) -> Iterator[Finding]:
-    """Settings that contradict mode `serve` or have no effect there."""
+    """Yield settings that contradict mode `serve` or have no effect there."""
     if config.mode != "serve":
         return
     if not config.explorer.rollout_model.enable_openai_api:

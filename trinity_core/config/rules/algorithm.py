@@ -59,7 +59,7 @@ def _pairs_of_rollouts(config: Config, known: AlgorithmType) -> Iterator[Finding
 
 
 def chooses_every_rollout(config: Config) -> bool:
-    """True for RAFT without a choice: every rollout is learned from, so that one of each task is enough."""
+    """True for RAFT with `selection: all`: it learns from every rollout, so that one per task is enough."""
     parts = config.algorithm
     return parts.advantage_fn == "raft" and parts.advantage_fn_args.get("selection", "best") != "best"
 
@@ -93,7 +93,7 @@ def model_rules(config: Config) -> Iterator[Finding]:
 
 
 def sampling_rules(config: Config) -> Iterator[Finding]:
-    """`inference.settings.policy_engine` checks the same when the number of GPUs is counted at the start."""
+    """`inference.settings.policy_engine` repeats this check at start, when the number of GPUs is known."""
     if config.mode == "bench" or not config.cluster.gpu_per_node:
         return
     for key, value, message in unreported_temperatures(config):
@@ -112,7 +112,7 @@ def distillation_rules(config: Config) -> Iterator[Finding]:
 
 
 def training_temperatures(config: Config) -> list[tuple[str, float]]:
-    """Key and value of the temperature of each training task set, and of users' requests in mode `serve`."""
+    """Return key and value of each training task set's temperature, and that of users' requests in mode `serve`."""
     default = config.model.temperature
     temperatures = [("model.temperature", default)] if config.mode == "serve" else []
     for key, taskset in training_tasksets(config):
@@ -122,7 +122,7 @@ def training_temperatures(config: Config) -> list[tuple[str, float]]:
 
 
 def restricted_sampling(config: Config) -> str:
-    """The first key by which training samples do not come from the whole vocabulary; empty if there is none."""
+    """Return the first key that restricts training samples to a part of the vocabulary, or ""."""
     model = config.model
     if model.min_response_tokens > 1 and training_temperatures(config):
         return "model.min_response_tokens"
@@ -137,9 +137,9 @@ def restricted_sampling(config: Config) -> str:
 
 
 def unreported_temperatures(config: Config) -> list[tuple[str, float, str]]:
-    """Key and value of each temperature whose log-probs an engine on a GPU cannot report, and why.
+    """Return key, value and reason for each temperature whose log-probs an engine on a GPU cannot report.
 
-    How log-probs are reported is one setting of the engine: where one task set restricts sampling, all get raw ones.
+    Log-prob reporting is one setting per engine: if one task set restricts sampling, all get raw log-probs.
     """
     if not (restricting := restricted_sampling(config)):
         return []

@@ -1,4 +1,4 @@
-"""Rules of what the trainer reads: batches, the experience buffer and the auxiliary buffers."""
+"""Rules about what the trainer reads: batches, the experience buffer and the auxiliary buffers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def experience_rules(config: Config) -> Iterator[Finding]:
 
 
 def _verdicts(config: Config) -> Iterator[Finding]:
-    """A person is asked about answers of an earlier run, by the flow that learns from them alone."""
+    """Verdicts are asked for answers of an earlier run, in a flow that only trains on them."""
     inputs = config.buffer.trainer_input
     buffer = inputs.experience_buffer
     asks = {
@@ -112,7 +112,7 @@ def _verdicts(config: Config) -> Iterator[Finding]:
 
 
 def _experts(config: Config) -> Iterator[Finding]:
-    """Expert data is given where it is drawn, and to nothing that cannot use it."""
+    """Expert data must be given if it is drawn, and only to algorithms that use it."""
     if config.mode not in ("both", "train") or config.is_supervised:
         return
     algorithm, buffers = config.algorithm, config.buffer.trainer_input.auxiliary_buffers

@@ -1,6 +1,6 @@
 """Rules of `explorer`: auxiliary models, the external model and its key, and the OpenAI API.
 
-The parsers of vLLM 0.32 are listed so that a configuration is checked without vLLM; a test compares them with vLLM's.
+The parsers of vLLM 0.32 are listed so that checking a configuration needs no vLLM; a test compares them with vLLM's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def auxiliary_rules(config: Config) -> Iterator[Finding]:
 
 
 def engine_argument_rules(config: Config) -> Iterator[Finding]:
-    """Arguments of vLLM that are not safe, and a lossy engine whose rollouts nothing corrects."""
+    """Yield unsafe arguments of vLLM, and lossy engines without a rollout correction."""
     per_node = "cluster.gpu_per_node"
     for key, model in config.explorer.models.items():
         args = model.extra_engine_args
@@ -69,7 +69,7 @@ def engine_argument_rules(config: Config) -> Iterator[Finding]:
 
 
 def external_rules(config: Config) -> Iterator[Finding]:
-    """The address, the model's name, and a variable's name where a key must not stand."""
+    """Check the address, the model's name, and that a variable's name is given instead of a key."""
     external = config.explorer.external_model
     if external is None:
         return
@@ -87,13 +87,14 @@ def external_rules(config: Config) -> Iterator[Finding]:
 
 
 def key_of_endpoint(config: Config) -> str:
-    """The key of the external model, "" if it needs none. Raises TrinityError if its variable is not set."""
+    """Return the external model's key, "" if it needs none. Raises TrinityError if its variable is not set."""
     external = config.explorer.external_model
     return key_in(config, external.api_key_env if external else None, f"{EXTERNAL}.api_key_env")
 
 
 def key_in(config: Config, name: str | None, where: str) -> str:
-    """The key in the variable that `where` names, "" without a name. Raises TrinityError if it is not set."""
+    """Return the key in the variable `name`, which the setting `where` gives; "" without a name. Raises TrinityError if
+    the variable is not set."""
     if not name:
         return ""
     key = config.explorer.env_vars.get(name) or os.environ.get(name, "")
@@ -103,7 +104,7 @@ def key_in(config: Config, name: str | None, where: str) -> str:
 
 
 def is_http(url: str) -> bool:
-    """Whether a text is the URL of an HTTP server."""
+    """True if a text is the URL of an HTTP server."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -112,7 +113,7 @@ def is_http(url: str) -> bool:
 
 
 def _no_address(url: str) -> str:
-    """Why a URL is not the address of an API, or an empty string. The URL is not shown: it may hold a password."""
+    """Return why a URL is not the address of an API, or "". The URL is not shown, because it may contain a password."""
     if not is_http(url):
         return "must be the address of an OpenAI-compatible API, such as https://api.openai.com/v1."
     parts = urlsplit(url)
@@ -122,7 +123,7 @@ def _no_address(url: str) -> str:
 
 
 def openai_api_rules(config: Config) -> Iterator[Finding]:
-    """Unknown parsers, and tool calls that nothing would read."""
+    """Yield unknown parsers, and tool calls without a parser."""
     for key, model in config.explorer.models.items():
         parsers = (
             ("tool_call_parser", model.tool_call_parser, TOOL_CALL_PARSERS),

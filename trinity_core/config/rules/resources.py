@@ -12,20 +12,21 @@ from trinity_core.config.sync_schedule import SyncSchedule, least_staleness
 
 ON_CPU = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
 SHARED_GPU_MEMORY = 0.7
-"""Up to this `gpu_memory_utilization` an engine leaves room for a trainer on the same single GPU."""
+"""Maximum `gpu_memory_utilization` at which an engine leaves room for a trainer on the same GPU."""
 MAX_STALENESS = "synchronizer.max_staleness"
 STYLE, STRATEGY = "synchronizer.sync_style", "algorithm.sample_strategy"
 COLOCATE, PER_NODE, SIZE = "cluster.colocate", "cluster.gpu_per_node", "tensor_parallel_size"
 
 
 def shares_a_gpu(config: Config, total: int) -> bool:
-    """Whether engine and trainer may share the only GPU: one at a time, or the engine leaves enough of its memory."""
+    """True if engine and trainer may share the only GPU: in turns, or if the engine leaves enough memory."""
     leaves_room = config.explorer.rollout_model.gpu_memory_utilization <= SHARED_GPU_MEMORY
     return total == 1 and (colocates(config, total) or leaves_room)
 
 
 def colocates(config: Config, total: int) -> bool:
-    """Whether engine and trainer use a GPU one at a time, of `total` GPUs. On a CPU (0) only where it is asked for."""
+    """True if engine and trainer use the GPU in turns, given the `total` number of GPUs. On a CPU (0) only on
+    request."""
     asked = config.cluster.colocate
     if not config.is_synchronous or next(colocation_rules(config, asked=True), None) is not None:
         return False
@@ -33,7 +34,8 @@ def colocates(config: Config, total: int) -> bool:
 
 
 def colocation_rules(config: Config, asked: bool | None = None) -> Iterator[Finding]:
-    """Settings that keep engine and trainer from taking turns on a GPU; `asked` replaces `cluster.colocate`."""
+    """Yield settings that prevent engine and trainer from taking turns on a GPU; `asked` replaces
+    `cluster.colocate`."""
     if not (config.cluster.colocate if asked is None else asked) or config.is_supervised or config.mode == "bench":
         return
     sync, trainer = config.synchronizer, config.trainer
@@ -71,7 +73,7 @@ def colocation_rules(config: Config, asked: bool | None = None) -> Iterator[Find
 
 
 def cluster_rules(config: Config) -> Iterator[Finding]:
-    """Several nodes are joined, not started. GPUs are counted where their number is given; 0 means the CPU."""
+    """Several nodes are joined, not started. GPUs are checked if their number is given; 0 means the CPU."""
     per_node = config.cluster.gpu_per_node
     if config.cluster.node_num > 1 and not config.cluster.ray_address:
         message = "must be 1 without cluster.ray_address: a Ray that is started for the run has this machine alone."
@@ -85,7 +87,7 @@ def cluster_rules(config: Config) -> Iterator[Finding]:
 
 
 def gpu_rules(config: Config, per_node: int) -> Iterator[Finding]:
-    """Each engine fits a node with `per_node` GPUs, and all engines and trainer workers fit the run's nodes."""
+    """Each engine must fit a node with `per_node` GPUs, and all engines and trainer workers the run's nodes."""
     models, total = config.engine_models, per_node * config.cluster.node_num
     large = {key: model.tensor_parallel_size for key, model in models.items() if model.tensor_parallel_size > per_node}
     for key, size in large.items():
@@ -136,7 +138,7 @@ def synchronizer_rules(config: Config) -> Iterator[Finding]:
 
 
 def staleness_rules(config: Config) -> Iterator[Finding]:
-    """Settings that contradict a bound on staleness, or weight sync in mid-generation."""
+    """Yield settings that contradict a bound on staleness, or weight sync in mid-generation."""
     sync, most = config.synchronizer, config.synchronizer.max_staleness
     if sync.sync_in_flight and (config.is_synchronous or sync.style == "explorer_driven"):
         message = f"cannot go with sync_style {sync.sync_style}, where weights change between explore steps only."
@@ -183,7 +185,7 @@ def _room(config: Config, most: int) -> Iterator[Finding]:
 
 
 def lora_rules(config: Config) -> Iterator[Finding]:
-    """One adapter, and where a base in 4 bits can be."""
+    """Check that there is only one adapter, and that a 4-bit base is supported."""
     key, lora = "model.lora_configs", config.model.lora
     if lora is None:
         return

@@ -1,4 +1,4 @@
-"""Rules of the tasks: task sets, their order and weights, queues, and what the pipelines read and write."""
+"""Rules about tasks: task sets, their order and weights, queues, and what the pipelines read and write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_PATH = "must be one path: a list is read with storage_type file alone (a | i
 
 
 def training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
-    """Each training task set with the key under which it was given."""
+    """Return each training task set with the key under which it was given."""
     single = config.written(f"{INPUT}.taskset") is not None
     return [
         (f"{INPUT}.taskset" if single and index == 0 else f"{INPUT}.tasksets[{index - single}]", taskset)
@@ -28,7 +28,7 @@ def training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
 
 
 def eval_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
-    """Each task set for evaluation with its key."""
+    """Return each evaluation task set with its key."""
     return [
         (f"{INPUT}.eval_tasksets[{i}]", taskset) for i, taskset in enumerate(config.buffer.explorer_input.eval_tasksets)
     ]
@@ -65,7 +65,7 @@ def task_rules(config: Config) -> Iterator[Finding]:
 
 
 def tasks_spelled_twice(written: Config) -> Iterator[Finding]:
-    """Task sets that name a selector, or a weight, in two ways."""
+    """Yield task sets that give a selector or a weight in two ways."""
     inputs = written.buffer.explorer_input
     listed = [("taskset", inputs.taskset)] if inputs.taskset is not None else []
     listed += [(f"tasksets[{i}]", taskset) for i, taskset in enumerate(inputs.tasksets)]
@@ -80,7 +80,7 @@ def tasks_spelled_twice(written: Config) -> Iterator[Finding]:
 
 
 def _weights(tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
-    """Weights of the training task sets, each with its key."""
+    """Check the weights of the training task sets."""
     wrong = False
     for key, taskset in tasksets:
         for step in taskset.weight_by_step:
@@ -104,7 +104,7 @@ def _weights(tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
 
 
 def _unfilled(weights: list[dict[int, float]]) -> int | None:
-    """A step at which all weights are 0; None if there is none. Weights are linear between their steps."""
+    """Return a step at which all weights are 0, or None. Weights are interpolated linearly."""
 
     def zero(points: dict[int, float], step: int) -> bool:
         steps = sorted(points)
@@ -121,7 +121,7 @@ def _unfilled(weights: list[dict[int, float]]) -> int | None:
 def _queues(
     config: Config, training: list[tuple[str, TasksetConfig]], evals: list[tuple[str, TasksetConfig]]
 ) -> Iterator[Finding]:
-    """Task sets of `storage_type: queue`, whose tasks arrive during the run."""
+    """Check task sets with `storage_type: queue`, whose tasks arrive during the run."""
     for key, taskset in evals:
         if taskset.storage_type == "queue":
             yield Finding(
@@ -150,7 +150,7 @@ def _queues(
 
 
 def _pipeline(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
-    """What cannot work in the task pipeline, or in a task set that reads its output."""
+    """Yield problems of the task pipeline, or of a task set that reads its output."""
     pipeline = config.data_processor.task_pipeline
     if pipeline is None or config.mode == "train":
         return
@@ -180,7 +180,7 @@ def _pipeline(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iter
 
 
 def joined_rules(config: Config) -> Iterator[Finding]:
-    """Inputs that cannot be joined: without a path or a key, and in a run without tasks."""
+    """Yield inputs that cannot be joined: without a path or a key, or in a run without tasks."""
     pipeline = config.data_processor.experience_pipeline
     for name, source in pipeline.inputs.items() if pipeline else ():
         if not source.path:

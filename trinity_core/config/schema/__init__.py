@@ -1,4 +1,4 @@
-"""The settings: one model for each section of the YAML. A setting's doc stands under its field."""
+"""The settings: one model per section of the YAML. Each field is followed by its documentation."""
 
 from trinity_core.config.schema.algorithm import AlgorithmConfig, OptimizerConfig
 from trinity_core.config.schema.buffer import (

@@ -1,4 +1,4 @@
-"""A whole configuration: what one run (or one sequence of stages) is."""
+"""A whole configuration: one run, or a sequence of stages."""
 
 from __future__ import annotations
 
@@ -36,25 +36,27 @@ from trinity_core.registry import registry_of
 
 
 class ClusterConfig(Section):
-    """Nodes and GPUs. Engines take theirs first, what is left is the trainer's."""
+    """Nodes and GPUs. Engines are placed first, the trainer gets the rest."""
 
     node_num: Count = 1
-    """Nodes of the run, at most; more than one need `ray_address`, a shared disk and a PostgreSQL store."""
+    """Maximum number of nodes; more than one needs `ray_address`, a shared disk and a PostgreSQL store."""
     gpu_per_node: Natural | None = None
-    """GPUs of each node, which must be free; null means all that a node has, 0 runs engines and trainer on the CPU."""
+    """GPUs per node, which must be free; null means all of a node's GPUs, 0 runs engines and trainer on the CPU."""
     ray_address: str | None = None
-    """Ray cluster to join, as `host:port` or `auto`; its token is where Ray keeps it. Null starts one for the run."""
+    """Ray cluster to join, as `host:port` or `auto`; its token is read from Ray's default location. Null starts one for
+    the run."""
     colocate: Flag | None = None
-    """Engine and trainer use the same GPU one at a time: the engine sleeps while the trainer works, and the trainer's
-    states move to the machine's memory while the engine works. Null: where a synchronous run has a single GPU."""
+    """Engine and trainer use the same GPU in turns: the engine sleeps while the trainer works, and the trainer's state
+    moves to host memory while the engine works. Null: true if a synchronous run has a single GPU."""
     allow_oversized: Flag = False
-    """Start a run although it needs, by the estimate of `trinity plan`, more memory or disk than this machine has."""
+    """Start a run even if `trinity plan` estimates that it needs more memory or disk than this machine has."""
 
 
 class StageConfig(Section):
-    """What one stage does differently. A setting that is not given here has its value from the sections above.
+    """Settings of one stage. Omitted settings are inherited from the sections above.
 
-    Sections are merged key by key; an `experience_buffer`, a `taskset` and any list replaces the one above as a whole.
+    Sections are merged key by key; an `experience_buffer`, a `taskset` and any list replace the inherited one as a
+    whole.
     """
 
     stage_name: str = ""
@@ -64,7 +66,7 @@ class StageConfig(Section):
     algorithm: Args = EMPTY
     """Settings of `algorithm`."""
     model: Args = EMPTY
-    """Settings of `model`. A stage after the first starts from the model of the stage before."""
+    """Settings of `model`. A stage after the first starts from the previous stage's model."""
     cluster: Args = EMPTY
     """Settings of `cluster`."""
     buffer: Args = EMPTY
@@ -83,33 +85,33 @@ class Config(Section):
     """The settings of a run, section by section."""
 
     project: str = "trinity"
-    """Project; runs of one project lie in one folder."""
+    """Project; runs of one project share a folder."""
     name: str = "run"
     """Name of the run."""
     mode: Literal["both", "train", "explore", "serve", "bench"] = "both"
     """`both`: explore and train; `train`, `explore`: only one of them; `serve`: explore with users of the OpenAI API;
     `bench`: only evaluate."""
     checkpoint_root_dir: str = "./checkpoints"
-    """Folder of all checkpoints and logs; those of this run are in `<checkpoint_root_dir>/<project>/<name>`."""
+    """Folder of all checkpoints and logs; this run's are in `<checkpoint_root_dir>/<project>/<name>`."""
     continue_from_checkpoint: Flag = True
-    """Resume from the run's latest checkpoint; false starts over as `<name>_<timestamp>` where the name is taken."""
+    """Resume from the run's latest checkpoint; false starts over as `<name>_<timestamp>` if the name is taken."""
     ray_namespace: Derived[str] = DERIVED
     """Ray namespace of the run's actors; by default `<project>/<name>`."""
     seed: Seed = 42
     """Seed from which all random streams derive."""
     plugin_dir: str | None = None
-    """Folder of Python files with the user's own workflows, rewards and algorithms. A relative one is looked for below
-    the current directory, then next to this file."""
+    """Folder of Python files with the user's own workflows, rewards and algorithms. A relative path is looked up in the
+    current directory, then next to this file."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
-    """Which update is made from experiences."""
+    """How experiences become updates."""
     model: ModelConfig = Field(default_factory=ModelConfig)
-    """The policy, and how many tokens it sees."""
+    """The policy and its token limits."""
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     """Nodes and GPUs."""
     buffer: BufferConfig = Field(default_factory=BufferConfig)
     """Tasks, experiences and batch sizes."""
     explorer: ExplorerConfig = Field(default_factory=ExplorerConfig)
-    """Rollout engines and workflow runners."""
+    """Inference engines and workflow runners."""
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     """Training and checkpoints."""
     synchronizer: SynchronizerConfig = Field(default_factory=SynchronizerConfig)
@@ -130,29 +132,29 @@ class Config(Section):
     _notices: tuple[Finding, ...] = PrivateAttr(default=())
 
     def __eq__(self, other: object) -> bool:
-        """Settings alone are compared, not what they were written as."""
+        """Compare settings, not how they were written."""
         return isinstance(other, Config) and self.__dict__ == other.__dict__
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the user wrote, interpolated and in this schema's words."""
+        """What the user wrote, interpolated and translated to this schema."""
         return self._given
 
     def written(self, key: str) -> Any:
-        """What the user wrote at a key such as `a.b[0].c`, interpolated, in this schema's words; None if nothing."""
+        """Return what the user wrote at a key such as `a.b[0].c`, interpolated and translated to this schema; None if
+        nothing."""
         return value_at(self._given, key)
 
     def written_by_stage(self, key: str) -> Any:
-        """`written`, but of a stage in its own entry of `stages` alone, not in the sections above."""
+        """Like `written`, but only for a stage's own entry of `stages`, not the sections above."""
         return value_at(self._of_stage, key)
 
     @property
     def stage_runs(self) -> tuple[Config, ...]:
-        """The configuration of each stage."""
         return self._stage_runs
 
     def resuming(self, name: str) -> Config:
-        """A copy that resumes the run `name`, with the runs of its stages next to that one."""
+        """Return a copy that resumes the run `name`, with its stages' runs next to it."""
         config = self.with_values({"name": name, "continue_from_checkpoint": True})
         suffixes = [run.name.removeprefix(self.name) for run in self._stage_runs]
         config._stage_runs = tuple(
@@ -162,7 +164,7 @@ class Config(Section):
 
     @property
     def notices(self) -> tuple[Finding, ...]:
-        """What was found about the user's keys that have no effect here."""
+        """Findings about the user's keys that have no effect here."""
         return self._notices
 
     def as_written(
@@ -172,8 +174,8 @@ class Config(Section):
         stage_runs: Iterable[Config] = (),
         of_stage: dict[str, Any] | None = None,
     ) -> Config:
-        """A copy that says what the user wrote, without keys that have no effect, and what its stages are; or of a
-        stage what its own entry is."""
+        """Return a copy that records what the user wrote, without keys that have no effect, and its stages'
+        configurations; for a stage, also its own entry."""
         config = self.model_copy()
         config._given, config._notices, config._stage_runs = tree, tuple(notices), tuple(stage_runs)
         config._of_stage = of_stage or {}
@@ -186,17 +188,16 @@ class Config(Section):
 
     @property
     def layout(self) -> JobLayout:
-        """The paths in that folder."""
         return JobLayout(self.job_dir)
 
     @property
     def external_model(self) -> ExternalModelConfig | None:
-        """The endpoint that this evaluation scores in place of engines; None in a run with engines of its own."""
+        """The endpoint that this evaluation scores instead of engines; None in a run with its own engines."""
         return self.explorer.external_model if self.mode == "bench" else None
 
     @property
     def explores_alone(self) -> bool:
-        """True if the run is an explorer whose trainer is a separate run; it takes tasks, or serves users."""
+        """True if the run is an explorer (or serves users) and its trainer is a separate run."""
         return self.mode in ("explore", "serve")
 
     @property
@@ -207,17 +208,17 @@ class Config(Section):
 
     @property
     def explores(self) -> bool:
-        """Whether an explorer of this run produces experiences."""
+        """True if an explorer of this run produces experiences."""
         return self.mode in ("both", "explore", "serve")
 
     @property
     def uses_engines(self) -> bool:
-        """Whether the run generates: it explores, or it evaluates."""
+        """True if the run generates, because it explores or evaluates."""
         return self.mode == "bench" or (self.explores and not self.is_supervised)
 
     @property
     def engine_models(self) -> dict[str, RolloutModelConfig]:
-        """The models that this run has engines of, by key."""
+        """The models for which this run has engines, by key."""
         if not self.uses_engines:
             return {}
         models = self.explorer.models
@@ -237,26 +238,26 @@ class Config(Section):
 
     @property
     def is_supervised(self) -> bool:
-        """True if the trainer learns from a data set, without an explorer and without an experience store."""
+        """True if the trainer learns from a data set, without an explorer and an experience store."""
         known = ALGORITHMS.get(self.algorithm.algorithm_type)
         return known is not None and not known.uses_rollouts
 
     @property
     def engine_adapter(self) -> LoraConfig | None:
-        """The adapter that engines hold with the base; None where they hold full weights, merged ones of a run that
-        trains an adapter but pushes weights."""
+        """The adapter that engines hold with the base; None if they hold full weights. If a run that trains an adapter
+        pushes weights, these are merged."""
         method = SYNC_METHODS.get(self.synchronizer.sync_method)
         pushes = self.mode != "bench" and method is not None and method.vllm_backend
         return None if pushes else self.model.lora
 
     @property
     def needs_critic(self) -> bool:
-        """True if the advantage function in use reads values."""
+        """True if the advantage function reads values."""
         return registry_of("algorithm.advantage_fn").uses(self.algorithm.advantage_fn, "values")
 
     @property
     def needs_reference(self) -> bool:
-        """True if any part in use compares with the reference model."""
+        """True if any part compares with the reference model."""
         parts = self.algorithm
         return uses_reference(
             parts.advantage_fn,

@@ -18,7 +18,7 @@ from trinity_core.config.types import (
 )
 
 SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven"]
-"""Who decides when weights are synchronised."""
+"""Determines which side decides when weights are synchronised."""
 BY_EXPLORER = ("explorer_driven", "dynamic_by_explorer")
 
 
@@ -27,32 +27,33 @@ class SynchronizerConfig(Section):
 
     sync_method: Derived[SyncMethodName] = DERIVED
     """`nccl`: from GPU to GPU; `memory`: through shared memory on one node; `checkpoint`: through the run's folder, the
-    only one for modes `explore` and `train`. By default `nccl` in mode `both` (with a LoRA adapter `memory`, on
+    only method for modes `explore` and `train`. By default `nccl` in mode `both` (with a LoRA adapter `memory`, on
     several nodes `checkpoint`), else `checkpoint`."""
     sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "dynamic_by_explorer", "dynamic_by_trainer"] = (
         "fixed"
     )
-    """`fixed`: at steps known beforehand. `explorer_driven` (or `dynamic_by_explorer`): the explorer takes the newest
+    """`fixed`: at predetermined steps. `explorer_driven` (or `dynamic_by_explorer`): the explorer takes the newest
     weights every `sync_interval` explore steps. `trainer_driven` (or `dynamic_by_trainer`): the trainer publishes every
     `sync_interval` train steps, and the explorer takes them before its next step."""
     sync_interval: Steps = 1
     """Steps between weight syncs: explore steps if the explorer decides, else train steps."""
     sync_offset: StepsOrNone = 0
-    """Steps the explorer may run ahead of the trainer, in `fixed` style and mode `both`."""
+    """Steps by which the explorer may run ahead of the trainer, in `fixed` style and mode `both`."""
     max_staleness: Annotated[Natural, Unit("versions")] | None = None
-    """The most versions by which the trainer may be ahead of the version that sampled a token. An explorer does not
-    begin a step whose rows would be older when they are trained; null: no bound beyond what `fixed` implies."""
+    """Maximum number of versions by which the trainer may be ahead of the version that sampled a token. An explorer
+    does not begin a step whose rows would be older when they are trained on; null: no bound beyond what `fixed`
+    implies."""
     sync_in_flight: Flag = False
-    """Engines load each version as soon as it is published, also in mid-generation: each token carries the version that
+    """Engines load each version as soon as it is published, even in mid-generation: each token records the version that
     sampled it. Not in mode `both` with `fixed`, nor with `explorer_driven`."""
     sync_timeout: Seconds = 3600.0
     """How long one side waits for the other before the run stops with an error."""
 
     @property
     def style(self) -> SyncStyle:
-        """The style in force. Where the trainer pushes weights into the engines, the explorer cannot decide when.
+        """The effective style. If the trainer pushes weights into the engines, the explorer cannot decide when.
 
-        That depends on the configuration alone: a run keeps the style where another method takes over for want of GPUs.
+        It depends only on the configuration: a run keeps its style if another method takes over for lack of GPUs.
         """
         pushed = self.sync_method in SYNC_METHODS and SYNC_METHODS[self.sync_method].vllm_backend
         if self.sync_style == "fixed":

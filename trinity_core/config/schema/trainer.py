@@ -1,4 +1,4 @@
-"""The `trainer` section: how one update is computed, and when a checkpoint is saved."""
+"""The `trainer` section: how updates are computed, and when checkpoints are saved."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from trinity_core.config.types import (
 
 
 class LearnerKeys(Section):
-    """The keys that the learner reads as they are: `train_settings` passes each of them on under the same name."""
+    """Keys that `train_settings` passes to the learner unchanged."""
 
     grad_clip: NonNegative = 1.0
-    """Largest norm of the gradient; 0 switches clipping off."""
+    """Maximum norm of the gradient; 0 disables clipping."""
     use_dynamic_bsz: Flag = True
-    """Fill micro-batches up to `max_token_len_per_gpu` tokens rather than a number of rows."""
+    """Fill micro-batches up to `max_token_len_per_gpu` tokens instead of a number of rows."""
     zero_stage: Annotated[Integer, Ge(0), Le(3)] | None = None
-    """ZeRO stage; null means 0 for one worker and 2 for several. One worker has nothing to partition: 1 and 2 mean 0
-    for it, unless it offloads its optimizer or has `float16`. Otherwise 0 and 1 mean 2 with 16-bit weights (`dtype`,
-    the default on GPUs)."""
+    """ZeRO stage; null means 0 for one worker and 2 for several. One worker has nothing to partition: 1 and 2 mean 0,
+    unless it offloads its optimizer or uses `float16`. Otherwise 0 and 1 mean 2 with 16-bit weights (`dtype`, the
+    default on GPUs)."""
     worker_num: Count | None = None
-    """Workers; null means one for each GPU left by the engines, 1 on the CPU."""
+    """Number of workers; null means one per GPU left by the engines, 1 on the CPU."""
     gradient_checkpointing: Flag = False
     """Recompute activations in the backward pass: less memory, more time."""
     torch_compile: Flag = False
-    """Compile the model's layers: a step takes a sixth less, the first start 20 s more. On the CPU it needs a C++
+    """Compile the model's layers: steps take a sixth less time, the first start 20 s more. On the CPU it needs a C++
     compiler. Not with ZeRO 3."""
     ulysses_sequence_parallel_size: Count = 1
-    """Workers that share each sequence, by DeepSpeed's Ulysses: activations of long answers are divided among them. A
+    """Number of workers that share each sequence (DeepSpeed Ulysses), which divides the activations of long answers. A
     micro-batch then holds `max_token_len_per_gpu` tokens of each."""
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
-    """Number format of forward and backward; null means bfloat16 on GPUs and float32 on the CPU."""
+    """Number format of forward and backward passes; null means bfloat16 on GPUs and float32 on the CPU."""
 
 
 class LoopKeys(Section):
-    """The keys that are read by others than the learner, or that it needs in another form."""
+    """Keys that other parts than the learner read, or that it needs in another form."""
 
     name: str = "trainer"
     """Name of the trainer."""
@@ -59,17 +59,17 @@ class LoopKeys(Section):
     save_strategy: Literal["single_thread", "single_process", "single_node", "unrestricted"] = "unrestricted"
     """How many workers may write a checkpoint at once."""
     save_hf_checkpoint: Literal["always", "last", "never"] = "never"
-    """Which checkpoints also hold the model in Hugging Face format; `trinity convert` adds it to any."""
+    """Which checkpoints also contain the model in Hugging Face format; `trinity convert` can add it to any."""
     max_checkpoints_to_keep: Count | None = None
-    """Older checkpoints beyond this number are removed; null keeps all."""
+    """Maximum number of checkpoints to keep; older ones are removed. Null keeps all."""
     max_token_len_per_gpu: Tokens = 16384
-    """Tokens of one micro-batch of one worker."""
+    """Tokens per micro-batch and worker."""
 
 
 class TrainerConfig(LearnerKeys, LoopKeys):
     """The DeepSpeed workers that train."""
 
     trainer_config: VerlConfig = Field(default_factory=VerlConfig)
-    """Settings in veRL's words."""
+    """Settings under veRL's keys."""
     trainer_config_path: str = ""
     """YAML file with the same settings; give this or `trainer_config`."""

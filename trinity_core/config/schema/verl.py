@@ -1,6 +1,6 @@
-"""`trainer.trainer_config`: the fine-grained settings that have veRL's key and no other.
+"""`trainer.trainer_config`: the fine-grained settings that only exist under veRL's keys.
 
-`trinity_core.config.foreign.verl_keys` says what becomes of veRL's further keys.
+`trinity_core.config.foreign.verl_keys` handles veRL's further keys.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from trinity_core.config.types import (
 
 
 class VerlFsdp(Section):
-    """Where weights and optimizer state live."""
+    """Where weights and optimizer state are held."""
 
     param_offload: Flag = False
-    """Keep weights in host memory between uses: a reference model's always, others' under ZeRO 3."""
+    """Hold weights in host memory between uses: a reference model's always, others' only under ZeRO 3."""
     optimizer_offload: Flag = False
-    """Keep the optimizer's state in host memory, under ZeRO 1 to 3."""
+    """Hold the optimizer's state in host memory, under ZeRO 1 to 3."""
 
 
 class VerlModel(Section):
@@ -63,9 +63,9 @@ class VerlActor(Section):
     """Updates of the policy."""
 
     ppo_micro_batch_size_per_gpu: Count | None = None
-    """Rows of one micro-batch of one worker, where `use_dynamic_bsz` is false."""
+    """Rows per micro-batch and worker if `use_dynamic_bsz` is false."""
     ppo_epochs: Count = 1
-    """Updates made from each batch."""
+    """Updates per batch."""
     checkpoint: VerlCheckpoint = Field(default_factory=VerlCheckpoint)
     """Parts of a checkpoint."""
     optim: VerlActorOptim = Field(default_factory=VerlActorOptim)
@@ -80,9 +80,9 @@ class VerlRef(Section):
     fsdp_config: VerlFsdp = Field(default_factory=VerlFsdp)
     """Offloading."""
     log_prob_micro_batch_size_per_gpu: Count | None = None
-    """Rows of one forward pass of one worker, where `use_dynamic_bsz` is false; by default the actor's."""
+    """Rows per forward pass and worker if `use_dynamic_bsz` is false; by default the actor's."""
     log_prob_max_token_len_per_gpu: Tokens | None = None
-    """Tokens of one forward pass of one worker; by default the actor's."""
+    """Tokens per forward pass and worker; by default the actor's."""
 
 
 class VerlActorRolloutRef(Section):
@@ -104,15 +104,15 @@ class VerlCriticOptim(Section):
     weight_decay: NonNegative = 0.01
     """Decoupled weight decay."""
     betas: Betas = (0.9, 0.999)
-    """Decay of the running means."""
+    """Decay rates of the running means."""
     lr_warmup_steps: Integer = -1
-    """Warm-up steps; a negative number leaves them to `lr_warmup_steps_ratio`."""
+    """Warm-up steps; a negative number means that `lr_warmup_steps_ratio` applies."""
     lr_warmup_steps_ratio: Share = 0.0
     """Warm-up as a share of all steps."""
     min_lr_ratio: Share | None = None
-    """Share of `lr` at the end; null means 0."""
+    """Final learning rate as a share of `lr`; null means 0."""
     warmup_style: Literal["constant", "cosine", "linear"] = "constant"
-    """Course after the warm-up."""
+    """Learning rate after the warm-up."""
 
 
 class VerlCriticModel(Section):
@@ -127,12 +127,12 @@ class VerlCriticModel(Section):
 
 
 class CriticKeys(Section):
-    """The keys of the critic that the learner reads as they are."""
+    """The critic's keys that the learner reads unchanged."""
 
     grad_clip: NonNegative = 1.0
-    """Largest norm of the gradient; 0 switches clipping off."""
+    """Maximum norm of the gradient; 0 disables clipping."""
     cliprange_value: Positive = 0.5
-    """How far a value may move from the one the advantages were computed with."""
+    """Maximum change of a value from the one used for the advantages (value clipping)."""
 
 
 class VerlCritic(CriticKeys):
@@ -143,13 +143,13 @@ class VerlCritic(CriticKeys):
     optim: VerlCriticOptim = Field(default_factory=VerlCriticOptim)
     """Optimizer."""
     ppo_micro_batch_size_per_gpu: Count | None = None
-    """Rows of one micro-batch of one worker, where `use_dynamic_bsz` is false; by default the actor's."""
+    """Rows per micro-batch and worker if `use_dynamic_bsz` is false; by default the actor's."""
     use_dynamic_bsz: Flag | None = None
     """Fill micro-batches by tokens; by default as for the policy."""
     ppo_max_token_len_per_gpu: Tokens | None = None
-    """Tokens of one micro-batch of one worker; by default twice the policy's."""
+    """Tokens per micro-batch and worker; by default twice the policy's."""
     ppo_epochs: Count | None = None
-    """Updates made from each batch; by default the policy's."""
+    """Updates per batch; by default the policy's."""
 
 
 class VerlTrainer(Section):

@@ -1,1 +1,1 @@
-"""The OpenAI API of the explorer's engines, and sessions: what went through it, as token ids exactly as sampled."""
+"""The OpenAI API of the explorer's engines, and sessions that record token ids exactly as sampled."""

@@ -1,4 +1,4 @@
-"""What an explorer serves through the OpenAI API, from its configuration."""
+"""Configures what an explorer serves through the OpenAI API."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ from trinity_core.inference.openai_api.server import ApiServer, ServedModel
 from trinity_core.inference.pool import EnginePool
 
 POLICY = "policy"
-"""A name of the policy in requests, in addition to its model path."""
+"""Name of the policy in requests, besides its model path."""
 
 PoolAndStops = tuple[EnginePool, tuple[int, ...]]
 """The engines of a model, and the tokens that end its answers."""
 
 
 def is_served(config: Config) -> bool:
-    """Whether any model is."""
     return is_policy_served(config) or any(model.enable_openai_api for model in config.explorer.auxiliary_models)
 
 
 def is_policy_served(config: Config) -> bool:
-    """Whether the policy is. An external model has no engines here."""
+    """An external model has no engines here."""
     return config.explorer.rollout_model.enable_openai_api and config.external_model is None
 
 
 def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAndStops]) -> ApiServer:
-    """The server, not started. The policy comes first."""
+    """Return the server, not started. The policy comes first."""
     model, explorer = config.model, config.explorer
     models = []
     if is_policy_served(config):
@@ -79,7 +78,7 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
 
 
 def served_sessions(config: Config, buffer: Path) -> ServedSessions:
-    """The sessions that users open, those of earlier processes included."""
+    """Return the sessions that users open, including those of earlier processes."""
     return ServedSessions(
         Journal(buffer / f"serving-{config.explorer.name}"),
         SessionTerms(None, sampling(config), {**UNCHANGED, **sampling(config)}),
@@ -90,24 +89,24 @@ def served_sessions(config: Config, buffer: Path) -> ServedSessions:
 
 
 def workflow_models(config: Config, server: ApiServer | None, pool: EnginePool) -> ApiModels | None:
-    """What gives each workflow its sessions, with the policy on `pool`; None if that is not served."""
+    """Return the opener of workflows' sessions, with the policy on `pool`; None if the policy is not served."""
     return ApiModels(server, POLICY, sampling(config), pool) if server and is_policy_served(config) else None
 
 
 def sampling(config: Config) -> dict[str, Any]:
-    """How the policy samples unless a request says otherwise."""
+    """Return the policy's default sampling."""
     model = config.model
     return {"temperature": model.temperature, "top_p": model.top_p, "top_k": max(model.top_k, 0)}
 
 
 def is_told(config: Config) -> bool:
-    """True if programs outside get the address. An evaluation serves its own workflows alone: the run that it
-    belongs to may be serving."""
+    """True if external programs get the address. Not in an evaluation, which serves only its own workflows: its run may
+    be serving."""
     return config.mode != "bench"
 
 
 def write_address(config: Config, server: ApiServer) -> None:
-    """Write it down for programs outside the run."""
+    """Write the address to a file for programs outside the run."""
     path = api_address_file(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"base_url": server.base_url(), "api_key": server.key}, mode=0o600)

@@ -1,18 +1,18 @@
-"""The OpenAI API put together: the key, the sessions, errors as OpenAI spells them, and our own routes. Without vLLM.
+"""The OpenAI API assembled: authentication, sessions, OpenAI's error format, and our own routes. Without vLLM.
 
-Of mode `serve`, whose clients open sessions and give feedback:
+In mode `serve`, clients open sessions and give feedback:
 
-    POST /sessions                {"task": …}                                → session_id, base_url
-    POST /feedback                {"session_id": …, "reward": …, "metrics": {…}, "comment": …}
+  POST /sessions                {"task": …}                                → session_id, base_url
+  POST /feedback                {"session_id": …, "reward": …, "metrics": {…}, "comment": …}
 
 `POST /v1/chat/completions` and `/v1/completions` are served in a session of their own, or in that of the header
-`x-trinity-session`; the answer names its session in a header of the same name.
+`x-trinity-session`; the answer names its session in the same header.
 
-Of task sets of `storage_type: queue`, to which programs add tasks; `taskset` may be left out where there is one queue:
+For task sets of `storage_type: queue`, programs add tasks; `taskset` may be omitted if there is one queue:
 
-    GET  /tasks                                           → {"NAME": {"tasks": 12, "ended": false}}
-    POST /tasks       {"tasks": [{…}, …], "taskset": …}   → {"added": 2}
-    POST /tasks/end   {"taskset": …}                      → {"tasks": 12}
+  GET  /tasks                                           → {"NAME": {"tasks": 12, "ended": false}}
+  POST /tasks       {"tasks": [{…}, …], "taskset": …}   → {"added": 2}
+  POST /tasks/end   {"taskset": …}                      → {"tasks": 12}
 """
 
 from __future__ import annotations
@@ -34,20 +34,16 @@ from trinity_core.inference.openai_api.served_sessions import Feedback, ServedSe
 from trinity_core.inference.openai_api.session_auth import PREFIX, Refusal, SessionAuth
 
 InSession = Callable[..., AsyncIterator[None]]
-"""A dependency of FastAPI within which a request belongs to a session."""
+"""A FastAPI dependency within which a request belongs to a session."""
 
 
 class NewSession(BaseModel):
-    """A session that a client opens."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
     task: Text = ""
-    """Sessions with the same one are compared with each other."""
+    """Sessions with the same task are compared with each other."""
 
 
 class SessionFeedback(Feedback):
-    """Feedback on a session."""
-
     session_id: str = Field(min_length=1)
 
 
@@ -77,8 +73,8 @@ def serve_router(
 async def session_of_request(
     request: Request, auth: SessionAuth, served_sessions: ServedSessions
 ) -> AsyncIterator[None]:
-    """Within this context a request at the address without a session is one of the session that its header names, or of
-    a new one."""
+    """A context in which a request without a session in its address belongs to the session of its header, or to a new
+    one."""
     name, session = request.headers.get(SESSION_HEADER), None
     if name is None:
         session = served_sessions.begin()
@@ -95,19 +91,15 @@ async def session_of_request(
 
 
 class QueueName(BaseModel):
-    """Which queue is meant."""
-
     taskset: str | None = None
 
 
 class NewTasks(QueueName):
-    """Tasks to add."""
-
     tasks: list[dict[str, Any]]
 
 
 def task_queue_router(queues: Mapping[str, TaskQueue]) -> APIRouter:
-    """The routes. Their functions run in threads, as the queues are on disk."""
+    """Return the routes. Their functions run in threads, as the queues are on disk."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.get("/tasks")
@@ -143,7 +135,7 @@ def task_queue_router(queues: Mapping[str, TaskQueue]) -> APIRouter:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Answer with 409 what a queue refuses: it has ended already, or its database is locked."""
+    """Answer 409 if a queue refuses a request: it has ended, or its database is locked."""
     try:
         yield
     except DataError as error:
@@ -158,10 +150,10 @@ def application(
     queues: Mapping[str, TaskQueue],
     close: Callable[[RecordedSession], Any],
 ) -> FastAPI:
-    """`app` with all routes: `/v1/…` for anyone with the key, `/sessions/NAME/v1/…` for a session.
+    """Add all routes to `app`: `/v1/…` for anyone with the key, `/sessions/NAME/v1/…` for a session.
 
-    `model_router` makes the routes of the models, given a session for each request for answers, or None. `close` ends a
-    session for good.
+    `model_router` makes the routes of the models from a dependency that opens a session for each generation request, or
+    None. `close` ends a session for good.
     """
 
     async def in_session(session: str, request: Request) -> AsyncIterator[None]:
@@ -178,7 +170,7 @@ def application(
             yield
 
     app.state.auth = auth
-    app.router.redirect_slashes = False  # OpenAI's server answers 404; clients do not repeat a POST at another address
+    app.router.redirect_slashes = False  # 404, as OpenAI's server: clients do not repeat a POST elsewhere
     app.include_router(model_router(None if served_sessions is None else in_own_session), prefix="/v1")
     app.include_router(model_router(None), prefix=f"{PREFIX}{{session}}/v1", dependencies=[Depends(in_session)])
     if queues:

@@ -1,6 +1,6 @@
-"""vLLM's `EngineClient` over a pool of engines: what vLLM's own server code asks for its answers.
+"""vLLM's `EngineClient` on a pool of engines, as vLLM's own server code expects it.
 
-vLLM's input and output processors run here: engines get and give token ids, and text is decoded in the server.
+vLLM's input and output processors run here: engines exchange token ids, and text is decoded in the server.
 """
 
 from __future__ import annotations
@@ -36,34 +36,33 @@ from trinity_core.threads import Bridge
 
 T = TypeVar("T")
 FREE_GAP = 1e-3
-"""Nats: at such a token a grammar left out at most a thousandth of the probability."""
+"""Nats: at such a token the grammar excluded at most a thousandth of the probability."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
 class EnginesLost(VLLMServerError):
-    """No engine answers any more; the run ends or has ended."""
+    """No engine answers any more; the run is ending or has ended."""
 
 
 @dataclass(eq=False)
 class _Choice:
-    """One answer in the making."""
+    """One answer in progress."""
 
     index: int
     core: EngineCoreRequest
     request: Request
     ends: Sequence[int]
-    """Tokens that end an answer without being named by the request."""
+    """Tokens that end an answer without being named in the request."""
     parts: list[Sample] = field(default_factory=list)
     free: np.ndarray | None = None
-    """bool [T]: see `Call.free`; known once an answer in a grammar is complete."""
+    """bool [T]: see `Call.free`; known once a guided answer is complete."""
 
     @property
     def params(self) -> SamplingParams:
-        """vLLM's parameters of the answer."""
         return _params(self.core)
 
     def output(self, part: Sample, finished: bool) -> EngineCoreOutput:
-        """The part as vLLM's output processor takes it."""
+        """Return the part as input for vLLM's output processor."""
         return EngineCoreOutput(
             self.core.request_id,
             part.tokens.tolist(),
@@ -80,7 +79,7 @@ class _Choice:
         return LogprobsLists(part.tokens[:, None], part.logprobs[:, None], np.zeros(len(part.tokens), np.int32))
 
     def _stop_reason(self, part: Sample) -> int | None:
-        """The token that ended it, if it is one that the request named."""
+        """Return the token that ended the answer, if the request named it."""
         last = int(part.tokens[-1]) if part.reason == "stop" and len(part.tokens) else None
         return last if last in (self.params.stop_token_ids or ()) and last not in self.ends else None
 
@@ -96,7 +95,7 @@ class _Streams:
     _pumps: dict[str, asyncio.Future[None]] = field(default_factory=dict)
 
     async def parts(self) -> AsyncIterator[tuple[str, Sample, bool]]:
-        """The parts of all answers as they come, with their requests' numbers."""
+        """Yield the parts of all answers as they arrive, with their requests' numbers."""
         for number, request in self.requests.items():
             self._pumps[number] = self.bridge.call(self._pump(number, request))
             self._pumps[number].add_done_callback(self._ended)
@@ -110,12 +109,11 @@ class _Streams:
                 yield item
 
     def stop(self, number: str) -> None:
-        """Give up the rest of an answer."""
+        """Cancel the rest of an answer."""
         if number in self._pumps:
             self._pumps.pop(number).cancel()
 
     def close(self) -> None:
-        """Give up all that is left."""
         for number in list(self._pumps):
             self.stop(number)
 
@@ -140,7 +138,7 @@ class PoolClient(EngineClient):
         name: str = "api",
         recorded: bool = True,
     ) -> None:
-        """`recorded`: whether what is sampled in a session belongs to it."""
+        """`recorded`: True if tokens sampled in a session are recorded in it."""
         self.vllm_config, self.model_config = config, config.model_config
         self.renderer = renderer_from_config(config)
         self.input_processor = InputProcessor(config, self.renderer)
@@ -153,12 +151,12 @@ class PoolClient(EngineClient):
     def generate(  # type: ignore[override]
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """See `EngineClient.generate`. Raises for what cannot be served at once, not with the first part of the answer:
-        a stream has status 200 by then."""
+        """See `EngineClient.generate`. Raises at once for requests that cannot be served: with the first part of the
+        answer a stream would already have status 200."""
         _refuse(sampling_params)
         exchange = EXCHANGE.get() if self.recorded else None
         if exchange is not None and not exchange.guided:
-            sampling_params.structured_outputs = None  # of strict tools: what the policy calls, and how, is its choice
+            sampling_params.structured_outputs = None  # of strict tools: how the policy calls them is its own choice
         if not sampling_params.ignore_eos:
             sampling_params.stop_token_ids = sorted({*(sampling_params.stop_token_ids or ()), *self._stops})
         core = self.input_processor.process_inputs(request_id, prompt, sampling_params, ("generate",))
@@ -166,13 +164,13 @@ class PoolClient(EngineClient):
         return self._answers(core, request_id)
 
     async def _answers(self, core: EngineCoreRequest, request_id: str) -> AsyncGenerator[RequestOutput, None]:
-        """The parts of all answers. What an engine samples for a session is recorded with its exchange."""
+        """Yield the parts of all answers. Tokens sampled for a session are recorded with its exchange."""
         many = _params(core).logprobs is not None
         processor = OutputProcessor(self._logprobs_tokenizer if many else self.renderer.tokenizer, log_stats=False)
         choices = {one.core.request_id: one for one in self._choices(core, processor)}
         exchange = EXCHANGE.get() if self.recorded else None
         params = _params(core)
-        # An answer in a grammar comes whole: another engine could not go on within the grammar if this one were lost.
+        # A guided answer arrives whole: if its engine were lost, another one could not continue within the grammar.
         live = (params.output_kind == RequestOutputKind.DELTA or params.stop) and params.structured_outputs is None
         streams = _Streams(self._pool, self._bridge, {number: one.request for number, one in choices.items()})
         parts = streams.parts() if live else self._at_once(choices)
@@ -180,7 +178,7 @@ class PoolClient(EngineClient):
             async for number, part, finished in parts:
                 choice = choices[number]
                 core_output = choice.output(part, finished)
-                if many:  # of a long answer they take seconds
+                if many:  # takes seconds for a long answer
                     done = await self.in_thread(processor.process_outputs, [core_output])
                 else:
                     done = processor.process_outputs([core_output])
@@ -195,7 +193,7 @@ class PoolClient(EngineClient):
                 for output in done.request_outputs:
                     if isinstance(output, RequestOutput):
                         yield output
-                await asyncio.sleep(0)  # parts may come faster than they are sent: other requests have their turn
+                await asyncio.sleep(0)  # parts may arrive faster than they are sent: let other requests run
         except TrinityError as error:
             raise VLLMValidationError(str(error)) from error
         except TransientFault as error:
@@ -207,13 +205,13 @@ class PoolClient(EngineClient):
                     _record(exchange, request_id, choice, "abort")
 
     async def _free(self, choice: _Choice) -> np.ndarray:
-        """bool [T]: tokens of an answer in a grammar at which that left out next to nothing of the probability.
+        """bool [T]: tokens of a guided answer at which the grammar excluded next to no probability.
 
-        vLLM gives their log-probs among the tokens that the grammar allows; scored without it they are lower by the log
-        of the share that those have. None is free if the weights have changed meanwhile, or if that cannot be told: for
-        a temperature other than 1, and a sequence that fills the context.
+        vLLM reports log-probs among the tokens that the grammar allows; scored without the grammar they are lower by
+        the log of those tokens' total probability. No token is free if the weights have changed since, or if it cannot
+        be determined: at a temperature other than 1, and for a sequence that fills the context.
         """
-        [sample] = choice.parts  # such an answer comes whole
+        [sample] = choice.parts  # such an answer arrives whole
         tokens = np.concatenate([choice.request.prompt, sample.tokens])
         none = np.zeros(len(sample.tokens), np.bool_)
         longest, held = self.model_config.max_model_len, self._pool.held_version
@@ -226,7 +224,7 @@ class PoolClient(EngineClient):
         return np.abs(gaps) <= FREE_GAP
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The result of work in a thread, so that other requests are served meanwhile; one such work at a time."""
+        """Run work in a thread, so that other requests are served in the meantime; one at a time."""
         loop, context = asyncio.get_running_loop(), copy_context()
         return await loop.run_in_executor(self._beside, partial(context.run, work, *arguments))
 
@@ -247,13 +245,13 @@ class PoolClient(EngineClient):
         assert params.max_tokens is not None
         exchange = EXCHANGE.get()
         if exchange is not None and exchange.max_tokens is not None:
-            # Here, as vLLM refuses a request whose own limit the rest of the context does not hold.
+            # Here, because vLLM refuses a request whose own limit exceeds the rest of the context.
             params.max_tokens = min(self.model_config.max_model_len - len(prompt), exchange.max_tokens)
         sampling = Sampling(params.max_tokens, params.temperature, min_tokens=params.min_tokens)
         return Request(f"{self._name}/{core.request_id}", prompt, sampling, params.seed, params)
 
     async def _at_once(self, choices: dict[str, _Choice]) -> AsyncIterator[tuple[str, Sample, bool]]:
-        """Each answer as a whole."""
+        """Yield each answer as a whole."""
         samples = await self._bridge.call(self._pool.generate([one.request for one in choices.values()]))
         for number, sample in zip(choices, samples, strict=True):
             yield number, sample, True
@@ -270,7 +268,7 @@ class PoolClient(EngineClient):
 
     @property
     def errored(self) -> bool:
-        """False: the pool replaces engines, and a request that it cannot serve says so."""
+        """False: the pool replaces engines, and a request that it cannot serve raises."""
         return False
 
     @property
@@ -278,24 +276,21 @@ class PoolClient(EngineClient):
         return EnginesLost("the engines are lost")
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Nothing: closing `generate` gives its request up."""
+        """Does nothing: closing `generate` cancels its request."""
 
     async def is_tracing_enabled(self) -> bool:
-        """False."""
         return False
 
     async def do_log_stats(self) -> None:
         """Nothing."""
 
     async def check_health(self) -> None:
-        """Nothing: the run watches its engines."""
+        """Does nothing: the run watches its engines."""
 
     async def is_sleeping(self) -> bool:
-        """False."""
         return False
 
     async def is_paused(self) -> bool:
-        """False."""
         return False
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -313,7 +308,7 @@ class PoolClient(EngineClient):
 
 
 def _knowing_tokens(tokenizer: Any) -> Any:
-    """A copy for another thread that decodes each single token once: vLLM does so for each log-prob."""
+    """Return a copy for another thread that caches the text of single tokens: vLLM decodes one for each log-prob."""
     known: dict[int, str] = {}
     copied = deepcopy(tokenizer)
     plain = copied.decode
@@ -342,7 +337,7 @@ def _params(core: EngineCoreRequest) -> SamplingParams:
 
 
 def _record(exchange: Exchange, request_id: str, choice: _Choice, reason: Any) -> None:
-    """Note what was sampled; a second note of a choice changes nothing."""
+    """Record the sampled tokens; recording a choice twice changes nothing."""
     key = (request_id, choice.index)
     if key in exchange.calls or not choice.parts:
         return

@@ -1,7 +1,8 @@
-"""Connections of clients: limits for the head of a request, and whether a client went away before it had its answer.
+"""Client connections: limits for the head of a request, and detection of clients that leave before they have read an
+answer.
 
-HTTP does not tell a server what a client has read. Its kernel does: one that closes a connection in which unread bytes
-wait, or to which bytes come later, resets it (RFC 9293, section 3.6.1; RFC 1122, section 4.2.2.13).
+HTTP does not tell a server what a client has read, but its kernel does: closing a connection with unread bytes, or to
+which bytes arrive later, resets it (RFC 9293, section 3.6.1; RFC 1122, section 4.2.2.13).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from uvicorn.server import ServerState
 from trinity_core.inference.openai_api.recorded_session import CONNECTION, Exchange
 
 HEAD_SECONDS = 20.0
-"""Time for the head of a request to come, whoever sends it; uvicorn ends idle connections sooner."""
+"""Time for the head of a request to arrive; uvicorn ends idle connections sooner."""
 MOST_HEAD_BYTES = 1 << 20
 CLOSED = 7
 """Linux's TCP_CLOSE: the state of a connection that was reset."""
@@ -27,7 +28,7 @@ TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\
 
 
 class ClientConnection(HttpToolsProtocol):
-    """uvicorn's protocol; the scope of each request names it in its state."""
+    """uvicorn's protocol; each request's scope refers to it in its state."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class ClientConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, {**app_state, CONNECTION: self}, _loop)
         self.answered: Exchange | None = None
-        """The request whose answer was sent last, until another one comes: then its client has read it."""
+        """The request answered last, until another one arrives: then its client has read it."""
         self.lost = False
         self._was_reset = False
         self._head_bytes = 0
@@ -46,12 +47,12 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def was_cut(self) -> bool:
-        """Whether the client closed it without having read all that was sent. From any thread."""
+        """True if the client closed it without reading everything sent. From any thread."""
         if not self.lost and sys.platform == "linux":
             try:
                 client: socket.socket = self.transport.get_extra_info("socket")
                 return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == CLOSED
-            except OSError:  # it was lost meanwhile
+            except OSError:  # the connection was lost in the meantime
                 pass
         return self._was_reset
 

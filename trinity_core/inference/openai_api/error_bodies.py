@@ -1,6 +1,6 @@
-"""Errors as OpenAI's API spells them, from ours, FastAPI's and vLLM's: its clients tell them apart by type and code.
+"""Converts errors of ours, FastAPI's and vLLM's to OpenAI's format: clients distinguish them by type and code.
 
-https://platform.openai.com/docs/guides/error-codes has the statuses; types and codes are those of its answers.
+https://platform.openai.com/docs/guides/error-codes lists the statuses; types and codes are those of its answers.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ KINDS = {
     HTTPStatus.SERVICE_UNAVAILABLE: ("server_error", "service_unavailable"),
 }
 TOO_LONG = "maximum context length"
-"""Part of the message about a prompt, or a prompt and `max_tokens`, that the context does not hold."""
+"""Part of the message about a prompt, or a prompt and `max_tokens`, beyond the context length."""
 NO_MODEL = "The model `"
 VALIDATION_CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
     "json_invalid": "invalid_json",
 }
-"""Error codes by pydantic's types of errors; all others are an `invalid_value`."""
+"""Error codes by pydantic's error types; all others are `invalid_value`."""
 
 
 def openai_error(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an error: `message`, `type`, `param` and `code`. One that has a code in words stays as it is."""
+    """Return the fields of an error: `message`, `type`, `param` and `code`. An error with a code in words is
+    unchanged."""
     message, param = str(error.get("message") or HTTPStatus(status).phrase), error.get("param")
     if isinstance(error.get("code"), str):
         return dict(error)
@@ -53,24 +54,23 @@ def openai_error(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def error_response(request: Request, status: int, error: Mapping[str, Any]) -> JSONResponse:
-    """The response; one in a session that the server opened for the request names it."""
+    """Return the response. If the server opened a session for the request, it names the session."""
     return JSONResponse({"error": openai_error(status, error)}, status, session_headers(request))
 
 
 def session_headers(request: Request) -> dict[str, str]:
-    """What tells a client the session of its request, where it asked at the address without one."""
+    """Return the header that names the session of a request sent to the address without one."""
     name = request.scope.get("state", {}).get(SESSION_HEADER)
     return {} if name is None else {SESSION_HEADER: name}
 
 
 def refused(request: Request, refusal: Refusal) -> JSONResponse:
-    """The response to what is refused."""
     error = {"message": str(refusal), "type": refusal.kind, "param": refusal.param, "code": refusal.code}
     return error_response(request, refusal.status, error)
 
 
 def streamed_error(chunk: str) -> str:
-    """A chunk of a stream, rewritten if it is an error."""
+    """Rewrite a chunk of a stream if it is an error."""
     if not chunk.startswith(STREAMED):
         return chunk
     data, blank, rest = chunk.removeprefix("data: ").partition("\n\n")
@@ -80,11 +80,11 @@ def streamed_error(chunk: str) -> str:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Spell all errors of an application so, those of handlers that it has already (vLLM's) too."""
+    """Convert all errors of an application, including those of its existing (vLLM's) handlers."""
     for kind, handler in list(app.exception_handlers.items()):
         app.add_exception_handler(kind, _spelled(handler))
     validation = app.exception_handlers[RequestValidationError]
-    app.exception_handlers.pop(fastapi.HTTPException, None)  # vLLM's, so that `http_error` has those too
+    app.exception_handlers.pop(fastapi.HTTPException, None)  # vLLM's handler, so that `http_error` handles these too
 
     @app.exception_handler(Refusal)
     async def refusal(request: Request, error: Refusal) -> Response:
@@ -97,15 +97,15 @@ def add_error_handlers(app: FastAPI) -> None:
             request.app.state.auth.check_key(request)
         except Refusal as without_key:
             return refused(request, without_key)
-        if error.status_code == HTTPStatus.BAD_REQUEST:  # FastAPI's, where a body is not UTF-8 or a number too long
+        if error.status_code == HTTPStatus.BAD_REQUEST:  # FastAPI's, for invalid UTF-8 or a number too long
             return refused(request, Refusal(400, "invalid_json", f"{error.detail}."))
         return error_response(request, error.status_code, {"message": error.detail})
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        """A body of ours is refused for the field at fault; one of vLLM's as vLLM does, unless it is no JSON."""
+        """Our own routes name the invalid field; vLLM's routes answer as vLLM does, unless the body is not JSON."""
         first = error.errors()[0]
-        is_json = not isinstance(first, Mapping) or first["type"] != "json_invalid"  # vLLM's may be texts
+        is_json = not isinstance(first, Mapping) or first["type"] != "json_invalid"  # vLLM's errors may be strings
         if "/v1/" in request.url.path and is_json:
             return await validation(request, error)  # type: ignore[no-any-return, misc]
         path = [str(part) for part in first["loc"][1:]]
@@ -128,7 +128,7 @@ def _spelled(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awai
 
 
 def _error_in(body: bytes) -> Mapping[str, Any]:
-    """What a body says of an error, in vLLM's form or in FastAPI's; its text, if it has neither."""
+    """Return the error in a body, in vLLM's or FastAPI's form; else its text."""
     try:
         content = json.loads(body)
     except ValueError:

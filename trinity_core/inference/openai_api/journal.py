@@ -1,7 +1,7 @@
-"""A file for each session of mode `serve` until an explore step has it: what was answered, and the feedback.
+"""A file for each session of mode `serve`, until an explore step stores it: the answers and the feedback.
 
-An answer is written before its client has it, and feedback before it is confirmed: a server that was killed knows both
-when it is started again. What the kernel has taken survives the process, not a power cut.
+An answer is written before its client gets it, and feedback before it is confirmed: a restarted server knows both. Data
+is handed to the kernel, so it survives the process but not a power cut.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUFFIX = ".jsonl"
 
 @dataclass(slots=True)
 class JournalEntry:
-    """A session as its file has it."""
+    """A session as recorded in its file."""
 
     name: str
     task: str = ""
@@ -33,7 +33,7 @@ class JournalEntry:
     """Setting and answers of each request."""
     feedback: dict[str, Any] | None = None
     taken_back: bool = False
-    """Whether weights that the trainer no longer has sampled some of it."""
+    """True if some tokens were sampled by weights that the trainer no longer has."""
 
 
 class Journal:
@@ -44,31 +44,29 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def begin(self, name: str, task: str) -> None:
-        """A session begins."""
         self._append(name, {"task": task})
 
     def answers(self, name: str, setting: str, kept: Sequence[Kept]) -> None:
-        """A request of the session was answered."""
+        """Record the answers to a request of the session."""
         self._append(name, {"setting": setting, "answers": [_line(call, history) for call, history in kept]})
 
     def drop(self, name: str, number: int) -> None:
-        """The client of an answered request, by its number, went away before it had the answers."""
+        """Record that the client of answered request `number` left before it had the answers."""
         self._append(name, {"unread": number})
 
     def feedback(self, name: str, feedback: Mapping[str, Any]) -> None:
-        """The session has feedback."""
         self._append(name, {"feedback": dict(feedback)})
 
     def take_back(self, name: str) -> None:
-        """The trainer went back behind weights that sampled some of the session."""
+        """Record that the trainer went back to before weights that sampled part of the session."""
         self._append(name, {"taken_back": True})
 
     def remove(self, name: str) -> None:
-        """The session is stored, or was empty."""
+        """Remove a session that is stored, or was empty."""
         (self._folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
     def read(self) -> list[JournalEntry]:
-        """All sessions, the oldest first. A line that was cut off is left out: its request was never answered."""
+        """Return all sessions, oldest first. A truncated line is skipped: its request was never answered."""
         paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
         return [self._read(path) for path in paths]
 
@@ -92,7 +90,7 @@ class Journal:
                 if file.write(data) < len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
             except OSError:
-                file.truncate(whole)  # a partial line was never acknowledged, and what follows stays readable
+                file.truncate(whole)  # a partial line was never acknowledged; the next one stays readable
                 raise
 
 

@@ -1,4 +1,4 @@
-"""The policy as a workflow sees it where its engines also serve the OpenAI API."""
+"""The policy as a workflow sees it when its engines also serve the OpenAI API."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ UNCHANGED: dict[str, Any] = {
     "bad_words": [],
     "min_tokens": 0,
 }
-"""Values of sampling arguments with which an answer comes from the policy's own distribution."""
+"""Sampling arguments under which answers come from the policy's own distribution."""
 
 
 LOCAL: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": None}
-"""Arguments of the clients' connections to this process. No proxy is asked, however the machine is set up. Nothing is
-encrypted, and reading the certificates for that would take 20 ms for each client. A request may take as long as its
-workflow, with which its session ends."""
+"""Arguments of the clients' connections to this process: no proxy, whatever the machine's settings; no encryption, as
+reading the certificates would take 20 ms for each client; no time limit, as the session ends with its workflow."""
 
 
 @dataclass(eq=False)
@@ -50,7 +49,7 @@ class OpenSession:
     model_name: str
     tokenizer: Any
     taken_tokens: int = 0
-    """Sampled tokens that were handed out in experiences."""
+    """Sampled tokens handed out in experiences."""
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +84,7 @@ class OpenSession:
         return {"base_url": self.base_url, "api_key": self.api_key, "timeout": None}
 
     def end(self) -> None:
-        """Later requests are refused; those in flight are given up."""
+        """Refuse later requests; cancel those in flight."""
         self.server.close(self.session)
 
     def experiences(self, reward: Reward | float | None = None, **fields: Any) -> list[Experience]:
@@ -110,36 +109,34 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class ApiModels:
-    """Makes the model of each workflow."""
-
     server: ApiServer
     model_name: str
     sampling: Mapping[str, Any]
     """The policy's temperature, top_p and top_k."""
     pool: EnginePool
-    """The policy's engines."""
 
     def model(self, model: RolloutModel, task: Task) -> ApiModel:
-        """The model for one attempt at a task."""
+        """Return the model for one attempt at a task."""
         return ApiModel(model, task, self)
 
 
 class ApiModel(RecordingModel):
-    """A workflow's model that also opens sessions. They end with the workflow, whatever becomes of it."""
+    """A workflow's model that also opens sessions. They end with the workflow in any case."""
 
     def __init__(self, model: RolloutModel, task: Task, api: ApiModels) -> None:
         super().__init__(model)
         self._task, self._api = task, api
         self._sessions: list[OpenSession] = []
         self._opened: Counter[int] = Counter()
-        """Sessions so far, by rollout."""
+        """Number of sessions opened, by rollout."""
 
     def session(self, run: int = 0) -> OpenSession:
-        """A new session, for rollout `run` of the task, with noise of its own: further ones of the rollout differ.
+        """Open a session for rollout `run` of the task. Each session has its own noise, so sessions of one rollout
+        differ.
 
-        Training answers are sampled as the run says, whatever a request asks for: the trainer computes log-probs of
-        that distribution. In an evaluation a request may differ. `max_tokens` of the task set is the limit of an answer
-        whose request sets none.
+        Training answers use the run's sampling arguments, whatever a request sets: the trainer computes log-probs of
+        that distribution. In an evaluation a request may override them. The task set's `max_tokens` limits answers
+        whose request sets no limit.
         """
         number = self._opened[run]
         self._opened[run] += 1
@@ -163,7 +160,6 @@ class ApiModel(RecordingModel):
 
     @property
     def api_key(self) -> str:
-        """The key for it."""
         return self._own.api_key
 
     @property
@@ -173,24 +169,25 @@ class ApiModel(RecordingModel):
 
     @property
     def openai_client(self) -> OpenAI:
-        """An `openai.OpenAI` for the workflow's own session, for a `run` without `async`."""
+        """An `openai.OpenAI` client for the workflow's own session, for a `run` without `async`."""
         return self._own.openai_client
 
     @property
     def openai_async_client(self) -> AsyncOpenAI:
-        """An `openai.AsyncOpenAI` for the workflow's own session."""
+        """An `openai.AsyncOpenAI` client for the workflow's own session."""
         return self._own.openai_async_client
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
-        """The experiences of all calls since the record was last cleared, then those of the workflow's own session.
+        """Return the experiences of all calls since the record was last cleared, then those of the workflow's own
+        session.
 
-        The caller sets their rewards. Ends that session; a later request begins another. Where it holds as many
-        answers to one prompt as the task has rollouts (`n = repeat_times`), each is a rollout, not a turn.
+        The caller sets their rewards. Ends that session; a later request begins another. If it holds as many answers to
+        one prompt as the task has rollouts (`n = repeat_times`), each is a rollout, not a turn.
         """
         history = super().extract_experience_from_history(clear_history)
         if "_own" in vars(self):
             own = self._own.experiences()
-            answers = len(self._own.session.digests)  # those without loss too: a grammar chose all of their tokens
+            answers = len(self._own.session.digests)  # also those without loss, whose tokens a grammar chose
             if len(own) == self._task.repeat_times == answers and have_one_prompt(own):
                 for experience in own:
                     experience.turn = 0
@@ -200,7 +197,7 @@ class ApiModel(RecordingModel):
         return history
 
     def end(self) -> SessionCounts:
-        """End all sessions; what became of their tokens."""
+        """End all sessions; return their counts."""
         for session in self._sessions:
             session.end()
         return SessionCounts(
@@ -213,24 +210,23 @@ class ApiModel(RecordingModel):
 
 
 def have_one_prompt(experiences: Sequence[Experience]) -> bool:
-    """True if all of them begin with the same prompt."""
     return len({one.tokens[: one.prompt_length].tobytes() for one in experiences}) == 1
 
 
 @dataclass(slots=True)
 class SessionCounts:
-    """Sessions, and their tokens: those that became experiences, and all that were sampled."""
+    """Number of sessions, their sampled tokens, and those of them that became experiences."""
 
     sessions: int = 0
     taken: int = 0
     sampled: int = 0
     guided: int = 0
-    """Answers in a grammar."""
+    """Number of answers in a grammar."""
     guided_tokens: int = 0
-    """Tokens that a grammar chose."""
+    """Number of tokens chosen by a grammar."""
 
     def add(self, attempt: SessionCounts, succeeded: bool) -> None:
-        """Count an attempt at a task. One that failed has no experiences."""
+        """Count an attempt at a task. A failed one has no experiences."""
         self.sessions += attempt.sessions
         self.sampled += attempt.sampled
         self.guided += attempt.guided

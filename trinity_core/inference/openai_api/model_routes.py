@@ -1,7 +1,7 @@
 """The routes of chat completions, responses, completions and models, on vLLM's handlers.
 
-No response is written within one turn of the event loop: log-probs make responses of hundreds of megabytes, during
-which the server would answer nobody else.
+A response is written over several turns of the event loop: log-probs can make it hundreds of megabytes, and writing it
+in one turn would block all other requests.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ CLIENT_GONE = 499
 """The status of a response to a client that has disconnected."""
 NO_CHOICES = '"choices":[]'
 END_SECONDS = 0.03
-"""Time from the last part of a stream to its end: in this time a client reads the one and not yet the other."""
+"""Delay between the last part of a stream and its end, so that a client reads the first without the second."""
 
 
 def model_router(models: ServedModels, in_session: InSession | None = None) -> APIRouter:
-    """The routes below `/v1`. `in_session`: what requests for answers are served in."""
+    """Return the routes below `/v1`. `in_session`: dependency within which generation requests are served."""
     router = APIRouter(route_class=ModelRoute)
     session = [] if in_session is None else [Depends(in_session)]
     asks = {"dependencies": [*session, Depends(validate_json_request)], "response_model": None}
@@ -77,15 +77,15 @@ def model_router(models: ServedModels, in_session: InSession | None = None) -> A
 
 
 def model_application(models: ServedModels) -> tuple[FastAPI, Callable[[InSession | None], APIRouter]]:
-    """An application that answers vLLM's errors as vLLM does, and what makes the routes of the models."""
+    """Return an application with vLLM's error handlers, and the factory of its model routes."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     init_exception_handler(app)
-    app.state.args = SimpleNamespace(log_error_stack=False)  # read by vLLM's handlers of errors
+    app.state.args = SimpleNamespace(log_error_stack=False)  # read by vLLM's error handlers
     app.state.openai_serving_models = models
 
     @app.exception_handler(RecursionError)
     async def too_deep(request: Request, error: RecursionError) -> JSONResponse:
-        """The arguments of a tool call are JSON within JSON, whose depth only its reader sees."""
+        """The arguments of a tool call are JSON within JSON, whose depth only its parser sees."""
         kind = {"type": "invalid_request_error", "param": None, "code": "invalid_json"}
         return JSONResponse({"error": {"message": f"JSON is nested too deeply: {error}", **kind}}, 400)
 
@@ -93,7 +93,7 @@ def model_application(models: ServedModels) -> tuple[FastAPI, Callable[[InSessio
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
-    """The response, unless the client goes away or the session ends: then the work ends too."""
+    """Return the response; cancel the work if the client leaves or the session ends."""
     exchange = EXCHANGE.get()
     answering = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(listen_for_disconnect(request))
@@ -129,7 +129,7 @@ async def _chunks(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 def _json(result: ChatCompletionResponse | CompletionResponse) -> bytes:
-    """As one JSON object, a choice at a time: between two of them other threads run."""
+    """Serialise to one JSON object, a choice at a time, so that other threads can run in between."""
     head, _, end = result.model_copy(update={"choices": []}).model_dump_json().partition(NO_CHOICES)
     return f'{head}"choices":[{",".join(_dumped(result))}]{end}'.encode()
 
@@ -142,8 +142,8 @@ def _dumped(result: ChatCompletionResponse | CompletionResponse) -> Iterator[str
 class RecordedResponse(Response):
     """A response in a session: it ends with the session, and its exchange is notified once it has been sent.
 
-    The end of a stream goes out as one piece, and not together with what is before it: a client that went away before
-    the end has then not read it, which its connection tells.
+    The end of a stream is sent separately from what precedes it: a client that left before the end has then not read
+    it, which its connection shows.
     """
 
     def __init__(self, request: Request, response: Response, exchange: Exchange) -> None:
@@ -154,8 +154,6 @@ class RecordedResponse(Response):
         self._sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-
         async def sending(message: Message) -> None:
             await self._pass_on(message, send)
 
@@ -182,9 +180,9 @@ class RecordedResponse(Response):
         connection = self._exchange.connection
         if connection is not None and is_body and not message.get("more_body"):
             connection.answered = self._exchange
-            self._exchange.delivered = True  # before its client may have it, and say so to others
+            self._exchange.delivered = True  # before its client may have it and report it to others
             await send(message)
-            self._exchange.delivered = not connection.lost  # then nothing was sent
+            self._exchange.delivered = not connection.lost  # otherwise nothing was sent
         else:
             await send(message)
         self._sent = time.monotonic()

@@ -1,8 +1,8 @@
-"""One answer, however it is delivered: its text and its tool calls do not depend on whether it is streamed.
+"""Makes the text and tool calls of an answer independent of whether it is streamed.
 
-vLLM reads a streamed answer with other code than a whole one, which takes the beginning of a malformed tool call for a
-call. Here a stream's tool calls are those of the whole answer, and come with its end. Text comes as it is sampled: what
-was sent by then stays, also where the parser, having seen the end, would leave it out.
+vLLM parses streamed answers with other code than whole ones; it takes the beginning of a malformed tool call for a
+call. Here a stream's tool calls are those of the whole answer, sent at its end. Text is streamed as it is sampled: text
+sent before the end stays, even if the parser, having seen the end, would leave it out.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ log = logging.getLogger(__name__)
 
 
 class OneAnswer:
-    """Takes the place of the methods of a parser that read one answer."""
+    """Replaces the methods of a parser that parse one answer."""
 
     def __init__(self, parser: Parser, another: Callable[[], Parser], known: int, auto_tools: bool) -> None:
-        """`another` makes such a parser. `known`: tokens at the start of the prompt that are a recorded conversation;
-        their thoughts have ended, and a parser would take that for the end of the new ones."""
+        """`another` makes a new parser. `known`: tokens at the start of the prompt that are a recorded conversation; a
+        parser would take the end of its thoughts for the end of the new ones."""
         self._parse, self._parse_delta, self._set_prompt = parser.parse, parser.parse_delta, parser.set_prompt_token_ids
         self._another, self._known, self._auto_tools = another, known, auto_tools
         self._has_tools = parser.tool_parser is not None
         self._text, self._tokens = "", list[int]()
         self._sent = {"reasoning": "", "content": ""}
         self._spaces = {"reasoning": "", "content": ""}
-        """White space that is sent once something comes after it."""
+        """White space that is sent only if more text follows."""
         self._held = False
         parser.parse = self.parse  # type: ignore[method-assign]
         parser.parse_delta = self.parse_delta  # type: ignore[method-assign]
@@ -48,7 +48,7 @@ class OneAnswer:
         enable_auto_tools: bool = False,
         model_output_token_ids: Sequence[int] = (),
     ) -> Read:
-        """See `Parser`. An answer that the parser cannot read is text."""
+        """See `Parser`. An answer that the parser cannot parse is text."""
         return parsed(self._parse, model_output, request, enable_auto_tools, model_output_token_ids)
 
     def parse_delta(
@@ -70,7 +70,7 @@ class OneAnswer:
         return None if self._held else self._next(delta_text, delta_token_ids, request, prompt)
 
     def _next(self, text: str, tokens: list[int], request: Any, prompt: list[int] | None) -> DeltaMessage | None:
-        """What is new, up to the first sign of a tool call."""
+        """Return the new text, up to the first sign of a tool call."""
         try:
             message = self._parse_delta(text, tokens, request, prompt, finished=False)
         except Exception as error:
@@ -83,14 +83,14 @@ class OneAnswer:
         new: dict[str, Any] = {}
         for name, part in (("reasoning", message.reasoning), ("content", message.content)):
             text = self._spaces[name] + (part or "")
-            if shown := text.rstrip():  # white space before a tool call belongs to no text
+            if shown := text.rstrip():  # white space before a tool call belongs to neither
                 new[name] = shown
                 self._sent[name] += shown
             self._spaces[name] = text[len(shown) :]
         return DeltaMessage(**new) if new else None
 
     def _rest(self, request: Any, prompt: list[int]) -> DeltaMessage:
-        """What the whole answer has beyond what was sent."""
+        """Return the part of the whole answer that has not been sent."""
         whole = self._another()
         whole.set_prompt_token_ids(prompt)
         self._parse = whole.parse

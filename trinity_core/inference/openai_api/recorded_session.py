@@ -1,4 +1,4 @@
-"""Live sessions: which are open, what they recorded, and the requests that they have in flight."""
+"""Open sessions, their recordings, and their requests in flight."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from trinity_core.data.turns import Call, Message, TokenSequence
 from trinity_core.inference.openai_api.recorder import Entry, Recorder
 
 Kept = tuple[Call, Sequence[Message] | None]
-"""An answer, and its messages with itself as the last; None if it cannot be continued."""
+"""An answer, and its messages including it; None if it cannot be continued."""
 CONNECTION = "connection"
-"""Where the state of an ASGI scope has the connection of the request."""
+"""Key of the request's connection in the state of an ASGI scope."""
 
 
 class Connection(Protocol):
-    """What is asked of the connection of a client (`ClientConnection`)."""
+    """A client's connection (`ClientConnection`)."""
 
     answered: Exchange | None
-    """The request whose answer was sent last, until another request comes."""
+    """The request answered last, until another request arrives."""
     lost: bool
-    """Whether it has ended."""
+    """True if the connection has ended."""
 
     @property
     def was_cut(self) -> bool:
-        """Whether its client closed it without having read all that was sent."""
+        """True if its client closed it without reading everything sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTerms:
-    """What holds for all requests of a session."""
+    """Settings for all requests of a session."""
 
     seed: int | None = None
-    """The noise of all requests follows from this, and from the seed that a request sets or else from its number."""
+    """Seed of the session; combined with the seed of a request, or else with its number."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Sampling arguments of requests that set none."""
     pinned: Mapping[str, Any] = field(default_factory=dict)
     """Sampling arguments of all requests, whatever they set."""
     max_tokens: int | None = None
-    """The most tokens of an answer where its request sets no limit; fewer where the context holds fewer."""
+    """Token limit of an answer whose request sets none; the context may allow less."""
 
 
 @dataclass(eq=False)
@@ -57,22 +57,22 @@ class RecordedSession:
     name: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     ended: bool = False
     dropped_tokens: int = 0
-    """Sampled for requests whose answer no client got."""
+    """Tokens sampled for requests whose answer no client got."""
     keeps: Callable[[str, Sequence[Kept]], None] | None = None
-    """Told of the setting and the answers of each request before they are recorded, and before the client has them."""
+    """Called with the setting and answers of each request before they are recorded and sent to the client."""
     drops: Callable[[int], None] | None = None
-    """Told of an answered request, by its number among them, whose client went away before it had the answers."""
+    """Called with the number of an answered request whose client left before it had the answers."""
     _recorder: Recorder = field(default_factory=Recorder)
     _requests: int = 0
     _answered: int = 0
-    """Requests whose answers were kept."""
+    """Number of requests whose answers were kept."""
     _unread: list[Exchange] = field(default_factory=list)
-    """Exchanges whose answers were kept, and may turn out not to have been read."""
+    """Exchanges whose answers were kept but may turn out to be unread."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _live: set[Exchange] = field(default_factory=set)
 
     def begin(self) -> Exchange | None:
-        """A new request; None if the session has ended."""
+        """Begin a new request; None if the session has ended."""
         with self._lock:
             if self.ended:
                 return None
@@ -82,7 +82,7 @@ class RecordedSession:
             return exchange
 
     def end(self) -> None:
-        """Record no more. Requests in flight are given up; what was sampled for them is dropped."""
+        """Record no more. Requests in flight are cancelled; their sampled tokens are dropped."""
         with self._lock:
             self._settle(ends=True)
             self.ended = True
@@ -91,7 +91,7 @@ class RecordedSession:
             exchange.give_up()
 
     def sequences(self) -> list[TokenSequence]:
-        """The fewest sequences that hold each sampled token once."""
+        """Return the fewest sequences that hold each sampled token once."""
         with self._lock:
             self._settle()
             return self._recorder.sequences()
@@ -106,27 +106,24 @@ class RecordedSession:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are being served."""
         with self._lock:
             return len(self._live)
 
     @property
     def digests(self) -> list[str]:
-        """Digests of the recorded answers."""
         with self._lock:
             self._settle()
             return [call.digest for call in self._recorder.calls]
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens of the recorded answers."""
         with self._lock:
             self._settle()
             return sum(len(call.sample.tokens) for call in self._recorder.calls)
 
     @property
     def guided(self) -> tuple[int, int]:
-        """Recorded answers in a grammar, and those of their tokens that it chose: they carry no loss."""
+        """Number of recorded guided answers, and of their tokens that a grammar chose: those carry no loss."""
         with self._lock:
             self._settle()
             free = [call.free for call in self._recorder.calls if call.free is not None]
@@ -134,13 +131,13 @@ class RecordedSession:
 
     @property
     def newest_version(self) -> int:
-        """The newest weights that sampled a recorded token; -1 if there is none."""
+        """The newest version that sampled a recorded token; -1 if there is none."""
         with self._lock:
             return max((int(call.sample.versions.max()) for call in self._recorder.calls), default=-1)
 
     @property
     def first_prompt(self) -> str:
-        """A short name of its first prompt, equal for equal ones; "" if nothing was recorded."""
+        """A short digest of its first prompt; "" if nothing was recorded."""
         with self._lock:
             calls = self._recorder.calls[:1]
             return blake2b(calls[0].prompt.tobytes(), digest_size=8).hexdigest() if calls else ""
@@ -153,7 +150,7 @@ class RecordedSession:
             entries = [Entry.of(call, exchange.setting, history) for call, history in kept]
             if self.keeps is not None:
                 self.keeps(exchange.setting, kept)
-            for entry in entries:  # what may fail is behind us: journal, record and client agree
+            for entry in entries:  # nothing can fail from here on: journal, record and client agree
                 self._recorder.add(entry)
             exchange.kept, exchange.answer_number = True, self._answered
             self._answered += 1
@@ -161,7 +158,7 @@ class RecordedSession:
                 self._unread.append(exchange)
 
     def restore(self, setting: str, kept: Sequence[Kept]) -> None:
-        """Record the answers of a request that an earlier process served."""
+        """Record the answers to a request that an earlier process served."""
         with self._lock:
             self._requests += 1
             self._answered += 1
@@ -175,8 +172,7 @@ class RecordedSession:
                 self.dropped_tokens += exchange.sampled_tokens
 
     def _settle(self, ends: bool = False) -> None:
-        """Drop the answers whose clients went away before they had read them; if the session ends, also those that are
-        on their way."""
+        """Drop the answers whose clients left before reading them; if the session ends, also those on their way."""
         unread, self._unread = self._unread, []
         for exchange in unread:
             connection = exchange.connection
@@ -184,7 +180,7 @@ class RecordedSession:
             if not exchange.delivered:
                 is_read = None if exchange in self._live and not ends else False
             elif connection.answered is not exchange:
-                is_read = True  # another request came after it
+                is_read = True  # another request followed
             else:
                 is_read = False if connection.was_cut else connection.lost or None
             if is_read is False:
@@ -206,30 +202,31 @@ class Exchange:
     session: RecordedSession
     number: int
     messages: Sequence[Message] | None = None
-    """None where an answer cannot be continued by messages."""
+    """None if answers cannot be continued by messages."""
     setting: str = ""
-    """What else its prompt depends on."""
+    """What else its prompt depends on, as a string."""
     recorded: int = 0
     """Tokens at the start of its prompt that are a recorded conversation."""
     max_tokens: int | None = None
-    """The session's limit of an answer, if the request sets none."""
+    """The session's token limit of an answer, if the request sets none."""
     guided: bool = False
-    """Whether its client wants the answer in a grammar."""
+    """True if the client requested an answer in a grammar."""
     calls: dict[tuple[str, int], Call] = field(default_factory=dict)
-    """Answers that are complete, or were cut when the client went away, by request and choice."""
+    """Answers that are complete, or were cut when the client left, by request and choice."""
     kept: bool = False
     connection: Connection | None = None
-    """Connection of its client; None: whatever is kept counts as read."""
+    """The client's connection; None: kept answers count as read."""
     delivered: bool = False
-    """Whether the end of its response is sent while there is a client."""
+    """True once the end of the response is sent to a present client."""
     answer_number: int = 0
     """Its number among the answered requests of the session, once it is kept."""
     _task: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
 
     def seed(self, requested: int | None) -> int | None:
-        """The seed of this request, which itself sets `requested`.
+        """Return the seed of this request, which itself sets `requested`.
 
-        One that a request sets counts within its session: else agents with a fixed seed would give equal rollouts.
+        A seed set by a request counts within its session: otherwise agents with a fixed seed would produce equal
+        rollouts.
         """
         seed = self.session.terms.seed
         if seed is None:
@@ -240,15 +237,14 @@ class Exchange:
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens of its answers."""
         return sum(len(call.sample.tokens) for call in self.calls.values())
 
     def keep(self, answers: Mapping[int, Message] | None = None) -> None:
-        """The client gets this: record it. `answers`: by choice, the message of each."""
+        """Record the answers that the client gets. `answers`: the message of each, by choice."""
         self.session._keep(self, answers)
 
     def histories(self, answers: Mapping[int, Message] | None) -> list[Kept]:
-        """Its answers, each with its messages up to and with the answer where that can be continued."""
+        """Return its answers, each with its messages including the answer if it can be continued."""
         branches: list[Kept] = []
         for (_, choice), call in sorted(self.calls.items(), key=lambda item: item[0]):
             answer = None if answers is None or self.messages is None else answers.get(choice)
@@ -256,20 +252,20 @@ class Exchange:
         return branches
 
     def runs_in(self, task: asyncio.Task[Any]) -> None:
-        """The task that `give_up` ends."""
+        """Set the task that `give_up` cancels."""
         self._task = (task.get_loop(), task)
-        if self.session.ended:  # meanwhile, before there was a task to end
+        if self.session.ended:  # the session ended before there was a task to cancel
             self.give_up()
 
     def give_up(self) -> None:
-        """End it from any thread."""
+        """Cancel it from any thread."""
         if self._task is not None:
             loop, task = self._task
             with suppress(RuntimeError):  # the server has ended, and with it the request
                 loop.call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """End the exchange; what was sampled and not kept is dropped."""
+        """End the exchange; sampled tokens that were not kept are dropped."""
         self.session._close(self)
 
 
@@ -278,5 +274,5 @@ EXCHANGE: ContextVar[Exchange | None] = ContextVar("EXCHANGE", default=None)
 
 
 def setting_of(arguments: Mapping[str, Any]) -> str:
-    """The arguments of a chat template as a text."""
+    """Serialise the arguments of a chat template."""
     return json.dumps(arguments, sort_keys=True, default=str)

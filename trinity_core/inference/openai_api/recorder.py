@@ -1,4 +1,5 @@
-"""What a session recorded, and the fewest sequences that hold each sampled token once. Pure: no server, no vLLM.
+"""Records a session's completions, and finds the fewest sequences that hold each sampled token once. Pure: no server,
+no vLLM.
 
 A session is one rollout of one task. Its completions form a tree: a request whose messages continue a recorded answer
 is served on the recorded token ids, so its prompt begins with them; any other request begins a new tree.
@@ -19,13 +20,13 @@ from trinity_core.data.turns import Call, Message, TokenSequence, joined
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An answer, and how requests that continue it are known."""
+    """An answer, with the digests that identify requests that continue it."""
 
     call: Call
     following: Mapping[bytes, Message]
-    """The message that came next, by digest of setting and the history before it."""
+    """The message that came next, by digest of setting and preceding history."""
     endings: Sequence[bytes]
-    """Digests of its setting and all its history, for each spelling of the answer; empty if it cannot be continued."""
+    """Digests of its setting and entire history, for each spelling of the answer; empty if it cannot be continued."""
 
     @classmethod
     def of(cls, call: Call, setting: str, history: Sequence[Message] | None) -> Entry:
@@ -46,7 +47,7 @@ class Recorder:
     _answers: dict[bytes, Call] = field(default_factory=dict)
     """The newest call, by digest of setting and history, its answer included."""
     _next: dict[bytes, Message] = field(default_factory=dict)
-    """The message that came last, by digest of setting and the history before it."""
+    """The newest message, by digest of setting and preceding history."""
 
     def record(self, call: Call, setting: str = "", history: Sequence[Message] | None = None) -> None:
         """Keep an answer. `history`: its messages with the answer as the client got it; None: it cannot be continued.
@@ -63,13 +64,13 @@ class Recorder:
             self._answers.update(dict.fromkeys(entry.endings, entry.call))
 
     def forget(self, calls: Sequence[Call]) -> None:
-        """Remove answers that their client never had."""
+        """Remove answers that their client never received."""
         gone = {id(call) for call in calls}
         self.calls = [call for call in self.calls if id(call) not in gone]
         self._answers = {digest: call for digest, call in self._answers.items() if id(call) not in gone}
 
     def continued(self, setting: str, messages: Sequence[Message]) -> tuple[Call, int] | None:
-        """The newest recorded answer that `messages` continue, and the number of messages up to it.
+        """Return the newest recorded answer that `messages` continue, and the number of messages up to it.
 
         None if there is none. Of several, the one with the longest history.
         """
@@ -80,7 +81,7 @@ class Recorder:
         return None
 
     def departure(self, setting: str, messages: Sequence[Message]) -> str | None:
-        """Which of `messages` begins a new sequence, and why; None if none does, and for the first request."""
+        """Return which of `messages` begins a new sequence, and why; None if none does, and for the first request."""
         if not self._next:
             return None
         digests = _digests(setting, messages)
@@ -103,22 +104,23 @@ class Recorder:
         return f"{where} is not the answer that was given: it differs in {' and '.join(parts)}"
 
     def sequences(self) -> list[TokenSequence]:
-        """The fewest sequences in which each sampled token stands with mask 1 exactly once, oldest answer first."""
+        """Return the fewest sequences in which each sampled token has mask 1 exactly once, oldest answer first."""
         return [joined([self.calls[i] for i in chain]) for chain in fewest_chains(_before(self.calls))]
 
 
 def _digests(setting: str, messages: Sequence[Message]) -> list[bytes]:
-    """The digest of the setting, and for each message that of the setting and all messages up to it."""
+    """Return the digest of the setting, and for each message that of the setting and all messages up to it."""
     so_far = blake2b(setting.encode(), digest_size=16)
     digests = [so_far.digest()]
     for message in messages:
-        so_far.update(b"\0" + canonical(message).encode())  # JSON holds no such byte
+        so_far.update(b"\0" + canonical(message).encode())  # JSON contains no NUL
         digests.append(so_far.digest())
     return digests
 
 
 def _repaired(answer: Message) -> Message | None:
-    """The answer as clients send it back that cannot read its tools' arguments: these are empty. None if they can."""
+    """Return the answer as sent back by clients that cannot parse its tool arguments: with empty ones. None if they
+    can."""
     calls = list(answer.get("tool_calls") or ())
     wrong = [not isinstance(parsed((call.get("function") or {}).get("arguments")), dict) for call in calls]
     if not any(wrong):
@@ -131,11 +133,11 @@ def _repaired(answer: Message) -> Message | None:
 
 
 def fewest_chains(before: Sequence[Sequence[int]]) -> list[list[int]]:
-    """A partition of items into the fewest chains, each in order; chains by their first item.
+    """Partition items into the fewest chains, each in order; chains are sorted by first item.
 
-    `before[i]`: the items that may come before i in a chain, the preferred first; a transitive relation. The number of
-    chains is that of the items less a maximum matching of items to their predecessors (Fulkerson 1956, "Note on
-    Dilworth's decomposition theorem for partially ordered sets"), found by augmenting paths.
+    `before[i]`: the items that may precede i in a chain, preferred first; a transitive relation. The number of chains
+    is the number of items minus a maximum matching of items to their predecessors (Fulkerson 1956, "Note on Dilworth's
+    decomposition theorem for partially ordered sets"), found by augmenting paths.
     """
     follower: dict[int, int] = {}
     leader: dict[int, int] = {}
@@ -151,7 +153,7 @@ def fewest_chains(before: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _augment(item: int, before: Sequence[Sequence[int]], follower: dict[int, int], leader: dict[int, int]) -> None:
-    """Give `item` a predecessor, moving the followers of others if need be; nothing if that is impossible."""
+    """Give `item` a predecessor, reassigning others if necessary; does nothing if that is impossible."""
     wanted_by: dict[int, int] = {}
     waiting = deque([item])
     while waiting:
@@ -164,7 +166,7 @@ def _augment(item: int, before: Sequence[Sequence[int]], follower: dict[int, int
                 waiting.append(follower[one])
                 continue
             free: int | None = one
-            while free is not None:  # each item on the path takes what was found for it, and frees what it had
+            while free is not None:  # each item on the path takes its new predecessor and frees the old one
                 taker = wanted_by[free]
                 freed = leader.get(taker)
                 follower[free], leader[taker] = taker, free
@@ -173,7 +175,7 @@ def _augment(item: int, before: Sequence[Sequence[int]], follower: dict[int, int
 
 
 def _before(calls: Sequence[Call]) -> list[list[int]]:
-    """For each call the calls whose tokens its prompt begins with, the longest first."""
+    """For each call, return the calls whose tokens its prompt begins with, longest first."""
     tokens = [call.tokens for call in calls]
     earlier = []
     for call in calls:

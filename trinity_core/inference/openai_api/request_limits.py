@@ -1,4 +1,4 @@
-"""Routes that ask for the key and read bodies within limits of time and size, before FastAPI parses them."""
+"""Routes that check the key and read bodies within limits of time and size, before FastAPI parses them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from starlette.requests import ClientDisconnect
 from trinity_core.inference.openai_api.session_auth import Refusal
 
 SECONDS = 60.0
-"""Time for a body to come: a request that stays half sent would keep its connection for ever."""
+"""Time for a body to arrive: a half-sent request would otherwise keep its connection open forever."""
 MOST_BYTES = 64 << 20
-"""Bytes of any request; the longest conversations have a few million characters."""
+"""Byte limit of any request; the longest conversations have a few million characters."""
 MOST_BYTES_OF_ONE = 1 << 20
-"""Bytes of a request for a session, of feedback, and of tasks."""
+"""Byte limit of requests for a session, of feedback, and of tasks."""
 MOST_DEPTH = 200
 """Greatest depth of nested brackets."""
 MOST_TOKENS = 65_000
-"""Strings and brackets of a body: 10,000 messages of a role and a text, 6 each, and the rest of the request."""
+"""Limit of strings and brackets in a body: 10,000 messages of a role and a text, 6 each, and the rest of the
+request."""
 MOST_NUMBERS = 2_000_000
-"""Commas of a body outside its strings: between values, such as the token ids of a prompt."""
+"""Limit of commas outside strings: they separate values, such as the token ids of a prompt."""
 TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 JSON = (b"content-type", b"application/json")
 
 
 class LimitedRequest(Request):
-    """A request whose body is refused if it is too long, too late, or JSON that would hold up the server."""
+    """A request that refuses a body that is too long, too late, or JSON that would block the server."""
 
     most_bytes = MOST_BYTES
 
@@ -64,18 +65,17 @@ class ModelRoute(APIRoute):
         async def limited(request: Request) -> Response:
             request.app.state.auth.check_key(request)
             within_limits = self.limited_request(request)
-            await within_limits.body()  # here, as FastAPI would say of every fault that the body cannot be parsed
+            await within_limits.body()  # read here: FastAPI would report any fault as an unparsable body
             return await handle(within_limits)
 
         return limited
 
     def limited_request(self, request: Request) -> LimitedRequest:
-        """The request as FastAPI reads it."""
         return LimitedRequest(request.scope, request.receive)
 
 
 class JsonRoute(ModelRoute):
-    """A route of our own requests: short ones, which are JSON whatever their content type (`curl -d` says a form)."""
+    """A route of our own requests: short JSON, whatever its content type (`curl -d` declares a form)."""
 
     def limited_request(self, request: Request) -> LimitedRequest:
         headers = [header for header in request.scope["headers"] if header[0] != JSON[0]]
@@ -85,9 +85,9 @@ class JsonRoute(ModelRoute):
 
 
 def check_json(body: bytes) -> None:
-    """Raises Refusal for JSON that would take the server's time for seconds, or that Python's parser cannot take.
+    """Raise Refusal for JSON that would block the server for seconds, or that Python's parser cannot handle.
 
-    A scan of strings and brackets alone: of what lies between two of them, only commas are counted.
+    Scans only strings and brackets; in between, only commas are counted.
     """
     depth = commas = end = 0
     for number, token in enumerate(TOKENS.finditer(body)):

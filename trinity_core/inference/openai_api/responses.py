@@ -1,8 +1,8 @@
-"""OpenAI's Responses API in terms of chat completions: stateless, function tools only. Pure; without vLLM.
+"""OpenAI's Responses API on top of chat completions: stateless, function tools only. Pure; without vLLM.
 
-A request becomes a chat request, whose answer is recorded as any other, and that becomes a response. Nothing is stored:
-clients send the whole conversation each time. A stream's events come together, once the answer is there.
-https://platform.openai.com/docs/api-reference/responses has the fields.
+A request becomes a chat request, whose answer is recorded as usual and becomes a response. Nothing is stored: clients
+send the whole conversation each time. A stream's events are sent together, once the answer is complete.
+https://platform.openai.com/docs/api-reference/responses defines the fields.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from uuid import uuid4
 from trinity_core.inference.openai_api.session_auth import Refusal
 
 STATE = ("previous_response_id", "conversation", "prompt", "background")
-"""What needs a server that remembers."""
+"""Parameters that need a stateful server."""
 NO_STATE = (
     "Responses are not stored here, so {} has nothing to refer to: send the whole conversation as `input`, as agent "
     "frameworks do by default."
@@ -27,13 +27,13 @@ UNUSED = (
     "store", "metadata", "include", "reasoning", "truncation", "service_tier", "max_tool_calls", "top_logprobs",
     "stream_options", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 )  # fmt: skip
-"""What makes no difference to an answer here."""
+"""Parameters without effect on an answer here."""
 ECHOED = ("instructions", "temperature", "top_p", "max_output_tokens", "metadata", "reasoning", "text", "truncation")
 Fields = dict[str, Any]
 
 
 def chat_request(body: Mapping[str, Any]) -> Fields:
-    """The body of the chat completion that answers a request for a response. Raises Refusal for what is not served."""
+    """Return the chat completion request for a Responses request. Raises Refusal for unsupported parameters."""
     for name in STATE:
         if body.get(name):
             raise Refusal(400, "unsupported_parameter", NO_STATE.format(f"`{name}`"), name)
@@ -82,7 +82,7 @@ def _tool_choice(choice: Any) -> Any:
 
 
 def _messages(body: Mapping[str, Any]) -> list[Fields]:
-    """The conversation. What one answer became (thoughts, text, calls) is one message of the assistant again."""
+    """Return the conversation. The items of one answer (thoughts, text, calls) become one assistant message."""
     messages: list[Fields] = []
     if body.get("instructions"):
         messages.append({"role": "system", "content": body["instructions"]})
@@ -106,7 +106,7 @@ def _messages(body: Mapping[str, Any]) -> list[Fields]:
 
 
 def _answer_of(messages: list[Fields]) -> Fields:
-    """The assistant's message that an item belongs to."""
+    """Return the assistant's message that an item belongs to."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
@@ -129,7 +129,7 @@ def _text(content: Any) -> str:
 
 
 def _content(content: Any) -> Any:
-    """The content of a message: a text where all of it is text, else the parts of a chat message."""
+    """Return the content of a message: a string if all of it is text, else the parts of a chat message."""
     if not isinstance(content, list):
         return content
     if all("text" in part for part in _objects(content, "input")):
@@ -143,7 +143,6 @@ def _content(content: Any) -> Any:
 
 
 def response_of(body: Mapping[str, Any], completion: Mapping[str, Any]) -> Fields:
-    """The response to a request, from its chat completion."""
     choice, usage = completion["choices"][0], completion.get("usage") or {}
     cut = choice["finish_reason"] == "length"
     details = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -195,7 +194,7 @@ def _name(kind: str) -> str:
 
 
 def event_stream(response: Fields) -> Iterator[str]:
-    """The response as the events of a stream, each as it is sent."""
+    """Return the response as the events of a stream, in wire format."""
     for number, event in enumerate(_events(response)):
         yield f"event: {event['type']}\ndata: {json.dumps({**event, 'sequence_number': number})}\n\n"
 

@@ -1,7 +1,7 @@
-"""The sessions of mode `serve`: open, judged by their users, dropped, or taken by an explore step. Without a server.
+"""The sessions of mode `serve`: open, with feedback, dropped, or taken by an explore step. Without a server.
 
-A session ends with its feedback, or after a time without any. Judged sessions wait for an explore step; where rollouts
-are compared, until enough of the same task are there.
+A session ends with its feedback, or after a time without any. Sessions with feedback wait for an explore step; if
+rollouts are compared, until there are enough of the same task.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WITHOUT_FEEDBACK = "without_feedback"
 WITHOUT_GROUP = "without_group"
 TAKEN_BACK = "weights_taken_back"
 REMEMBERED = 100_000
-"""Names of sessions that have ended, with the reason."""
+"""Number of ended sessions whose reason is kept."""
 
 
 GREATEST = 1e6
@@ -32,11 +32,11 @@ GREATEST = 1e6
 Text = Annotated[str, Field(max_length=10_000)]
 Number = Annotated[float, Field(ge=-GREATEST, le=GREATEST)]
 MetricName = Annotated[str, Field(max_length=100, pattern=r"^\w[\w\-. ]*(/\w[\w\-. ]*)*$")]
-"""Names that tracking systems take."""
+"""Names that tracking systems accept."""
 
 
 class Feedback(BaseModel):
-    """What a user says of a session."""
+    """A user's feedback on a session."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     reward: Number
@@ -51,19 +51,18 @@ class ServedSession:
     session: RecordedSession
     task: str
     seen: float
-    """When it was last asked or judged."""
+    """Time of the last request or feedback."""
     feedback: Feedback | None = None
     taken_back: bool = False
-    """Whether weights that the trainer no longer has sampled some of it."""
+    """True if some tokens were sampled by weights that the trainer no longer has."""
 
     @property
     def name(self) -> str:
-        """The id of the session."""
         return self.session.name
 
     @property
     def key(self) -> str:
-        """What it is compared by: its task, or its first prompt."""
+        """What it is grouped by: its task, or its first prompt."""
         return self.task or f"prompt {self.session.first_prompt}"
 
 
@@ -100,7 +99,7 @@ class ServedSessions:
         self._taken: list[ServedGroup] = []
         self._ended: dict[str, str] = dict(ended or {})
         self._began = 0.0
-        """When the first of the groups that are complete now was."""
+        """Since when there has been a complete group."""
         for entry in journal.read():
             self._restore(entry)
 
@@ -118,7 +117,6 @@ class ServedSessions:
 
     @property
     def sessions(self) -> list[RecordedSession]:
-        """The open sessions."""
         with self._lock:
             return [mine.session for mine in self._open.values()]
 
@@ -131,7 +129,7 @@ class ServedSessions:
     # ---- for clients ----
 
     def begin(self, task: str = "") -> RecordedSession:
-        """A new session. `task`: sessions with the same one are compared with each other."""
+        """Open a session. Sessions with the same `task` are compared with each other."""
         session = self._session()
         self._journal.begin(session.name, task)
         with self._lock:
@@ -139,13 +137,13 @@ class ServedSessions:
         return session
 
     def used(self, name: str) -> None:
-        """A request of the session is over."""
+        """Called when a request of the session is over."""
         with self._lock:
             if mine := self._open.get(name):
                 mine.seen = self._clock()
 
     def forget(self, session: RecordedSession) -> bool:
-        """Remove a session in which nothing was recorded; True if that was so."""
+        """Remove a session in which nothing was recorded; True if it was removed."""
         with self._lock:
             if session.sampled_tokens or self._open.pop(session.name, None) is None:
                 return False
@@ -153,7 +151,7 @@ class ServedSessions:
         return True
 
     def give(self, name: str, feedback: Feedback) -> RecordedSession:
-        """Take feedback in: the session ends, and waits for an explore step. Raises Refusal."""
+        """Record feedback: the session ends, and waits for an explore step. Raises Refusal."""
         with self._lock:
             mine = self._open.get(name)
             if mine is None:
@@ -178,7 +176,8 @@ class ServedSessions:
     # ---- for the explorer ----
 
     def expire(self) -> list[RecordedSession]:
-        """End the sessions that waited too long for feedback, and drop those that did for others. The former."""
+        """End and return the sessions that waited too long for feedback; drop those that waited too long for group
+        members."""
         with self._lock:
             due = self._clock() - self._patience
             late = [mine for mine in self._open.values() if mine.seen <= due and not mine.session.in_flight]
@@ -197,7 +196,7 @@ class ServedSessions:
             return [mine.session for mine in late]
 
     def complete(self) -> tuple[int, float]:
-        """Groups that can be taken now, and for how many seconds there has been one."""
+        """Return the number of groups that can be taken, and for how many seconds there has been one."""
         with self._lock:
             count, now = len(self._groups()), self._clock()
             if not count:
@@ -206,14 +205,14 @@ class ServedSessions:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Sessions that are open, that wait for an explore step, that were dropped since the last one."""
+        """Number of sessions that are open, that wait for an explore step, and that were dropped since the last one."""
         with self._lock:
             return len(self._open), len(self._judged), sum(len(group.sessions) for group in self._dropped)
 
     def take(self, most: int, version: int) -> list[ServedGroup]:
-        """Up to `most` groups, and all that was dropped. They count as taken until `stored`, or `give_back`.
+        """Return up to `most` groups, and all dropped sessions. They count as taken until `stored` or `resume`.
 
-        Sessions with tokens of weights that the trainer took back, or of newer ones than `version`, are dropped.
+        Sessions with tokens of weights that the trainer took back, or newer than `version`, are dropped.
         """
         with self._lock:
             for mine in [one for one in self._judged if one.taken_back or one.session.newest_version > version]:
@@ -228,9 +227,9 @@ class ServedSessions:
             return list(self._taken)
 
     def take_back(self, version: int) -> None:
-        """The trainer went back to `version`, and will give later ones the same numbers again.
+        """Called when the trainer went back to `version`: it will assign the later numbers again.
 
-        Sessions with tokens of newer ones are marked, and those with a request in flight, which older weights began.
+        Marks sessions with newer tokens, and those with a request in flight, which older weights began.
         """
         with self._lock:
             for mine in [*self._open.values(), *self._judged]:
@@ -239,7 +238,7 @@ class ServedSessions:
                     self._journal.take_back(mine.name)
 
     def stored(self) -> None:
-        """What was taken is in the store."""
+        """Called when the taken sessions are in the store."""
         with self._lock:
             taken, self._taken = self._taken, []
         for group in taken:
@@ -247,9 +246,9 @@ class ServedSessions:
                 self._journal.remove(mine.name)
 
     def resume(self, stored: Collection[str]) -> list[RecordedSession]:
-        """Give back what was taken but not stored; forget the sessions that the last stored step had.
+        """Take back sessions that were taken but not stored; forget those of the last stored step.
 
-        Those of them that were open.
+        Returns those of the forgotten sessions that were open.
         """
         with self._lock:
             for group in self._taken:
@@ -285,11 +284,11 @@ class ServedSessions:
             del self._ended[next(iter(self._ended))]
 
     def _groups(self) -> list[ServedGroup]:
-        """Complete groups. One that has waited for members too long is complete with two."""
+        """Return complete groups. A group that has waited too long for members is complete with two."""
         return [ServedGroup(members) for members, complete in self._by_task() if complete]
 
     def _by_task(self) -> Iterator[tuple[list[ServedSession], bool]]:
-        """What may become groups, and whether it is complete."""
+        """Yield candidate groups, and whether each is complete."""
         by_key: dict[str, list[ServedSession]] = defaultdict(list)
         for number, mine in enumerate(self._judged):
             by_key[str(number) if self._repeats == 1 else mine.key].append(mine)

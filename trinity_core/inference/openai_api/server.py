@@ -1,6 +1,6 @@
 """The server of the OpenAI API: vLLM's handlers, in a thread of the explorer's process with its own event loop.
 
-Nothing here imports vLLM before a server is started.
+vLLM is imported only when a server is started.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 START_SECONDS = 600.0
-"""Time for vLLM's server code to be imported, which takes long on a busy machine, and to listen."""
+"""Time to import vLLM's server code, which takes long on a busy machine, and to listen."""
 STOP_SECONDS = 5.0
 PORT_SECONDS = 60.0
-"""Time for a port to be free: workers outlive a raylet that was killed by half a minute and more."""
+"""Time for a port to become free: workers outlive a killed raylet by half a minute and more."""
 EVERYWHERE = "::"
-"""All addresses of this machine, of IPv4 too."""
+"""All addresses of this machine, including IPv4."""
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 """Read by vLLM when it is imported."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model to serve: its engines, and how it is served."""
+    """A model to serve, with its engines."""
 
     names: tuple[str, ...]
     """Names by which requests may call it; the first is its own."""
@@ -57,10 +57,10 @@ class ServedModel:
     max_model_len: int
     stop_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
-    """Plays no part: vLLM's server code computes nothing, but wants a number format."""
+    """Without effect: vLLM's server code computes nothing, but requires a number format."""
     trust_remote_code: bool = False
     speculative_config: Any = None
-    """Setting of the engines, if they speculate."""
+    """Speculative decoding settings of the engines, if any."""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     enable_auto_tool_choice: bool = False
@@ -71,7 +71,7 @@ class ServedModel:
     sampling: tuple[tuple[str, Any], ...] = ()
     """Sampling arguments of requests that set none."""
     recorded: bool = True
-    """Whether sessions record its answers: the policy's, not those of an auxiliary model."""
+    """True if sessions record its answers: for the policy, not for an auxiliary model."""
 
 
 def _new_key() -> str:
@@ -87,12 +87,12 @@ class ApiServer:
     port: int = 0
     """0: any free port."""
     sessions: SessionLog | None = None
-    """Where ended sessions are noted."""
+    """Where ended sessions are logged."""
     queues: Mapping[str, TaskQueue] = field(default_factory=dict)
-    """Queues of tasks that programs may add to, by the names of their task sets."""
+    """Task queues that programs may add to, by the names of their task sets."""
     key: str = field(default_factory=_new_key, repr=False)
     session_key: str = field(default_factory=_new_key, repr=False)
-    """What workflows and their agents get: it opens their sessions, and no other route."""
+    """The key for workflows and their agents: it opens their sessions, and no other route."""
     served_sessions: ServedSessions | None = None
     """Sessions of mode `serve`, which clients open and give feedback to."""
     _auth: SessionAuth = field(init=False, repr=False)
@@ -101,7 +101,7 @@ class ApiServer:
     _socket: socket.socket | None = None
 
     async def start(self) -> None:
-        """Returns when requests are answered. Raises `TransientFault` if the address is taken for `PORT_SECONDS`."""
+        """Return when requests are answered. Raises `TransientFault` if the address is in use for `PORT_SECONDS`."""
         self._socket = await _listening_once_free(self.host, self.port)
         self._auth = SessionAuth(self.key, self.session_key)
         self.port = self._socket.getsockname()[1]
@@ -113,25 +113,23 @@ class ApiServer:
         log.info("the OpenAI API listens on %s:%d", self.host, self.port)
 
     def open(self, session: RecordedSession) -> None:
-        """Serve a session."""
         self._auth.open(session)
 
     def note(self, session: RecordedSession, why: str = "") -> None:
-        """Note in the log what was sampled in a session that has ended, and why it did unless as usual."""
+        """Log the sampled answers of an ended session, and an unusual reason for its end."""
         if self.sessions is not None:
             self.sessions.add(session.name, session.digests, why)
 
     def close(self, session: RecordedSession, why: str = "") -> None:
-        """End a session, and note it in the log."""
+        """End a session, and log it."""
         if self._auth.close(session):
             self.note(session, why)
 
     def base_url(self, session: RecordedSession | None = None) -> str:
-        """The address of the API, or of a session, as clients take it."""
+        """Return the address of the API, or of a session, as clients take it."""
         return f"http://{_reached_at(self.host)}:{self.port}{PREFIX + session.name if session else ''}/v1"
 
     def stop(self) -> None:
-        """End the server and its connections."""
         if self._server is not None:
             self._server.should_exit = self._server.force_exit = True
         if self._served is not None:
@@ -186,7 +184,7 @@ def _ended(started: Future[None], served: Future[None]) -> None:
 
 
 async def _listening_once_free(host: str, port: int) -> socket.socket:
-    """A socket that listens there. The explorer of a killed run or of an earlier attempt may hold the port a while."""
+    """Listen, retrying: the explorer of a killed run or of an earlier attempt may hold the port for a while."""
     warned = False
     async for elapsed in poll_async(pause=0.5):
         try:
@@ -212,7 +210,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _reached_at(host: str) -> str:
-    """The host of the URL of a server that listens at `host`, which may stand for all addresses of this machine."""
+    """Return the URL host of a server listening on `host`, which may stand for all addresses of this machine."""
     if host in ("", "0.0.0.0", EVERYWHERE):  # noqa: S104
         host = own_address()
     return f"[{host}]" if ":" in host else host

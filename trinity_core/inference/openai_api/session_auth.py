@@ -1,4 +1,4 @@
-"""The key of the API, and the sessions that it serves. Without vLLM."""
+"""The keys of the API, and the sessions that it serves. Without vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PREFIX = "/sessions/"
 REMEMBERED = 100_000
-"""Names of ended sessions that are known as such."""
+"""Number of ended sessions that are remembered."""
 SESSION_ENDED = (410, "session_ended", "This session has ended.")
 
 
@@ -29,9 +29,9 @@ class Refusal(Exception):
 
 
 class SessionAuth:
-    """Which requests are served: those with the key, and within a session while it is open.
+    """Accepts requests with the key, and those within a session while it is open.
 
-    `session_key` opens sessions alone: a workflow gives it to an agent, which is not to end the run's queue of tasks.
+    `session_key` opens only sessions: a workflow gives it to an agent, which must not end the run's task queue.
     """
 
     def __init__(self, key: str, session_key: str) -> None:
@@ -40,11 +40,11 @@ class SessionAuth:
         self._ended: dict[str, None] = {}
 
     def open(self, session: RecordedSession) -> None:
-        """Serve it. From any thread."""
+        """Serve a session. From any thread."""
         self._open[session.name] = session
 
     def close(self, session: RecordedSession) -> bool:
-        """Serve it no more: its requests in flight end, later ones are refused. True the first time."""
+        """Stop serving it: its requests in flight end, later ones are refused. True the first time."""
         session.end()
         if self._open.pop(session.name, None) is None:
             return False
@@ -54,7 +54,7 @@ class SessionAuth:
         return True
 
     def check_key(self, request: Request) -> None:
-        """Raise Refusal unless the request brings the key, or one of a session that of sessions."""
+        """Raise Refusal unless the request has the key, or for a request within a session, the session key."""
         authorization = request.headers.get("authorization", "").encode("latin-1")
         keys = [self._key, self._session_key] if request.scope["path"].startswith(PREFIX) else [self._key]
         if not any(secrets.compare_digest(authorization, key) for key in keys):
@@ -62,7 +62,7 @@ class SessionAuth:
 
     @contextmanager
     def exchange(self, name: str, request: Request) -> Iterator[None]:
-        """Within this context the request is one of the session `name`. Raises Refusal if that is not open."""
+        """A context in which the request belongs to session `name`. Raises Refusal if it is not open."""
         session = self._open.get(name)
         exchange = None if session is None else session.begin()
         if exchange is None:

@@ -1,4 +1,4 @@
-"""vLLM's chat and completion handlers for one model, with recording, and the choice among several models."""
+"""vLLM's chat and completion handlers for one model, with recording, and the selection among several models."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ NOT_PARSED = (
 OWN_CHOICE = (None, "auto", "none")
 """Values of `tool_choice` with which the model decides whether it calls a tool."""
 MOST_LOGPROBS = 5
-"""The greatest `logprobs` of a completion, as in OpenAI's own API."""
+"""Limit of `logprobs` of a completion, as in OpenAI's own API."""
 MESSAGES = "messages"
-"""Where the state of a request has its messages, if they are not those of its body."""
+"""Key of a request's messages in its state, if they are not those of its body."""
 MAX_ANSWERS = 128
-"""The greatest `n` of a request, as in OpenAI's own API."""
+"""Limit of `n` of a request, as in OpenAI's own API."""
 TOO_LONG = (
     "This model's maximum context length is {} tokens. However, your messages have {} tokens, which leaves none for an "
     "answer. Please reduce the length of the messages."
@@ -68,16 +68,16 @@ NEW_SEQUENCE = (
     "metric sequences_per_rollout counts them. A rollout is one sequence if its agent sends its history back unchanged"
 )
 MOST_CHARACTERS = 2000
-"""Characters of a prompt that are logged: from its end, which tells requests apart."""
+"""Number of characters of a prompt to log, from its end, where requests differ."""
 
 
 class Chat(OpenAIServingChat):
-    """vLLM's chat handler. Answers are the same whether streamed or not, and log-probs are written by a thread."""
+    """vLLM's chat handler. Streamed and whole answers are the same, and log-probs are written by a thread."""
 
     async def chat_completion_full_generator(
         self, request: ChatCompletionRequest, result_generator: AsyncIterator[RequestOutput], *args: Any, **named: Any
     ) -> ErrorResponse | ChatCompletionResponse:
-        """See `OpenAIServingChat`. An answer that was cut ends with `length`, as it does in a stream."""
+        """See `OpenAIServingChat`. A truncated answer ends with `length`, as in a stream."""
         results = [result async for result in result_generator][-1:]
         writing = super().chat_completion_full_generator(request, each_of(results), *args, **named)
         client: PoolClient = self.engine_client  # type: ignore[assignment]
@@ -95,14 +95,14 @@ class Chat(OpenAIServingChat):
 
 
 class RecordedChat(Chat):
-    """In a session, what continues a recorded answer is served on the recorded tokens."""
+    """In a session, requests that continue a recorded answer are served on the recorded tokens."""
 
     def __init__(self, client: PoolClient, *args: Any, **named: Any) -> None:
         super().__init__(client, *args, **named)
         self._tokenizer = copy.deepcopy(client.renderer.get_tokenizer())  # others are used in other threads
         self._rendering = threading.Lock()
         self._told: set[str] = set()
-        """What the log says already: most requests of an agent are alike, so the first one is enough."""
+        """Messages already logged: most requests of an agent are alike, so the first one is enough."""
 
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: HttpRequest | None = None
@@ -111,7 +111,7 @@ class RecordedChat(Chat):
         if exchange is None or raw_request is None:
             return await super().create_chat_completion(request, raw_request)
         _apply_terms(request, exchange)
-        request.parallel_tool_calls = None  # with False the client would get fewer calls than are recorded and learned
+        request.parallel_tool_calls = None  # False would return fewer calls than are recorded and trained on
         exchange.guided = request.extract_structured_outputs() is not None or request.tool_choice not in OWN_CHOICE
         if exchange.guided:
             self._tell_once(GUIDED)
@@ -125,7 +125,7 @@ class RecordedChat(Chat):
         return result if isinstance(result, ErrorResponse) else _kept_stream(result, exchange, request.n or 1)
 
     async def _continue(self, request: ChatCompletionRequest, messages: Sequence[Message], exchange: Exchange) -> None:
-        """Note what the prompt is made of; if it continues a recorded answer, give vLLM the tokens."""
+        """Record the prompt's messages and setting; if it continues a recorded answer, give vLLM the tokens."""
         tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
         params = request.build_chat_params(self.chat_template, self.chat_template_content_format).with_defaults(
             {**self.default_chat_template_kwargs, "tools": tools, "tokenize": False}
@@ -151,19 +151,19 @@ class RecordedChat(Chat):
             log.warning(message, *arguments)
 
     def _rest(self, params: ChatParams, messages: Sequence[Message], count: int) -> list[int] | None:
-        """The tokens of what the template writes after a recorded answer."""
+        """Return the tokens that the template writes after a recorded answer."""
 
         def render(those: list[Message], generation: bool) -> str:
             arguments = {**params.chat_template_kwargs, "add_generation_prompt": generation}
             _, prompt = self.renderer.render_messages(
                 copy.deepcopy(those), ChatParams(params.chat_template, params.chat_template_content_format, arguments)
             )
-            return str(prompt.get("prompt", ""))  # without text if the tokenizer renders token ids at once
+            return str(prompt.get("prompt", ""))  # no text if the tokenizer renders token ids at once
 
         with self._rendering:
             try:
                 text = text_after_answer(render, messages, count)
-            except ValueError as error:  # the whole conversation may be rendered all the same
+            except ValueError as error:  # the whole conversation may still be rendered
                 log.debug("a conversation begins a new sequence: %s", error)
                 text = None
             if text is None:
@@ -182,7 +182,7 @@ class RecordedCompletion(OpenAIServingCompletion):
         if exchange is None or raw_request is None:
             return await super().create_completion(request, raw_request)
         _apply_terms(request, exchange)
-        if (await raw_request.json()).get("max_tokens") is None:  # the request itself has vLLM's 16 then
+        if (await raw_request.json()).get("max_tokens") is None:  # vLLM would set 16
             limit = exchange.session.terms.max_tokens
             exchange.max_tokens = self.model_config.max_model_len if limit is None else limit
         exchange.guided = request.extract_structured_outputs() is not None
@@ -197,13 +197,13 @@ class RecordedCompletion(OpenAIServingCompletion):
 
 
 async def each_of(items: Iterable[T]) -> AsyncGenerator[T, None]:
-    """The items, for code that waits for each."""
+    """Yield the items from an async generator."""
     for item in items:
         yield item
 
 
 def _completed(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
+    """Return the result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -212,7 +212,7 @@ def _completed(work: Coroutine[Any, Any, T]) -> T:
 
 
 def refuse(request: ChatCompletionRequest | CompletionRequest, model: ServedModel) -> None:
-    """Raise for what cannot be served here; before an answer begins, as a stream has status 200 by then."""
+    """Raise for requests that cannot be served; before an answer begins, as a stream already has status 200 then."""
     if (request.n or 1) > MAX_ANSWERS:
         raise VLLMValidationError(f"n is at most {MAX_ANSWERS}, not {request.n}.", parameter="n", value=request.n)
     if isinstance(request, CompletionRequest) and (request.logprobs or 0) > MOST_LOGPROBS:
@@ -238,7 +238,7 @@ def _apply_terms(request: ChatCompletionRequest | CompletionRequest, exchange: E
 
 
 async def _kept_stream(chunks: AsyncIterator[str], exchange: Exchange, count: int) -> AsyncGenerator[str, None]:
-    """The chunks; what they add up to is kept before the client hears that the last of `count` answers has ended."""
+    """Pass on the chunks; keep the answers before the client learns that the last of `count` has ended."""
     answers: dict[int, dict[str, Any]] = {}
     ended: set[int] = set()
     async for chunk in chunks:
@@ -259,7 +259,6 @@ def _choices(chunk: str) -> list[dict[str, Any]]:
 
 
 def add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Add a chunk of a streamed answer to the message."""
     for name in ("content", "reasoning"):
         if delta.get(name):
             message[name] = (message.get(name) or "") + delta[name]
@@ -279,8 +278,9 @@ class ModelHandlers:
     def __init__(self, model: ServedModel, there: asyncio.AbstractEventLoop) -> None:
         self.model = model
         client = PoolClient(_front(model), model.pool, there, model.stop_token_ids, model.names[0], model.recorded)
-        # An engine that speculates refuses some arguments, and with them all requests that it was given at once. vLLM
-        # asks here only whether it does.
+        # An engine with speculative decoding refuses some arguments, and with them all requests sent in the same call.
+        # vLLM
+        # checks only here whether it speculates.
         client.input_processor.speculative_config = model.speculative_config
         paths = [BaseModelPath(name=name, model_path=model.path) for name in model.names]
         self.models = OpenAIServingModels(client, paths)
@@ -305,7 +305,7 @@ class ModelHandlers:
 
 
 def _front(model: ServedModel) -> VllmConfig:
-    """vLLM's configuration of a process that renders prompts and decodes answers but computes nothing."""
+    """Return vLLM's configuration of a process that renders prompts and decodes answers but computes nothing."""
     arguments = AsyncEngineArgs(
         model=model.path,
         max_model_len=model.max_model_len,
@@ -319,7 +319,7 @@ def _front(model: ServedModel) -> VllmConfig:
 
 
 class ServedModels:
-    """All models of a server; it stands for vLLM's three handlers, and passes a request to those of its model."""
+    """All models of a server; acts as vLLM's three handlers, and passes a request to those of its model."""
 
     def __init__(self, served: Sequence[ModelHandlers]) -> None:
         names = [name for one in served for name in one.model.names]
@@ -328,7 +328,7 @@ class ServedModels:
         self._served = served
 
     def _of(self, name: str | None) -> ModelHandlers:
-        """The model of that name; the first for a request that names none. Raises VLLMNotFoundError."""
+        """Return the model of that name, or the first if a request names none. Raises VLLMNotFoundError."""
         if name is None:
             return self._served[0]
         served = next((one for one in self._served if name in one.model.names), None)
@@ -342,7 +342,7 @@ class ServedModels:
         return await served.chat.create_chat_completion(request, raw_request)
 
     async def create_response(self, body: Mapping[str, Any], raw_request: HttpRequest) -> Any:
-        """The response by a chat completion, or the stream of its events; see `responses`. Raises Refusal."""
+        """Return the response by a chat completion, or the stream of its events; see `responses`. Raises Refusal."""
         chat = chat_request(body)
         try:
             request = ChatCompletionRequest.model_validate(chat)
@@ -366,7 +366,7 @@ class ServedModels:
 
 
 class RequestLog(RequestLogger):
-    """vLLM's own writes to vLLM's log, which shows warnings alone here."""
+    """Replaces vLLM's own, whose log shows only warnings here."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.max_log_len = MOST_CHARACTERS
@@ -376,7 +376,6 @@ class RequestLog(RequestLogger):
         self, request_id: str, prompt: str | None, prompt_token_ids: list[int] | None, prompt_embeds: Any, params: Any,
         lora_request: Any,
     ) -> None:  # fmt: skip
-        """Write the line."""
         tokens = prompt_token_ids or []
         text = prompt if prompt is not None else self._tokenizer.decode(tokens)
         shown = text if len(text) <= MOST_CHARACTERS else f"…{text[-MOST_CHARACTERS:]}"

@@ -1,1 +1,1 @@
-"""Data-Juicer, in its own process and environment: its operators on rows and on experiences."""
+"""Data-Juicer, in a separate process and environment: its operators on rows and on experiences."""

@@ -1,4 +1,4 @@
-"""Asks a Data-Juicer server to process rows, or experiences as the operator `data_juicer`."""
+"""Lets a Data-Juicer server process rows, or experiences as the operator `data_juicer`."""
 
 from __future__ import annotations
 
@@ -22,35 +22,31 @@ log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Step = Mapping[str, Any]
-"""A name of Data-Juicer's → its arguments."""
 
 STATISTICS, SCORE, RECORD = "__dj__stats__", "_score", "_record"
-"""The column of what filters measure; endings of a model's score and of what it said, empty if that was no verdict."""
+"""Column with the filters' statistics; suffixes of a model's score and of its record, which is empty if there was no
+verdict."""
 SECONDS = 3000.0
-"""Time for the operators on the rows of one call. A model may be among them."""
+"""Time limit for the operators on one call's rows. They may include a model."""
 READ = ("process", "text_keys")
-"""Keys of a Data-Juicer configuration that decide what happens to rows; the others are about its own files."""
+"""Keys of a Data-Juicer configuration that affect rows; the others are about its own files."""
 PLACE = "trinity_row"
 TEXTS = ("prompt", "response")
 
 
 class Processes(Protocol):
-    """Runs Data-Juicer's operators."""
-
-    def process(self, rows: Sequence[Row], steps: Sequence[Step]) -> list[Row]:
-        """The rows that the operators keep."""
-        ...
+    def process(self, rows: Sequence[Row], steps: Sequence[Step]) -> list[Row]: ...
 
 
 @dataclass(frozen=True)
 class DataJuicer:
-    """A server that runs already."""
+    """A server that is already running."""
 
     url: str
     key: str = ""
 
     def process(self, rows: Sequence[Row], steps: Sequence[Step]) -> list[Row]:
-        """See `Processes`. Raises TrinityError where an operator fails, TransientFault where no server answers."""
+        """See `Processes`. Raises TrinityError if an operator fails, TransientFault if no server answers."""
         try:
             answer = httpx.post(
                 f"{self.url.rstrip('/')}/process",
@@ -70,9 +66,9 @@ class DataJuicer:
 
 
 def steps_of(operators: Sequence[Step] | None, config_path: str | None) -> list[dict[str, Any]]:
-    """Data-Juicer's operators with their arguments, as given or from its own configuration file.
+    """Return Data-Juicer's operators with their arguments, as given or from its own configuration file.
 
-    Raises InputError unless there is one of the two with a list of operators.
+    Raises InputError unless exactly one of the two is given with a list of operators.
     """
     if (operators is None) == (config_path is None):
         raise InputError("data_juicer takes either `operators` or `config_path`", key="config_path")
@@ -87,12 +83,13 @@ def steps_of(operators: Sequence[Step] | None, config_path: str | None) -> list[
 
 
 def _is_step(step: Any) -> bool:
-    """True for `name: arguments`, where there may be no arguments."""
+    """True for `name: arguments`, where arguments may be missing."""
     return isinstance(step, Mapping) and len(step) == 1 and isinstance(next(iter(step.values())), Mapping | None)
 
 
 def measured(left: Row) -> dict[str, Any]:
-    """What filters measured of a row. Where a model gave no verdict Data-Juicer scores 0, which is left out here."""
+    """Return the filters' statistics of a row. Data-Juicer scores 0 if a model gave no verdict; such scores are left
+    out."""
     statistics = {name: value for name, value in (left.get(STATISTICS) or {}).items() if value is not None}
     unjudged = {
         name.removesuffix(RECORD) + SCORE for name, value in statistics.items() if name.endswith(RECORD) and not value
@@ -103,7 +100,6 @@ def measured(left: Row) -> dict[str, Any]:
 def process_rows(
     rows: Sequence[Row], server: Processes, operators: Sequence[Step] | None = None, config_path: str | None = None
 ) -> list[Row]:
-    """What Data-Juicer's operators leave of the rows. Statistics that filters wrote are in `__dj__stats__`."""
     return server.process(rows, steps_of(operators, config_path))
 
 
@@ -115,7 +111,7 @@ def _read(path: str) -> dict[str, Any]:
 
 @cache
 def _contents(path: str) -> dict[str, Any]:
-    """Read once, so that a run keeps to what it began with."""
+    """Read the file once, so that a run keeps its initial configuration."""
     try:
         configuration = source.read(expanded(path), None).valid_tree()
     except ConfigError as error:
@@ -136,11 +132,11 @@ def data_juicer(
 ) -> list[Experience]:
     """Run Data-Juicer's operators on the texts of experiences: rows of `prompt`, `response`, `text`, `reward`.
 
-    Experiences whose rows a filter drops are dropped, and what filters measure is written to `info` by its name
-    (`text_len`, `llm_quality_score` ...), for `reward_shaping_mapper`. A changed `reward` becomes the experience's;
-    that of answers without a verdict stays null. `operators` is a list as in Data-Juicer's own configuration,
-    `config_path` such a file. Raises TrinityError where an operator changes a prompt or a response,
-    since the tokens would stay what they are, and where a changed reward is no finite number.
+    Experiences whose rows a filter drops are dropped. Filters' statistics are written to `info` by name (`text_len`,
+    `llm_quality_score` ...), for `reward_shaping_mapper`. A changed `reward` becomes the experience's; answers without
+    a verdict keep a null reward. `operators` is a list as in Data-Juicer's own configuration, `config_path` such a
+    file. Raises TrinityError if an operator changes a prompt or a response, because the tokens would not change with
+    it, or if a changed reward is not a finite number.
     """
     rows = [_row(place, experience) for place, experience in enumerate(experiences)]
     kept = []
@@ -159,7 +155,7 @@ def data_juicer(
 
 
 def _rewarded(experience: Experience, reward: Any) -> Experience:
-    """The experience with this total reward; token rewards stay. Null columns come back as None or NaN."""
+    """Return the experience with this total reward; token rewards stay. Null columns come back as None or NaN."""
     total, number = experience.total_reward, number_of(reward)
     if total is None and (reward is None or reward != reward):
         return experience

@@ -29,7 +29,7 @@ from trinity_core.waits import is_readable
 log = logging.getLogger(__name__)
 
 STARTS = 3
-"""Times that a server is started for one call; one that dies loses nothing, as the rows are still here."""
+"""Maximum number of server starts per call; a dying server loses nothing, because the rows are still here."""
 START_SECONDS = 60.0
 """Time for a server to listen; it loads Data-Juicer with the first rows."""
 ENVIRONMENT = Path(f"{sys.prefix}-data-juicer")
@@ -37,7 +37,7 @@ MISSING = f"Data-Juicer is not installed here: run requirements/data-juicer.sh {
 
 
 def require_installed() -> Path:
-    """The Python that has Data-Juicer. Raises TrinityError, which says how to install it."""
+    """Return the Python that has Data-Juicer. Raises TrinityError with installation instructions."""
     python = ENVIRONMENT / "bin" / "python"
     if not python.exists():
         raise TrinityError(MISSING)
@@ -46,17 +46,17 @@ def require_installed() -> Path:
 
 @dataclass
 class LocalDataJuicer:
-    """A server that is started with the first rows, again if it dies, and ended by `close` or with this process."""
+    """A server that starts with the first rows, restarts if it dies, and ends with `close` or with this process."""
 
     port: int = 0
     api_address: Path | None = None
-    """The file with address and key of the run's OpenAI API, whose models its operators may ask; None for no API."""
+    """File with address and key of the run's OpenAI API, whose models its operators may call; None without an API."""
     _child: Child | None = None
     _client: DataJuicer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def process(self, rows: Sequence[Row], steps: Sequence[Step]) -> list[Row]:
-        """See `Processes`. Raises TrinityError where an operator fails, TransientFault if the server dies each time."""
+        """See `Processes`. Raises TrinityError if an operator fails, TransientFault if the server dies each time."""
         with self._lock:
             for attempt in range(1, STARTS + 1):
                 client = self._running()
@@ -70,13 +70,12 @@ class LocalDataJuicer:
         raise AssertionError("one of the attempts returns or raises")
 
     def close(self) -> None:
-        """End the server."""
         child, self._child, self._client = self._child, None, None
         if child is not None:
             child.kill()
 
     def _endpoint(self) -> dict[str, str]:
-        """Variables by which operators that ask a model find those of the run, unless the user names an endpoint."""
+        """Return variables by which operators that call a model find the run's, unless the user names an endpoint."""
         api = read_json(self.api_address) if self.api_address and BASE_URL not in os.environ else None
         return {BASE_URL: api["base_url"], API_KEY: api["api_key"]} if api else {}
 
@@ -100,9 +99,9 @@ class LocalDataJuicer:
 
 
 def open_data_juicer(config: Config, serves_models: bool = False) -> DataJuicer | LocalDataJuicer | None:
-    """The Data-Juicer of a run: `server_url`, unless `auto_start`; None without `service.data_juicer`.
+    """Return the run's Data-Juicer: `server_url`, unless `auto_start`; None without `service.data_juicer`.
 
-    `serves_models`: an explorer serves the run's models meanwhile, as far as they have `enable_openai_api`.
+    `serves_models`: an explorer serves the run's models meanwhile, if they have `enable_openai_api`.
     """
     service = config.service.data_juicer
     if service is None:
@@ -115,7 +114,7 @@ def open_data_juicer(config: Config, serves_models: bool = False) -> DataJuicer 
 
 @contextmanager
 def closing_data_juicer(config: Config) -> Iterator[DataJuicer | LocalDataJuicer | None]:
-    """`open_data_juicer`; a server of the run's own ends with this context."""
+    """Open the run's Data-Juicer; the run's own server ends with this context."""
     opened = open_data_juicer(config)
     try:
         yield opened
@@ -125,19 +124,19 @@ def closing_data_juicer(config: Config) -> Iterator[DataJuicer | LocalDataJuicer
 
 
 def starts_own(service: DataJuicerConfig) -> bool:
-    """Whether the run starts a server rather than asking one that runs already."""
+    """True if the run starts a server instead of using a running one."""
     return service.auto_start or not service.server_url
 
 
 SOURCES = "lib/python3*/site-packages/data_juicer/ops/**/*.py"
 CONSTANT = re.compile(r"""^(\w*NAME) = ["'](\w+)["']""", re.MULTILINE)
 REGISTERED = re.compile(r'^@OPERATORS\.register_module\((?:f?"([\w{}]+)"|(\w+))\)', re.MULTILINE)
-"""A name, which may hold constants in braces; or a constant."""
+"""A name, possibly with constants in braces, or a constant."""
 
 
 @cache
 def installed_operators() -> frozenset[str]:
-    """Names of the operators. Raises TrinityError where Data-Juicer is not installed."""
+    """Return the names of the operators. Raises TrinityError if Data-Juicer is not installed."""
     environment = require_installed().parent.parent
     return frozenset(name for path in environment.glob(SOURCES) for name in _registered(path))
 

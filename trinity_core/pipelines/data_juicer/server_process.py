@@ -1,10 +1,9 @@
-"""Data-Juicer behind HTTP on the loopback interface: in its own environment, importing nothing of this project.
+"""Data-Juicer behind HTTP on the loopback interface: in its own environment, importing nothing from this project.
 
-`POST /process` takes `{"rows": [...], "process": [{operator: args}, ...]}` and answers `{"rows": [...]}`, or
-`{"error": ...}` with status 400 for a list of operators that cannot be made and 500 where one fails; `GET /` says which
-version answers. With the environment variable of `KEY`, each request has to bear that key: some of Data-Juicer's
-operators run code. The server writes its port to standard output once it listens. It has a single thread, since
-Data-Juicer forks.
+`POST /process` takes `{"rows": [...], "process": [{operator: args}, ...]}` and answers `{"rows": [...]}`, or `{"error":
+...}` with status 400 if the operators cannot be created and 500 if one fails; `GET /` returns the version. With the
+environment variable `KEY`, each request must carry that key, because some of Data-Juicer's operators run code. The
+server writes its port to standard output once it listens. It has a single thread, because Data-Juicer forks.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from typing import Any
 
 KEY = "TRINITY_DATA_JUICER_KEY"
 NO_DOWNLOADS = {"UV_OFFLINE": "1", "PIP_NO_INDEX": "1"}
-"""Data-Juicer installs what an operator lacks, in any version, while it runs: here it says what is missing instead."""
+"""Stops Data-Juicer from installing an operator's missing packages, in any version, at run time; it reports them
+instead."""
 
 
 class OperatorError(Exception):
@@ -29,7 +29,7 @@ class OperatorError(Exception):
 
 
 def process(rows: list[dict[str, Any]], operators: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the operators leave of the rows. Raises ValueError for operators that cannot be made, OperatorError."""
+    """Apply the operators to the rows. Raises ValueError for operators that cannot be created, OperatorError."""
     from data_juicer.core.data import NestedDataset
     from data_juicer.ops import OPERATORS, load_ops
 
@@ -52,15 +52,11 @@ def process(rows: list[dict[str, Any]], operators: list[dict[str, Any]]) -> list
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
-
     def do_GET(self) -> None:
-        """The version."""
         if self._is_allowed():
             self._answer(200, {"version": importlib.metadata.version("py-data-juicer")})
 
     def do_POST(self) -> None:
-        """Process rows."""
         if not self._is_allowed():
             return
         try:
@@ -88,18 +84,17 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Data-Juicer's own log is enough."""
+        """Disable the log; Data-Juicer's own is enough."""
 
 
 def main() -> None:
-    """Serve until the process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=5005, help="0: any free one")
     port = parser.parse_args().port
     os.environ.update(NO_DOWNLOADS)
     server = HTTPServer(("127.0.0.1", port), Handler)
     print(server.server_address[1], flush=True)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what operators print is not read
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of operators is not read
     server.serve_forever()
 
 

@@ -1,4 +1,4 @@
-"""The task pipeline: operators on rows before a run. Importing this registers the built-in ones."""
+"""The task pipeline: operators on rows before a run. Importing this package registers the built-in ones."""
 
 from trinity_core.pipelines.tasks import asking, filters
 from trinity_core.pipelines.tasks.curation import (

@@ -1,4 +1,4 @@
-"""Operators that ask a language model: for a judgement of each row, for answers to its task, or for a rewrite of it."""
+"""Operators that ask a language model to judge rows, to solve tasks, or to rewrite them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REWRITE = (
 
 
 class AskingOperator(TaskOperator):
-    """Base: asks one model."""
+    """Base of operators that ask one model."""
 
     def __init__(self, models: TaskModels | None, asked: AskedModel) -> None:
         self._models, self._asked = models, asked
@@ -51,16 +51,16 @@ class AskingOperator(TaskOperator):
         return [self._asked]
 
     def ask(self, questions: Sequence[Question]) -> list[str | NoAnswer]:
-        """The model's answers, in the order of the questions."""
+        """Return the model's answers, in the order of the questions."""
         assert self._models is not None, "curate gives the models"
         return self._models.ask(self._asked, questions)
 
 
 class JudgedFilter(AskingOperator):
-    """Keep rows whose score lies from `min_score` to `max_score`, and write it to the column `column`.
+    """Keep rows whose score is between `min_score` and `max_score`, and write it to the column `column`.
 
-    The score is the mean of the aspects, divided by the highest number: 0.2 to 1. A row on which the model gives no
-    verdict that can be read is rejected, never scored 0.
+    The score is the mean of the aspects divided by the highest rating: 0.2 to 1. A row without a readable verdict is
+    rejected, never scored 0.
     """
 
     column: ClassVar[str]
@@ -116,7 +116,8 @@ class JudgedFilter(AskingOperator):
 
 
 def score_of(answer: str, aspects: Sequence[str]) -> float | None:
-    """The mean of the aspects in the last JSON object that has them, divided by 5; None without such an object."""
+    """Return the mean of the aspects in the last JSON object that has them, divided by 5; None without such an
+    object."""
     verdict = last_object(answer, aspects[0])
     numbers = [verdict.get(aspect) for aspect in aspects] if verdict else []
     ratings = [number for number in numbers if _is_rating(number)]
@@ -131,7 +132,7 @@ def _is_rating(number: Any) -> TypeGuard[float]:
 
 @TASK_OPERATORS.register("llm_difficulty_score_filter")
 class LlmDifficultyScoreFilter(JudgedFilter):
-    """Keep tasks of a difficulty, as a language model sees it: `llm_difficulty_score`, from 0.2 (easy) to 1."""
+    """Keep tasks of a certain difficulty as rated by a language model: `llm_difficulty_score`, from 0.2 (easy) to 1."""
 
     column = "llm_difficulty_score"
     aspects = ("reasoning", "knowledge", "steps", "ambiguity")
@@ -143,7 +144,7 @@ class LlmDifficultyScoreFilter(JudgedFilter):
 
 @TASK_OPERATORS.register("llm_quality_score_filter")
 class LlmQualityScoreFilter(JudgedFilter):
-    """Keep tasks of a quality, as a language model sees it: `llm_quality_score`, from 0.2 (poor) to 1."""
+    """Keep tasks of a certain quality as rated by a language model: `llm_quality_score`, from 0.2 (poor) to 1."""
 
     column = "llm_quality_score"
     aspects = ("correctness", "clarity", "completeness", "usefulness")
@@ -154,13 +155,14 @@ class LlmQualityScoreFilter(JudgedFilter):
 
 
 class Solving(AskingOperator):
-    """Base: asks a model for answers to tasks, and a reward function which of them are right."""
+    """Base of operators that ask a model to solve tasks, and a reward function which answers are correct."""
 
     def __init__(
         self, name: str, models: TaskModels | None, asked: AskedModel, keys: tuple[str, str],
         reward: tuple[str, Mapping[str, Any], float], system_prompt: str, temperature: float, max_tokens: int | None,
     ) -> None:  # fmt: skip
-        """`keys`: columns of task and reference answer. `reward`: function, arguments, and the least right reward."""
+        """`keys`: columns of task and reference answer. `reward`: function, arguments, and the minimum reward of a
+        correct answer."""
         super().__init__(models, asked)
         self._keys = keys
         self._reward_fn, self._reward_args, self._right = reward
@@ -177,7 +179,8 @@ class Solving(AskingOperator):
         self._pool.close()
 
     def rates(self, tasks: Sequence[tuple[str, Row]], samples: int) -> list[float | Unusable]:
-        """The share of right answers to each task, of those that could be judged. A task is a prompt and its row."""
+        """Return the share of correct answers to each task, among those that could be judged. A task is a prompt and
+        its row."""
         asked = [
             Question(self._system, prompt, self._temperature, self._max_tokens, seed)
             for prompt, _ in tasks
@@ -208,10 +211,10 @@ def _shares(answers: Sequence[str | NoAnswer], size: int) -> list[Sequence[str |
 
 @TASK_OPERATORS.register("pass_rate_filter")
 class PassRateFilter(Solving):
-    """Keep tasks whose pass rate is from `min_rate` to `max_rate`, and write it to the column `pass_rate`.
+    """Keep tasks whose pass rate is between `min_rate` and `max_rate`, and write it to the column `pass_rate`.
 
-    With the defaults, tasks that it always or never solves stay; 0.1 to 0.9 leaves those from which groups of rollouts
-    learn. An answer is right from the reward `right` on. Answers that cannot be judged do not count.
+    The defaults keep tasks that the model always or never solves; 0.1 to 0.9 leaves those from which groups of rollouts
+    learn. An answer is correct from the reward `right` on. Answers that cannot be judged do not count.
     """
 
     def __init__(
@@ -253,10 +256,10 @@ class PassRateFilter(Solving):
 
 @TASK_OPERATORS.register("rewrite_mapper")
 class RewriteMapper(Solving):
-    """Add `rewrites` of each task in other words, with its reference answer, by a language model.
+    """Add `rewrites` of each task in other words, with its reference answer, written by a language model.
 
-    A rewrite stays only if the model, asked `checks` times, reaches the reference answer at least at the rate
-    `min_agreement`: one that changed the answer would teach what is wrong. The column `rewritten` tells them apart.
+    A rewrite is kept only if the model, asked `checks` times, reaches the reference answer at least at the rate
+    `min_agreement`: a rewrite with another answer would teach errors. The column `rewritten` marks them.
     """
 
     def __init__(

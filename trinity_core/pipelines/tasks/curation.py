@@ -1,7 +1,7 @@
 """A task pipeline: rows of data sets, through operators, to a data set on disk. See docs/data.md.
 
-Rows stream in chunks: memory holds one chunk, whatever the size of the data set (a `.json` file, unlike `.jsonl`, is
-read whole). The output is `<root>/<fingerprint>/`; `dataset.json` is written last and marks it as whole.
+Rows are streamed in chunks: memory holds one chunk, whatever the size of the data set (a `.json` file, unlike `.jsonl`,
+is read as a whole). The output is `<root>/<fingerprint>/`; `dataset.json` is written last and marks it as complete.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from trinity_core.runlock import lock_path, one_at_a_time
 log = logging.getLogger(__name__)
 
 CHUNK = 1024
-"""Rows between commits: at most so many are processed again after a kill."""
+"""Rows between commits: at most this many are processed again after a kill."""
 LOCK = "curate"
 WAIT_SECONDS = 3600.0
-"""Time for a data set that another run makes; after that the flow is retried, and waits again."""
+"""Time to wait for a data set that another run creates; after that the flow is retried, and waits again."""
 Located = tuple[RowLocation, Row]
 
 
@@ -56,15 +56,15 @@ class TaskPipeline:
     operators: Sequence[OperatorConfig] = ()
     split: str = "train"
     columns: Sequence[str] = ()
-    """Columns of the inputs that are kept; empty: all."""
+    """Columns of the inputs to keep; empty: all."""
     priority_weights: Mapping[str, float] = field(default_factory=dict)
-    """Column of numbers → weight; rows are ordered by the weighted sum, highest first. Empty: as they are read."""
+    """Numeric column → weight; rows are sorted by the weighted sum, highest first. Empty: unsorted."""
     target_size: int | None = None
-    """Rows of the output at most, the first in that order; None: all."""
+    """Maximum number of output rows, the first in that order; None: all."""
     max_rejected_share: float = 1.0
-    """The largest share of rows that may be rejected."""
+    """Maximum share of rows that may be rejected."""
     test_share: float = 0.0
-    """About this share of the rows becomes the split `test`: which ones follows from their contents and `seed`."""
+    """Approximate share of the rows for the split `test`; the choice depends on their contents and `seed`."""
     seed: int = 0
     models: Mapping[str, str] = field(default_factory=dict)
     """Models of the configuration that operators ask: name → path, which is part of the fingerprint."""
@@ -72,29 +72,24 @@ class TaskPipeline:
 
 @dataclass(frozen=True)
 class CuratedDataset:
-    """A data set that a pipeline wrote."""
-
     folder: Path
     fingerprint: str
     rows: int
-    """Rows in `train.jsonl`."""
     test_rows: int
-    """Rows in `test.jsonl`."""
     read: int
     rejected: int
-    """Rows rejected, in `rejected.jsonl` with file, line and reason."""
+    """Rejected rows, in `rejected.jsonl` with file, line and reason."""
     dropped: dict[str, int]
-    """Operator → rows that it dropped."""
 
 
 def curate(
     pipeline: TaskPipeline, root: Path, models: TaskModels | None = None, data_juicer: Processes | None = None
 ) -> CuratedDataset:
-    """The pipeline's data set below `root`: read if it is there, continued if it was begun, otherwise made.
+    """Return the pipeline's data set below `root`: read if it exists, continued if it was begun, otherwise created.
 
     `models` answer operators that ask some; `data_juicer` has Data-Juicer's operators.
 
-    Waits while another process or thread makes it. Raises TrinityError if an input is missing, an operator does not
+    Waits while another process or thread creates it. Raises TrinityError if an input is missing, an operator does not
     exist, too many rows are rejected, or no row is left; TransientFault if the wait gets too long.
     """
     operators = [
@@ -131,9 +126,9 @@ def made_operator(
     models: TaskModels | None = None,
     data_juicer: Processes | None = None,
 ) -> TaskOperator:
-    """The operator, labelled by its place and name: two of one kind do not share what they remember.
+    """Create the operator, labelled by its position and name, so that operators of one kind have separate memories.
 
-    Raises TrinityError for an unknown name and for arguments that do not suit each other.
+    Raises TrinityError for an unknown name and for arguments that do not fit each other.
     """
     kind = TASK_OPERATORS.resolve(configured.name)
     known = {"models": models, "data_juicer_server": data_juicer}
@@ -200,12 +195,16 @@ def _chunk(
     for location, row in located:
         try:
             progress.keep(row, _priority(row, pipeline.priority_weights))
-        except (DataError, TypeError, ValueError) as error:  # the latter two: a value that JSON or UTF-8 cannot hold
+        except (
+            DataError,
+            TypeError,
+            ValueError,
+        ) as error:  # the latter two: a value that JSON or UTF-8 cannot represent
             progress.reject(RejectedRow(location, str(error)))
 
 
 def _operated(operator: TaskOperator, located: Sequence[Located], progress: PipelineProgress) -> list[Located]:
-    """What an operator leaves; rows with which it fails alone are rejected."""
+    """Apply an operator; rows on which it fails alone are rejected."""
     try:
         with progress.attempt():
             rows = [row for _, row in located]
@@ -252,7 +251,8 @@ def _priority(row: Row, weights: Mapping[str, float]) -> float:
 
 
 def _of(split: str, pipeline: TaskPipeline, progress: PipelineProgress) -> Iterator[str]:
-    """The rows of a split as JSON. A row is in the test split by a number in [0, 1) that follows from its text."""
+    """Yield the rows of a split as JSON. A number in [0, 1) derived from a row's text puts it in the test split or
+    not."""
     for text in progress.ordered(pipeline.target_size):
         digest = hashlib.sha256(f"{pipeline.seed} {text}".encode()).digest()
         is_test = int.from_bytes(digest[:8], "big") / 2**64 < pipeline.test_share
@@ -287,7 +287,6 @@ def _rejected_line(rejected: tuple[str, int, str]) -> str:
 
 
 def _write(path: Path, lines: Iterator[str]) -> int:
-    """Write the lines, all or nothing; returns their number."""
     temporary = temporary_sibling(path)
     with clear_errors("writing", path, "choose another folder"):
         try:
@@ -301,7 +300,6 @@ def _write(path: Path, lines: Iterator[str]) -> int:
 
 
 def configured_pipeline(config: Config) -> TaskPipeline:
-    """The pipeline of `data_processor.task_pipeline`, which must be there."""
     pipeline = config.data_processor.task_pipeline
     assert pipeline is not None, "only a configuration with a task pipeline has one"
     return TaskPipeline(
@@ -319,7 +317,7 @@ def configured_pipeline(config: Config) -> TaskPipeline:
 
 
 def asked_models(config: Config) -> dict[str, AuxiliaryModelConfig]:
-    """The configuration's models that operators of its task pipeline ask, by the names that these use."""
+    """Return the configuration's models that operators of its task pipeline ask, by the names that these use."""
     pipeline = config.data_processor.task_pipeline
     asked = (model for operator in (pipeline.operators if pipeline else ()) for model in made_operator(operator).asks)
     models = {model.name: own_model(config, model) for model in asked}
@@ -327,7 +325,8 @@ def asked_models(config: Config) -> dict[str, AuxiliaryModelConfig]:
 
 
 def curated_tasks(config: Config, models: TaskModels | None = None) -> CuratedDataset:
-    """The output of the configuration's pipeline: made, continued, or found. Raises TrinityError as `curate` does."""
+    """Return the output of the configuration's pipeline: created, continued, or found. Raises TrinityError as `curate`
+    does."""
     with closing_data_juicer(config) as data_juicer:
         dataset = curate(configured_pipeline(config), output_root(config), models, data_juicer)
     lost = "".join(f", {number} dropped by {operator}" for operator, number in dataset.dropped.items())
@@ -338,7 +337,7 @@ def curated_tasks(config: Config, models: TaskModels | None = None) -> CuratedDa
 
 
 def with_curated_tasks(config: Config, models: TaskModels | None = None) -> Config:
-    """The configuration whose task sets read the pipeline's output, where a task set of this run does.
+    """Return the configuration in which task sets read the pipeline's output, if a task set of this run does.
 
     The folder's name is the output's fingerprint, so that a run's own configuration records what it has read.
     """

@@ -27,29 +27,29 @@ from trinity_core.pipelines.tasks.task_operator import (
     text_of,
 )
 
-# A decimal point or a sign makes another number: "1.5" is one word, and "-5" is not "5".
+# A decimal point or a sign changes a number: "1.5" is one word, and "-5" is not "5".
 _WORD = re.compile(r"(?<!\w)-?\d+(?:[.,]\d+)*|\w+")
 
 
 def words(text: str) -> list[str]:
-    """Words and numbers in lower case, without punctuation."""
+    """Return words and numbers in lower case, without punctuation."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def ngrams(words: list[str], n: int) -> Iterator[str]:
-    """Every run of `n` words; a shorter text is one run."""
+    """Yield every sequence of `n` words; a shorter text is one sequence."""
     for start in range(max(1, len(words) - n + 1) if words else 0):
         yield " ".join(words[start : start + n])
 
 
 def digest(text: str, size: int = 8) -> bytes:
-    """A hash of `size` bytes that is the same in every process."""
+    """Return a hash of `size` bytes that is the same in every process."""
     return blake2b(text.encode(), digest_size=size).digest()
 
 
 @TASK_OPERATORS.register("text_length_filter")
 class TextLengthFilter(TaskOperator):
-    """Keep rows in which the text of each column has `min_len` to `max_len` characters, both included."""
+    """Keep rows in which the text of each column has between `min_len` and `max_len` characters, inclusive."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class TextLengthFilter(TaskOperator):
 
 
 SEARCH_SECONDS = 1.0
-"""Time for a row. Some expressions take time that doubles with every letter, such as `(a|aa)+$`."""
+"""Time limit per row. Some expressions, such as `(a|aa)+$`, take time exponential in the text's length."""
 
 
 @TASK_OPERATORS.register("format_check_filter")
 class FormatCheckFilter(TaskOperator):
-    """Keep rows in whose column `input_key` the regular expression `pattern` is found."""
+    """Keep rows whose column `input_key` matches the regular expression `pattern` somewhere."""
 
     def __init__(self, input_key: str, pattern: str) -> None:
         self._key = input_key
@@ -92,9 +92,9 @@ class FormatCheckFilter(TaskOperator):
 
 @TASK_OPERATORS.register("duplicate_filter")
 class DuplicateFilter(TaskOperator):
-    """Drop rows whose columns `input_keys` hold the same text as those of an earlier row.
+    """Drop rows whose columns `input_keys` contain the same text as those of an earlier row.
 
-    With `ignore_format` texts that differ in case, punctuation or spaces count as the same.
+    With `ignore_format`, texts that differ only in case, punctuation or spaces count as the same.
     """
 
     def __init__(self, input_keys: list[str], ignore_format: bool = True) -> None:
@@ -103,17 +103,17 @@ class DuplicateFilter(TaskOperator):
 
     def row(self, row: Row, memory: Memory) -> list[Row]:
         texts = [text_of(row, key) for key in self._keys]
-        # Symbols can be all that tells two formulas apart, so a text without words is compared as it is.
+        # Formulas may differ only in symbols, so a text without words is compared unchanged.
         compared = [" ".join(words(text)) or text for text in texts] if self._ignore_format else texts
         return [row] if memory.add(self.label, digest("\0".join(compared), 16)) else []
 
 
 @TASK_OPERATORS.register("contamination_filter")
 class ContaminationFilter(TaskOperator):
-    """Drop rows that share a run of `ngram` words with a row of an eval set; without `remove`, only mark them.
+    """Drop rows that share a sequence of `ngram` words with a row of an eval set; without `remove`, only mark them.
 
-    A marked row has the column `contaminated`, true or false. An eval text of fewer words than `ngram` counts only
-    where it is the whole training text. The n-grams of the eval sets are in memory; the training set is not.
+    A marked row has the column `contaminated`, true or false. An eval text with fewer words than `ngram` counts only if
+    it is the whole training text. The n-grams of the eval sets are in memory; the training set is not.
     """
 
     def __init__(
@@ -159,18 +159,17 @@ WITHIN = {
     "uz": ("uzs",),
     "zh": ("wuu", "yue"),
 }
-"""A language → others of its family that the library tells apart; ISO 639-3 counts them as its members."""
+"""A language → closely related languages that the library distinguishes; ISO 639-3 lists them as its members."""
 WORDLESS = "zxx"
-"""No language at all. ISO 639-2's code for it."""
 EVIDENCE = 0.1
-"""A text in which no language is as likely as this, such as a formula, has no words of any."""
+"""If no language is at least this likely, as for a formula, the text has no words of any."""
 
 
 @TASK_OPERATORS.register("language_id_score_filter")
 class LanguageIdScoreFilter(TaskOperator):
     """Keep rows in which the text of each column is most likely in one of the languages `lang` (ISO 639-1 codes).
 
-    `min_score` is the least probability of that. Text without words of any language is kept where it is 0.
+    `min_score` is the minimum probability of that. Text without words of any language is kept if it is 0.
     """
 
     def __init__(
@@ -206,16 +205,15 @@ class LanguageIdScoreFilter(TaskOperator):
 
 @cache
 def _identifier() -> LanguageIdentifier:
-    """The library's model, with probabilities; read once, in 0.3 s."""
+    """Load the library's model with normalised probabilities; read once, in 0.3 s."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
 WHOLE = ("deduplicator", "selector", "grouper", "aggregator")
-"""Endings of Data-Juicer's operators that must see all rows of a data set at once."""
+"""Suffixes of Data-Juicer's operators that need all rows of a data set at once."""
 OWN = "__dj__"
-"""How Data-Juicer's own columns begin."""
 
 
 @TASK_OPERATORS.register("data_juicer")
@@ -223,8 +221,8 @@ class DataJuicerOperators(TaskOperator):
     """Run Data-Juicer's filters and mappers on rows. `operators` is a list as in its own configuration, `config_path`
     such a file.
 
-    What filters measure becomes columns of that name (`text_len`, `llm_quality_score` …). Operators that look at all
-    rows of a data set at once are refused, since rows pass in chunks.
+    Filters' statistics become columns of the same name (`text_len`, `llm_quality_score` …). Operators that need all
+    rows of a data set at once are refused, because rows are processed in chunks.
     """
 
     def __init__(
@@ -248,12 +246,12 @@ class DataJuicerOperators(TaskOperator):
         return () if self._path is None else (expanded(self._path),)
 
     def start(self) -> None:
-        """See `TaskOperator`. Without rows, the server says whether it can make the operators."""
+        """See `TaskOperator`. Without rows, the server checks that it can create the operators."""
         assert self._server is not None, "whoever runs the pipeline gives the server"
         self._server.process([], self._steps)
 
     def rows(self, rows: Sequence[Row], memory: Memory) -> list[Outcome]:
-        """See `TaskOperator`. Raises TransientFault where the server is away, TrinityError where an operator fails."""
+        """See `TaskOperator`. Raises TransientFault if the server is away, TrinityError if an operator fails."""
         assert self._server is not None, "whoever runs the pipeline gives the server"
         columns = list(dict.fromkeys(key for row in rows for key in row))
         sent = [{PLACE: place, **{key: row.get(key) for key in columns}} for place, row in enumerate(rows)]
@@ -265,7 +263,7 @@ class DataJuicerOperators(TaskOperator):
 
 
 def _row(left: Row, original: Row) -> Row:
-    """A row without what Data-Juicer added for itself, and with what it measured."""
+    """Return a row without Data-Juicer's own columns, and with its statistics."""
     kept = {
         key: value
         for key, value in left.items()

@@ -1,4 +1,4 @@
-"""Models that task operators ask, as they see them. `trinity_core.runtime.asked_models` asks them."""
+"""Models that task operators ask, as seen by the operators. `trinity_core.runtime.asked_models` implements them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from trinity_core.config.schema.explorer import RolloutModelConfig
 from trinity_core.errors import InputError
 
 POLICY = "policy"
-"""The run's own model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +22,14 @@ class AskedModel:
 
     name: str
     base_url: str | None = None
-    """None: the configuration's model of this name; without one, what `OPENAI_BASE_URL` says."""
+    """None: the configuration's model of this name, or else that of `OPENAI_BASE_URL`."""
     api_key_env: str | None = None
-    """The variable that holds the key; None: `OPENAI_API_KEY`, if that is set."""
+    """Variable that holds the key; None: `OPENAI_API_KEY`, if set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a model is asked."""
-
     system: str
-    """"" for none."""
     text: str
     temperature: float = 0.0
     max_tokens: int | None = None
@@ -41,13 +37,11 @@ class Question:
 
 
 class TaskModels(Protocol):
-    """Asks models."""
-
     def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
-        """The answer to each question, in their order, or why there is none.
+        """Return the answer to each question, in order, or why there is none.
 
-        Raises TransientFault where the model is away, EndpointError where it refuses every request, ModelError where
-        it cannot be asked at all.
+        Raises TransientFault if the model is away, EndpointError if it refuses every request, ModelError if it cannot
+        be called at all.
         """
         ...
 
@@ -60,14 +54,14 @@ class NoAnswer:
 
 
 def asked_model(operator: str, name: str, base_url: str | None, api_key_env: str | None) -> AskedModel:
-    """The model of an operator's arguments. Raises InputError without a name."""
+    """Return the model in an operator's arguments. Raises InputError without a name."""
     if not name:
         raise InputError(f"{operator}: api_or_hf_model must name the model", key="api_or_hf_model")
     return AskedModel(name, base_url, api_key_env)
 
 
 def own_model(config: Config, asked: AskedModel) -> AuxiliaryModelConfig | None:
-    """The configuration's model that is meant, None if it is one at an endpoint.
+    """Return the configuration's model that is meant, or None if it is at an endpoint.
 
     A model is found by its name (`policy` for the run's own), its path, or the last part of its path.
     """
@@ -81,7 +75,6 @@ def own_model(config: Config, asked: AskedModel) -> AuxiliaryModelConfig | None:
 
 
 def policy_as_judge(config: Config) -> AuxiliaryModelConfig:
-    """The run's own model, as auxiliary models are written."""
     engine = {name: getattr(config.explorer.rollout_model, name) for name in RolloutModelConfig.model_fields}
     same = ("model_path", "max_model_len", "max_prompt_tokens", "max_response_tokens", "trust_remote_code")
     shared = {name: getattr(config.model, name) for name in same}
@@ -89,7 +82,7 @@ def policy_as_judge(config: Config) -> AuxiliaryModelConfig:
 
 
 def unknown_model(config: Config, asked: AskedModel) -> str | None:
-    """Why this model cannot be asked; None if it can."""
+    """Return why this model cannot be called, or None."""
     if asked.base_url or own_model(config, asked) or os.environ.get(BASE_URL):
         return None
     names = ", ".join([*(model.called for model in config.explorer.auxiliary_models), POLICY])

@@ -1,7 +1,7 @@
-"""How far a task pipeline is: position, kept rows and what operators remember, in one SQLite file.
+"""Progress of a task pipeline: position, kept rows and the operators' memory, in one SQLite file.
 
-Everything that a chunk of rows changes is one transaction. A killed pipeline therefore stands at the end of a chunk,
-and the rest gives the output of a pipeline that was never killed. Rows wait on disk, so sorting them takes no memory.
+All changes by a chunk of rows are one transaction. So a killed pipeline stops at the end of a chunk, and continuing it
+gives the output of a pipeline that was never killed. Rows wait on disk, so that sorting them takes no memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ insert or ignore into position values (1, 0);
 
 
 class PipelineProgress:
-    """The state of one pipeline, opened by one process at a time. It is also the memory of its operators."""
+    """The state of one pipeline, opened by one process at a time. It is also its operators' memory."""
 
     def __init__(self, path: Path) -> None:
         self._database = sqlite3.connect(path, isolation_level=None)
@@ -38,18 +38,17 @@ class PipelineProgress:
         self._database.executescript(TABLES)
 
     def close(self) -> None:
-        """Close the file; what was committed stays."""
         self._database.close()
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
-        """All changes within are made together, or none of them."""
+        """Commit all changes within the block together, or none of them."""
         with self._between("begin immediate", "commit", "rollback"):
             yield
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Changes within, part of a chunk, are taken back if it raises."""
+        """Undo the block's changes, part of a chunk, if it raises."""
         with self._between("savepoint attempt", "release attempt", "rollback to attempt"):
             yield
 
@@ -62,42 +61,38 @@ class PipelineProgress:
 
     @property
     def read(self) -> int:
-        """Rows of the inputs that are done, rejected ones included."""
+        """Number of input rows done, including rejected ones."""
         return self._number("select read from position")
 
     @property
     def kept(self) -> int:
-        """Rows that all operators have kept or made."""
+        """Number of rows that all operators kept or created."""
         return self._number("select count(*) from kept")
 
     @property
     def rejected(self) -> int:
-        """Rows that could not be read, or with which an operator failed."""
+        """Number of rows that could not be read, or on which an operator failed."""
         return self._number("select count(*) from rejected")
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Operator → rows that it dropped."""
         return dict(self._database.execute("select operator, number from dropped"))
 
     def advance(self, rows: int) -> None:
-        """Count rows of the inputs as done."""
         self._database.execute("update position set read = read + ?", (rows,))
 
     def keep(self, row: Row, priority: float) -> None:
-        """Add a row to the output. Raises DataError where it holds what JSON cannot, such as bytes."""
+        """Add a row to the output. Raises DataError if it contains values that JSON cannot represent, such as bytes."""
         text = json.dumps(row, ensure_ascii=False, default=plain)
         self._database.execute("insert into kept (priority, row) values (?, ?)", (priority, text))
 
     def drop(self, operator: str, number: int) -> None:
-        """Count rows that an operator dropped."""
         self._database.execute(
             "insert into dropped values (?, ?) on conflict do update set number = number + excluded.number",
             (operator, number),
         )
 
     def reject(self, row: RejectedRow) -> None:
-        """Set a row aside."""
         self._database.execute(
             "insert into rejected (source, line, reason) values (?, ?, ?)",
             (row.location.source, row.location.line, row.reason),
@@ -107,13 +102,13 @@ class PipelineProgress:
         return self._database.execute("insert or ignore into seen values (?, ?)", (operator, key)).rowcount == 1
 
     def ordered(self, limit: int | None) -> Iterator[str]:
-        """The first `limit` kept rows as JSON, highest priority first; of equal ones the earlier first."""
+        """Yield the first `limit` kept rows as JSON, highest priority first; ties in order of insertion."""
         limit = -1 if limit is None else limit
         query = "select row from kept order by priority desc, id limit ?"
         return (text for (text,) in self._database.execute(query, (limit,)))
 
     def set_aside(self, limit: int | None = None) -> Iterator[tuple[str, int, str]]:
-        """File, line and reason of the first `limit` rejected rows."""
+        """Yield file, line and reason of the first `limit` rejected rows."""
         limit = -1 if limit is None else limit
         return iter(self._database.execute("select source, line, reason from rejected order by id limit ?", (limit,)))
 

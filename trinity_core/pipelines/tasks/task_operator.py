@@ -1,4 +1,4 @@
-"""What a task operator is: a small class, made once with its arguments, that turns rows into rows."""
+"""The interface of task operators: small classes, created once with their arguments, that turn rows into rows."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from trinity_core.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """Why a row cannot be used; it is rejected with the reason."""
+    """Why a row is unusable; the row is rejected with this reason."""
 
     why: str
 
 
 Outcome = list[Row] | Unusable
-"""What becomes of a row: nothing (dropped), itself, or several; or why it is rejected."""
+"""The result for a row: nothing (dropped), the row, or several; or why it is rejected."""
 
 
 class Memory(Protocol):
-    """What operators remember of earlier rows; kept on disk with the position, so that a retry remembers it too."""
+    """What operators remember about earlier rows; kept on disk with the position, so that it survives a retry."""
 
     def add(self, operator: str, key: bytes) -> bool:
-        """Remember a key. True if `operator` had not seen it before."""
+        """Remember a key. Return True if `operator` had not seen it before."""
 
 
 INPUTS = ("models", "data_juicer_server")
@@ -41,17 +41,18 @@ INPUTS = ("models", "data_juicer_server")
 
 
 class TaskOperator:
-    """Base of all task operators. An operator overrides `row`, or `rows` where many at once are faster (a model).
+    """Base of all task operators. Override `row`, or `rows` if batches are faster (as for a model).
 
-    It must be deterministic in its arguments, its files and the rows so far: a killed pipeline repeats its last chunk.
+    An operator must be deterministic in its arguments, its files and the rows so far: a killed pipeline repeats its
+    last chunk.
     """
 
     label: str = ""
-    """Its place and name in the pipeline, unique there."""
+    """Its position and name in the pipeline, unique there."""
 
     @property
     def files(self) -> Sequence[Path]:
-        """Files whose contents decide what it does; they are part of the fingerprint."""
+        """Files whose contents affect the operator; they are part of the fingerprint."""
         return ()
 
     @property
@@ -60,26 +61,26 @@ class TaskOperator:
         return ()
 
     def start(self) -> None:
-        """Load what it needs, once, before the first row. What this raises ends the pipeline."""
+        """Load resources once, before the first row. Errors end the pipeline."""
 
     def close(self) -> None:
-        """Let go of what it holds, after the last row or a failure."""
+        """Release resources, after the last row or a failure."""
 
     def rows(self, rows: Sequence[Row], memory: Memory) -> list[Outcome]:
-        """What becomes of each row. Must not change the rows given."""
+        """Return the outcome of each row. Must not change the given rows."""
         return [self.row(row, memory) for row in rows]
 
     def row(self, row: Row, memory: Memory) -> Outcome:
-        """What becomes of one row."""
+        """Return the outcome of one row."""
         raise NotImplementedError(f"{type(self).__name__} defines neither row nor rows")
 
 
 TASK_OPERATORS: Registry[type[TaskOperator]] = Registry("task operator", inputs=INPUTS)
-"""Parameters named in `INPUTS` are given by whoever makes an operator; all others are arguments."""
+"""Parameters named in `INPUTS` are filled by the code that creates an operator; all others are arguments."""
 
 
 def text_of(row: Row, key: str) -> str:
-    """The text in a column. Raises DataError where there is none."""
+    """Return the text in a column. Raises DataError if there is none."""
     value: Any = row.get(key)
     if not isinstance(value, str):
         problem = "has no" if value is None else "has no text in the"
@@ -90,7 +91,7 @@ def text_of(row: Row, key: str) -> str:
 
 
 def checked_keys(operator: str, keys: Sequence[str]) -> tuple[str, ...]:
-    """The columns. Raises InputError if there are none."""
+    """Return the columns. Raises InputError if there are none."""
     if not keys:
         raise InputError(f"{operator}: input_keys must name at least one column", key="input_keys")
     return tuple(keys)
@@ -98,7 +99,7 @@ def checked_keys(operator: str, keys: Sequence[str]) -> tuple[str, ...]:
 
 OURS = "trinity_core."
 FORMAT = 2
-"""Raised when the same pipeline of operators of this package would write another output than before."""
+"""Raised whenever the same pipeline of our operators would write a different output than before."""
 
 
 def fingerprint(
@@ -107,10 +108,10 @@ def fingerprint(
     operators: Sequence[TaskOperator],
     choices: Mapping[str, Any],
 ) -> str:
-    """16 hex digits of contents, in order, not of names: a data set that was moved has the fingerprint it had.
+    """Return 16 hex digits over contents, in order, without file names: a moved data set keeps its fingerprint.
 
     A plugin's operator counts with the source of its module, so that an edited one runs again; modules that it imports
-    do not count. Those of this package count by `FORMAT`: an update that changes nothing of them runs nothing again.
+    do not count. Our own operators count by `FORMAT`: an update that does not change them repeats nothing.
     """
     parts = {
         "format": FORMAT,

@@ -1,5 +1,5 @@
-"""Preflight: what a run needs, checked and estimated before anything starts. Neither torch nor Ray is imported.
+"""Preflight: checks and estimates what a run needs before anything starts. Imports neither torch nor Ray.
 
-`checks` finds what would keep a run from starting; `stage_plan` is what `trinity plan` shows; the other
+`checks` finds problems that would prevent a run from starting; `stage_plan` is the output of `trinity plan`; the other
 modules estimate.
 """

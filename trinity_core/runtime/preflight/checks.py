@@ -1,4 +1,4 @@
-"""Finds everything that would keep a run from starting, before any process is started."""
+"""Finds every problem that would prevent a run from starting, before any process is started."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ KEY = "cluster.allow_oversized"
 OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray and the explorer")
 """Memory of every run besides its engines and workers (`benchmarks/plan.py`)."""
 WRITER_BYTES = 256 << 20
-"""Memory of each trainer worker's process that writes checkpoints, without the copies: those are the worker's."""
+"""Memory of each trainer worker's checkpoint writing process, without the copies, which belong to the worker."""
 ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
 
 
 def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding]] | None = None) -> None:
-    """Report problems that keep a run from starting, with the file and line of the setting. What else `trinity
-    validate` says about the run goes into `remarks`, by its name."""
+    """Report problems that prevent a run from starting, with file and line. Other findings of `trinity validate` go
+    into `remarks`, by the run's name."""
     if config.stages:
         return
     encoder = _encoder(config)
     findings = [*_opened(config, report.stage in (None, "stages[0]"), encoder)]
-    if not report.problems and not config.cluster.ray_address:  # a size follows from settings that are all in order
+    if not report.problems and not config.cluster.ray_address:  # sizes can be computed only from valid settings
         findings += oversized(config)
     report.extend(_errors(findings))
     if remarks is not None and not report.problems:
@@ -80,22 +80,22 @@ def _errors(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _encoder(config: Config) -> Callable[[], ChatEncoder]:
-    """Loads the policy's tokenizer once, if it is needed."""
+    """Return a function that loads the policy's tokenizer once, on demand."""
     return cache(partial(policy_encoder, config.model))
 
 
 def load_ready(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """`load_checked`, for a run that can start: all models, data and folders that it names exist. Raises ConfigError
+    """Like `load_checked`, for a run that can start: all models, data and folders it names exist. Raises ConfigError
     with every problem."""
     return load_checked(path, overrides, check_opened)
 
 
 def require_ready(config: Config) -> None:
-    """Raise ConfigError if something keeps a run (a configuration without stages) from starting on this machine,
-    `TransientFault` if all problems may go away on their own.
+    """Raise ConfigError if something prevents a run (a configuration without stages) from starting on this machine,
+    TransientFault if all problems may resolve themselves.
 
-    If the run joins a Ray cluster (`cluster.ray_address`), only its folder is checked: its nodes look at models, names
-    and room (`unready_node`) once they are reserved, and open data and ports.
+    If the run joins a Ray cluster (`cluster.ray_address`), only its folder is checked: once nodes are reserved, they
+    check models, names and room (`unready_node`), and open data and ports.
     """
     oversize = () if config.cluster.ray_address else oversized(config)
     problems = [*_errors(_opened(config, True, _encoder(config))), *oversize]
@@ -108,21 +108,19 @@ def require_ready(config: Config) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What `trinity validate` says: the stages of a configuration that is accepted, or its problems."""
+    """The result of `trinity validate`: the stages of an accepted configuration, or its problems."""
 
     opened: bool
-    """True if models, data, folders, port and GPUs were looked at on this machine."""
+    """True if models, data, folders, port and GPUs were checked on this machine."""
     stages: list[dict[str, Any]]
     """Name, project, algorithm, mode, folder and notices of each."""
     problems: list[Finding]
 
     @property
     def accepted(self) -> bool:
-        """True if a run could start."""
         return not self.problems
 
     def text(self) -> str:
-        """For a terminal."""
         if self.problems:
             return f"error: {ConfigError(self.problems)}"
         lines = []
@@ -133,7 +131,7 @@ class Validation:
         return "\n".join([*lines, f"The configuration is fine.{unopened}"])
 
     def json(self) -> str:
-        """As JSON, without the values of the problems, which may be secrets."""
+        """Return JSON without the problems' values, which may be secrets."""
         problems = [
             {name: value for name, value in asdict(problem).items() if name != "value"} for problem in self.problems
         ]
@@ -141,7 +139,6 @@ class Validation:
 
 
 def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Validation:
-    """Check a configuration and, unless `offline`, what it names."""
     remarks: dict[str, list[Finding]] = {}
     try:
         config = load_checked(path, overrides, None if offline else partial(check_opened, remarks=remarks))
@@ -162,7 +159,7 @@ def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Valid
 
 
 def _opened(config: Config, is_first: bool, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
-    """What this machine shows of a run, its size left out."""
+    """Check everything on this machine except sizes."""
     yield from unwritable_folders(config)
     yield from absent_secrets(config)
     if config.cluster.ray_address:
@@ -180,7 +177,8 @@ def _opened(config: Config, is_first: bool, encoder: Callable[[], ChatEncoder]) 
 
 
 def unwritable_folders(config: Config) -> Iterator[Finding]:
-    """The folders of a run that cannot be made or written to. Each is tried where it would be, and nothing is left."""
+    """Yield the folders of a run that cannot be created or written to. Each is tried in place, and nothing is left
+    behind."""
     pipeline = config.data_processor.task_pipeline
     wanted: list[tuple[str, str, Path | None]] = [
         ("checkpoint_root_dir", config.checkpoint_root_dir, config.job_dir),
@@ -195,7 +193,7 @@ def unwritable_folders(config: Config) -> Iterator[Finding]:
 
 
 def folder_fault(folder: Path) -> str:
-    """Why a folder cannot be made or written to; empty if it can."""
+    """Return why a folder cannot be created or written to, or ""."""
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir():
         return f"{folder} cannot be made: {there} is a file; choose another folder."
@@ -210,10 +208,10 @@ def folder_fault(folder: Path) -> str:
 
 
 def absent_secrets(config: Config) -> Iterator[Finding]:
-    """Variables that commands of rollouts are to see, and that neither this environment nor `explorer.env_vars` has.
+    """Yield variables for rollout commands that neither this environment nor `explorer.env_vars` contains.
 
-    The explorer of a run on this machine inherits this environment; in a joined cluster it may have another, so that
-    this is a warning.
+    The explorer of a run on this machine inherits this environment. In a joined cluster it may have another, so there
+    it is a warning.
     """
     joined = bool(config.cluster.ray_address)
     where = "the environment of this machine" if joined else "this environment"
@@ -222,14 +220,15 @@ def absent_secrets(config: Config) -> Iterator[Finding]:
     for key, taskset in [*trained, *eval_tasksets(config)] if config.mode != "train" else []:
         secrets = taskset.workflow_args.get("secrets")
         if taskset.default_workflow_type != "command_workflow" or not isinstance(secrets, list | tuple):
-            continue  # other faults of the arguments have been found
+            continue  # other faults of the arguments have been reported
         if absent := [name for name in secrets if name not in os.environ and name not in config.explorer.env_vars]:
             message = f"{where} has no variable {', '.join(map(str, absent))}: export it where the explorer runs."
             yield Finding(f"{key}.workflow_args.secrets", list(secrets), "missing", message, severity=severity)
 
 
 def busy_port(config: Config) -> Iterator[Finding]:
-    """The OpenAI API's port, if something else listens there; for actors of a killed run its server waits."""
+    """Yield the OpenAI API's port if something else listens there. The server itself waits for actors of a killed
+    run."""
     explorer = config.explorer
     host, port = explorer.listen_address, explorer.api_port
     if not (explorer.rollout_model.enable_openai_api and port and config.explores):
@@ -252,7 +251,7 @@ def busy_port(config: Config) -> Iterator[Finding]:
 
 
 def missing_gpus(config: Config, cpus: int) -> Iterator[Finding]:
-    """GPUs that the run asks for and this machine lacks. Whether they are free is checked when the run starts."""
+    """Yield GPUs that the run asks for and this machine lacks. Whether they are free is checked when the run starts."""
     gpus = 0 if config.cluster.gpu_per_node == 0 else len(survey())
     try:
         place(config, weakest([Machine(cpus, gpus)], config.cluster.node_num))
@@ -261,7 +260,7 @@ def missing_gpus(config: Config, cpus: int) -> Iterator[Finding]:
 
 
 def missing_bfloat16(config: Config) -> Iterator[Finding]:
-    """Engines in bfloat16, the default on GPUs, where every GPU of this machine is older than that."""
+    """Yield engines in bfloat16, the default on GPUs, if every GPU of this machine is too old for it."""
     dtype = config.explorer.rollout_model.dtype
     on_gpu = "explorer.rollout_model" in config.engine_models and config.cluster.gpu_per_node != 0
     if not on_gpu or dtype_of(dtype, on_gpu) != "bfloat16":
@@ -277,7 +276,8 @@ def _folder_of(file: Path | None) -> Path | None:
 
 
 def oversized(config: Config) -> Iterator[Finding]:
-    """Memory and disk that the run needs and this machine lacks; none if that is allowed or cannot be estimated."""
+    """Yield memory and disk that the run needs and this machine lacks, unless that is allowed or cannot be
+    estimated."""
     if config.cluster.allow_oversized:
         return
     (stage,) = plans_of(config)
@@ -290,12 +290,11 @@ def _oversized(stage: StagePlan, room: Room) -> Iterator[Finding]:
 
 
 def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], reads: bool) -> Iterator[Finding]:
-    """What keeps a run from starting on this node of a joined cluster: models in folders, packages, memory and disk
-    that it lacks, models with which the run cannot work, and where the explorer is, names that cannot be found there.
-    A notice says that /dev/shm is too small.
+    """Yield problems that prevent a run from starting on this node of a joined cluster.
 
-    `numbers` counts the node's processes by their kind, `REWARDS`, on the explorer's node, as one; `reads`: it
-    has the worker that reads the model.
+    Checks models in folders, packages, memory, disk and the size of /dev/shm (a notice only), and on the explorer's
+    node whether names can be found. `numbers` counts the node's processes by kind; `REWARDS` counts as one, on the
+    explorer's node. `reads`: the node has the worker that reads the model.
     """
     engines = [numbers.get(auxiliary_kind(model)) for model in config.explorer.auxiliary_models]
     keys = [f"explorer.auxiliary_models[{index}].model_path" for index, number in enumerate(engines) if number]
@@ -333,7 +332,7 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
 
 
 def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
-    """A sentence for each resource that a stage needs more of than the machine has."""
+    """Yield a sentence for each resource of which a stage needs more than the machine has."""
     yield from _memory_shortages(stage, room)
     if room.gpu_memory:
         yield from _gpu_shortages(stage, room.gpu_memory)
@@ -345,9 +344,9 @@ def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
 
 
 def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
-    """Shortage of the machine's memory; of a process on a GPU its host memory counts."""
+    """Yield shortages of host memory. For processes on a GPU their host memory counts."""
     needs = [(process, process.host if process.gpus else process.memory or ()) for process in stage.processes]
-    of_gpus = sum(one.shared_memory for one in stage.processes if one.gpus)  # on the CPU it is among the needs
+    of_gpus = sum(one.shared_memory for one in stage.processes if one.gpus)  # on the CPU it is part of the needs
     wanted = sum(max(process.number * least(memory), process.reading) for process, memory in needs)
     writers = sum(process.number for process in stage.processes if process.kind == TRAINER) * WRITER_BYTES
     wanted += of_gpus + writers + OTHER_PROCESSES.bytes
@@ -360,7 +359,7 @@ def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
 
 
 def shared_memory_notice(config: Config) -> str:
-    """`shared_memory_shortage` of a run (a configuration without stages) on this machine."""
+    """Return `shared_memory_shortage` of a run (a configuration without stages) on this machine."""
     if config.cluster.ray_address:
         return ""
     (stage,) = plans_of(config)
@@ -368,7 +367,7 @@ def shared_memory_notice(config: Config) -> str:
 
 
 def shared_memory_shortage(stage: StagePlan, room: Room) -> str:
-    """Where published weights go that do not fit into shared memory; "" if all fit."""
+    """Say where published weights go if they do not fit into shared memory; "" if they fit."""
     shared = sum(process.shared_memory for process in stage.processes)
     if shared <= room.shared_memory:
         return ""
@@ -380,7 +379,7 @@ def shared_memory_shortage(stage: StagePlan, room: Room) -> str:
 
 
 def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
-    """Shortages of GPU memory: for each process, for those that share a GPU, and within an engine's share."""
+    """Yield shortages of GPU memory: per process, for processes that share a GPU, and within an engine's share."""
     on_gpu = [process for process in stage.processes if process.gpus and process.memory]
     for process in on_gpu:
         assert process.memory is not None
@@ -408,7 +407,7 @@ def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
 
 
 def _colocation_shortages(sharing: Sequence[ProcessEstimate], gpu_memory: int) -> Iterator[str]:
-    """Shortages on a GPU that its processes use one at a time: each has what the resting ones leave."""
+    """Yield shortages on a GPU that processes use in turn: each has what the resting ones leave."""
     for process in sharing:
         resting = sum(total(other.resting) for other in sharing if other is not process)
         wanted = (process.bytes or 0) + resting

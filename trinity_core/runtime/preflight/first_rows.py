@@ -1,4 +1,4 @@
-"""Whether data sets are there, and whether their first rows are what the configuration says."""
+"""Checks that data sets exist, and that their first rows match the configuration."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from trinity_core.runtime.preflight.models import hub_error
 from trinity_core.store.earlier_rollouts import find_rollouts
 
 ROWS = 16
-"""Rows that are read of each data set. Bad ones among them are no problem: a run rejects them."""
+"""Rows read from each data set. Some bad rows are no problem, because a run rejects them."""
 MAX_PROMPT, TRUNCATION = "model.max_prompt_tokens", "model.enable_prompt_truncation"
 Problem = str | None
 
 
 def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
-    """Problems of the data sets of whose first rows a run could use none.
+    """Yield the data sets whose first rows are all unusable.
 
-    Rollouts of an earlier run are left out unless the stage `is_first`: the stage before may be that run.
+    Rollouts of an earlier run are skipped unless the stage `is_first`: the previous stage may be that run.
     """
     pipeline = config.data_processor.task_pipeline
     if pipeline is not None and uses_pipeline(config):
@@ -58,9 +58,12 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
 
 
 def long_prompts(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
-    """The training task sets whose first rows include a prompt that is too long: an error if the set has no other rows,
-    and truncation was not asked for. Of a policy in a local folder, whose `encoder` is loaded if it is needed, and of
-    local data; not where workflows may use the OpenAI API, which the context alone limits."""
+    """Yield the training task sets whose first rows include a prompt that is too long.
+
+    It is an error if the set has no other rows and truncation was not requested. Checked only for local data and a
+    policy in a local folder, whose `encoder` is loaded on demand. Skipped where workflows may use the OpenAI API, whose
+    only limit is the context.
+    """
     model = config.model
     if config.mode == "train" or not config.explores or config.external_model or not Path(model.model_path).is_dir():
         return
@@ -69,7 +72,7 @@ def long_prompts(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator
     try:
         check = PromptCheck(encoder(), model.max_prompt_tokens)
     except (DataError, OSError, ValueError):
-        return  # no template or no tokenizer, which others tell
+        return  # missing template or tokenizer: reported elsewhere
     for _, taskset in training_tasksets(config):
         storage = taskset.storage_type or "file"
         if reads_output(config, taskset) or not needs_prompt(taskset) or (storage == "file" and not taskset.path):
@@ -79,7 +82,7 @@ def long_prompts(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator
         try:
             rows = first_rows(taskset.path, taskset.split, taskset.subset_name, storage, taskset.name, ROWS).rows
         except DataError:
-            continue  # `unusable_data` says so
+            continue  # reported by `unusable_data`
         problems = row_problems(rows, taskset.format, False, (), check)
         too_long = [problem for problem in problems if problem is not None and problem.key == MAX_PROMPT]
         if too_long:
@@ -105,7 +108,7 @@ def _unusable(
     name: str | None,
     columns: str = "format",
 ) -> Iterator[Finding]:
-    """`columns`: the setting that says which columns a row must have."""
+    """Yield a finding if no row is usable. `columns` is the setting that defines a row's columns."""
     path, storage = data_set.path or "", data_set.storage_type or "file"
     if storage == "file" and path and not looks_local(path) and not is_local(path):
         if error := hub_error(f"{key}.path", path, "dataset"):

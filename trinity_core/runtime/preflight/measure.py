@@ -1,6 +1,6 @@
-"""`trinity plan --measure`: the pace of each stage, from a trial in a separate process.
+"""`trinity plan --measure`: the pace of each stage, measured by a trial in a separate process.
 
-    python -m trinity_core.runtime.preflight.measure --config FILE --stage NAME --folder DIR [key=value …]
+python -m trinity_core.runtime.preflight.measure --config FILE --stage NAME --folder DIR [key=value …]
 
 runs the trial of one stage below DIR.
 """
@@ -45,18 +45,16 @@ from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.waits import poll
 
 MOST_SECONDS = 1800.0
-"""Time for a stage's trial; a step that takes longer than five minutes is better watched in the run itself."""
+"""Time for a stage's trial; steps of more than five minutes are better observed in the run itself."""
 LOOK_SECONDS = 0.5
 GRACE_SECONDS = 30.0
-"""Time for a trial to end its processes."""
 LAST_LINES = 8
-"""Shown of the log of a trial that failed."""
 
 
 def measure(file: Path, overrides: Sequence[str], config: Config, say: Callable[[str], None]) -> None:
-    """Measure the stages of a checked configuration, which `file` and `overrides` gave; what is known is not run again.
+    """Measure the stages of a checked configuration, given by `file` and `overrides`, that are not measured yet.
 
-    Raises TrinityError if a trial fails or takes longer than `MOST_SECONDS`, or if paces cannot be kept.
+    Raises TrinityError if a trial fails or takes longer than `MOST_SECONDS`, or if paces cannot be saved.
     """
     for name, stage in zip(stage_names(config), stages(config), strict=True):
         if why := hindrance(stage):
@@ -64,12 +62,12 @@ def measure(file: Path, overrides: Sequence[str], config: Config, say: Callable[
         elif pace := cached_pace(stage):
             say(f"{stage.name} was measured {pace.measured}; to measure it again, remove {cache_file(stage)}.")
         else:
-            make_folder()  # or else the measurement would be lost
+            make_folder()  # fails early if the measurement could not be saved
             keep(stage, measured_pace(file, overrides, name, stage, say))
 
 
 def measured_pace(file: Path, overrides: Sequence[str], name: str, stage: Config, say: Callable[[str], None]) -> Pace:
-    """The pace of the stage of that name: `STEPS` steps of it in a separate process, in a folder that is removed."""
+    """Measure a stage's pace: run `STEPS` steps in a separate process, in a temporary folder."""
     say(f"Measuring {stage.name}: {STEPS} steps on this machine. Processes start and load the model …")
     with tempfile.TemporaryDirectory(prefix="trinity-plan-") as folder_name:
         folder = Path(folder_name)
@@ -92,7 +90,7 @@ def measured_pace(file: Path, overrides: Sequence[str], name: str, stage: Config
 
 @contextmanager
 def _running(command: Sequence[str], log: Path, say: Callable[[str], None]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with its output in `log`; it is ended, with all that it has started, however this context ends."""
+    """Run a process with its output in `log`; it is ended, with all its descendants, however this context ends."""
     process = start_detached(command, log)
     try:
         yield process
@@ -104,7 +102,7 @@ def _running(command: Sequence[str], log: Path, say: Callable[[str], None]) -> I
 
 
 def _watch(trial: subprocess.Popen[bytes], job_dir: Path, name: str, say: Callable[[str], None]) -> None:
-    """Say each step that the trial has done, until it ends. Raises TrinityError if that takes too long."""
+    """Report each step of the trial until it ends. Raises TrinityError if that takes too long."""
     done = 0
     for _ in poll(MOST_SECONDS, pause=LOOK_SECONDS):
         if trial.poll() is not None:
@@ -121,12 +119,10 @@ def _watch(trial: subprocess.Popen[bytes], job_dir: Path, name: str, say: Callab
 
 
 def _end(folder: Path) -> str:
-    """The last lines that the trial wrote."""
     return os.linesep.join((folder / "trial.log").read_text(errors="replace").strip().splitlines()[-LAST_LINES:])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the trial of a stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
     parser.add_argument("--stage", default="")

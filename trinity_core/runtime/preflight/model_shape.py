@@ -1,4 +1,4 @@
-"""The shape of a Hugging Face model, from its files: what memory and arithmetic depend on; and what a part needs."""
+"""The shape of a Hugging Face model, read from its files, on which memory and compute depend; and what a part needs."""
 
 from __future__ import annotations
 
@@ -20,33 +20,30 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What something takes."""
+    """One item of memory or disk."""
 
     what: str
     bytes: int
     why: str
     """How the number is computed, such as `33,571,328 parameters × 4 bytes`."""
     spared: bool = False
-    """True for memory that is taken only if it is free."""
+    """True for memory that is used only if it is free."""
 
 
 def total(needs: Iterable[Need]) -> int:
-    """Bytes of all needs together."""
     return sum(need.bytes for need in needs)
 
 
 def least(needs: Iterable[Need]) -> int:
-    """Bytes of the needs that nothing can spare."""
+    """Return the bytes of the needs that cannot be spared."""
     return sum(need.bytes for need in needs if not need.spared)
 
 
 def nonzero(needs: Iterable[Need]) -> tuple[Need, ...]:
-    """The needs above 0 bytes."""
     return tuple(need for need in needs if need.bytes)
 
 
 def size(count: float) -> str:
-    """A number of bytes for people: `1.5 GiB`."""
     unit = 0
     while count >= 1000 and unit < len(UNITS) - 1:
         count, unit = count / 1024, unit + 1
@@ -58,19 +55,19 @@ class Latent:
     """Latent attention: keys and values of all heads are computed from one vector (arXiv 2405.04434, section 2.1)."""
 
     rank: int
-    """Channels of that vector."""
+    """Dimension of that vector."""
     rotary: int
-    """Channels of a head's key that carry its position; all heads share them."""
+    """Dimensions of a head's key that encode its position; all heads share them."""
     values: int
-    """Channels of one head's values."""
+    """Dimension of one head's values."""
     queries: int
-    """Channels of the vector from which queries are computed; 0: they are computed as elsewhere."""
+    """Dimension of the vector from which queries are computed; 0: queries are computed directly."""
     cached: int
-    """Numbers that vLLM keeps of a token in a layer; 0: keys and values, each of as many channels as keys."""
+    """Numbers that vLLM caches per token and layer; 0: keys and values, both with the keys' dimension."""
 
     @classmethod
     def of(cls, text: dict[str, Any]) -> Latent | None:
-        """Read from the language model's part of a config.json; None for any other attention."""
+        """Read it from the language model's part of a config.json; None for other kinds of attention."""
         if not text.get("kv_lora_rank") or not text.get("qk_nope_head_dim"):
             return None
         values = text.get("v_head_dim") or int(text["hidden_size"]) // int(text["num_attention_heads"])
@@ -80,49 +77,44 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a decoder-only transformer. Parameters are numbers, not bytes."""
+    """Sizes of a decoder-only transformer. Parameters are counts, not bytes."""
 
     parameters: int
-    """Parameters that are stored; tied embeddings count once."""
+    """Number of stored parameters; tied embeddings count once."""
     layers: int
     hidden: int
     intermediate: int
-    """Channels of the MLP that a token passes through: of all its experts together."""
+    """MLP dimension that a token passes through: of all its experts together."""
     heads: int
     kv_heads: int
     channels: int
-    """Channels of one head."""
     vocabulary: int
     tied: bool
-    """The output embeddings are the input embeddings."""
     latent: Latent | None = None
-    """None: each head of keys has values of its own, as wide."""
+    """None: each key head has its own values of the same dimension."""
     linear_mlps: tuple[int, int] | None = None
-    """Layers with an MLP whose matrices are linear layers, which routed experts' are not in transformers, and the
-    channels of all of these MLPs. None: all layers have one."""
+    """Number of layers whose MLP consists of linear layers (not so for routed experts in transformers), and the total
+    dimension of these MLPs. None: all layers have one."""
 
     @property
     def queries(self) -> int:
-        """Channels of all heads of queries."""
         return self.heads * self.channels
 
     @property
     def keys(self) -> int:
-        """Channels of all heads of keys; there are as many of values."""
         return self.kv_heads * self.channels
 
     @property
     def embedding(self) -> int:
-        """Parameters of the output embedding."""
         return self.vocabulary * self.hidden
 
 
 NF4_BYTES = 0.52
-"""Bytes of a weight in 4 bits, with its share of the scales of its block (arXiv 2305.14314, section 3)."""
+"""Bytes per 4-bit weight, including its share of block scales (arXiv 2305.14314, section 3)."""
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraConfig | None) -> int:
-    """Parameters of a LoRA adapter; matrices of names that Llama, Qwen and most others do not have are left out."""
+    """Return a LoRA adapter's number of parameters; matrix names unlike those of Llama and Qwen are left out."""
     if lora is None:
         return 0
     layers, channels = shape.linear_mlps or (shape.layers, shape.layers * shape.intermediate)
@@ -133,7 +125,7 @@ def adapter_parameters(shape: ModelShape, lora: LoraConfig | None) -> int:
 
 
 def attention_sizes(shape: ModelShape) -> dict[str, int]:
-    """Inputs and outputs of each matrix of a layer's attention."""
+    """Return inputs plus outputs of each matrix of a layer's attention."""
     hidden, latent = shape.hidden, shape.latent
     if latent is None:
         queries, keys = hidden + shape.queries, hidden + shape.keys
@@ -150,7 +142,7 @@ def attention_sizes(shape: ModelShape) -> dict[str, int]:
 
 
 def base_bytes(shape: ModelShape, width: int, lora: LoraConfig | None) -> int:
-    """Bytes of a model's own weights of `width` bytes, those of its layers in 4 bits if `lora` says so."""
+    """Return the bytes of a model's own weights at `width` bytes each; with 4-bit `lora`, its layers take 4 bits."""
     if lora is None or not lora.load_in_4bit:
         return width * shape.parameters
     embeddings = shape.embedding * (1 if shape.tied else 2)
@@ -158,7 +150,7 @@ def base_bytes(shape: ModelShape, width: int, lora: LoraConfig | None) -> int:
 
 
 def shape_from(config: dict[str, Any], parameters: int) -> ModelShape | None:
-    """The shape that a config.json gives; of a model with images, that of its language model. None if it gives none."""
+    """Return the shape from a config.json, for a multimodal model that of its language model; None if incomplete."""
     text = {**config, **(config.get("text_config") or {})}
     try:
         hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
@@ -183,7 +175,7 @@ def shape_from(config: dict[str, Any], parameters: int) -> ModelShape | None:
 
 
 def _linear_mlps(text: dict[str, Any]) -> tuple[int, int]:
-    """`ModelShape.linear_mlps` of a mixture of experts: its dense first layers, and experts that all tokens share."""
+    """Return `ModelShape.linear_mlps` of a mixture of experts: its dense first layers, and shared experts."""
     layers, expert = int(text["num_hidden_layers"]), int(text.get("moe_intermediate_size") or 0)
     dense = min(int(text.get("first_k_dense_replace") or 0), layers)
     shared = int(text.get("n_shared_experts") or 0) * expert or int(text.get("shared_expert_intermediate_size") or 0)
@@ -191,7 +183,7 @@ def _linear_mlps(text: dict[str, Any]) -> tuple[int, int]:
 
 
 def parameters_of(folder: Path) -> int | None:
-    """Parameters in a folder's safetensors, from their headers alone; None if it has none, or one is damaged."""
+    """Count the parameters in a folder's safetensors by their headers; None if there are none, or one is damaged."""
     files = sorted(folder.glob("*.safetensors"))
     try:
         shapes = [tensor["shape"] for file in files for tensor in safetensors_header(file).tensors.values()]
@@ -207,12 +199,14 @@ BIASES_AND_NORMS: dict[str, Callable[[ModelShape], int]] = {
     "qwen2": lambda shape: shape.queries + 2 * shape.keys,  # biases of q, k and v
     "qwen3": lambda shape: 2 * shape.channels,  # norms of q and k
 }
-"""Parameters of a layer besides matrices and two norms, by `model_type`. Tests compare them with transformers."""
+"""Parameters per layer besides matrices and two norms, by `model_type`. Tests compare them with transformers."""
 
 
 def counted(config: dict[str, Any], shape: ModelShape) -> int | None:
-    """The parameters by config.json alone, such as of a hub model that has not been downloaded; None for an
-    architecture that is not in `BIASES_AND_NORMS`, or with biases that it does not have by default."""
+    """Count parameters from config.json alone, for example of a hub model that is not downloaded.
+
+    None for an architecture that is not in `BIASES_AND_NORMS`, or with biases that it does not have by default.
+    """
     more = BIASES_AND_NORMS.get(str(config.get("model_type")))
     if more is None or config.get("attention_bias") or config.get("mlp_bias"):
         return None
@@ -222,7 +216,7 @@ def counted(config: dict[str, Any], shape: ModelShape) -> int | None:
 
 
 def shape_of(model: str) -> ModelShape | None:
-    """The shape of a model by its folder or its name on the hub, whose cache is read; None: see `why_unknown`."""
+    """Return the shape of a model, given its folder or its name in the hub's cache; None: see `why_unknown`."""
     folder = folder_of(model)
     config = _configuration(folder)
     if folder is None or config is None:
@@ -236,7 +230,7 @@ def shape_of(model: str) -> ModelShape | None:
 
 
 def why_unknown(model: str) -> str:
-    """Why `shape_of` returns None for a model."""
+    """Return why `shape_of` returns None for a model."""
     folder = folder_of(model)
     if folder is None:
         return f"{model} is not in the cache of the hub; its sizes are known once its config.json is"
@@ -251,7 +245,7 @@ def why_unknown(model: str) -> str:
 
 
 def folder_of(model: str) -> Path | None:
-    """A model's folder, which need not exist; for a hub name its folder in the cache, None if it is not cached."""
+    """Return a model's folder, which need not exist; for a hub name its folder in the cache, or None."""
     return Path(model) if looks_local(model) or Path(model).exists() else model_folder(model)
 
 

@@ -26,26 +26,26 @@ POSITIONS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
     *("max_sequence_length", "max_seq_length", "seq_len"),
 )
-"""Keys of config.json that give a model's positions; the smallest counts. `model_max_length` overrides them."""
+"""Keys of config.json for the number of positions; the smallest counts. `model_max_length` overrides them."""
 SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""RoPE types whose `max_position_embeddings` includes their factor, as vLLM reads them."""
+"""RoPE types whose `max_position_embeddings` already includes their factor, as vLLM reads them."""
 GATED_EXPERT = ("qwen2_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text")
-"""Families (`model_type`) with an expert that all tokens share, behind a gate of its own."""
+"""Families (`model_type`) with a shared expert behind its own gate."""
 SHARED_EXPERT = {"gate_proj", "up_proj", "down_proj", "shared_expert_gate"}
-"""Its matrices: vLLM, in which they are one class, never reads the gate's adapter, and computed otherwise with those of
-Qwen 2 MoE (benchmarks/model_families.py --lora)."""
+"""Matrices of the shared expert. vLLM holds them in one class and never reads the gate's adapter; for Qwen 2 MoE it
+also computes the others differently (benchmarks/model_families.py --lora)."""
 COMPUTED_OTHERWISE = ("gpt_neox", "gpt_oss")
-"""Families (`model_type`) whose log-probs in vLLM are not those of transformers, or not once weights were loaded again
-(gpt-oss: its experts and sinks stay as they were): benchmarks/model_families.py."""
+"""Families (`model_type`) whose log-probs differ between vLLM and transformers, or do after weights were reloaded
+(gpt-oss: its experts and sinks keep their old values): benchmarks/model_families.py."""
 ANSWER_SECONDS = 2.0
 """Time for the hub to answer whether a name exists."""
 
 
 def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
-    """The models that a run loads and that are not there or not whole.
+    """Yield the models that a run loads and that are missing or incomplete.
 
-    The policy's is left out unless the stage `is_first`: a later one begins with the weights of the one before. Where
-    an endpoint is scored, none is loaded.
+    The policy is skipped unless the stage `is_first`: a later stage begins with the previous one's weights. If an
+    endpoint is scored, no model is loaded.
     """
     if config.external_model:
         return
@@ -60,14 +60,14 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
 
 
 def missing_template(config: Config) -> Iterator[Finding]:
-    """A chat template in a file that is not there."""
+    """Yield a missing chat template file."""
     model, template = config.model, config.model.chat_template_path
     if template and model.custom_chat_template is None and not expanded(template).is_file():
         yield Finding("model.chat_template_path", template, "unavailable", f"there is no file {template}.")
 
 
 def unfit_policy(config: Config) -> Iterator[Finding]:
-    """A policy whose adapter cannot be loaded, or whose log-probs engines would compute otherwise than the trainer."""
+    """Yield a policy whose adapter cannot be loaded, or whose log-probs differ between engines and trainer."""
     model = config.model
     if model.lora is not None and (fault := start_fault(model.lora)):
         yield Finding("model.lora_configs[0].path", model.lora.path, "unavailable", fault)
@@ -79,14 +79,14 @@ def unfit_policy(config: Config) -> Iterator[Finding]:
 
 
 def missing_folders(config: Config, keys: Container[str]) -> Iterator[Finding]:
-    """The models that these keys name as a local folder and that are not there or not whole."""
+    """Yield the models that these keys name as local folders and that are missing or incomplete."""
     for key, path, speaks in [] if config.external_model else _named_models(config, is_first=True):
         if key in keys and looks_local(path) and (fault := model_fault(Path(path), speaks)):
             yield Finding(key, path, "unavailable", fault)
 
 
 def _named_models(config: Config, is_first: bool) -> list[tuple[str, str, bool]]:
-    """Key and path of each model that a run loads, and whether it needs a tokenizer."""
+    """Return key and path of each model that a run loads, and whether it needs a tokenizer."""
     model = config.model
     named = [("model.model_path", model.model_path, True)] if is_first else []
     if named and model.critic_model_path != model.model_path and config.needs_critic:
@@ -98,7 +98,7 @@ def _named_models(config: Config, is_first: bool) -> list[tuple[str, str, bool]]
 
 
 def _unapplied(model_path: str, lora: LoraConfig) -> str:
-    """Why engines would sample as if an adapter were not there; "" if they do not."""
+    """Return why engines would sample as if there were no adapter, or ""."""
     if _model_type(model_path) in GATED_EXPERT and (shared := SHARED_EXPERT & set(lora.modules or SHARED_EXPERT)):
         return (
             f"puts an adapter on {min(shared)} of the expert that all tokens share, with which vLLM computes other "
@@ -116,7 +116,7 @@ def _unapplied(model_path: str, lora: LoraConfig) -> str:
 
 
 def _computed_otherwise(model_path: str) -> str:
-    """Why engines would sample from another policy than the trainer's; "" if they do not."""
+    """Return why engines would sample from another policy than the trainer's, or ""."""
     if (kind := _model_type(model_path)) not in COMPUTED_OTHERWISE:
         return ""
     return (
@@ -126,17 +126,17 @@ def _computed_otherwise(model_path: str) -> str:
 
 
 def _model_type(model_path: str) -> str:
-    """That of a model here; "" where config.json is not here or names none."""
+    """Return a local model's type; "" if config.json is missing or has none."""
     folder = model_folder(model_path)
     try:
         return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]) if folder else ""
     except (OSError, ValueError, KeyError, TypeError):
-        return ""  # `model_fault` says so
+        return ""  # reported by `model_fault`
 
 
 def missing_packages(config: Config) -> Iterator[Finding]:
-    """What a base in 4 bits needs beyond the pinned packages: of the trainer, bitsandbytes; of engines, vLLM's plugin
-    for it."""
+    """Yield packages that a 4-bit base needs beyond the pinned ones: bitsandbytes for the trainer, its vLLM plugin for
+    engines."""
     if config.model.lora is None or not config.model.lora.load_in_4bit:
         return
     needed = ["bitsandbytes", "vllm_bnb_plugin"] if config.uses_engines else ["bitsandbytes"]
@@ -146,13 +146,13 @@ def missing_packages(config: Config) -> Iterator[Finding]:
 
 
 def doubtful_template(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
-    """A warning about the tokenizer or chat template of a policy in a local folder, whose `encoder` is loaded."""
+    """Yield a warning about the tokenizer or chat template of a policy in a local folder, whose `encoder` is loaded."""
     model = config.model
     if config.external_model or config.cluster.ray_address or not Path(model.model_path).is_dir():
         return
     try:
         doubt = endless_answers(encoder())
-    except DataError:  # a model without a template is fine for training on what others sampled
+    except DataError:  # a model without a template is fine for training on given samples
         return
     except (OSError, ValueError) as error:
         doubt = f"the tokenizer of {model.model_path} cannot be loaded: {error}"
@@ -161,7 +161,7 @@ def doubtful_template(config: Config, encoder: Callable[[], ChatEncoder]) -> Ite
 
 
 def unknown_parser(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
-    """Report a tool-call parser that is to be taken from the chat template in a local folder, which implies none."""
+    """Report a tool-call parser to be inferred from a local chat template that implies none."""
     model = config.model
     if config.external_model or config.mode == "train" or not asks_template(config):
         return
@@ -170,13 +170,13 @@ def unknown_parser(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterat
     try:
         parser_of(encoder())
     except (DataError, OSError, ValueError):
-        return  # no template or no tokenizer, which others tell
+        return  # missing template or tokenizer: reported elsewhere
     except TrinityError as error:
         yield Finding("explorer.rollout_model.tool_call_parser", None, "missing", f"must be given: {error}.")
 
 
 def too_long_sequences(config: Config) -> Iterator[Finding]:
-    """Models of engines whose sequences may have more tokens than the model has positions, as vLLM would find.
+    """Yield engine models whose sequences may be longer than the model's positions, which vLLM would refuse.
 
     A reward model leaves longer sequences without a verdict.
     """
@@ -193,7 +193,7 @@ def too_long_sequences(config: Config) -> Iterator[Finding]:
             positions = positions_of(described)
             judges = any(name.endswith("ForSequenceClassification") for name in described.get("architectures") or ())
         except (OSError, ValueError, TypeError, AttributeError):
-            continue  # `missing_models` says so
+            continue  # reported by `missing_models`
         if longest and positions and longest > positions and not judges:
             message = (
                 f"a sequence may have {longest} tokens (max_model_len, else max_prompt_tokens + max_response_tokens), "
@@ -203,9 +203,9 @@ def too_long_sequences(config: Config) -> Iterator[Finding]:
 
 
 def positions_of(config: dict[str, Any]) -> int | None:
-    """The longest sequence of a model in tokens, from its config.json; None if that does not say.
+    """Return a model's maximum sequence length in tokens from its config.json; None if unknown.
 
-    As vLLM derives it (`_get_and_verify_max_len`). A `rope_scaling` that is no object is left for vLLM to refuse.
+    Follows vLLM (`_get_and_verify_max_len`). A `rope_scaling` that is not an object is left for vLLM to refuse.
     """
     text = {**config, **(config.get("text_config") or {})}
     lengths = [text[key] for key in POSITIONS if isinstance(text.get(key), int)]
@@ -221,7 +221,7 @@ def positions_of(config: dict[str, Any]) -> int | None:
 
 
 def model_fault(folder: Path, speaks: bool = True) -> str:
-    """Why the Hugging Face model in a folder cannot be loaded, with a tokenizer if it `speaks`; empty if it can."""
+    """Return why the Hugging Face model in a folder cannot be loaded, with a tokenizer if it `speaks`; "" if it can."""
     if not folder.exists():
         if str(folder).startswith("~") and folder.expanduser().exists():
             return f"write {folder.expanduser()}: `~` is not expanded in a model's path."
@@ -242,7 +242,7 @@ def model_fault(folder: Path, speaks: bool = True) -> str:
 
 
 def _checkpoint_hint(folder: Path) -> str:
-    """Where the model is, if the folder is one of a run here."""
+    """Return where the model is, if the folder is that of a run."""
     converted = sorted(folder.glob("**/huggingface/config.json")) if (folder / "trainer_meta.json").is_file() else []
     return f" This is a run's folder; its latest model: {converted[-1].parent}." if converted else ""
 
@@ -262,7 +262,7 @@ def _weights_fault(folder: Path) -> str:
 
 
 def _file_fault(file: Path) -> str:
-    """Why a file of weights is not whole; empty if its length is what its header says."""
+    """Return why a weight file is incomplete; "" if its length matches its header."""
     if file.suffix != ".safetensors":
         return "" if file.stat().st_size else f"{file} is empty; download the model again."
     try:
@@ -273,7 +273,7 @@ def _file_fault(file: Path) -> str:
 
 
 def hub_error(key: str, name: str, kind: Literal["model", "dataset"]) -> Finding | None:
-    """Why the hub's model or data set of that name is not available; None if it is, or is in the cache."""
+    """Return why the hub's model or data set is unavailable; None if it is available or cached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -311,7 +311,7 @@ def hub_error(key: str, name: str, kind: Literal["model", "dataset"]) -> Finding
 
 
 def _is_cached(name: str, kind: Literal["model", "dataset"]) -> bool:
-    """Whether files of it were downloaded. A data set is kept as it was prepared, in its own folder."""
+    """True if its files were downloaded. A data set may also be cached in prepared form, in its own folder."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots")

@@ -1,6 +1,6 @@
-"""Seconds a step on this machine, measured by a short real run (the trial) and cached for later plans.
+"""Seconds per step on this machine, measured by a short real run (the trial) and cached for later plans.
 
-A file in the user's cache folder for each machine and each setting that changes the speed. See docs/flows.md.
+One file in the user's cache folder for each machine and each set of settings that affect speed. See docs/flows.md.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from trinity_core.tracking.metrics_file import MetricLine, series
 log = logging.getLogger(__name__)
 
 STEPS = 6
-"""Train steps of a trial."""
 LEFT_OUT = 2
-"""First steps that do not count: memory is mapped, and caches are filled."""
+"""First steps that do not count, because memory is mapped and caches are filled."""
 EXPLORING = {"generate": ("generate",), "reward": ("reward",), "weight sync": ("weight_sync",)}
 TRAINING = {"train": ("lay_out", "log_probs", "values", "advantages", "update_critic", "update_actor")}
-"""What a step consists of, as names of the metrics `timing_s/…` of the explorer and of the trainer."""
+"""Parts of a step, as names of the metrics `timing_s/…` of explorer and trainer."""
 SHOWN = 0.02
 """Share of a step below which a part is not shown."""
 PACKAGES = ("trinity-flows", "torch", "vllm", "deepspeed", "transformers")
@@ -40,7 +39,7 @@ NAMES = ("project", "name", "group", "ray_namespace")
 
 
 def hindrance(config: Config) -> str:
-    """Why a stage cannot be measured; empty if it can."""
+    """Return why a stage cannot be measured, or ""."""
     if asks_person(config):
         return "it waits for a person's verdicts (human_verdicts)"
     if config.explores and any(taskset.storage_type == "queue" for taskset in config.buffer.explorer_input.tasksets):
@@ -55,7 +54,8 @@ def hindrance(config: Config) -> str:
 
 
 def trial_of(config: Config, folder: Path) -> Config:
-    """The stage for `STEPS` steps below `folder`, without evaluations, and without a store or port of the user's."""
+    """Return the stage with `STEPS` steps below `folder`, without evaluations and without the user's stores and
+    ports."""
     changed = {
         "checkpoint_root_dir": str(folder),
         "continue_from_checkpoint": True,
@@ -82,21 +82,20 @@ class Pace:
     """Seconds of a run. Evaluations, and checkpoints between steps, come on top."""
 
     step: float
-    """From the end of a step to the end of the next, on average."""
+    """Average time from the end of a step to the end of the next."""
     start: float
-    """From the command to the first step: processes start and load the model."""
+    """Time from the command to the first step: processes start and load the model."""
     parts: dict[str, float] = field(default_factory=dict)
     """Part of a step → seconds. Parts may overlap; those below a share of `SHOWN` are left out."""
     measured: str = ""
-    """When, in local time to the minute."""
+    """Local time of the measurement, to the minute."""
 
     def whole(self, steps: int) -> float:
-        """Seconds of a run of this many steps."""
         return self.start + steps * self.step
 
 
 def pace_of(lines: Sequence[MetricLine], began: float, left_out: int, measured: str) -> Pace:
-    """The pace of a run that began at `began` (Unix seconds), without its first `left_out` steps, which are slower.
+    """Return the pace of a run that began at `began` (Unix seconds), without its slower first `left_out` steps.
 
     Raises ValueError if no step is left.
     """
@@ -114,7 +113,6 @@ def pace_of(lines: Sequence[MetricLine], began: float, left_out: int, measured: 
 def _parts(
     lines: Sequence[MetricLine], steps: Sequence[int], parts: Mapping[str, tuple[str, ...]], source: str
 ) -> dict[str, float]:
-    """Part → its mean seconds in these steps."""
     own = [line for line in lines if line.source == source]
     means = {}
     for part, names in parts.items():
@@ -124,18 +122,16 @@ def _parts(
 
 
 def folder() -> Path:
-    """Where paces are kept: `trinity-flows/paces` below $XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder for paces: `trinity-flows/paces` in $XDG_CACHE_HOME or ~/.cache."""
     return cache_folder() / "paces"
 
 
 def make_folder() -> None:
-    """Make the folder for paces. Raises TrinityError where that is refused."""
     with clear_errors("making", folder(), "choose another folder with XDG_CACHE_HOME"):
         folder().mkdir(parents=True, exist_ok=True)
 
 
 def cache_file(config: Config) -> Path:
-    """The file of a stage's pace on this machine."""
     settings = public_dict(trial_of(config, Path()))
     facts = {
         "settings": {name: value for name, value in settings.items() if name not in NAMES},
@@ -148,7 +144,7 @@ def cache_file(config: Config) -> Path:
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """The installed version of each package; "" for what is missing."""
+    """Return the installed version of each package; "" if missing."""
     versions = {}
     for name in packages:
         try:
@@ -159,7 +155,7 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def cached_pace(config: Config) -> Pace | None:
-    """The pace of a stage on this machine; None without one, or, with a warning, if it is damaged."""
+    """Return the pace of a stage on this machine; None if there is none, or, with a warning, if it is damaged."""
     path = cache_file(config)
     try:
         record = read_json(path)
@@ -170,13 +166,12 @@ def cached_pace(config: Config) -> Pace | None:
 
 
 def keep(config: Config, pace: Pace) -> None:
-    """Keep a stage's pace. Raises OSError."""
     make_folder()
     write_json(cache_file(config), asdict(pace))
 
 
 def machine() -> dict[str, object]:
-    """The properties of this machine that determine its speed."""
+    """Return the properties of this machine that determine its speed."""
     lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines() if Path("/proc/cpuinfo").exists() else []
     models = sorted({line.partition(":")[2].strip() for line in lines if line.startswith("model name")})
     return {
@@ -187,6 +182,6 @@ def machine() -> dict[str, object]:
 
 
 def _shape(model: Path) -> str:
-    """The text of its config.json; empty for a model that is not there yet, or is on the hub."""
+    """Return the text of its config.json; empty for a model that does not exist yet, or is on the hub."""
     path = model / "config.json"
     return path.read_text() if path.is_file() else ""

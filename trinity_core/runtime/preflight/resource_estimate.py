@@ -1,4 +1,4 @@
-"""Estimates the peak memory of a stage's processes, and the disk that it fills."""
+"""Estimates the peak memory of a stage's processes, and its disk usage."""
 
 from __future__ import annotations
 
@@ -48,21 +48,19 @@ from trinity_core.workflows.rewards.pool import usual_workers
 
 MIB = 1 << 20
 FLOAT = 4
-"""Bytes of a number."""
 ENGINE_BASE = Need("process", 820 * MIB, "Python, Ray, torch and vLLM, as measured by benchmarks/plan.py")
 TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and DeepSpeed, by benchmarks/plan.py")
 GPU_BASE = Need("process", GPU_CONTEXT, "CUDA's context, libraries and their workspaces; assumed, not measured")
 GPU_PASS = Need("largest pass", 1 << 30, "activations, logits and workspaces; assumed, not measured")
-"""What an engine's share holds besides weights and cache: vLLM opens CUDA's context and NCCL before it counts."""
+"""An engine's memory besides weights and cache: vLLM opens CUDA's context and NCCL before it measures."""
 HOST_BASE = Need("process", 3 << 30, "Python, torch, CUDA's libraries and pinned buffers; assumed, not measured")
-"""Host memory of a process on a GPU."""
 SAMPLER_COPIES = 6
-"""Copies of a step's logits, float32: raw, by temperature, log-probs and what these are computed with."""
+"""float32 copies of a step's logits: raw, after temperature, log-probs and their intermediate values."""
 ROW_BYTES = 13
-"""Bytes of a token in the experience store: the token, its log-prob and its version, 4 bytes each, and its mask."""
+"""Bytes per token in the experience store: token, log-prob and version with 4 bytes each, and a mask of 1 byte."""
 TEXT_BYTES = 5
-"""Bytes of a token's text, in the store and once more in the archive: 4 in English, 4.5 in Chinese, and each row's
-numbers (`pytest tests/runtime/test_preflight_plan.py -k full_answers`)."""
+"""Bytes of a token's text, in the store and again in the archive: 4 in English, 4.5 in Chinese, plus each row's numbers
+(`pytest tests/runtime/test_preflight_plan.py -k full_answers`)."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch and `sync_method: memory` share tensors
 REWARD_BASE = Need("process", 100 * MIB, "Python, NumPy, SymPy, math-verify; up to 4 GiB more for an answer")
 ENGINE, TRAINER, AUXILIARY, REWARDS = "engine", "trainer worker", "auxiliary engine", "reward worker"
@@ -76,35 +74,32 @@ class ProcessEstimate:
     """`engine`, `trainer worker`, `reward worker`, or `auxiliary engine` with its model."""
     number: int
     gpus: float
-    """GPUs of each process; a fraction shares a GPU, 0 computes on the CPU."""
+    """GPUs per process; a fraction shares a GPU, 0 computes on the CPU."""
     threads: int
-    """OpenMP threads of each."""
     memory: tuple[Need, ...] | None = None
-    """The peak of each: of a GPU's memory, or on the CPU of the machine's. None where it cannot be estimated."""
+    """Peak memory per process: of a GPU, or on the CPU of the machine. None if it cannot be estimated."""
     unknown: str = ""
-    """Why `memory` cannot be estimated."""
     least: tuple[Need, ...] = ()
-    """What an engine's share of the GPU must hold at least."""
+    """Minimum content of an engine's share of the GPU."""
     host: tuple[Need, ...] = ()
     """Peak host memory of a process on a GPU, without shared memory."""
     reading: int = 0
-    """Bytes of the machine's memory that one of them takes to read the model, before all else."""
+    """Host memory in bytes that one of them needs to read the model, before anything else."""
     shared_memory: int = 0
     """Bytes in /dev/shm of all of them together."""
     resting: tuple[Need, ...] = ()
-    """GPU memory held while the other side has the GPU; only where they use it one at a time (`cluster.colocate`)."""
+    """GPU memory held while the other side has the GPU; only with `cluster.colocate`."""
 
     @property
     def bytes(self) -> int | None:
-        """The peak of all of them together."""
         return None if self.memory is None else self.number * total(self.memory)
 
 
 def processes_of(config: Config, placement: Placement, free: int, gpu_memory: int) -> list[ProcessEstimate]:
-    """The engines and trainer workers of a stage with their peaks. Explorer, rewards, Ray and flow are left out.
+    """Return the engines and trainer workers of a stage with their peaks, without explorer, rewards, Ray and flow.
 
-    `free` and `gpu_memory` are bytes: of the machine's free memory, and of one GPU, 0 if it is not known. Raises
-    TrinityError for a KV cache that does not fit.
+    `free` is the machine's free memory in bytes, `gpu_memory` that of one GPU (0 if unknown). Raises TrinityError for a
+    KV cache that does not fit.
     """
     config = config.with_values({"synchronizer.sync_method": sync_method(config, placement)[0]})
     estimates = []
@@ -129,12 +124,11 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
 
 
 def auxiliary_kind(model: AuxiliaryModelConfig) -> str:
-    """`ProcessEstimate.kind` of its engines."""
     return f"{AUXILIARY} {model.called}"
 
 
 def reward_processes(config: Config, cpus: int) -> list[ProcessEstimate]:
-    """The processes that score answers, all that may start on a machine with so many cores."""
+    """Return all processes for scoring answers that may start on a machine with `cpus` cores."""
     if not config.uses_engines or config.mode == "serve":
         return []
     return [_process(REWARDS, config.explorer.reward_workers or usual_workers(cpus), 0, 1, (REWARD_BASE,))]
@@ -155,7 +149,7 @@ def _on_gpu(
 
 
 def _process(kind: str, number: int, gpus: float, threads: int, memory: tuple[Need, ...] | str) -> ProcessEstimate:
-    """`memory`: the peak of one process, or why it cannot be estimated."""
+    """`memory` is the peak of one process, or why it cannot be estimated."""
     if isinstance(memory, str):
         return ProcessEstimate(kind, number, gpus, threads, unknown=memory)
     return ProcessEstimate(kind, number, gpus, threads, memory)
@@ -177,7 +171,7 @@ def _engine(
 
 
 def _adapter(settings: EngineSettings, shape: ModelShape, lora: LoraConfig | None) -> tuple[Need, ...]:
-    """The adapter of an engine, in the tensors that its kernels read and as it was loaded."""
+    """Return an engine's adapter, once in the kernels' tensors and once as loaded."""
     count, width = adapter_parameters(shape, lora), DTYPE_BYTES[settings.compute_dtype]
     return nonzero([Need("adapter", 2 * width * count, f"2 × {count:,} parameters × {width} bytes")])
 
@@ -185,7 +179,7 @@ def _adapter(settings: EngineSettings, shape: ModelShape, lora: LoraConfig | Non
 def gpu_engine_needs(
     settings: EngineSettings, gpu_memory: int, shape: ModelShape | None = None, lora: LoraConfig | None = None
 ) -> tuple[Need, ...]:
-    """vLLM fills its share of the GPU with KV cache, unless `kv_cache_gib` sets the size."""
+    """Return an engine's needs: vLLM fills its share of the GPU with KV cache, unless `kv_cache_gib` sets the size."""
     if settings.kv_cache_gib is not None and shape is not None:
         base, weights, _, *adapter = least_engine_needs(settings, shape, lora)
         cache = Need("KV cache", int(settings.kv_cache_gib * GIB), f"kv_cache_gib {settings.kv_cache_gib:g}")
@@ -195,7 +189,8 @@ def gpu_engine_needs(
 
 
 def least_engine_needs(settings: EngineSettings, shape: ModelShape, lora: LoraConfig | None = None) -> tuple[Need, ...]:
-    """What an engine's share of each of its GPUs holds at least: its weights, and the cache of one whole sequence."""
+    """Return the minimum that an engine's share of each GPU must hold: its weights, and the cache of one whole
+    sequence."""
     width, gpus = DTYPE_BYTES[settings.compute_dtype], settings.tensor_parallel_size
     heads, latent = -(-shape.kv_heads // gpus), shape.latent.cached if shape.latent else 0
     per_token = kv_bytes_per_token(shape.layers, heads, shape.channels, settings.compute_dtype, latent)
@@ -215,10 +210,10 @@ def least_engine_needs(settings: EngineSettings, shape: ModelShape, lora: LoraCo
 def cpu_engine_needs(
     base: Need, settings: EngineSettings, shape: ModelShape, groups: int, prompt: int, synced_width: int, free: int
 ) -> tuple[Need, ...]:
-    """What one engine allocates on the CPU at its peak.
+    """Return one engine's peak needs on the CPU.
 
-    `groups` prompts of `prompt` tokens arrive at once. `synced_width` is the bytes of a published weight, 0 without
-    any; `free` the bytes of free memory. Raises TrinityError for a KV cache that does not fit.
+    `groups` prompts of `prompt` tokens arrive at once. `synced_width` is the bytes per published weight, 0 without
+    weight sync; `free` is the free memory in bytes. Raises TrinityError for a KV cache that does not fit.
     """
     width = DTYPE_BYTES[settings.compute_dtype]
     latent = shape.latent.cached if shape.latent else 0
@@ -246,19 +241,20 @@ def cpu_engine_needs(
 
 
 def prefill_tokens(sequences: int, groups: int, prompt: int) -> int:
-    """Tokens that a step prefills at most: each prompt whole once, and for the other sequences of its group the last
-    block, which the prefix cache does not share."""
+    """Return the maximum number of tokens that a step prefills.
+
+    Each prompt counts once as a whole; for the other sequences of its group only the last block, which the prefix cache
+    does not share.
+    """
     firsts = min(groups, sequences)
     return min(firsts * prompt + (sequences - firsts) * min(prompt, CPU_BLOCK_TOKENS), CPU_BATCH_TOKENS)
 
 
 def trainer_dtype(config: Config, on_gpu: bool) -> str:
-    """The dtype in which the trainer computes."""
     return dtype_of(train_settings(config).dtype, on_gpu)
 
 
 def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
-    """The trainer's workers."""
     settings, on_gpu = train_settings(config), placement.on_gpu
     shape = shape_of(config.model.model_path)
 
@@ -307,9 +303,9 @@ def _trained(
 
 
 def disk_of(config: Config, steps: int, trained: Sequence[ModelShape], weight_bytes: int) -> tuple[Need, ...]:
-    """Bytes below the run's folder at the end of `steps` steps, at most.
+    """Return the maximum bytes below the run's folder at the end of `steps` steps.
 
-    `trained` are the policy and, if there is one, the critic; empty where nothing is trained. `weight_bytes` are those
+    `trained` are the policy and, if there is one, the critic; empty if nothing is trained. `weight_bytes` is the size
     of one weight.
     """
     needs: list[Need] = []
@@ -341,20 +337,19 @@ def disk_of(config: Config, steps: int, trained: Sequence[ModelShape], weight_by
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes of one node."""
+    """Capacity of one node, in bytes."""
 
     memory: int
-    """Total host memory, whoever uses it now."""
+    """Total host memory, including what is in use."""
     gpu_memory: int
-    """Memory of the smallest GPU, less what programs hold on the screen of the one that draws least; 0 without any."""
+    """Memory of the smallest GPU, minus the least that screen programs hold on any GPU; 0 without GPUs."""
     disk: int
-    """Free where the run writes, and what the run has written already."""
+    """Free disk space for the run, plus what the run has already written."""
     shared_memory: int = sys.maxsize
-    """Size of /dev/shm."""
 
 
 def room_for(job_dir: Path) -> Room:
-    """What this machine has for the run in `job_dir`, which need not exist."""
+    """Return this machine's room for the run in `job_dir`, which need not exist."""
     there = next(folder for folder in (job_dir, *job_dir.parents) if folder.exists())
     stores = (file for file in JobLayout(job_dir).buffer.glob("*") if file.suffix in DATABASES)
     files = [*job_dir.glob("global_step_*/**/*"), *stores, JobLayout(job_dir).archive]  # what `disk_of` counts

@@ -1,4 +1,4 @@
-"""What `trinity plan` shows: what each stage of a configuration will do, before anything is loaded."""
+"""The output of `trinity plan`: what each stage of a configuration will do, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from trinity_core.runtime.preflight.steps import (
 )
 
 Row = tuple[str, str]
-"""Row of the table of estimates: bytes, and what takes them."""
+"""A row in the table of estimates: amount, and what takes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What a stage will do. None: it does not do this, or the number is not known before it runs."""
+    """Description of a stage. None: not applicable, or not known before it runs."""
 
     name: str
     project: str
@@ -50,51 +50,48 @@ class StagePlan:
     mode: str
     job_dir: str
     model: str
-    """What `model.model_path` says; a later stage begins with the weights of the one before it."""
+    """The value of `model.model_path`; a later stage begins with the previous stage's weights."""
     parameters: int | None
-    """The model's parameters, from its files here or in the hub's cache; None if unknown."""
+    """The model's number of parameters, from its local files or the hub's cache; None if unknown."""
     total_steps: int | None
-    """None where they are not known before the run."""
+    """None if not known before the run."""
     steps_why: str
-    """The epochs and rows that they come from, or why they are not known; empty for configured steps."""
+    """The epochs and rows behind the number, or why it is unknown; empty for configured steps."""
     tasks_a_step: int | None
     rollouts_a_step: int | None
     sampled_tokens_a_step: int | None
-    """At most, with one turn a rollout: every response as long as `max_response_tokens`."""
+    """Maximum, with one turn per rollout and every response `max_response_tokens` long."""
     sampled_tokens: int | None
-    """Sum over all steps."""
     experiences_a_step: int | None
     eval_interval: int | None
     save_interval: int | None
     sync_interval: int | None
     eval_sets: tuple[str, ...]
-    """Task sets for evaluation."""
     evals: int | None
-    """Evaluations of all steps on all of them; likewise the next two."""
+    """Number of evaluations on all eval sets during the run; likewise the next two."""
     saves: int | None
     syncs: int | None
     processes: tuple[ProcessEstimate, ...]
     unplaced: str
-    """Why this machine does not have what the processes ask for, such as GPUs; empty if it has."""
+    """Why this machine lacks what the processes ask for, such as GPUs; empty if it has everything."""
     disk: tuple[Need, ...] | None
-    """What is in the run's folder at the end."""
+    """Contents of the run's folder at the end."""
     disk_unknown: str
-    """Why that cannot be estimated."""
     settings: dict[str, Any]
     """The resolved configuration, without secrets."""
     pace: Pace | None = None
-    """Seconds a step, if they have been measured on this machine (`--measure`) and looked up (`plans_with_pace`)."""
+    """Seconds per step, if measured on this machine (`--measure`) and looked up (`plans_with_pace`)."""
     scores_base: bool = False
-    """The eval sets also score the model that the pipeline begins with, before its first stage."""
+    """True if the eval sets also score the base model, before the pipeline's first stage."""
     immeasurable: str = ""
-    """Why they cannot be measured; empty if they can."""
+    """Why the pace cannot be measured; empty if it can."""
 
 
 def plans_of(config: Config, machine: Machine | None = None, gpu_memory: int | None = None) -> list[StagePlan]:
-    """The stages of a checked configuration, in order; only the headers of weight files are read.
+    """Return the plans of a checked configuration's stages, in order; of weight files only the headers are read.
 
-    `machine` is one node of the run, `gpu_memory` the bytes of one of its GPUs: by default this machine's. Free memory
-    is this machine's.
+    `machine` is one node of the run, `gpu_memory` the bytes of one of its GPUs; both default to this machine's. Free
+    memory is this machine's.
     """
     gpus = survey()
     node = machine or Machine(cores(), len(gpus))
@@ -109,7 +106,7 @@ def plans_of(config: Config, machine: Machine | None = None, gpu_memory: int | N
 
 
 def plans_with_pace(config: Config) -> list[StagePlan]:
-    """`plans_of` on this machine, with the measured pace of each stage, or why it cannot be measured."""
+    """Return `plans_of` on this machine, with each stage's measured pace, or why it cannot be measured."""
     return [
         replace(plan, pace=cached_pace(stage), immeasurable=hindrance(stage))
         for plan, stage in zip(plans_of(config), stages(config), strict=True)
@@ -117,7 +114,7 @@ def plans_with_pace(config: Config) -> list[StagePlan]:
 
 
 def missing_folder(config: Config) -> str:
-    """Why the model that a run begins with cannot be loaded, if it is a local folder; empty if it can."""
+    """Return why the run's starting model, if it is a local folder, cannot be loaded; "" if it can."""
     model = stages(config)[0].model.model_path
     local = looks_local(model) and not stages(config)[0].external_model and not config.cluster.ray_address
     return f"model.model_path: {fault}" if local and (fault := model_fault(Path(model))) else ""
@@ -168,9 +165,9 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
 
 
 def _placed(config: Config, machine: Machine, gpu_memory: int) -> tuple[Placement | None, list[ProcessEstimate], str]:
-    """The placement, its processes with their peaks, and why this machine cannot have them.
+    """Return the placement, its processes with their peaks, and why this machine cannot have them.
 
-    If GPUs are missing, the plan is for a machine with as many as the configuration asks for.
+    If GPUs are missing, the plan assumes a machine with as many as the configuration asks for.
     """
     free = free_memory()
     try:
@@ -193,7 +190,6 @@ def _processes(config: Config, machine: Machine, free: int, gpu_memory: int) -> 
 
 
 def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tuple[Need, ...] | None, str]:
-    """The disk that the stage fills, or why it cannot be estimated."""
     if steps.count is None:
         return None, steps.why
     models = [config.model.model_path, *([config.model.critic_model_path] if config.needs_critic else [])]
@@ -208,12 +204,11 @@ def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tu
 
 
 def plan_text(plans: list[StagePlan]) -> str:
-    """The lines for a terminal."""
     return "\n".join(line for plan in plans for line in _lines(plan))
 
 
 def plan_json(plans: list[StagePlan]) -> str:
-    """The plans as JSON: an object with the list `stages`."""
+    """Return the plans as JSON: an object with the list `stages`."""
     return json.dumps({"stages": [asdict(plan) for plan in plans]}, indent=2, default=str)
 
 
@@ -228,7 +223,6 @@ def _lines(stage: StagePlan) -> Iterator[str]:
 
 
 def _facts(stage: StagePlan) -> Iterator[str]:
-    """What the stage does, a line each."""
     known = "" if stage.parameters is None else f" ({stage.parameters:,} parameters)"
     yield _line("model", f"{stage.model}{known}")
     if stage.tasks_a_step or stage.experiences_a_step:
@@ -271,7 +265,7 @@ def _time(stage: StagePlan) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: `42 s`, `3 min 20 s`, `5 h 07 min`."""
+    """Format seconds: `42 s`, `3 min 20 s`, `5 h 07 min`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, left = divmod(minutes, 60)
     return f"{hours} h {left:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
@@ -296,7 +290,7 @@ def _rows(title: str, needs: tuple[Need, ...] | None, unknown: str) -> list[Row]
 
 
 def _table(rows: list[Row]) -> Iterator[str]:
-    """Right-align the amounts in a narrow column: Studio shows these lines in half a page."""
+    """Format rows with right-aligned amounts in a narrow column: Studio shows these lines in half a page."""
     amounts = max(len(amount) for amount, _ in rows)
     yield from (f"    {amount:>{amounts}}  {what}" for amount, what in rows)
 

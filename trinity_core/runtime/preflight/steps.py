@@ -1,4 +1,4 @@
-"""How many steps a stage has, and how often it evaluates, saves and publishes weights on the way."""
+"""The number of a stage's steps, evaluations, checkpoints and published weight versions."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from trinity_core.data.taskset import Taskset
 from trinity_core.errors import DataError
 
 MOST_BYTES = 64 << 20
-"""Limit on data files that are read: about a second's worth."""
+"""Limit on the size of data files that are read: about a second's worth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Train steps, or explore steps of a stage that explores alone."""
+    """Train steps, or explore steps of a stage that only explores."""
 
     count: int | None
-    """None where they are not known before the run."""
+    """None if not known before the run."""
     why: str = ""
-    """What an estimate was made from, or why none could be; "" for configured steps."""
 
 
 def steps_of(config: Config) -> Steps:
-    """The steps of a stage that explores or trains. Rows that a tokenizer would find too long are counted."""
+    """Return the steps of a stage that explores or trains. Rows that may later prove too long are counted."""
     configured = config.buffer.total_steps or config.trainer.total_steps
     if configured:
         return Steps(configured)
@@ -85,8 +84,7 @@ def _epochs(config: Config, count: int, what: str) -> str:
 
 
 def _check_readable(sources: Iterable[tuple[str, str, str, str | None]]) -> None:
-    """Raises DataError unless all are local files, and small ones. A source is its storage, path, split and
-    subset."""
+    """Raise DataError unless all sources (storage, path, split, subset) are local files and small."""
     size = 0
     for storage, path, split, subset in sources:
         if storage != "file":
@@ -100,9 +98,10 @@ def _check_readable(sources: Iterable[tuple[str, str, str, str | None]]) -> None
 
 
 def evaluations(config: Config, steps: int) -> int:
-    """Evaluations on all eval sets: of the untrained model, when the version explored with passes an `eval_interval`,
-    and of the last checkpoint. Outside fixed style, which version is explored with is not known beforehand; it is
-    counted as if it were in fixed style.
+    """Count evaluations on all eval sets: of the untrained model, when the explorer's version passes an
+    `eval_interval`, and of the last checkpoint.
+
+    Outside fixed style the explorer's versions are not known in advance, so they are counted as if in fixed style.
     """
     if not config.buffer.explorer_input.eval_tasksets:
         return 0
@@ -117,18 +116,18 @@ def evaluations(config: Config, steps: int) -> int:
 
 
 def evaluating_stage(stages: Sequence[Config]) -> int | None:
-    """The place of the stage with whose eval sets a pipeline scores its model: the last one that has any."""
+    """Return the index of the stage whose eval sets score a pipeline's model: the last one that has any."""
     with_sets = [place for place, stage in enumerate(stages) if stage.buffer.explorer_input.eval_tasksets]
     return with_sets[-1] if with_sets else None
 
 
 def scores_base(stage: Config) -> bool:
-    """True if a pipeline scores its model with the eval sets of this stage before any stage has trained it."""
+    """True if a pipeline scores its base model with the eval sets of this stage."""
     return stage.mode == "bench" or stage.explorer.eval_on_startup
 
 
 def saves(config: Config, steps: int) -> int:
-    """Checkpoints that are written: one each `save_interval`, and one at the end."""
+    """Return the number of checkpoints written: one per `save_interval`, and one at the end."""
     every = config.trainer.save_interval
     return -(-steps // every) if every else 1
 
@@ -140,10 +139,10 @@ def kept_checkpoints(config: Config, steps: int) -> int:
 
 
 def stored_steps(config: Config, steps: int) -> int:
-    """Peak number of explore steps whose rows are in the store.
+    """Return the peak number of explore steps whose rows are in the store.
 
-    In fixed style rows that are trained on once go with the oldest of the newest checkpoints kept. Between two saves,
-    of which the former is still being written, two intervals are added.
+    In fixed style, rows that are trained on once are deleted with the oldest kept checkpoint. Up to two save intervals
+    come on top, because the previous save may still be in progress.
     """
     keep, every = config.trainer.max_checkpoints_to_keep, config.trainer.save_interval
     schedule, buffer = SyncSchedule.of(config), config.buffer.trainer_input.experience_buffer
@@ -154,5 +153,5 @@ def stored_steps(config: Config, steps: int) -> int:
 
 
 def syncs(config: Config, steps: int) -> int:
-    """Versions of the weights that the trainer publishes after its steps; the one it begins with is not counted."""
+    """Return the number of weight versions published after train steps, without the initial one."""
     return 0 if config.is_supervised else steps // SyncSchedule.of(config).publish_every

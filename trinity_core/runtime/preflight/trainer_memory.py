@@ -10,17 +10,17 @@ With P parameters of w bytes and N workers, under ZeRO 1 to 3 as DeepSpeed lays 
 | 2 | wP | 4P/N | 8P/N | 4B and 4P/N: those not reduced yet, and the worker's part | wB and 8P/N |
 | 3 | wP/N, and wL gathered | 4P/N; none if w is 4, without offload | 8P/N | 4B | 4P/N, on a CPU 4B |
 
-B is the bucket in which gradients are reduced (`reduce_bucket_size`), at most P. A tensor larger than it, as the output
-embedding often is, is reduced whole: 4 + w bytes a parameter in place of 4B. L is the weights that may be gathered at a
-time (`max_live_parameters`) and the largest tensor, at most P. ZeRO 3 also keeps, from its first backward pass on, the
-worker's gradients (4P/N) and the bucket (wB). On a GPU the bucket of ZeRO 1 to 3 is allocated whole, on the CPU that of
-ZeRO 3; the others as far as they are used. On the CPU B and L are `AT_ONCE_ON_CPU`.
+B is the bucket in which gradients are reduced (`reduce_bucket_size`), at most P. A tensor larger than the bucket, as
+the output embedding often is, is reduced whole: 4 + w bytes per parameter instead of 4B. L is the weights that may be
+gathered at a time (`max_live_parameters`) and the largest tensor, at most P. ZeRO 3 also keeps, from its first backward
+pass on, the worker's gradients (4P/N) and the bucket (wB). On a GPU the bucket of ZeRO 1 to 3 is allocated whole, on
+the CPU only that of ZeRO 3; otherwise as much as is used. On the CPU B and L are `AT_ONCE_ON_CPU`.
 
-Of a LoRA adapter's model P is the parameters of the adapter, but for the weights, which are those of both; there is no
-second model for the reference.
+With a LoRA adapter, P is the adapter's parameters, except for the weights, which include the base; the reference needs
+no second model.
 
-With `optimizer_offload` float32 weights, moments, a copy of the gradients (16P/N) and of the weights (wP/N) are in the
-machine's memory; under ZeRO 1 and 2 the worker's gradients (4P/N) stay on the GPU all the same
+With `optimizer_offload`, float32 weights, moments and a copy of the gradients (16P/N) and of the weights (wP/N) are in
+host memory. Under ZeRO 1 and 2 the worker's gradients (4P/N) still stay on the GPU
 (`_build_compact_grad_partition_buffer` of `stage_1_and_2.py`), under ZeRO 3 they do not (`stage3.py`).
 """
 
@@ -35,17 +35,17 @@ from trinity_core.runtime.preflight.model_shape import ModelShape, Need, adapter
 from trinity_core.training.batching import LARGEST_MASK, RowUnit, mask_elements, pairs_of, plan, units_of
 
 FLOAT = 4
-"""Bytes of the number in which norms and log-probs are computed, whatever the weights are."""
+"""Bytes per number in which norms and log-probs are computed, whatever the weights' dtype."""
 LOGITS_AT_ONCE = 1 << 24
-"""Logits beyond which the head is computed in slices (`training/policy.py`)."""
+"""Number of logits above which the head is computed in slices (`training/policy.py`)."""
 SLICE = 1 << 23
-"""Logits of a slice (`algorithms/logprobs.py`)."""
+"""Number of logits per slice (`algorithms/logprobs.py`)."""
 
 
 def layer_bytes(shape: ModelShape, micro: MicroBatches, width: int, on_gpu: bool = False) -> int:
-    """Bytes that one layer saves for the micro-batch; `width` are the bytes of a weight.
+    """Return the bytes that one layer saves for the micro-batch; `width` is the bytes per weight.
 
-    Float32 on a GPU is computed with masks, and by kernels that take no grouped heads (`packing.masked_attention`).
+    float32 on a GPU is computed with masks, and by kernels without grouped heads (`packing.masked_attention`).
     """
     norms = 2 * shape.hidden * (FLOAT + width)  # the input in float32, and the normed input
     linear = 2 * shape.hidden + shape.queries  # the inputs of q/k/v, of the MLP and of the output projection
@@ -59,7 +59,8 @@ def layer_bytes(shape: ModelShape, micro: MicroBatches, width: int, on_gpu: bool
 def activation_bytes(
     shape: ModelShape, micro: MicroBatches, width: int, checkpointing: bool, on_gpu: bool = False
 ) -> int:
-    """Bytes that all layers save; with gradient checkpointing the input of each, and all of the one computed again."""
+    """Return the bytes that all layers save; with gradient checkpointing, each layer's input and one recomputed
+    layer."""
     last = micro.tokens * shape.hidden * (FLOAT + width) + micro.targets * shape.hidden * width  # norm and head
     layer = layer_bytes(shape, micro, width, on_gpu)
     if not checkpointing:
@@ -68,9 +69,9 @@ def activation_bytes(
 
 
 def logit_bytes(shape: ModelShape, micro: MicroBatches) -> int:
-    """Bytes at the end of the forward pass: logits, log-probs, probabilities and what their entropy sums up.
+    """Return the bytes at the end of the forward pass: logits, log-probs, probabilities and the terms of their entropy.
 
-    A large head is computed in slices; three copies of one exist at a time.
+    A large head is computed in slices; three copies of a slice exist at a time.
     """
     logits = micro.targets * shape.vocabulary
     if logits > LOGITS_AT_ONCE:
@@ -84,21 +85,20 @@ class MicroBatches:
 
     count: int
     tokens: int
-    """Tokens that the largest one passes through the model; a shared prompt counts once."""
+    """Tokens of the largest one in the forward pass; a shared prompt counts once."""
     targets: int
     """Tokens with a loss in the largest one."""
     rows: int
     """Sequences of the largest one."""
     longest: int
-    """Tokens of the longest sequence."""
     mask: int
-    """Elements of the largest attention mask; each is made for its pass alone."""
+    """Elements of the largest attention mask, which exists only during its pass."""
 
 
 def shared_micro_batches(
     config: Config, settings: TrainSettings | CriticSettings, workers: int, sharing: int
 ) -> MicroBatches:
-    """A worker's part of the micro-batches where `sharing` workers share each."""
+    """Return a worker's part of the micro-batches if `sharing` workers share each."""
     wide = settings.model_copy(update={"max_tokens": settings.max_tokens * sharing})
     whole = worst_micro_batches(config, wide, max(workers // sharing, 1))
     tokens, targets, rows = (-(-count // sharing) for count in (whole.tokens, whole.targets, whole.rows))
@@ -106,7 +106,7 @@ def shared_micro_batches(
 
 
 def worst_micro_batches(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatches:
-    """The micro-batches of the worker that has the largest one."""
+    """Return the micro-batches of the worker that has the largest one."""
     prompt, response = config.model.max_prompt_tokens, config.model.max_response_tokens
     rows = config.buffer.train_batch_size
     pairs = config.algorithm.algorithm_type == "dpo"
@@ -139,7 +139,7 @@ def _joined(units: Sequence[RowUnit]) -> RowUnit:
 
 
 def _of_rows(rows: int, micro_rows: int, workers: int, repeats: int, prompt: int, response: int) -> MicroBatches:
-    """Micro-batches of a number of rows; groups stay together where they fit."""
+    """Return micro-batches for a number of rows; groups stay together if they fit."""
     here = -(-rows // workers)
     top = min(micro_rows, here)
     count = -(-here // top)
@@ -149,7 +149,7 @@ def _of_rows(rows: int, micro_rows: int, workers: int, repeats: int, prompt: int
 
 
 PIECE = 2 << 30
-"""Bytes of a file of optimizer state (`PIECE_BYTES` of `training/checkpoint.py`)."""
+"""Bytes per file of optimizer state (`PIECE_BYTES` of `training/checkpoint.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,67 +159,61 @@ class TrainedModel:
     name: str
     shape: ModelShape
     width: int
-    """Bytes of a weight."""
     stage: int
-    """ZeRO stage."""
     workers: int
     micro: MicroBatches
     checkpointing: bool
     on_gpu: bool = False
     offloaded: bool = False
-    """The optimizer's state is in the machine's memory, under ZeRO 1 to 3."""
+    """True if the optimizer's state is in host memory (ZeRO 1 to 3)."""
     weights_offloaded: bool = False
-    """The weights that this worker keeps are in the machine's memory too, under ZeRO 3."""
+    """True if this worker's weights are in host memory too (ZeRO 3)."""
     colocated: bool = False
-    """True if all GPU memory moves to the machine's while an engine has the GPU (`cluster.colocate`)."""
+    """True if all GPU memory moves to the host while an engine has the GPU (`cluster.colocate`)."""
     scores: bool = True
-    """True if it computes log-probs; a critic computes one value a token."""
+    """True if it computes log-probs; a critic computes one value per token."""
     lora: LoraConfig | None = None
-    """The adapter that alone is trained."""
+    """The adapter, which is then the only part trained."""
 
     @property
     def adapter(self) -> int:
-        """Parameters of the adapter; 0 without one."""
+        """Number of the adapter's parameters; 0 without one."""
         return adapter_parameters(self.shape, self.lora)
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model."""
         return self.shape.parameters + self.adapter
 
     @property
     def trained(self) -> int:
-        """Parameters that are trained."""
         return self.adapter if self.lora is not None else self.parameters
 
     @property
     def part(self) -> int:
-        """Parameters whose optimizer state is this worker's."""
+        """Number of parameters whose optimizer state this worker holds."""
         return self.trained // (self.workers if self.stage else 1)
 
     @property
     def kept(self) -> int:
-        """Parameters whose weights this worker keeps."""
+        """Number of parameters whose weights this worker holds."""
         return self.parameters // self.workers if self.stage == 3 else self.parameters
 
     @property
     def published(self) -> int:
-        """Bytes of a version of the weights."""
         return self.width * self.trained
 
     @property
     def gathered(self) -> int:
-        """Bytes of the weights that ZeRO 3 gathers for a pass: those read ahead, and the largest tensor."""
+        """Bytes of the weights that ZeRO 3 gathers for a pass: those prefetched, and the largest tensor."""
         live = min(self.parameters, (MAX_LIVE if self.on_gpu else AT_ONCE_ON_CPU) + self.shape.embedding)
         return self.width * live if self.stage == 3 else 0
 
     @property
     def is_offloaded(self) -> bool:
-        """True if the optimizer's state is not on the GPU."""
         return self.on_gpu and self.offloaded and bool(self.stage)
 
     def weights(self) -> Need:
-        """The weights that this worker keeps."""
+        """The weights that this worker holds."""
         share = self.workers if self.stage == 3 else 1
         taken = (base_bytes(self.shape, self.width, self.lora) + self.width * self.adapter) // share
         taken *= not self.holds_weights_on_host
@@ -230,11 +224,11 @@ class TrainedModel:
 
     @property
     def holds_weights_on_host(self) -> bool:
-        """True if the weights come to the GPU for a pass alone."""
+        """True if the weights are on the GPU only during a pass."""
         return self.on_gpu and self.weights_offloaded and self.stage == 3
 
     def on_host(self) -> Need:
-        """Host memory of a worker on a GPU: what is offloaded, and a file of a checkpoint."""
+        """Host memory of a worker on a GPU: offloaded state, and one file of a checkpoint."""
         part = self.width * self.part
         offloaded = (16 * self.part + part) * self.is_offloaded
         offloaded += self.width * self.kept * self.holds_weights_on_host
@@ -244,12 +238,12 @@ class TrainedModel:
 
     @property
     def reduced_at_once(self) -> int:
-        """Gradients that are reduced at a time, if no tensor is larger."""
+        """Number of gradients reduced at a time, if no tensor is larger."""
         return self.bucket_elements if self.on_gpu else min(self.trained, self.bucket_elements)
 
     @property
     def bucket_elements(self) -> int:
-        """Gradients for which the buffer has room, if it is allocated whole."""
+        """Capacity of the buffer in gradients, if it is allocated whole."""
         return REDUCE_BUCKET if self.on_gpu else AT_ONCE_ON_CPU
 
     @property
@@ -259,7 +253,7 @@ class TrainedModel:
 
     @property
     def being_reduced(self) -> int:
-        """Bytes of the gradients that are reduced at a time, in float32.
+        """Bytes of the gradients reduced at a time, in float32.
 
         A tensor larger than the bucket is reduced whole, in addition to the bucket.
         """
@@ -276,19 +270,19 @@ class TrainedModel:
         return Need(f"{self.name} optimizer", state_bytes * self.part, why)
 
     def kept_gradients(self) -> Need:
-        """What ZeRO 3 allocates for gradients once and never frees."""
+        """Gradient memory that ZeRO 3 allocates once and never frees."""
         part = FLOAT * self.part * (not self.is_offloaded)
         taken = part + self.width * self.bucket_elements if self.stage == 3 else 0
         return Need(f"{self.name} buffers of gradients", taken, f"{self.part:,} gradients, and those being reduced")
 
     def loaded(self) -> Need:
-        """The whole model on the worker that reads it for ZeRO 3, before there are moments."""
+        """The whole model on the worker that reads it for ZeRO 3, before moments exist."""
         is_whole = self.stage == 3 and not self.on_gpu
         taken = max(0, self.width * self.parameters - 2 * FLOAT * self.part) * is_whole
         return Need(f"{self.name} as loaded", taken, "the whole model, before there are moments")
 
     def passes(self) -> Need:
-        """A forward pass at its end, with the gradients that there are then."""
+        """The end of a forward pass, with the gradients present at that time."""
         activations = activation_bytes(self.shape, self.micro, self.width, self.checkpointing, self.on_gpu)
         logits = logit_bytes(self.shape, self.micro) if self.scores else 0
         if self.stage == 3:
@@ -308,7 +302,7 @@ class TrainedModel:
         return Need(f"{self.name} forward and backward", sum(parts.values()), why)
 
     def update(self) -> Need:
-        """Gradients on their way into the optimizer."""
+        """Gradients being passed to the optimizer."""
         if self.stage == 3:
             updated = self.part if self.on_gpu else min(self.part, AT_ONCE_ON_CPU + self.shape.embedding)
             taken = FLOAT * updated * (not self.is_offloaded)
@@ -321,12 +315,12 @@ class TrainedModel:
         return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")
 
     def saved(self) -> Need:
-        """The copy of the largest file of a checkpoint, without which none is written."""
+        """The copy of the largest checkpoint file, without which none is written."""
         taken = 0 if self.on_gpu else self.largest_file
         return Need(f"{self.name} file of a checkpoint", taken, f"weights, or at most {size(PIECE)} of the optimizer")
 
     def copied(self) -> Need:
-        """The copy of this worker's part of a checkpoint, which is written in the background."""
+        """The copy of this worker's part of a checkpoint, written in the background."""
         parameter_bytes = self.width + self.state_bytes
         share = self.trained // self.workers
         why = f"{share:,} parameters × {parameter_bytes} bytes; where they find no room, steps wait for the disk"
@@ -334,22 +328,23 @@ class TrainedModel:
 
     @property
     def largest_file(self) -> int:
-        """Bytes of the largest file of a checkpoint that this worker writes."""
+        """Bytes of the largest checkpoint file that this worker writes."""
         share = self.trained // self.workers
         return max(self.width * share, min(self.state_bytes * share, PIECE))
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a parameter in a checkpoint's optimizer state: moments, float32 copies of half-precision weights."""
+        """Bytes of optimizer state per parameter in a checkpoint: moments, and float32 copies of half-precision
+        weights."""
         return (2 if self.width == FLOAT else 3) * FLOAT
 
 
 def trainer_needs(
     base: Need, policy: TrainedModel, critic: TrainedModel | None, reference: TrainedModel | None, slots: int
 ) -> tuple[Need, ...]:
-    """What the first worker, which takes the most, holds at its peak: on a GPU of its memory, else of the machine's.
+    """Return the peak needs of the first worker, which takes the most: GPU memory, or on the CPU host memory.
 
-    `slots` are the versions of the weights that it has in shared memory, which is the machine's.
+    `slots` is the number of weight versions that it holds in shared memory, which is host memory.
     """
     models = [policy, *([critic] if critic else [])]
     model = policy.width * policy.parameters
@@ -389,7 +384,7 @@ def trainer_needs(
 def host_needs(
     base: Need, policy: TrainedModel, critic: TrainedModel | None, reference: TrainedModel | None
 ) -> tuple[Need, ...]:
-    """What a worker on a GPU holds of the machine's memory, without what it publishes."""
+    """Return the host memory of a worker on a GPU, without what it publishes."""
     models = [policy, *([critic] if critic else [])]
     moves = reference is not None and (reference.weights_offloaded or reference.colocated)
     kept = reference.width * reference.kept if reference is not None and moves else 0

@@ -1,4 +1,4 @@
-"""Environments behind HTTP: a server of OpenEnv's protocol, one session over its WebSocket for each rollout."""
+"""Environments over HTTP: a server of OpenEnv's protocol, one WebSocket session for each rollout."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from trinity_core.waits import poll_async
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, EnvironmentFailed, Step
 
 START_SECONDS = 32.0
-"""Time for a server that is full or not there yet to open a session: less than the usual `time_limit`."""
+"""Time for a full or starting server to open a session; less than the default `time_limit`."""
 MOST_BYTES = 16 << 20
-"""Longest message."""
+"""Size limit of a message."""
 CLOSE_SECONDS = 2.0
-"""Time for a server to end a session whose client has said that it is over."""
+"""Time for a server to end a session that its client has closed."""
 
 
 @ENVIRONMENTS.register("openenv")
 class OpenEnv:
     """A session of an OpenEnv server, such as a Space of the hub or a container.
 
-    The policy's text becomes the action's field `action_key`; without one, the text is the action as a JSON object, and
-    text that is none is an invalid action. What the policy sees is the observation's field `observation_key`; without
-    one, the observation as JSON.
+    The policy's text becomes the action's field `action_key`; without a key, the text must be the action as a JSON
+    object, or the action is invalid. The policy sees the observation's field `observation_key`, or without a key the
+    observation as JSON.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class OpenEnv:
         reset_args: dict[str, Any] | None = None,
         send_seed: bool = True,
     ) -> None:
-        """`url`: `http://host:port`. `reset_args`: further data of the reset; `send_seed`: the seed is among it."""
+        """`url`: `http://host:port`. `reset_args`: further data of the reset; `send_seed`: include the seed in it."""
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https", "ws", "wss") or not rest:
             raise InputError(f"the url of an OpenEnv server is http://host:port, not '{url}'", key="url")
@@ -49,12 +49,12 @@ class OpenEnv:
         self._shown = ""
 
     async def reset(self, seed: int) -> Step:
-        """Begin a new episode, in its own session the first time."""
+        """Begin a new episode; the first call opens the session."""
         data = {**({"seed": seed} if self._send_seed else {}), **self._reset_args}
         return await self._begun({"type": "reset", "data": data})
 
     async def step(self, action: str) -> Step:
-        """Do what the policy's text says."""
+        """Perform the action in the policy's text."""
         data: Any = {self._action_key: action} if self._action_key else _as_object(action)
         if data is None:
             return Step(
@@ -64,17 +64,16 @@ class OpenEnv:
         return await ask({"type": "step", "data": data})
 
     async def tools(self) -> list[Any]:
-        """None."""
+        """Return no tools."""
         return []
 
     async def close(self) -> None:
-        """End the session."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
 
     async def _begun(self, message: Mapping[str, Any]) -> Step:
-        """As `_observed`, with patience for a server that is full or not there yet."""
+        """Like `_observed`, with retries for a server that is full or starting."""
         async for _ in poll_async(START_SECONDS, pause=1.0):
             try:
                 return await self._observed(message)
@@ -84,7 +83,7 @@ class OpenEnv:
         raise refusal
 
     async def _observed(self, message: Mapping[str, Any]) -> Step:
-        """What the server answers. Raises EnvironmentFailed if it cannot be reached, refuses or answers nonsense."""
+        """Return the server's answer. Raises EnvironmentFailed if it cannot be reached, refuses or is malformed."""
         try:
             if self._channel is None:
                 self._channel = await Channel.opened(self._url)
@@ -127,8 +126,8 @@ class OpenEnv:
 
 
 class Channel:
-    """A WebSocket on which the next message is always awaited: only then does aiohttp answer pings, with which a server
-    finds out whether anybody is there while the policy writes."""
+    """A WebSocket that always awaits the next message: only then does aiohttp answer pings, by which a server detects a
+    lost client while the policy generates."""
 
     def __init__(self, session: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._session, self._socket = session, socket
@@ -136,7 +135,6 @@ class Channel:
 
     @classmethod
     async def opened(cls, url: str) -> Channel:
-        """Connect. Raises aiohttp.ClientError."""
         session = aiohttp.ClientSession()
         async with contextlib.AsyncExitStack() as on_failure:
             on_failure.push_async_callback(session.close)
@@ -145,14 +143,14 @@ class Channel:
             return channel
 
     async def ask(self, text: str) -> aiohttp.WSMessage:
-        """The message that follows on `text`. Raises ConnectionError if the channel is closed."""
+        """Send `text` and return the next message. Raises ConnectionError if the channel is closed."""
         await self._socket.send_str(text)
         reply = await self._next
         self._next = asyncio.ensure_future(self._socket.receive())
         return reply
 
     async def close(self) -> None:
-        """Say that the session is over, so that the server closes it, or close it after `CLOSE_SECONDS`."""
+        """Tell the server to end the session, and close the connection after `CLOSE_SECONDS` at the latest."""
         if not self._next.done():
             with contextlib.suppress(aiohttp.ClientError, ConnectionError):
                 await self._socket.send_str(json.dumps({"type": "close"}))
@@ -164,11 +162,11 @@ class Channel:
 
 
 class _NotNow(EnvironmentFailed):
-    """The server is full, or not reached; a later attempt may be answered."""
+    """The server is full or unreachable; a later attempt may succeed."""
 
 
 def _as_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that a text is; None if it is none."""
+    """Parse a JSON object; None if the text is not one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -177,7 +175,7 @@ def _as_object(text: str) -> dict[str, Any] | None:
 
 
 def _reasons(data: Mapping[str, Any]) -> str:
-    """Why a server refuses an action, for the policy."""
+    """Return the reasons for a refused action, for the policy."""
     errors = data.get("errors")
     if not isinstance(errors, list):
         return str(data.get("message", ""))

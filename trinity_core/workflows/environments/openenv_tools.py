@@ -1,4 +1,4 @@
-"""Environments of OpenEnv's protocol whose actions are calls of tools (its `MCPEnvironment`)."""
+"""Environments of OpenEnv's protocol whose actions are tool calls (its `MCPEnvironment`)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Environme
 
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 NO_ACTION = ("tool_not_found", "invalid_args")
-"""Errors by which the server says that the policy called wrongly; with others the tool itself failed."""
+"""Errors for wrong calls by the policy; with others the tool itself failed."""
 
 
 @ENVIRONMENTS.register("openenv_tools")
 class OpenEnvTools:
     """A session of an OpenEnv server that offers tools over MCP.
 
-    Its tools are those of the conversation. The policy calls them as `<tool_call>{"name": …, "arguments": …}
-    </tool_call>`, several in a turn one after another, or its whole text is one such object. It sees what they say.
+    Its tools are those of the conversation. The policy calls them as `<tool_call>{"name": …, "arguments":
+    …}</tool_call>`, several in a turn if it likes, or its whole text is one such object. It sees their results.
     """
 
     def __init__(self, url: str, reset_args: dict[str, Any] | None = None, send_seed: bool = True) -> None:
-        """As of `OpenEnv`."""
+        """See `OpenEnv`."""
         self._world = OpenEnv(url, action_key=None, reset_args=reset_args, send_seed=send_seed)
         self._url = url
         self._shown = ""
 
     async def tools(self) -> list[Tool]:
-        """What the server offers. Raises EnvironmentFailed if that is nothing."""
+        """Return the server's tools. Raises EnvironmentFailed if there are none."""
         answer = await self._world.step(json.dumps({"type": "list_tools"}))
         match {} if answer.info.get("invalid") else json.loads(answer.observation):
             case {"tools": [_, *_] as offered}:
@@ -39,13 +39,12 @@ class OpenEnvTools:
         raise EnvironmentFailed(f"OpenEnv server {self._url} offers no tools: {answer.observation[:300]}")
 
     async def reset(self, seed: int) -> Step:
-        """Begin a new episode."""
         first = await self._world.reset(seed)
         self._shown = "" if first.observation == "{}" else first.observation
         return first._replace(observation=self._shown, info={**first.info, "state": self._shown})
 
     async def step(self, action: str) -> Step:
-        """Call the tools that the policy's text names, until the episode ends."""
+        """Call the tools in the policy's text, until the episode ends."""
         calls = calls_in(action)
         if calls is None:
             return Step("Call a tool.", info={"invalid": True, "rewarded": False, "state": self._shown})
@@ -59,12 +58,11 @@ class OpenEnvTools:
         return turn
 
     async def close(self) -> None:
-        """End the session."""
         await self._world.close()
 
 
 def schema(tool: Any) -> Tool:
-    """A tool as chat templates want it."""
+    """Convert a tool to the format of chat templates."""
     match tool:
         case {"name": str(name), "input_schema": dict(parameters)}:
             function = {"name": name, "description": tool.get("description") or "", "parameters": parameters}
@@ -73,13 +71,13 @@ def schema(tool: Any) -> Tool:
 
 
 def calls_in(text: str) -> list[dict[str, Any]] | None:
-    """The actions that a policy's text says; None if it says none, or one that is no call."""
+    """Return the actions in a policy's text; None if there are none, or one is malformed."""
     calls = [action(call) for call in CALL.findall(text) or [text]]
     return None if None in calls else [call for call in calls if call is not None]
 
 
 def action(call: str) -> dict[str, Any] | None:
-    """The action that a call is: `{"name": …, "arguments": …}`, or `parameters`, as some models say."""
+    """Parse a call, `{"name": …, "arguments": …}`, or with `parameters`, as some models write."""
     try:
         request = json.loads(call)
     except (ValueError, RecursionError):
@@ -91,7 +89,7 @@ def action(call: str) -> dict[str, Any] | None:
 
 
 def heard(step: Step) -> Step:
-    """What the policy sees of an answer to a call: the tool's text, or why there is none."""
+    """Return what the policy sees of a call's answer: the tool's text, or the error."""
     if step.info.get("invalid"):
         return step._replace(observation=step.observation.splitlines()[0])
     seen = json.loads(step.observation)
@@ -105,7 +103,7 @@ def heard(step: Step) -> Step:
 
 
 def result_text(result: Any) -> str:
-    """The text of a tool's result: of the parts that are text, else all of it as JSON."""
+    """Return the text of a tool's result: its text parts, or if there are none, all of it as JSON."""
     if isinstance(result, str):
         return result
     parts = result.get("content") if isinstance(result, dict) else None
@@ -114,7 +112,7 @@ def result_text(result: Any) -> str:
 
 
 def joined(steps: Iterable[Step]) -> Step:
-    """Several steps of one turn as one: what was seen, line by line, and the sum of the rewards."""
+    """Join the steps of one turn: the observations line by line, and the sum of the rewards."""
     steps = list(steps)
     text = "\n".join(step.observation for step in steps)
     info = {

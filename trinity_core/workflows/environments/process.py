@@ -1,6 +1,5 @@
-"""An environment in its own process: with another interpreter if its packages clash with ours, and killed with all
-that it started if it hangs.
-"""
+"""An environment in its own process, so that it can use another interpreter, for conflicting packages, and can be
+killed with all its child processes if it hangs."""
 
 from __future__ import annotations
 
@@ -32,28 +31,28 @@ from trinity_core.workflows.environments.protocol import (
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 16 << 20
-"""Longest reply."""
+"""Size limit of a reply."""
 SHOWN = 300
-"""Last characters of the process's output in messages."""
+"""Number of last characters of the process's output in messages."""
 SILENT_SECONDS = 300.0
-"""Seconds that a rollout waits for a process until the log says so."""
+"""Seconds that a rollout waits for a process before a warning."""
 
 
 @dataclass(frozen=True)
 class Where:
-    """Which environment a process serves. Two that are equal can stand in for each other."""
+    """The environment that a process serves. Processes with equal values are interchangeable."""
 
     name: str
-    """Its name in messages."""
+    """Name for messages."""
     target: str
     """`package.module:Class` or `file.py:Class`."""
     python: str = sys.executable
 
 
 class ProcessEnvironment:
-    """See `Environment`. Each call raises EnvironmentFailed, and the process is gone, if there is no answer in time.
+    """See `Environment`. Each call raises EnvironmentFailed, and the process is ended, if there is no answer in time.
 
-    `make` comes first.
+    Call `make` first.
     """
 
     def __init__(self, where: Where, time_limit: float) -> None:
@@ -64,26 +63,23 @@ class ProcessEnvironment:
             raise EnvironmentFailed(f"environment '{where.name}': {where.python} does not start: {error}") from None
 
     def make(self, arguments: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
-        """Have the environment with these arguments; recreate it if it has others.
+        """Make the environment with these arguments; recreate it if it has others.
 
-        `columns`: of a task; those named like an argument of its class are arguments too.
+        `columns`: a task's columns; those named like an argument of the environment's class are arguments too.
         """
         plain = json.loads(json.dumps([arguments, columns], default=str))  # a column may hold a date
         with self._failing("to be made"):
             self._worker.make(*plain)
 
     def reset(self, seed: int) -> Step:
-        """See `Environment`."""
         with self._failing("for reset (workflow_args.time_limit)"):
             return as_step(self._worker.call("reset", seed, seconds=self.time_limit))
 
     def step(self, action: str) -> Step:
-        """See `Environment`."""
         with self._failing("for step (workflow_args.time_limit)"):
             return as_step(self._worker.call("step", action, seconds=self.time_limit))
 
     def tools(self) -> list[Tool]:
-        """See `Environment`."""
         with self._failing("for tools (workflow_args.time_limit)"):
             try:
                 return as_tools(self._worker.call("tools", seconds=self.time_limit))
@@ -93,17 +89,16 @@ class ProcessEnvironment:
                 raise
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and its child processes."""
         self._worker.kill()
 
     @property
     def alive(self) -> bool:
-        """True until the process ends."""
         return self._worker.alive
 
     @contextmanager
     def _failing(self, doing: str) -> Iterator[None]:
-        """End the process after a failure, and raise EnvironmentFailed; or what is to be installed."""
+        """After a failure, end the process and raise EnvironmentFailed, or the error that names a missing package."""
         try:
             yield
         except NoAnswer as failure:
@@ -115,7 +110,7 @@ class ProcessEnvironment:
                 what = EXTRA if package in EXTRA_PACKAGES else package.replace("_", "-")
                 raise missing(self.where.name, package, what) from None
             reason = str(failure)
-        except EnvironmentFailed as failure:  # the reply is no step, or no tools
+        except EnvironmentFailed as failure:  # the reply is not a step or a list of tools
             reason = str(failure)
         else:
             return
@@ -126,12 +121,12 @@ class ProcessEnvironment:
 
 @dataclass
 class Hosts:
-    """Processes of environments, which are used for one rollout after another."""
+    """Processes of environments, reused by one rollout after another."""
 
     idle: dict[Where, list[ProcessEnvironment]] = field(default_factory=dict)
     _used: Counter[Where] = field(default_factory=Counter)
     _taken: dict[ProcessEnvironment, Callable[[], None]] = field(default_factory=dict)
-    """By each process in use, what notes that its rollout has given it back."""
+    """Process in use -> callback that records its return."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def take(
@@ -143,11 +138,11 @@ class Hosts:
         queueing: BusyTimer | None = None,
         given_up: threading.Event | None = None,
     ) -> ProcessEnvironment:
-        """A process that serves this environment; there are never more than `most`; `make` it.
+        """Return a process that serves this environment, of at most `most`; call its `make` next.
 
-        Rollouts wait their turn, `queueing` being open, while others give processes back. Raises EnvironmentFailed if
-        none does for `patience` seconds, or if it is `given_up` (`give_up`), or `queueing` over, before its turn.
-        Once `queueing` is given up, the process is ended.
+        Waits for other rollouts to return processes, with `queueing` running. Raises EnvironmentFailed if none returns
+        one for `patience` seconds, or if `given_up` is set (`give_up`) or `queueing` is over before its turn. If
+        `queueing` is given up later, the process is ended.
         """
         given_up, queueing = given_up or threading.Event(), queueing or BusyTimer()
         with self._changed, queueing if self._used[where] >= most else nullcontext():
@@ -170,13 +165,13 @@ class Hosts:
         return environment
 
     def give_up(self, given_up: threading.Event) -> None:
-        """End the `take` that was called with `given_up`, unless its turn has come."""
+        """Cancel the `take` that was called with `given_up`, unless it has a process."""
         with self._changed:
             given_up.set()
             self._changed.notify_all()
 
     def give(self, environment: ProcessEnvironment, reusable: bool) -> None:
-        """Take a process back; one that is not to be used again is ended. Nothing happens if it has been given back.
+        """Return a process; end it unless it is `reusable`. Does nothing if it has been returned.
 
         Raises subprocess.TimeoutExpired if it cannot be ended.
         """
@@ -194,7 +189,6 @@ class Hosts:
             self._release(environment.where)
 
     def close(self) -> None:
-        """End all processes that are idle."""
         with self._changed:
             ended = [one for waiting in self.idle.values() for one in waiting]
             self.idle.clear()
@@ -218,8 +212,8 @@ class Hosts:
     def _release(self, where: Where) -> None:
         with self._changed:
             self._used[where] -= 1
-            self._changed.notify_all()  # one alone may wait for another environment
+            self._changed.notify_all()  # a single waiter may wait for another environment
 
 
 HOSTS = Hosts()
-"""Environment hosts of this process, which end with it (`children.py`)."""
+"""Hosts of this process, which end with it (`children.py`)."""

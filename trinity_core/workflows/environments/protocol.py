@@ -1,4 +1,4 @@
-"""What an environment is, and environments by name."""
+"""The interface of environments, and environments by name."""
 
 from __future__ import annotations
 
@@ -19,72 +19,71 @@ EXTRA_PACKAGES = ("gymnasium", "reasoning_gym")
 
 
 class EnvironmentFailed(Exception):
-    """An environment died, hung, raised or said nonsense. Nothing can be said of the policy; another attempt may do
-    better."""
+    """An environment died, hung, raised or returned an invalid value. This says nothing about the policy; another
+    attempt may succeed."""
 
 
 class Step(NamedTuple):
-    """What an environment says to an action, or at the start."""
+    """An environment's response to an action or a reset."""
 
     observation: str
     """What the policy sees next."""
     reward: float = 0.0
     done: bool = False
-    """The episode has ended."""
+    """True if the episode has ended."""
     info: Mapping[str, Any] = {}
-    """JSON for people. `state`: a text that is equal where the state is (by default the observation); `invalid`: the
-    action was none that the environment knows; `rewarded` False: it gives no reward, so that this 0 is no verdict. In
-    an episode whose every action is invalid it is one."""
+    """JSON for people. `state`: a string that is equal for equal states (by default the observation); `invalid`: true
+    if the action was not understood; `rewarded`: false if there is no reward, so that the 0 is no verdict. If every
+    action of an episode is invalid, the 0 is a verdict."""
 
     @property
     def state(self) -> str:
-        """The key of the state."""
         return str(self.info.get("state", self.observation))
 
 
 Told = Step | tuple[str, float, bool, Mapping[str, Any]]
-"""A `Step`, or a plain tuple of the same four: an environment need import nothing of ours."""
+"""A `Step`, or a plain tuple of the same four values, so that an environment need not import this package."""
 
 
 class Environment(Protocol):
-    """One world that a policy acts in by text. Methods are plain or `async`; one is called at a time.
+    """A text environment for a policy. Methods are plain or `async`; one is called at a time.
 
-    An environment whose constructor needs packages of the extra `environments` names one of them as `package`;
-    one with `own_process` true runs in its own process unless `workflow_args.process` is false.
+    An environment whose constructor needs packages of the extra `environments` names one of them as `package`; one with
+    `own_process` true runs in its own process unless `workflow_args.process` is false.
     """
 
     def reset(self, seed: int) -> Told | Awaitable[Told]:
-        """Begin a new episode; the same seed begins the same one."""
+        """Begin a new episode; equal seeds begin equal episodes."""
 
     def step(self, action: str) -> Told | Awaitable[Told]:
-        """Do what the policy's text says."""
+        """Perform the action in the policy's text."""
 
     def tools(self) -> list[Tool] | Awaitable[list[Tool]]:
-        """Asked after `reset`: tools that the policy may call, as JSON schemas for its chat template; often none."""
+        """Called after `reset`: return the tools that the policy may call, as JSON schemas for its chat template; often
+        none."""
 
     def close(self) -> Any:
-        """Release what the environment holds."""
+        """Release resources."""
 
 
 class NeedsPackage(Protocol):
-    """A class of environments that needs a package which is not among the core's."""
+    """A class of environments that needs an optional package."""
 
     package: ClassVar[str]
 
 
 class NeedsProcess(Protocol):
-    """A class of environments that may hang in a way that only the end of its process ends."""
+    """A class of environments that may hang so that only ending its process helps."""
 
     own_process: ClassVar[bool]
 
 
 METHODS = ("reset", "step", "tools", "close")
-"""Of every environment."""
 ENVIRONMENTS: Registry[type[Any]] = Registry("environment", recipe="configs/toy_text")
 
 
 def as_step(reply: Any) -> Step:
-    """What an environment returned, checked. Raises EnvironmentFailed."""
+    """Check the value that an environment returned. Raises EnvironmentFailed."""
     if isinstance(reply, tuple | list):
         reply = [value.item() if isinstance(value, np.generic) else value for value in reply]
     match reply:
@@ -97,21 +96,22 @@ def as_step(reply: Any) -> Step:
 
 
 def as_tools(reply: Any) -> list[Tool]:
-    """The tools that an environment returned, checked. Raises EnvironmentFailed."""
+    """Check the tools that an environment returned. Raises EnvironmentFailed."""
     if isinstance(reply, list) and all(isinstance(tool, dict) for tool in reply):
         return reply
     raise EnvironmentFailed(f"its tools are {str(reply)[:200]!r}, not a list of JSON schemas")
 
 
 def check_installed(name: str, kind: type[Any]) -> None:
-    """Raise TrinityError if the package that environments of this class need is not installed here."""
+    """Raise TrinityError if the package that environments of this class need is not installed."""
     package = getattr(kind, "package", None)
     if package is not None and importlib.util.find_spec(package) is None:
         raise missing(name, package)
 
 
 def missing(name: str, package: str, what: str = EXTRA) -> TrinityError:
-    """Says how to install what an environment needs: by `what`, the extra for classes that declare a `package`."""
+    """Return an error that says how to install a missing package: `what`, by default the extra for classes with a
+    `package`."""
     elsewhere = ", or name an interpreter that has it as workflow_args.python"
     return InputError(
         f"environment '{name}' needs the package {package}; install it: pip install {what}{elsewhere}", key=package
@@ -119,12 +119,15 @@ def missing(name: str, package: str, what: str = EXTRA) -> TrinityError:
 
 
 def wants_process(kind: type[Any] | None) -> bool:
-    """True if environments of this class run in a process of their own by default."""
+    """True if environments of this class run in their own process by default."""
     return getattr(kind, "own_process", False)
 
 
 def target_of(kind: type[Any], same_python: bool) -> str:
-    """Where a separate process finds a class: its module if it is one of ours, which may import others of ours; else
-    its file, also for another interpreter, where none of ours is installed."""
+    """Return where a separate process finds a class.
+
+    This is the module of a class in this package, which may import others of it; otherwise its file, also with another
+    interpreter, which does not have this package.
+    """
     ours = same_python and kind.__module__.startswith("trinity_core.")
     return f"{kind.__module__ if ours else inspect.getsourcefile(kind)}:{kind.__qualname__}"

@@ -1,4 +1,4 @@
-"""reasoning-gym: its generators as environments of one turn, as rows of a task set, and their verifiers as a reward."""
+"""reasoning-gym: its generators as one-turn environments and as rows of a task set, and their verifiers as a reward."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ FUNCTIONS = frozenset({
     "Abs", "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "cot", "csc", "erf", "exp", "ln",
     "log", "sec", "sin", "sinh", "sqrt", "tan", "tanh",
 })  # fmt: skip
-"""What a formula may call."""
+"""Functions allowed in a formula."""
 DATA = (
     ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Name, ast.Load, ast.UnaryOp, ast.UAdd, ast.USub, ast.BinOp,
     ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.BitXor, ast.Call,
 )  # fmt: skip
 LARGEST_EXPONENT = 100
-"""Greatest exponent of a number, and of all powers of powers together: `9**9**9` would take for ever."""
+"""Largest exponent of a number, including products of nested powers: `9**9**9` would never finish."""
 
 
 def is_evaluable(answer: str) -> bool:
-    """True if evaluating the answer runs nothing but arithmetic and the functions of formulas, or fails."""
+    """True if evaluating the answer runs only arithmetic and the functions of formulas, or fails."""
     try:
         tree = ast.parse(answer.strip().replace("!", ""), mode="eval")
         return "!" not in answer and all(map(_is_harmless, ast.walk(tree))) and _power(tree) <= LARGEST_EXPONENT
@@ -55,13 +55,13 @@ def _is_harmless(node: ast.AST) -> bool:
 
 
 def _power(node: ast.AST) -> float:
-    """The product of the exponents on the way to a number, where it is largest."""
+    """Return the largest product of exponents on a path to a number."""
     own = _exponent(node.right) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else None
     return max(1.0, own or 1.0) * max((_power(child) for child in ast.iter_child_nodes(node)), default=1.0)
 
 
 def _exponent(node: ast.expr) -> float | None:
-    """The size of an exponent that is a number or a fraction of two, with or without a sign; else None."""
+    """Return the size of an exponent that is a number or a fraction of two, with or without a sign; else None."""
     match node:
         case ast.Constant(value=int() | float() as number):
             return abs(number)
@@ -76,7 +76,7 @@ def _exponent(node: ast.expr) -> float | None:
 
 HEADING = re.compile(r"####(.*)")
 Score = Callable[[str, Mapping[str, Any]], float]
-"""`(answer, entry) -> score`."""
+"""(answer, entry) -> score."""
 
 
 @ENVIRONMENTS.register("reasoning_gym")
@@ -85,36 +85,34 @@ class ReasoningGym:
 
     package: ClassVar[str] = "reasoning_gym"
     own_process: ClassVar[bool] = True
-    """A verifier may compute an answer for ever, such as the derivative of a sum of functions to the 99th power."""
+    """A verifier may never finish, for example on the derivative of a sum of functions to the 99th power."""
 
     def __init__(self, dataset: str, config: dict[str, Any] | None = None) -> None:
-        """`dataset`: the generator's name. `config`: its settings but `seed` and `size`."""
-        imported("reasoning_gym")  # takes seconds, for which making an environment has more time than a reset
+        """`dataset`: the generator's name. `config`: its settings except `seed` and `size`."""
+        imported("reasoning_gym")  # takes seconds; making an environment has more time than a reset
         self._dataset, self._config = dataset, config or {}
         self._entry: dict[str, Any] = {}
         self._score: Score | None = None
 
     def reset(self, seed: int) -> Step:
-        """Ask a question."""
         questions = generator(self._dataset, seed, 1, self._config)
         self._entry, self._score = questions[0], guarded(self._dataset, questions.score_answer)
         return Step(self._entry["question"])
 
     def step(self, action: str) -> Step:
-        """Score the answer."""
         assert self._score is not None, "reset comes first"
         return Step("", float(self._score(answer_in(action), self._entry)), True)
 
     def tools(self) -> list[Any]:
-        """None."""
+        """Return no tools."""
         return []
 
     def close(self) -> None:
-        """Does nothing: nothing is held."""
+        """Does nothing."""
 
 
 def imported(name: str) -> Any:
-    """reasoning-gym's module. Raises InputError, for the environment or reward of this name, if it is not installed."""
+    """Import reasoning-gym. Raises InputError, for the environment or reward of this name, if it is not installed."""
     try:
         import reasoning_gym
     except ModuleNotFoundError:
@@ -123,7 +121,7 @@ def imported(name: str) -> Any:
 
 
 def generator(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> Any:
-    """A generator of reasoning-gym with `size` questions. Raises DataError where it refuses name or settings."""
+    """Return a reasoning-gym generator with `size` questions. Raises DataError if it refuses name or settings."""
     try:
         return imported("reasoning_gym").create_dataset(dataset, seed=seed, size=size, **config)
     except (AttributeError, TypeError, ValueError, AssertionError) as error:
@@ -131,9 +129,9 @@ def generator(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> 
 
 
 def rows(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """`size` rows of a task set: `prompt`, `answer`, and `entry`, JSON that the verifier reads.
+    """Yield `size` rows of a task set: `prompt`, `answer`, and `entry`, JSON for the verifier.
 
-    Raises DataError if the verifier judges differently once its entry has been JSON, as `arc_agi`'s does.
+    Raises DataError if the verifier judges differently after a round trip of its entry through JSON, like `arc_agi`'s.
     """
     questions, score = generator(dataset, seed, size, config), verifier(dataset)
     for entry in questions:
@@ -149,7 +147,7 @@ def rows(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> Itera
 
 
 def answer_in(text: str) -> str:
-    """The answer within a response: in `<answer>`, after `####`, or all of it."""
+    """Return the answer in a response: in `<answer>`, after `####`, or all of it."""
     for _, answer in tagged_answers(text):
         return answer
     headings = HEADING.findall(text)
@@ -160,7 +158,7 @@ def answer_in(text: str) -> str:
 def reasoning_gym_reward(
     *, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **_: Any
 ) -> dict[str, float]:
-    """The verifier's score, from 0 to 1, as the parts of `graded`; for rows as `rows` makes them.
+    """The verifier's score, from 0 to 1, as the parts of `graded`; for rows from `rows`.
 
     Raises DataError for other rows.
     """
@@ -176,12 +174,11 @@ def reasoning_gym_reward(
 
 
 def verifier(dataset: str) -> Score:
-    """The verifier of a generator's data set."""
     return guarded(dataset, imported("reasoning_gym_reward").get_score_answer_fn(dataset))
 
 
 def guarded(dataset: str, score: Score) -> Score:
-    """`score`, but 0 for an answer that the verifier would run as a program."""
+    """Wrap `score` to return 0 for an answer that the verifier would run as a program."""
     if dataset not in EVALUATED:
         return score
     return lambda answer, entry: score(answer, entry) if is_evaluable(answer) else 0.0

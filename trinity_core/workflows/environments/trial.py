@@ -1,4 +1,4 @@
-"""An environment played without a model: `trinity env try`."""
+"""Plays an environment without a model: `trinity env try`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trinity_core.workflows.environments.workflow import (
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:
-    """Read an option. Raises InputError, which names it, for anything but a JSON object."""
+    """Parse an option. Raises InputError, which names it, for anything but a JSON object."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -39,7 +39,7 @@ def json_object(option: str, text: str) -> dict[str, Any]:
 
 
 def configured_args(stages: Sequence[Config], name: str) -> dict[str, Any]:
-    """The `workflow_args` of a task set. Raises InputError if none of that name has an environment."""
+    """Return the `workflow_args` of a task set. Raises InputError if no task set of that name has an environment."""
     inputs = [config.buffer.explorer_input for config in stages]
     sets = [
         one for part in inputs for one in (*part.tasksets, *part.eval_tasksets) if "environment" in one.workflow_args
@@ -53,14 +53,14 @@ def configured_args(stages: Sequence[Config], name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Trial:
-    """One episode with given actions, in an environment that is opened and called as `env_workflow` does it."""
+    """One episode with fixed actions, in an environment that is opened and called as by `env_workflow`."""
 
     arguments: EnvArguments
     task: Task
 
     @classmethod
     def of(cls, workflow_args: Mapping[str, Any], row: dict[str, Any], plugin_dir: Path | None) -> Self:
-        """An episode of a task with this row. Raises InputError for wrong arguments."""
+        """Return an episode of a task with this row. Raises InputError for wrong arguments."""
         load_plugins(plugin_dir)
         task = Task(0, row, "env try", "env_workflow", workflow_args=dict(workflow_args))
         try:
@@ -71,7 +71,7 @@ class Trial:
             raise InputError(f"environment '{name}': {faults_text(error.errors())}", key=key) from None
 
     def play(self, actions: Iterable[str], show: Callable[[str], object]) -> None:
-        """Reset, then take actions until they or the episode end, and show what the environment says.
+        """Reset, then take actions until they or the episode end, and show the environment's responses.
 
         Raises InputError, which names the environment, if it fails.
         """
@@ -104,7 +104,7 @@ class Trial:
 
 
 def _text(step: Step) -> str:
-    """What the policy would see, indented, then the rest on one line."""
+    """Return what the policy would see, indented, then the rest on one line."""
     shown = "\n".join(f"  {line}" for line in step.observation.splitlines())
     outcome = f"reward {step.reward:g}, done {str(step.done).lower()}, info {json.dumps(dict(step.info), default=str)}"
     return f"{shown}\n{outcome}"

@@ -43,10 +43,10 @@ from trinity_core.workflows.trajectory import Trajectory
 log = logging.getLogger(__name__)
 
 PATIENCE = 3600.0
-"""Seconds in which no rollout gives a process back, after which one that waits for one fails."""
+"""Seconds without a returned process after which a waiting rollout fails."""
 
 GRACE = 10.0
-"""Seconds that the environment's process gets to report by itself that its time is over."""
+"""Extra seconds for the environment's process to report its own timeout."""
 
 
 class EnvArguments(Arguments):
@@ -58,20 +58,20 @@ class EnvArguments(Arguments):
     """Arguments of its class. A task's column of the same name takes precedence, and the column `seed` is its seed."""
     max_turns: int = Field(10, ge=1)
     step_wise: bool = False
-    """One experience for each turn; else one for the rollout."""
+    """One experience for each turn; otherwise one for the rollout."""
     turn_rewards: Literal["return", "rollout"] = "return"
-    """With `step_wise`: each turn's reward is the return from there on, or that of the whole rollout, which algorithms
-    that judge a run by its last turn compare."""
+    """With `step_wise`: each turn's reward is the return from there on, or that of the whole rollout, for algorithms
+    that compare runs by their last turn."""
     discount: float = Field(1.0, ge=0, le=1)
-    """Discount of the returns of `step_wise`, a turn."""
+    """Discount of the returns of `step_wise` per turn."""
     process: bool | None = None
     """Run in a separate process; None: if the environment's class asks for one."""
     python: str | None = None
-    """The interpreter of that process, such as that of another virtual environment; implies `process`."""
+    """Interpreter of that process, such as that of another virtual environment; implies `process`."""
     processes: int = Field(16, ge=1)
-    """Most processes at once; further rollouts wait."""
+    """Largest number of processes; further rollouts wait."""
     time_limit: float = Field(60.0, gt=0)
-    """Seconds for a reset or a step."""
+    """Time limit of a reset or a step in seconds."""
 
     @property
     def separate(self) -> bool:
@@ -86,7 +86,6 @@ class EnvArguments(Arguments):
 
     @property
     def all_arguments(self) -> dict[str, Any]:
-        """Arguments of the environment's class."""
         return self.environment_args
 
     @model_validator(mode="after")
@@ -117,7 +116,7 @@ class EnvArguments(Arguments):
 
 
 def _check(model: Any, values: Mapping[str, Any], name: str) -> None:
-    """Raise InputError for unknown arguments or wrong ones. Those that are missing may be columns of the tasks."""
+    """Raise InputError for unknown or wrong arguments. Missing ones may be columns of the tasks."""
     try:
         model.model_validate(values)
     except ValidationError as error:
@@ -128,32 +127,30 @@ def _check(model: Any, values: Mapping[str, Any], name: str) -> None:
 
 @dataclass
 class Episode:
-    """What an environment said in one rollout."""
+    """An environment's responses in one rollout."""
 
     first: Step
     steps: list[Step] = field(default_factory=list)
     cut_off: int = 0
-    """Turns that the response limit cut off."""
+    """Number of turns cut off by the response limit."""
 
     @property
     def rewards(self) -> list[float]:
-        """Rewards of the turns."""
         return [step.reward for step in self.steps]
 
     @property
     def judged(self) -> bool:
-        """True if the environment gave a reward in any turn, or no turn was an action that it could reward."""
+        """True if the environment gave a reward in any turn, or every action was invalid."""
         acted = any(not step.info.get("invalid") for step in self.steps)
         return any(step.info.get("rewarded", True) for step in self.steps) or bool(self.steps and not acted)
 
     @property
     def states(self) -> list[str]:
-        """The key of the state in which each turn acted."""
+        """The state in which each turn acted."""
         return [step.state for step in (self.first, *self.steps)]
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts of the episode."""
         invalid = sum(bool(step.info.get("invalid")) for step in self.steps)
         done = bool(self.steps) and self.steps[-1].done
         counts = {
@@ -167,24 +164,24 @@ class Episode:
 
 @WORKFLOWS.register("env_workflow")
 class EnvWorkflow(Workflow):
-    """Each rollout is one episode of at most `max_turns` turns; its reward is the sum of the environment's.
+    """Each rollout is one episode of at most `max_turns` turns; its reward is the sum of the environment's rewards.
 
-    The conversation begins with the task's messages, to the last of which (or to a message of the user's own) the first
-    observation is added. All rollouts of a task begin with the same seed. A turn that the response limit cuts off is a
-    turn like others: ending the rollout there would spare the policy what later turns cost. If an environment fails,
-    the task is tried again; a failure is never a reward.
+    The conversation begins with the task's messages; the first observation is added to the last one, or as a new user
+    message. All rollouts of a task begin with the same seed. A turn that the response limit cuts off counts like
+    others: ending the rollout there would spare the policy the cost of later turns. If an environment fails, the task
+    is retried; a failure is never a reward.
     """
 
     arguments: ClassVar[type[EnvArguments]] = EnvArguments
 
     async def run(self) -> list[Experience]:
-        """The experiences of all `task.repeat_times` rollouts."""
+        """Return the experiences of all `task.repeat_times` rollouts."""
         arguments = self.given()
         rollouts = await all_of([self._rollout(arguments, run) for run in range(self.task.repeat_times)])
         return [one for experiences in rollouts for one in experiences]
 
     def given(self) -> EnvArguments:
-        """The arguments, with those in the task's columns."""
+        """Return the arguments, including those in the task's columns."""
         return with_columns(self.arguments.model_validate(self.task.workflow_args), self.task.raw)
 
     async def _rollout(self, arguments: EnvArguments, run: int) -> list[Experience]:
@@ -214,7 +211,7 @@ class EnvWorkflow(Workflow):
 
 
 def with_columns(arguments: EnvArguments, row: Mapping[str, Any]) -> EnvArguments:
-    """The arguments, with those of a registered environment's that are columns of the row.
+    """Add arguments of a registered environment from columns of the row.
 
     Raises TrinityError if the environment's package is not installed.
     """
@@ -229,9 +226,9 @@ def with_columns(arguments: EnvArguments, row: Mapping[str, Any]) -> EnvArgument
 
 
 def seed_of(task: Task) -> int:
-    """The seed of a task's environment: its column `seed`, else one drawn from the run's.
+    """Return the seed of a task's environment: its column `seed`, else one derived from the run's.
 
-    Raises DataError for a seed that is no whole number.
+    Raises DataError for a seed that is not an integer.
     """
     seed = task.raw.get("seed")
     if seed is None:
@@ -244,7 +241,8 @@ def seed_of(task: Task) -> int:
 
 @asynccontextmanager
 async def opened(arguments: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterator[Environment]:
-    """The environment of a row, here or in its own process. Raises EnvironmentFailed if it cannot be made."""
+    """A context with the environment of a row, here or in its own process. Raises EnvironmentFailed if it cannot be
+    made."""
     if arguments.separate:
         registered = ENVIRONMENTS.get(arguments.environment)
         target = arguments.environment if registered is None else target_of(registered, arguments.python is None)
@@ -258,7 +256,7 @@ async def opened(arguments: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterat
             hosted = await asyncio.wrap_future(taking)
         except asyncio.CancelledError:
             HOSTS.give_up(given_up)
-            taking.add_done_callback(_give_back)  # by its thread: the loop may be about to close
+            taking.add_done_callback(_give_back)  # in its thread: the loop may be about to close
             raise
         whole = False
         try:
@@ -283,15 +281,15 @@ async def opened(arguments: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterat
 
 
 def _give_back(taken: Future[ProcessEnvironment]) -> None:
-    """Give back a process that came after its rollout had ended, unused."""
+    """Return an unused process that arrived after its rollout had ended."""
     if not taken.cancelled() and taken.exception() is None:
         HOSTS.give(taken.result(), True)
 
 
 async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwargs: Any) -> Any:
-    """What a method of an environment returns, plain or `async`, within `limit` seconds.
+    """Call a plain or `async` method of an environment with a time limit of `limit` seconds.
 
-    Raises EnvironmentFailed if it takes longer or raises.
+    Raises EnvironmentFailed if it times out or raises.
     """
     name = method.__qualname__
     try:
@@ -303,14 +301,14 @@ async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwar
             return await result if inspect.isawaitable(result) else result
     except (TrinityError, EnvironmentFailed):
         raise
-    except Exception as error:  # an environment may raise anything, its own TimeoutError too
+    except Exception as error:  # an environment may raise anything, including its own TimeoutError
         if timer.expired():
             raise EnvironmentFailed(f"{name} took longer than {limit:g} s (workflow_args.time_limit)") from None
         raise EnvironmentFailed(f"{name}: {type(error).__name__}: {error}") from error
 
 
 async def step_of(method: Callable[..., Any], limit: float, *args: Any) -> Step:
-    """The checked answer of `reset` or `step` within `limit` seconds.
+    """Call `reset` or `step` with a time limit, and check its result.
 
     Raises EnvironmentFailed, which names the class.
     """
@@ -322,7 +320,7 @@ async def step_of(method: Callable[..., Any], limit: float, *args: Any) -> Step:
 
 
 def first_messages(messages: list[Message], observation: str) -> list[Message]:
-    """The task's messages with the first observation, which the user says."""
+    """Add the first observation to the task's messages, as the user."""
     if not messages or messages[-1]["role"] != "user":
         return [*messages, {"role": "user", "content": observation}]
     last = messages[-1]
@@ -330,7 +328,7 @@ def first_messages(messages: list[Message], observation: str) -> list[Message]:
 
 
 def experiences_of(trajectory: Trajectory, episode: Episode, arguments: EnvArguments, run: int) -> list[Experience]:
-    """One experience, or one for each turn. A rollout that was not judged has no reward."""
+    """Return one experience, or one for each turn. A rollout that was not judged has no reward."""
     fields: dict[str, Any] = {"run": run, "metrics": episode.metrics}
     if not arguments.step_wise or not episode.judged:
         reward = sum(episode.rewards) if episode.judged else None

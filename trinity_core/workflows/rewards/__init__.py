@@ -1,4 +1,4 @@
-"""Reward functions by name, and the pool of killable processes that they run in."""
+"""Reward functions by name, and the pool of killable processes that run them."""
 
 from trinity_core.workflows.rewards import boxed, code, countdown, judge, math, models, toolcall
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, Parts, Reward, RewardFn, RewardItem, Scored

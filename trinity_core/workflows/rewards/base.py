@@ -11,9 +11,9 @@ from trinity_core.registry import Registry
 
 Parts = dict[str, float]
 ROUNDING = 1e-6
-"""How far an accuracy may miss the range from 0 to 1, as a mean of floats does; it is clamped."""
+"""Tolerance for an accuracy outside 0 to 1, such as a mean of floats; it is clamped."""
 VERIFIER_ERRORS = "verifier_errors"
-"""The metric of an experience that is 1 if no verifier could judge it; such experiences carry no loss."""
+"""The metric that is 1 for an experience that no verifier could judge; such experiences carry no loss."""
 
 
 class RewardFn(Protocol):
@@ -28,19 +28,19 @@ class RewardFn(Protocol):
     ) -> Parts | Scored | float:
         """`task` is the row; `args` are the task set's `reward_fn_args`.
 
-        A function with a parameter `response_tokens` is given the number of tokens of the answer, or None.
+        A function with a parameter `response_tokens` gets the number of tokens of the answer, or None.
         """
 
 
 def graded(score: float) -> Parts:
-    """A score from 0 to 1 as two parts: `accuracy`, 1 for a full score and else 0, and `partial`, the rest of it."""
+    """Split a score from 0 to 1 into `accuracy`, 1 for a full score and else 0, and `partial`, the rest."""
     solved = score >= 1.0
     return {"accuracy": float(solved), "partial": score - solved}
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a reward function may return in place of its parts: parts, and further numbers for the metrics."""
+    """A result of a reward function with further numbers for the metrics besides its parts."""
 
     parts: Parts
     counts: Parts
@@ -54,7 +54,7 @@ class FastPath(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RewardItem:
-    """One answer to be scored. Everything in it can be pickled."""
+    """One answer to be scored. Picklable."""
 
     response: str
     truth: Any = None
@@ -63,20 +63,20 @@ class RewardItem:
     """The row."""
     args: Mapping[str, Any] = field(default_factory=dict)
     response_tokens: int | None = None
-    """Tokens of the answer, if the workflow says."""
+    """Tokens of the answer, if the workflow sets them."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """The whole conversation before the answer, if the workflow says; for rewards that need models."""
+    """The whole conversation before the answer, if the workflow sets it; for rewards that need models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A score in named parts, or the reason why there is none. Raises TrinityError unless exactly one is given.
+    """A score in named parts, or the error why there is none. Raises TrinityError unless exactly one is set.
 
-    The part `accuracy` is from 0 to 1, for evaluations, pass rates and task selectors read it as the share of right
-    answers: a penalty is a part of another name. Rounding (`ROUNDING`) is clamped; raises TrinityError for another
-    accuracy.
+    The part `accuracy` is from 0 to 1, because evaluations, pass rates and task selectors read it as the fraction of
+    right answers; use another name for a penalty. Rounding errors (`ROUNDING`) are clamped; any other accuracy raises
+    TrinityError.
 
-    Pass it on whole, `completion.experience(reward=reward)`: what has an error then has no reward and no loss.
+    Pass it on unchanged, `completion.experience(reward=reward)`: an experience with an error has no reward and no loss.
     """
 
     parts: Parts | None = None
@@ -84,7 +84,7 @@ class Reward:
     error: str | None = None
     """Why the verifier gave no verdict: it timed out, died, raised or returned no finite number."""
     counts: Mapping[str, float] = field(default_factory=dict)
-    """Further numbers for the metrics, which are no part of the reward."""
+    """Further numbers for the metrics, which are not part of the reward."""
 
     def __post_init__(self) -> None:
         if (self.parts is None) == (self.error is None):
@@ -107,16 +107,17 @@ class Reward:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Parts, counts and `verifier_errors`, 1 if the verifier failed; then no part is given, so averages skip it."""
+        """Parts, counts and `verifier_errors`, which is 1 if the verifier failed; averages then skip the missing
+        parts."""
         return {**self.counts, **(self.parts or {}), VERIFIER_ERRORS: float(self.error is not None)}
 
 
 INPUTS = ("prompt", "response", "truth", "task", "response_tokens", "items", "models")
-"""Parameters of reward functions that a configuration does not give."""
+"""Parameters of reward functions that are not configuration keys."""
 
 REWARD_FNS: Registry[RewardFn] = Registry("reward function", inputs=INPUTS)
 FAST_PATHS: dict[str, FastPath] = {}
 WARM_UPS: dict[str, Callable[[], object]] = {}
-"""Called once per worker before its first answer, so that imports and caches do not count towards a time-out."""
+"""Called once per worker before its first answer, so that imports and caches do not count towards a timeout."""
 TIME_LIMITS: dict[str, Callable[[Mapping[str, Any]], float]] = {}
-"""Seconds for a verdict, from `reward_fn_args`, of functions that may take longer than the pool grants others."""
+"""Seconds for a verdict, from `reward_fn_args`, for functions that may take longer than the pool's limit."""

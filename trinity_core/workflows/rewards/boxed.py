@@ -1,6 +1,6 @@
-"""Rewards for answers in the form that a data set asks for: in a box, or after "Answer:".
+"""Rewards for answers in a form that a data set requests: in a box, or after "Answer:".
 
-They judge as `math_reward` does, by math-verify; only where the final answer stands differs.
+Like `math_reward`, they compare with math-verify; only the place of the final answer differs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _ANSWER_LINE = re.compile(r"answer[ \t]*:[ \t]*([^\n]+)", re.IGNORECASE)
 
 
 def boxed_answer(text: str) -> str | None:
-    """What stands in the last `\\boxed{}` or `\\fbox{}` (also `\\boxed 5`); None without one, or if it is empty."""
+    """Return the content of the last `\\boxed{}` or `\\fbox{}` (also `\\boxed 5`); None without one, or if it is
+    empty."""
     last = max(_BOX.finditer(text), key=re.Match.start, default=None)
     if last is None:
         return None
@@ -30,7 +31,7 @@ def boxed_answer(text: str) -> str | None:
 
 
 def stated_answer(text: str) -> str | None:
-    """The last boxed answer, or what follows the last "Answer:" on its line, whichever stands later."""
+    """Return the last boxed answer, or the text after the last "Answer:" on its line, whichever is later."""
     line = max(_ANSWER_LINE.finditer(text), key=re.Match.start, default=None)
     if line is None or max(text.rfind("\\boxed"), text.rfind("\\fbox")) > line.start():
         return boxed_answer(text)
@@ -38,7 +39,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def boxed_reference(truth: Any) -> str:
-    """The reference: its boxed answer, its declared final answer, or all of it. Raises DataError where empty."""
+    """Return the boxed answer of the reference, its declared final answer, or all of it. Raises DataError if empty."""
     text = "" if truth is None else str(truth).strip()
     answer = boxed_answer(text) or final_answer(text) or text
     if not answer:
@@ -50,7 +51,7 @@ def boxed_reference(truth: Any) -> str:
 
 
 def has_one_thought(text: str) -> bool:
-    """Whether there is one `<think>`, closed once after it."""
+    """True if there is exactly one `<think>`, closed once after it."""
     once = text.count("<think>") == text.count("</think>") == 1
     return once and text.index("<think>") < text.index("</think>")
 
@@ -66,9 +67,9 @@ def math_boxed_reward(
     format_score_coef: float = 0.1,
     **_: Any,
 ) -> Parts:
-    """`accuracy` 1 where the last boxed answer equals the reference, else 0.
+    """`accuracy` 1 if the last boxed answer equals the reference, else 0.
 
-    `with_think`, `format` is minus `format_score_coef` for a response without exactly one `<think>…</think>`.
+    With `with_think`, `format` is minus `format_score_coef` for a response without exactly one `<think>…</think>`.
     """
     answer, gold = boxed_answer(response), boxed_reference(truth)
     return _with_format(answer is not None and same(answer, gold, prompt), response, with_think, format_score_coef)
@@ -77,7 +78,7 @@ def math_boxed_reward(
 def boxed_fast(
     *, response: str, truth: Any, with_think: bool = False, format_score_coef: float = 0.1, **_: Any
 ) -> Parts | None:
-    """Give `math_boxed_reward`'s verdict without a verifier: no boxed answer, or two plain integers."""
+    """Return `math_boxed_reward`'s verdict if it needs no verifier: no boxed answer, or two plain integers."""
     right = plain_verdict(boxed_answer(response), boxed_reference(truth))
     return None if right is None else _with_format(right, response, with_think, format_score_coef)
 
@@ -104,10 +105,10 @@ def math_dapo_reward(
     wrong_score: float = 0.0,
     **_: Any,
 ) -> Parts:
-    """`accuracy` 1 where the answer in a box or after the last "Answer:" equals the reference, else 0.
+    """`accuracy` 1 if the answer in a box or after the last "Answer:" equals the reference, else 0.
 
-    A `wrong_score` is a separate part: that score for a wrong answer, 0 for a right one.
-    With `enable_overlong_penalty`, `format` is the soft punishment of long answers of DAPO (arXiv 2503.14476, eq. 13).
+    A `wrong_score` is a separate part: that score for a wrong answer, 0 for a right one. With
+    `enable_overlong_penalty`, `format` is DAPO's soft punishment of long answers (arXiv 2503.14476, eq. 13).
     """
     answer, gold = stated_answer(response), boxed_reference(truth)
     right = answer is not None and same(answer, gold, prompt)
@@ -120,7 +121,7 @@ def math_dapo_reward(
 
 
 def _overlong(tokens: int | None, longest: int | None, cache: int | None, factor: float) -> float:
-    """0 up to longest - cache tokens, then falling to -factor at longest. Raises DataError if it cannot be known."""
+    """0 up to longest - cache tokens, then falling to -factor at longest. Raises DataError if a length is unknown."""
     if longest is None or cache is None or not 0 < cache <= longest:
         raise DataError(
             "enable_overlong_penalty needs max_response_length and cache_length, 0 < cache_length <= "

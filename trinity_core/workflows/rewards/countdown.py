@@ -1,4 +1,4 @@
-"""Countdown: make a target out of given numbers, each used once, with + - * / and brackets; + and - may be signs."""
+"""Countdown: combine given numbers, each used once, to a target with + - * / and brackets; + and - may be signs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinity_core.workflows.rewards.base import REWARD_FNS, Parts
 from trinity_core.workflows.rewards.math import tagged_answers
 
 _PLAIN = re.compile(r"[0-9+\-*/()\s]*")
-"""What an expression consists of: Python would take `3_9` and `0x27` for numbers too."""
+"""Characters of an expression: Python would also parse `3_9` and `0x27` as numbers."""
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -23,7 +23,7 @@ _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Div: operator.truediv,
 }
 MAX_LENGTH = 200
-"""Characters of an expression that is looked at; a longer one is no answer."""
+"""Length limit of an expression; a longer one is not an answer."""
 
 
 @REWARD_FNS.register("countdown_reward")
@@ -38,10 +38,11 @@ def countdown_reward(
     format_score: float = 0.1,
     **_: Any,
 ) -> Parts:
-    """`accuracy` 1 where the last `<answer>` reaches the target with each number used once; else `format` 0.1 for one.
+    """`accuracy` 1 if the last `<answer>` reaches the target with each number used once; else `format` 0.1 if there is
+    one.
 
-    The numbers and the target are columns of the row, or the keys of a reference answer that is an object, or JSON of
-    one, where the numbers may also be called `numbers` (Trinity-RFT's data).
+    The numbers and the target are columns of the row, or keys of a reference answer that is an object or its JSON,
+    where the numbers may also be called `numbers` (Trinity-RFT's data).
     """
     puzzle = _from_json(truth) if isinstance(truth, str) else truth
     source = puzzle if isinstance(puzzle, Mapping) else task
@@ -59,7 +60,7 @@ def countdown_reward(
 
 
 def _from_json(text: str) -> Any:
-    """What JSON stands for; None for other text, such as a solution in words."""
+    """Parse JSON; None for other text, such as a solution in words."""
     try:
         return json.loads(text)
     except ValueError:
@@ -67,7 +68,8 @@ def _from_json(text: str) -> Any:
 
 
 def evaluate(expression: str) -> tuple[list[int], Fraction] | None:
-    """(its numbers, sorted; its exact value) of an arithmetic expression, None if it is not one. Nothing is run."""
+    """Return the sorted numbers and the exact value of an arithmetic expression, None if it is not one, without running
+    it."""
     if len(expression) > MAX_LENGTH or not _PLAIN.fullmatch(expression):
         return None
     numbers: list[int] = []

@@ -1,4 +1,4 @@
-"""Reward functions in TRL's form, which a script gives to `trinity_core.train`."""
+"""Reward functions in TRL's form, passed by a script to `trinity_core.train`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from trinity_core.workflows.rewards.base import REWARD_FNS, RewardFn
 
 PROMPT = "prompt"
 Functions = Mapping[str, Callable[..., Any]]
-"""Name → function(prompts, completions, **columns) that returns one number, or None, for each completion."""
+"""Name -> function(prompts, completions, **columns) that returns one number, or None, for each completion."""
 
 
 def register_functions(file: Path, name: str) -> None:
-    """Register the functions that `file` holds as the reward function `name`. The file is the run's own, as its plugins
-    are."""
+    """Register the functions pickled in `file` as the reward function `name`. The file belongs to the run, as its
+    plugins do."""
     functions: Functions = pickle.loads(file.read_bytes())  # noqa: S301 - written by the process that started the run
     REWARD_FNS.register(name)(reward_of(functions))
 
 
 def reward_of(functions: Functions) -> RewardFn:
-    """The sum of several functions' values; each value is a part by the function's name.
+    """Return a reward function that sums several functions' values; each value is a part under the function's name.
 
     As in TRL, a function gets lists: here of one prompt and one completion, with the row's other columns by name. A
-    completion is a text, or a list of one message where the row's prompt is a list of messages. None is no part.
+    completion is a string, or a list of one message if the row's prompt is a list of messages. None is not a part.
     """
 
     def score(*, prompt: str, response: str, task: Mapping[str, Any], **_: Any) -> dict[str, float]:
@@ -45,7 +45,7 @@ def reward_of(functions: Functions) -> RewardFn:
 
 
 def accepted(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `names` that the function takes. Raises TypeError if it needs others."""
+    """Return the entries of `names` that the function takes. Raises TypeError if it needs others."""
     parameters = inspect.signature(function).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         names = {parameter.name: names[parameter.name] for parameter in parameters if parameter.name in names}

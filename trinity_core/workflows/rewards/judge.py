@@ -1,6 +1,6 @@
 """`llm_judge`: a language model rates answers: each alone, in pairs, or all answers to one question together.
 
-A judge that does not answer, or answers what cannot be read, gives an error and never a number.
+A judge that does not answer, or whose answer cannot be parsed, gives an error and never a number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GROUP = (
     'first. Conclude with JSON on a line of its own, one score for each response in their order: {"scores": [0.2, 1]}.'
 )
 USUAL_CRITERIA = "Whether the response is correct, complete and to the point."
-"""Rubric of rows that have none."""
+"""Rubric of rows without one."""
 _OBJECT = re.compile(r"\{[^{}]*\}")
 
 
@@ -63,11 +63,12 @@ async def llm_judge(
     max_tokens: Annotated[int, Field(ge=1)] | None = None,
     **_: Any,
 ) -> list[Reward]:
-    """`judge`, from 0 to 1: a rating (`pointwise`), the share of wins (`pairwise`), a score among others (`group`).
+    """`judge`, from 0 to 1: a rating (`pointwise`), the fraction of wins (`pairwise`), or a score among others
+    (`group`).
 
     The judge is the auxiliary model `model` (by default the first), or `model_name` at the endpoint `base_url` with the
-    key in the variable `api_key_env` and at most `requests_at_once` requests in flight. `rubric` is a text or a list;
-    else it is the row's column `rubric_key`. With `with_reference` the judge sees the reference answer.
+    key in the variable `api_key_env` and at most `requests_at_once` requests in flight. `rubric` is a string or a list;
+    by default the row's column `rubric_key`. With `with_reference` the judge sees the reference answer.
     """
     if base_url:
         judge_model = models.endpoint(base_url, model_name, api_key_env, requests_at_once)
@@ -89,13 +90,12 @@ async def llm_judge(
 
 
 class _Judge:
-    """A judge, asked in the three ways."""
+    """A judge with the three kinds of questions."""
 
     def __init__(self, judge: RolloutModel, sampling: Mapping[str, Any]) -> None:
         self._judge, self._sampling = judge, sampling
 
     async def rating(self, question: str, answer: str) -> Reward:
-        """A rating of one answer."""
         verdict = await self._ask(POINTWISE, f"{question}\n\n<response>\n{answer}\n</response>", "rating")
         if isinstance(verdict, Reward):
             return verdict
@@ -105,7 +105,7 @@ class _Judge:
         return Reward({"judge": (rating - LOWEST) / (HIGHEST - LOWEST)})
 
     async def scores(self, question: str, answers: Sequence[str]) -> list[Reward]:
-        """Scores of answers that are seen together."""
+        """Score answers that the judge sees together."""
         shown = "\n\n".join(f'<response number="{i + 1}">\n{answer}\n</response>' for i, answer in enumerate(answers))
         verdict = await self._ask(GROUP, f"{question}\n\n{shown}", "scores")
         if isinstance(verdict, Reward):
@@ -118,7 +118,7 @@ class _Judge:
         return [Reward({"judge": float(score)}) for score in scores]
 
     async def wins(self, question: str, answers: Sequence[str]) -> list[Reward]:
-        """The share of comparisons that each answer wins; each pair is shown in both orders."""
+        """Return the fraction of comparisons that each answer wins; each pair is shown in both orders."""
         pairs = list(itertools.permutations(range(len(answers)), 2))
         verdicts = await asyncio.gather(*(self._win(question, answers[a], answers[b]) for a, b in pairs))
         won: list[list[float]] = [[] for _ in answers]
@@ -131,7 +131,7 @@ class _Judge:
         return [Reward({"judge": sum(one) / len(one)}) if one else Reward(error=none) for one in won]
 
     async def _win(self, question: str, a: str, b: str) -> float | str:
-        """1 if A is better, 0 if B is, 0.5 for a tie; or why nobody knows."""
+        """Return 1 if A is better, 0 if B is, 0.5 for a tie; or the error."""
         shown = f"{question}\n\n<response_a>\n{a}\n</response_a>\n\n<response_b>\n{b}\n</response_b>"
         verdict = await self._ask(PAIRWISE, shown, "better")
         if isinstance(verdict, Reward):
@@ -140,7 +140,7 @@ class _Judge:
         return f"the judge called {verdict['better']!r} better" if share is None else share
 
     async def _ask(self, system: str, text: str, key: str) -> dict[str, Any] | Reward:
-        """The JSON with `key` that the judge concludes with; a Reward with the error if there is none."""
+        """Return the JSON with `key` that ends the judge's answer; a Reward with the error if there is none."""
         messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": text}]
         seed = int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=4).digest(), "little") >> 1
         try:
@@ -156,7 +156,7 @@ class _Judge:
 
 
 def last_object(text: str, key: str) -> dict[str, Any] | None:
-    """The last JSON object in a text that has `key`."""
+    """Return the last JSON object in a text that has `key`."""
     for match in reversed(_OBJECT.findall(text)):
         try:
             value = json.loads(match)
@@ -172,7 +172,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _seen(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_reference: bool) -> str:
-    """What a judge sees of an item besides its answer."""
+    """Return what a judge sees of an item besides its answer."""
     shown = "\n\n".join(f"[{message['role']}] {message.get('content', '')}" for message in conversation(item))
     parts = [f"<prompt>\n{shown}\n</prompt>"]
     if with_reference and item.truth is None:
@@ -188,7 +188,7 @@ def _seen(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_r
 
 
 def rubric_text(rubric: Any) -> str:
-    """A rubric as text: a text itself, an object with `description` and `weight`, or a list of texts and such objects.
+    """Format a rubric: a string, an object with `description` and `weight`, or a list of strings and such objects.
 
     Raises TrinityError for anything else.
     """

@@ -1,8 +1,8 @@
 """Rewards for answers that are numbers or formulas, compared by math-verify.
 
-The final answer is what a response says it is, and nothing else: the text after its last `####` on that line (GSM8K's
-own form), the content of its last `\\boxed{}`, or that of its last `<answer>` that is not empty, whichever stands
-later. A number that merely occurs is no answer.
+The final answer is only what a response declares: the text after its last `####` on that line (GSM8K's own form), the
+content of its last `\\boxed{}`, or that of its last nonempty `<answer>`, whichever is later. A number that merely
+occurs is not an answer.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _OTHER_NUMBER = re.compile(
     r"(hundred|thousand|million|billion|trillion)(s|ths?)?|grand(?! total)|point(?=\s+\w)|"
     r"(times|than|over|under|below|above|least|most|up to)(?=\s+0))\b"
 )
-"""Words that make another number of the adjacent one (which stands here as 0): numbers, operations and bounds."""
+"""Words that change the meaning of an adjacent number (0 here): numbers, operations and bounds."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,15}")
 
 
 def final_answer(text: str) -> str | None:
-    """The final answer that a text declares, stripped; None if it declares none or an empty one."""
+    """Return the final answer that a text declares, stripped; None if it declares none or an empty one."""
     declared = [(match.start(), _outside_tags(match[1])) for match in _HASHES.finditer(text)][-1:]
     declared += next(([(start, answer)] for start, answer in tagged_answers(text) if answer), [])
     start, answer = max(declared, default=(-1, ""))
@@ -52,10 +52,10 @@ def final_answer(text: str) -> str | None:
 
 
 def tagged_answers(text: str) -> Iterator[tuple[int, str]]:
-    """Start and stripped content of each `<answer>…</answer>`, the last one first.
+    """Yield start and stripped content of each `<answer>…</answer>`, last one first.
 
-    Time is linear in the text, whatever a policy writes: fast paths run in the explorer's own process, where
-    `<answer>.*?</answer>` would hold up all rollouts for a response that opens the tag ten thousand times.
+    Takes linear time whatever a policy writes: fast paths run in the explorer's own process, where
+    `<answer>.*?</answer>` would block all rollouts for a response that opens the tag ten thousand times.
     """
     end = len(text)
     while (close := text.rfind(_CLOSE, 0, end)) >= 0 and (start := text.rfind(_OPEN, 0, close)) >= 0:
@@ -65,12 +65,12 @@ def tagged_answers(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _outside_tags(line: str) -> str:
-    """What follows `####` up to a closing tag, as in `<answer>#### 18</answer>.`"""
+    """Return what follows `####` up to a closing tag, as in `<answer>#### 18</answer>.`"""
     return line.partition(_CLOSE)[0].replace(_OPEN, "").strip()
 
 
 def braced(text: str, start: int) -> str | None:
-    """The text up to the brace that closes an already open one."""
+    """Return the text up to the brace that closes an already open one."""
     depth = 1
     for place in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)
@@ -80,7 +80,7 @@ def braced(text: str, start: int) -> str | None:
 
 
 def reference(truth: Any) -> str:
-    """The reference answer of a row: its declared final answer, else the whole of it. Raises DataError where empty."""
+    """Return the reference answer of a row: its declared final answer, else all of it. Raises DataError if empty."""
     text = "" if truth is None else str(truth).strip()
     answer = final_answer(text) or text
     if not answer:
@@ -92,10 +92,10 @@ def reference(truth: Any) -> str:
 
 
 def same(answer: str, truth: str, question: str = "") -> bool:
-    """Whether math-verify takes two expressions for the same. Raises ValueError if it cannot read the reference."""
+    """True if math-verify considers two expressions equal. Raises ValueError if it cannot parse the reference."""
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # The pool's time-out takes the place of math-verify's own. A formula that LaTeX cannot read has no number to pick.
+    # The pool's timeout replaces math-verify's own. A formula that LaTeX cannot parse has no number to extract.
     read = partial(parse, parsing_timeout=None, raise_on_error=True)
     formula = partial(read, extraction_config=[LatexExtractionConfig(try_extract_without_anchor=False)])
     agree = partial(verify, timeout_seconds=None, raise_on_error=True)
@@ -106,10 +106,10 @@ def same(answer: str, truth: str, question: str = "") -> bool:
 
 
 def readings(answer: str, question: str) -> list[str]:
-    """The formulas that an answer may stand for: all of it and, in words around one number, that number.
+    """Return the formulas that an answer may stand for: all of it and, if it is words around one number, that number.
 
-    A dozen, thousand… after the number multiplies it, unless the question asks "how many dozen" or "in thousands". With
-    a word that makes another number of it ("18 and a half", "less than 18") the number is no reading.
+    A dozen, thousand… after the number multiplies it, unless the question asks "how many dozen" or "in thousands". If a
+    word changes the number's meaning ("18 and a half", "less than 18"), the number is not included.
     """
     answer = _WRAPPING.sub("", answer)
     plain = _MARKS.sub("", _TEXT.sub(r"\1", answer.replace("{,}", ",")).replace("~", " ")).strip()
@@ -130,10 +130,10 @@ def readings(answer: str, question: str) -> list[str]:
 def math_reward(
     *, prompt: str, response: str, truth: Any, format_weight: float = 0.0, think_score: float = 0.0, **_: Any
 ) -> Parts:
-    """`accuracy` 1 where the declared final answer equals the reference, else 0.
+    """`accuracy` 1 if the declared final answer equals the reference, else 0.
 
-    With a `format_weight`, `format` adds that much wherever a final answer is declared. With a `think_score`,
-    `format_score` is that much for a response of the form `<think>…</think> <answer>…</answer>`, else minus as much.
+    With a `format_weight`, `format` adds that much if a final answer is declared. With a `think_score`, `format_score`
+    is that much for a response of the form `<think>…</think> <answer>…</answer>`, else minus that much.
     """
     gold = reference(truth)
     answer = final_answer(response)
@@ -144,7 +144,7 @@ def math_reward(
 def math_fast(
     *, response: str, truth: Any, format_weight: float = 0.0, think_score: float = 0.0, **_: Any
 ) -> Parts | None:
-    """Give `math_reward`'s verdict without a verifier: no declared answer, or two plain integers."""
+    """Return `math_reward`'s verdict if it needs no verifier: no declared answer, or two plain integers."""
     gold = reference(truth)
     answer = final_answer(response)
     right = plain_verdict(answer, gold)
@@ -152,7 +152,7 @@ def math_fast(
 
 
 def plain_verdict(answer: str | None, gold: str) -> bool | None:
-    """Whether an answer is right where no verifier is needed to tell: there is none, or both are plain integers."""
+    """Return the verdict if it needs no verifier: there is no answer, or both are plain integers. Otherwise None."""
     if answer is None:
         return False
     return int(answer) == int(gold) if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold) else None
@@ -172,7 +172,7 @@ def _parts(right: bool, answer: str | None, response: str, format_weight: float,
 
 
 def _is_thought(response: str) -> bool:
-    """True for `<think>…</think> <answer>…</answer>`, with any text before. Linear, as `tagged_answers`."""
+    """True for `<think>…</think> <answer>…</answer>`, with any text before. Linear time, like `tagged_answers`."""
     text = response.rstrip()
     think = text.find(_THINK)
     if think < 0 or not text.endswith(_CLOSE):
@@ -184,9 +184,9 @@ def _is_thought(response: str) -> bool:
 def format_reward(
     *, response: str, pattern: str | None = None, match_score: float = 1.0, miss_score: float = 0.0, **_: Any
 ) -> Parts:
-    """`format` 1 where a final answer is declared, or with a `pattern` where that regular expression finds a match.
+    """`format` 1 if a final answer is declared, or with a `pattern` if that regular expression matches.
 
-    `match_score` and `miss_score` take the place of 1 and 0. Raises DataError for a pattern that is none.
+    `match_score` and `miss_score` replace 1 and 0. Raises DataError for an invalid pattern.
     """
     try:
         match = re.search(pattern, response, re.DOTALL) if pattern else final_answer(response)

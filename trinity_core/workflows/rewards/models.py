@@ -1,6 +1,7 @@
-"""Rewards that need a model: how a workflow's `rewards.score` reaches them, and what they are given.
+"""Rewards that need a model: how `rewards.score` reaches them, and their arguments.
 
-Such a reward function scores all answers of a call together, in the explorer and not in the pool of processes."""
+Such a reward function scores all answers of a call together, in the explorer and not in the pool of processes.
+"""
 
 from __future__ import annotations
 
@@ -26,33 +27,33 @@ class RewardModels(Protocol):
     """The models of a run that judge answers."""
 
     def judge(self, name: str | None) -> RolloutModel:
-        """An auxiliary model by its name; None: the first. Raises TrinityError if there is none."""
+        """Return an auxiliary model by its name; None: the first. Raises TrinityError if there is none."""
 
     def endpoint(
         self, base_url: str, model_name: str, api_key_env: str | None, requests_at_once: int = REQUESTS_AT_ONCE
     ) -> RolloutModel:
-        """A model behind an OpenAI-compatible endpoint. Raises TrinityError if the key's variable is not set.
+        """Return a model behind an OpenAI-compatible endpoint. Raises TrinityError if the key's variable is not set.
 
-        Further requests wait, which is not the time of the workflow that asks.
+        Excess requests wait; that time does not count as the calling workflow's.
         """
 
     async def rated(self, name: str | None, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
-        """The score that a reward model gives to each conversation, or why it gives none. Raises as `judge`."""
+        """Return a reward model's score of each conversation, or the error. Raises as `judge`."""
 
 
 class ModelReward(Protocol):
-    """A reward function that asks models. `args` are the task set's `reward_fn_args`."""
+    """A reward function that uses models. `args` are the task set's `reward_fn_args`."""
 
     async def __call__(self, *, items: Sequence[RewardItem], models: RewardModels, **args: Any) -> list[Reward]:
-        """One reward for each item, in their order."""
+        """Return one reward for each item, in order."""
 
 
 MODEL_REWARDS: dict[str, ModelReward] = {}
-"""Reward functions that need models; `REWARD_FNS` knows their names and arguments too."""
+"""Reward functions that need models; `REWARD_FNS` also has their names and arguments."""
 
 
 def model_reward(name: str) -> Any:
-    """A decorator that adds a reward function which needs models."""
+    """Decorator: register a reward function that needs models."""
 
     def add(function: Any) -> Any:
         REWARD_FNS.register(name)(function)
@@ -64,14 +65,14 @@ def model_reward(name: str) -> Any:
 
 @dataclass
 class ModelRewards:
-    """A `RewardRunner` that scores with models what needs them, and everything else in the pool."""
+    """A `RewardRunner` that calls models for the rewards that need them, and the pool for all others."""
 
     pool: RewardRunner
     models: RewardModels
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        """See `RewardRunner.score`. Items with other arguments are scored in calls of their own."""
+        """See `RewardRunner.score`. Items with different arguments are scored in separate calls."""
         function = MODEL_REWARDS.get(name)
         if function is None:
             return await self.pool.score(name, items)
@@ -90,7 +91,7 @@ class ModelRewards:
 
 
 def _alike(arguments: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The places of equal arguments, together."""
+    """Group the indices of equal arguments."""
     groups: list[list[int]] = []
     for place, own in enumerate(arguments):
         group_of_equals = next((group for group in groups if arguments[group[0]] == own), None)
@@ -102,7 +103,7 @@ def _alike(arguments: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def conversation(item: RewardItem) -> list[Message]:
-    """The messages that an answer replies to."""
+    """Return the messages that an answer replies to."""
     return [dict(message) for message in item.messages] or [{"role": "user", "content": item.prompt}]
 
 
@@ -118,8 +119,8 @@ async def reward_model(
 ) -> list[Reward]:
     """`reward_model`: `scale` times the score of the conversation with the answer, plus `offset`.
 
-    `model` is the name of an auxiliary model, by default the first that is a reward model. What is longer than the
-    model takes has an error.
+    `model` is the name of an auxiliary model, by default the first reward model. A conversation beyond the model's
+    length limit gets an error.
     """
     conversations = [[*conversation(item), {"role": "assistant", "content": item.response}] for item in items]
     scores = await models.rated(model, conversations)

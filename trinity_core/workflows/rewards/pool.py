@@ -1,13 +1,14 @@
 """A pool of processes that score answers and can be killed if they hang.
 
-Verdicts that need no verifier (see `FAST_PATHS`) are given in this process. All other answers go to workers, which
-start with the first such answer. If an answer takes longer than the time-out, its worker is killed and the answer
-counts as a verifier error; a new worker scores the answers behind it. Order is kept. The event loop is never blocked.
+Verdicts that need no verifier (see `FAST_PATHS`) are made in this process. All other answers go to workers, which start
+with the first such answer. If an answer exceeds the timeout, its worker is killed and the answer counts as a verifier
+error; a new worker scores the answers behind it. Order is kept. The event loop is never blocked.
 
-Verdicts do not depend on how busy the machine is: a resumed run must train on the same rows as one that was never
-killed. So the time-out excludes the time that the worker spent waiting for a CPU, and if a worker dies, its answer is
-scored once more, since something else may have killed it. (When a flow is killed, Ray kills an actor's child processes
-before the actor, which may still store a step.)"""
+Verdicts do not depend on the machine's load: a resumed run must train on the same rows as one that was never killed. So
+the timeout excludes the time that the worker waited for a CPU, and if a worker dies, its answer is scored once more,
+since something else may have killed it. (When a flow is killed, Ray kills an actor's child processes before the actor,
+which may still store a step.)
+"""
 
 from __future__ import annotations
 
@@ -42,9 +43,10 @@ from trinity_core.workflows.rewards.base import (
 
 
 class RewardWorker:
-    """Scores answers with limited memory, so that a formula like 9^9^9 is a verifier error and no exhausted machine.
+    """Scores answers with limited memory, so that a formula like 9^9^9 is a verifier error and does not exhaust the
+    machine.
 
-    What the modules of reward functions take when they are imported does not count.
+    Memory used by importing reward functions' modules does not count.
     """
 
     def __init__(self, plugin_dir: str | None, memory_bytes: int) -> None:
@@ -56,7 +58,7 @@ class RewardWorker:
     def prepare(self, name: str) -> None:
         """Import and warm up a reward function, once. Raises TrinityError if there is no such function."""
         if name not in self._ready:
-            _, most = resource.getrlimit(resource.RLIMIT_DATA)  # stays: a sandbox started here has its own limit
+            _, most = resource.getrlimit(resource.RLIMIT_DATA)  # unchanged: a sandbox started here has its own limit
             resource.setrlimit(resource.RLIMIT_DATA, (most, most))
             REWARD_FNS.resolve(name)
             WARM_UPS.get(name, lambda: None)()
@@ -66,7 +68,7 @@ class RewardWorker:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
     def score(self, name: str, item: RewardItem) -> dict[str, Any]:
-        """The arguments of `Reward`. Raises what the reward function raises."""
+        """Return the arguments of `Reward`. Raises what the reward function raises."""
         score = REWARD_FNS.resolve(name)
         args = dict(item.args)
         if "response_tokens" in inspect.signature(score).parameters:
@@ -80,7 +82,8 @@ class RewardWorker:
 
 
 def as_parts(value: Parts | float) -> Parts:
-    """Named parts as plain floats; a bare number is the part `reward`. Raises TypeError or ValueError otherwise."""
+    """Convert to named parts as floats; a bare number is the part `reward`. Raises TypeError or ValueError
+    otherwise."""
     parts = {str(k): float(v) for k, v in value.items()} if isinstance(value, dict) else {"reward": float(value)}
     for name, part in parts.items():
         if part - part != 0:  # NaN or infinite
@@ -91,15 +94,15 @@ def as_parts(value: Parts | float) -> Parts:
 WORKER = "trinity_core.workflows.rewards.pool:RewardWorker"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MAX_DEATHS = 2
-"""Workers that may die while they score one answer, before the answer counts as a verifier error."""
+"""Number of workers that may die while scoring one answer before it counts as a verifier error."""
 MOST_WORKERS = 16
-"""Greatest default number: each may take `RewardPool.memory_gib`, and all of them start with the first answers."""
+"""Limit of the default number: each may use `RewardPool.memory_gib`, and all of them start with the first answers."""
 MAX_STARTS = 3
-"""Workers in a row that may die while they start, before the run fails."""
+"""Number of consecutive workers that may die at startup before the run fails."""
 
 
 def usual_workers(cores: int) -> int:
-    """Workers of a pool on a machine with this many cores, which engines and trainer use too."""
+    """Default number of workers on a machine with this many cores, which engines and trainer use too."""
     return min(max(1, cores // 2), MOST_WORKERS)
 
 
@@ -107,7 +110,7 @@ class RewardRunner(Protocol):
     """The pool's interface for workflows."""
 
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        """One reward for each item, in their order."""
+        """Return one reward for each item, in order."""
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         """`score` for workflows that run in a thread."""
@@ -120,19 +123,19 @@ class RewardPool:
     workers: int = 2
     timeout: float = 10.0
     plugin_dir: str | None = None
-    """Folder whose modules each worker imports, for reward functions of the user's own."""
+    """Folder whose modules each worker imports, for custom reward functions."""
     memory_gib: float = 4.0
-    """Memory that a worker may take to score an answer."""
+    """Memory limit of a worker while it scores an answer."""
     started: int = 0
-    """Processes started so far; more than `workers` means that some were killed."""
+    """Number of processes started; more than `workers` means that some were killed."""
     _idle: queue.SimpleQueue[Worker] = field(default_factory=queue.SimpleQueue, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
 
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        """One reward for each item, in their order.
+        """Return one reward for each item, in order.
 
         A verifier that times out, dies twice or raises gives a Reward with an `error`. Raises DataError if the reward
-        function does not exist or cannot work with this data set, RewardError if it gives an accuracy that is no share.
+        function does not exist or cannot work with this data set, RewardError if it returns an invalid accuracy.
         """
         rewards, waiting = self._begin(name, items)
         try:
@@ -162,7 +165,7 @@ class RewardPool:
             self._idle.get().kill()
 
     def _begin(self, name: str, items: Sequence[RewardItem]) -> tuple[list[Reward | None], dict[int, Future[Reward]]]:
-        """The rewards that need no worker, and a future for each of the others, by its index."""
+        """Return the rewards that need no worker, and a future for each of the others, by its index."""
         fast = FAST_PATHS.get(name)
         rewards: list[Reward | None] = [None] * len(items)
         if fast is not None:
@@ -177,7 +180,7 @@ class RewardPool:
         return rewards, {index: tied(self._threads.submit(self._score, name, items[index])) for index in rest}
 
     def _score(self, name: str, item: RewardItem) -> Reward:
-        """Runs in one of the pool's threads: there are as many as workers."""
+        """Runs in one of the pool's threads, of which there are as many as workers."""
         deaths = 0
         while True:
             worker = self._prepared(name)
@@ -208,9 +211,9 @@ class RewardPool:
         return _reward(name, **verdict)
 
     def _prepared(self, name: str) -> Worker:
-        """A worker that has imported the reward function.
+        """Return a worker that has imported the reward function.
 
-        One that dies at that is replaced; raises TransientFault if `MAX_STARTS` die, or if one hangs.
+        A worker that dies during that is replaced. Raises TransientFault if `MAX_STARTS` die, or if one hangs.
         """
         reason = ""
         for _ in range(MAX_STARTS):
@@ -242,7 +245,7 @@ class RewardPool:
 
 
 def _reward(name: str, **fields: Any) -> Reward:
-    """Raises RewardError, for the reward function of this name, for parts that no reward may have."""
+    """Make a `Reward`. Raises RewardError, which names the reward function, for invalid parts."""
     try:
         return Reward(**fields)
     except TrinityError as fault:
@@ -250,6 +253,5 @@ def _reward(name: str, **fields: Any) -> Reward:
 
 
 def _cancel(waiting: Mapping[int, Future[Reward]]) -> None:
-    """Score none of those that no worker has begun."""
     for future in waiting.values():
         future.cancel()

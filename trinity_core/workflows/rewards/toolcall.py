@@ -1,4 +1,4 @@
-"""Tool calls against the calls that were expected."""
+"""Compares tool calls with the expected calls."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trinity_core.workflows.rewards.base import REWARD_FNS, Parts
 
 @REWARD_FNS.register("toolcall_reward")
 def toolcall_reward(*, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **_: Any) -> Parts:
-    """`accuracy` 1 where the calls of the answer are the expected ones with the expected arguments, in any order.
+    """`accuracy` 1 if the answer's calls are the expected ones with the expected arguments, in any order.
 
-    `response` and `truth` are lists of `{name, arguments}`, or their JSON text; no call may be expected too. Raises
-    DataError where there is no reference, ValueError where it cannot be read.
+    `response` and `truth` are lists of `{name, arguments}`, or their JSON; no call may be expected too. Raises
+    DataError without a reference, ValueError if it cannot be parsed.
     """
     if truth is None:
         raise DataError("toolcall_reward needs the expected calls as the reference answer (format.response_key)")
@@ -27,7 +27,7 @@ def toolcall_reward(*, prompt: str, response: str, truth: Any, task: Mapping[str
 
 
 def _calls(value: Any) -> Counter[str] | None:
-    """Each call in one spelling, with its number; None if they cannot be read."""
+    """Count calls in a canonical spelling; None if they cannot be parsed."""
     calls = _parsed(value)
     if isinstance(calls, dict):
         calls = [calls]
@@ -37,7 +37,7 @@ def _calls(value: Any) -> Counter[str] | None:
 
 
 def _parsed(value: Any) -> Any:
-    """JSON text as what it stands for, also where it was written twice."""
+    """Parse JSON, including JSON that was encoded twice."""
     for _ in range(2):
         if isinstance(value, str):
             try:

@@ -1,4 +1,4 @@
-"""`code_reward`: programs and functions that a model wrote, judged by unit tests in a sandbox."""
+"""`code_reward`: programs and functions written by a model, judged by unit tests in a sandbox."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL |
 PYTHON = ("python", "python3", "py")
 TOTAL_SECONDS = 60.0
 END_SECONDS = 30.0
-"""Time for sandboxes to begin and end, in addition to the time of the tests."""
+"""Time for sandboxes to start and end, in addition to the time of the tests."""
 
 
 def last_program(text: str) -> str | None:
-    """The last fenced block of Python in a text, or the last fenced block of all; None without one."""
+    """Return the last fenced Python block in a text, else the last fenced block; None without one."""
     blocks = _FENCE.findall(text)
     known = [body for language, body in blocks if language.lower() in PYTHON]
     return known[-1] if known else blocks[-1][1] if blocks else None
@@ -40,10 +40,10 @@ def code_reward(
     processes: int = 16,
     **_: Any,
 ) -> Scored:
-    """`accuracy` 1 where the last fenced block of Python passes all unit tests, else 0.
+    """`accuracy` 1 if the last fenced Python block passes all unit tests, else 0.
 
-    With `partial`, the part of that name is the share of tests that a wrong answer passes.
-    Raises DataError for a row without tests, and other errors for what cannot be judged.
+    With `partial`, the part of that name is the fraction of tests that a wrong answer passes. Raises DataError for a
+    row without tests, and other errors if the answer cannot be judged.
     """
     tests, code = tests_of(truth, task, entry_point), last_program(response)
     if code is None:

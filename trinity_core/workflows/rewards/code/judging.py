@@ -1,4 +1,4 @@
-"""Whether an answer's program passes unit tests; the verdict is made where the answer cannot write."""
+"""Runs unit tests on an answer's program; verdicts are made where the answer cannot write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
 
 @dataclass(frozen=True)
 class Program:
-    """A whole program: what it reads from its standard input and must write to its standard output."""
+    """A whole program: its standard input and expected standard output."""
 
     given: str
     expected: str
@@ -42,21 +42,20 @@ class Tests:
 
     programs: tuple[Program, ...] = ()
     functions: tuple[dict[str, Any], ...] = ()
-    """For `sandbox_rpc.run_tests`: `{"python": source}` or `{"call": name, "arguments": [...], "expected": ...}`, where
-    `wrapped` also takes the only element of `expected`."""
+    """For `sandbox_rpc.run_tests`: `{"python": source}` or `{"call": name, "arguments": [...], "expected": ...}`; with
+    `wrapped`, the only element of `expected` is accepted too."""
     setup: str = ""
-    """Python that runs before each of the Python tests."""
+    """Python code that runs before each of the Python tests."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
         return len(self.programs) + len(self.functions)
 
 
 def tests_of(truth: Any, task: Mapping[str, Any], name: str = "") -> Tests:
-    """The tests of a row. Raises DataError if they cannot be read or there are none.
+    """Return the tests of a row. Raises DataError if they cannot be read or there are none.
 
-    Known are: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for calls (APPS, TACO); a list of `{"input":
+    Supported forms: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for calls (APPS, TACO); a list of `{"input":
     ..., "output": ..., "testtype": "stdin" | "functional"}` (LiveCodeBench); a list of `assert` lines (MBPP); and
     Python text with asserts or a function `check`, which is called with `name` or the row's `entry_point` (HumanEval).
     """
@@ -131,7 +130,7 @@ def _python(tests: Sequence[str], name: str) -> Tests:
 
 
 def _text(value: Any) -> str:
-    """Some data sets have a list of lines."""
+    """Join a list of lines, which some data sets have."""
     return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -140,14 +139,13 @@ RPC_SOURCE = Path(sandbox_rpc.__file__).read_text(encoding="utf-8")
 
 @dataclass
 class Outcomes:
-    """How many tests passed, and how many went beyond a limit."""
+    """Numbers of tests that passed, failed, and exceeded a limit."""
 
     passed: int = 0
     failed: int = 0
     exceeded: int = 0
 
     def add(self, passed: bool, exceeded: str = "") -> None:
-        """Count one more."""
         self.passed += passed
         self.failed += not passed
         self.exceeded += bool(exceeded)
@@ -155,9 +153,9 @@ class Outcomes:
 
 @dataclass
 class Judging:
-    """Runs the tests of one answer, after the first failure only if all are `wanted`, for `total_seconds` at most.
+    """Runs the tests of one answer for at most `total_seconds`; after the first failure only if all are `wanted`.
 
-    Tests that are not reached in that time count as failed if one did; else there is no verdict.
+    Tests not reached in that time count as failed if one did; otherwise there is no verdict.
     """
 
     code: str
@@ -166,7 +164,8 @@ class Judging:
     total_seconds: float
 
     def run(self, tests: Tests) -> Outcomes:
-        """Run the tests; their outcomes. Raises `SandboxFailed`, `Unjudged` or TimeoutError if there is none."""
+        """Run the tests; return their outcomes. Raises `SandboxFailed`, `Unjudged` or TimeoutError if there is no
+        verdict."""
         self._ends = time.monotonic() + self.total_seconds
         counts = Outcomes()
         for program in tests.programs:
@@ -180,14 +179,14 @@ class Judging:
         return counts
 
     def _is_decided(self, counts: Outcomes) -> bool:
-        """Whether no further test is run. Raises TimeoutError if the time is over and none has failed."""
+        """True if no further test is needed. Raises TimeoutError if time is up and none has failed."""
         is_late = time.monotonic() > self._ends
         if is_late and not counts.failed:
             raise TimeoutError(f"the tests took longer than {self.total_seconds:g} s together (total_seconds)")
         return counts.failed > 0 and (is_late or not self.wanted)
 
     def _functions(self, tests: Sequence[dict[str, Any]], setup: str, counts: Outcomes) -> int:
-        """Run tests until one ends the answer's process, at most all; how many were decided."""
+        """Run tests until all are decided or one ends the answer's process; return the number decided."""
         with ExitStack() as stack:
             ours, theirs, judge, tested = (
                 stack.enter_context(end) for pair in (socket.socketpair(), socket.socketpair()) for end in pair
@@ -209,12 +208,12 @@ class Judging:
             for end in (ours, theirs, tested):
                 end.close()
             judge.settimeout(START_SECONDS)
-            with suppress(OSError):  # the process of the tests has ended, which is seen below
+            with suppress(OSError):  # the tests' process has ended, which is handled below
                 judge.sendall(json.dumps({"setup": setup, "tests": tests}).encode() + b"\n")
             return self._read(judge, answer, tester, len(tests), counts)
 
     def _read(self, judge: socket.socket, answer: Sandbox, tester: Sandbox, count: int, counts: Outcomes) -> int:
-        """Read verdicts until all are there, one is enough, or there will be no more."""
+        """Read verdicts until all have arrived, one is enough, or no more will come."""
         text, done = b"", 0
         while done < count and not self._is_decided(counts):
             if is_readable(judge.fileno(), LOOK_SECONDS):
@@ -235,7 +234,8 @@ class Judging:
         return done
 
     def _silent(self, tester: Sandbox, counts: Outcomes, done: int) -> int:
-        """The tests ended: after the answer's process did, which is a verdict, or by themselves, which is none."""
+        """Handle the end of the tests' process: after the answer's process it is a verdict, by itself it is an
+        error."""
         try:
             status = tester.process.wait(LOOK_SECONDS * 100)
         except subprocess.TimeoutExpired:
@@ -252,7 +252,7 @@ def _count(verdict: dict[str, Any], counts: Outcomes) -> None:
 
 
 def same_output(output: bytes, expected: str) -> bool:
-    """Whether an output is the expected one: line by line the same words, numbers with a point to 1e-6."""
+    """True if an output is the expected one: line by line the same words, numbers with a point to 1e-6."""
     lines, wanted = (_words(text) for text in (output.decode(errors="replace"), expected))
     return len(lines) == len(wanted) and all(
         len(one) == len(other) and all(map(_same_word, one, other)) for one, other in zip(lines, wanted, strict=True)

@@ -1,8 +1,8 @@
 """Starts one program in a sandbox. Run as a script: `python launcher.py SETTINGS`, JSON from `sandbox.py`.
 
-In `namespaces`, the program sees no network, no other process, and no files but those of the system and of Python,
-which it cannot write, and a small disk in memory; as the first process of its namespace it takes all that it started
-with it.
+In `namespaces`, the program sees no network, no other process, and no files except the system's and Python's, which are
+read-only, and a small disk in memory; as the first process of its namespace it takes all its child processes with it
+when it ends.
 """
 
 from __future__ import annotations
@@ -24,34 +24,35 @@ NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_USERS, NEW_PIDS, NEW_NET = (
 )  # fmt: skip
 READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 KEPT = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
-"""Flag of a file system (`os.statvfs`) → flag of `mount`: what a new mount may not take away."""
+"""Flag of a file system (`os.statvfs`) -> flag of `mount`: flags that a new mount must keep."""
 DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
 FILTERED = 2
-"""`PR_SET_SECCOMP`: calls of the system are judged by a filter."""
+"""`PR_SET_SECCOMP` mode in which a filter decides on system calls."""
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""Machine → its number in filters (`AUDIT_ARCH`)."""
+"""Machine -> its number in filters (`AUDIT_ARCH`)."""
 UNCOUNTED = {"x86_64": (29, 68, 319, 447), "aarch64": (194, 186, 279, 447)}
-"""Its calls `shmget`, `msgget`, `memfd_create` and `memfd_secret`: what they hold is nobody's resident memory, so no
+"""System calls `shmget`, `msgget`, `memfd_create` and `memfd_secret`: their memory is nobody's resident memory, so no
 limit counts it."""
 REACHING = {
     "x86_64": (62, 200, 234, 129, 297, 424, 101, 310, 311, 438),
     "aarch64": (129, 130, 131, 138, 240, 424, 117, 270, 271, 438),
 }
-"""Its calls `kill`, `tkill`, `tgkill`, `rt_sigqueueinfo`, `rt_tgsigqueueinfo`, `pidfd_send_signal`, `ptrace`,
-`process_vm_readv`, `process_vm_writev` and `pidfd_getfd`: by these a program would reach the other processes of its
-user, such as the one that judges it."""
+"""System calls `kill`, `tkill`, `tgkill`, `rt_sigqueueinfo`, `rt_tgsigqueueinfo`, `pidfd_send_signal`, `ptrace`,
+`process_vm_readv`, `process_vm_writev` and `pidfd_getfd`, by which a program could reach other processes of its user,
+such as its judge."""
 SPARE_THREADS = 1024
 """Threads that other processes of the same user may start while a program runs."""
 DEVICES = ("null", "zero", "random", "urandom")
 WORK = "sandbox"
-"""Where the program runs, in the sandbox."""
+"""Working directory of the program in the sandbox."""
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Enter the sandbox, run the program, end as it ends. If that fails, the reason goes to the descriptor `report`."""
+    """Enter the sandbox, run the program, exit with its status. On failure, write the reason to the descriptor
+    `report`."""
     settings = json.loads(sys.argv[1])
     os.set_inheritable(settings["report"], False)
     try:
@@ -91,7 +92,7 @@ def _run(settings: dict[str, Any]) -> None:
 
 
 def _end_rest() -> None:
-    """Kill what a program without namespaces has left: its orphans have become children of this process."""
+    """Kill the processes left by a program without namespaces: its orphans have become children of this process."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     while children.exists():
         for left in children.read_text().split():
@@ -103,7 +104,7 @@ def _end_rest() -> None:
 
 
 def _new_root(settings: dict[str, Any]) -> str:
-    """A file system of the sandbox's own, with the given files in the folder that is returned."""
+    """Make the sandbox's own file system, with the files in the folder that is returned."""
     root, files = settings["root"], {path.name: path.read_bytes() for path in Path(settings["files"]).iterdir()}
     _mount("none", "/", None, RECURSIVE | PRIVATE)
     _mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEVICES, f"size={settings['disk_bytes']},nr_inodes=4096,mode=755")
@@ -143,7 +144,7 @@ def _show(source: Path, target: Path) -> None:
 
 
 def _become(uid: int, folder: str) -> None:
-    """Root's sandbox runs as a user that owns nothing else, so that limits on processes count."""
+    """Run root's sandbox as a user that owns nothing else, so that process limits apply."""
     for path in (Path(folder), *Path(folder).iterdir()):
         os.chown(path, uid, uid)
     os.setgroups([])
@@ -158,7 +159,7 @@ def _limit(settings: dict[str, Any], shares_user: bool) -> None:
     _refuse((UNCOUNTED, REACHING) if shares_user else (UNCOUNTED,))
     for name, value in settings["limits"].items():
         kind = getattr(resource, name)
-        if shares_user and kind == resource.RLIMIT_NPROC:  # the system counts threads, and those of the whole user
+        if shares_user and kind == resource.RLIMIT_NPROC:  # the system counts threads of the whole user
             value += _threads_of(os.getuid()) + SPARE_THREADS
         most = resource.getrlimit(kind)[1]
         value = value if most == resource.RLIM_INFINITY else min(value, most)
@@ -182,7 +183,8 @@ class _Filter(ctypes.Structure):
 
 
 def _refuse(tables: Sequence[Mapping[str, Sequence[int]]]) -> None:
-    """Let the calls of these tables, and those of another machine's conventions, fail with EPERM (Linux' seccomp)."""
+    """Make the system calls in these tables, and those of other machines' conventions, fail with EPERM (Linux
+    seccomp)."""
     if os.uname().machine not in MACHINES:
         return
     machine = MACHINES[os.uname().machine]

@@ -1,8 +1,8 @@
-"""Running model-written programs: in namespaces of their own where the system permits it, under limits everywhere.
+"""Runs programs written by a model: in their own namespaces where the system permits it, always under limits.
 
 Each program has limits of time, memory, files, processes and output. Without namespaces a program can reach the network
-and read files, which the process that runs it logs once. If that is not root's, both are of one user: the program can
-neither send signals to the user's processes nor look into their memory, but it can write the user's files.
+and read files, which is logged once per process. Unless run by root, it has the same user as its parent: it can neither
+send signals to the user's processes nor look into their memory, but it can write the user's files.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ log = logging.getLogger(__name__)
 
 VISIBLE = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
 FIRST_UID = 1 << 20
-"""Users of root's sandboxes: one for each, by the process that starts it, that own nothing."""
+"""User ids of root's sandboxes: each starting process has its own, which owns nothing."""
 LOOK_SECONDS = 0.05
 START_SECONDS = 60.0
-"""Time for a sandbox to begin; 30 ms on quiet cores."""
+"""Time for a sandbox to start; 30 ms on an idle machine."""
 LEFT_SECONDS = 2.0
-"""Time for the launcher to end what a killed program has left."""
+"""Time for the launcher to end the processes left by a killed program."""
 BUSY = 10
-"""A lone program that waits for a CPU may take this many times its limit; then the machine is too busy to judge."""
+"""Factor on the time limit that a lone program may wait for a CPU; beyond it the machine is too busy to judge."""
 
 _numbers = itertools.count()
 
 
 class SandboxFailed(Exception):
-    """A sandbox did not work: nothing is known of the program."""
+    """A sandbox did not work; this says nothing about the program."""
 
 
 @dataclass(frozen=True)
 class CodeLimits:
-    """What a program may use."""
+    """Resource limits of a program."""
 
     seconds: float = 6.0
-    """Time, waits for a CPU not counted."""
+    """Time limit, without waits for a CPU."""
     memory_bytes: int = 1 << 30
     """Memory of all its processes together."""
     disk_bytes: int = 64 << 20
@@ -66,7 +66,7 @@ class CodeLimits:
 
 @dataclass
 class Sandbox:
-    """One program in its sandbox, as a context manager: at its end the program and all that it started are gone."""
+    """One program in its sandbox, as a context manager: on exit the program and its child processes are gone."""
 
     files: Mapping[str, str]
     command: Sequence[str]
@@ -74,7 +74,7 @@ class Sandbox:
     stdin: int = subprocess.DEVNULL
     stdout: int = subprocess.DEVNULL
     descriptors: Sequence[int] = ()
-    """Passed on."""
+    """File descriptors passed to the program."""
     _isolation: str = "none"
     _places: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class Sandbox:
         self.end()
 
     def start(self, isolation: str) -> Sandbox:
-        """Start the program. Raises `SandboxFailed` if the sandbox cannot be entered or the program is not there."""
+        """Start the program. Raises `SandboxFailed` if the sandbox cannot be entered or the program does not exist."""
         self._isolation = isolation
         reading, writing = os.pipe()
         try:
@@ -104,7 +104,8 @@ class Sandbox:
         return self
 
     def exceeded(self) -> str:
-        """The limit that the program has exceeded, in words; "" if none. Raises `SandboxFailed` on a busy machine."""
+        """Return the limit that the program has exceeded, as text; "" if none. Raises `SandboxFailed` on a busy
+        machine."""
         members = self._members()
         if self._isolation == "none" and _size(Path(self._places[1].name)) > self.limits.disk_bytes:
             return f"wrote more than {self.limits.disk_bytes >> 20} MiB to its folder"
@@ -123,11 +124,11 @@ class Sandbox:
         return f"took longer than {self.limits.seconds:g} s"
 
     def restart_clock(self) -> None:
-        """The time limit counts from now."""
+        """Restart the time limit."""
         self._began = time.monotonic()
 
     def end(self) -> None:
-        """Kill the program and everything that it started."""
+        """Kill the program and its child processes."""
         for member in self._members():
             with suppress(psutil.NoSuchProcess):
                 member.kill()
@@ -184,7 +185,7 @@ class Sandbox:
         self.process = self._child.process
 
     def _members(self) -> list[psutil.Process]:
-        """The program and what it started, without the launcher."""
+        """Return the program and its child processes, without the launcher."""
         try:
             return psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -193,7 +194,7 @@ class Sandbox:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a program wrote, and how it ended."""
+    """A program's output, and how it ended."""
 
     output: bytes
     exceeded: str
@@ -231,13 +232,13 @@ def _collected(sandbox: Sandbox, descriptor: int) -> Ran:
 
 
 def python(*arguments: str) -> list[str]:
-    """A command that runs this Python, with its packages."""
+    """Return a command that runs this Python, with its packages."""
     return [sys.executable, "-s", "-P", "-B", *arguments]
 
 
 @cache
 def best_isolation() -> str:
-    """`namespaces` where the system permits them, else `none` with a warning in the log."""
+    """Return `namespaces` if the system permits them, else `none` with a warning in the log."""
     probe = Sandbox({}, ["/bin/true"], CodeLimits())
     try:
         probe.start("namespaces").end()
@@ -256,7 +257,7 @@ def best_isolation() -> str:
 
 
 def _require_python() -> None:
-    """Raise DataError where no code can run: root's code runs as another user, who may not be allowed to."""
+    """Raise DataError if no code can run here: root's code runs as another user, who may lack access."""
     probe = Sandbox({}, python("-c", ""), CodeLimits())
     try:
         probe.start("none").end()
@@ -273,7 +274,7 @@ def _python() -> list[str]:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files in a folder."""
+    """Return the size in bytes of the files in a folder."""
     size = 0
     for path in folder.rglob("*"):
         with suppress(OSError):

@@ -1,10 +1,10 @@
 """Runs in the sandboxes, as a script: an answer's functions on one side, tests that call them on the other.
 
-`sandbox_rpc.py answer FD` loads `solution.py` and answers calls. `sandbox_rpc.py tests FD JUDGE` takes the tests from
-the socket JUDGE and writes a verdict for each to it. It is closed to other processes of its user, and no file holds
-tests or verdicts, so an answer can neither read the former nor write the latter. Only plain data crosses between answer
-and tests, as JSON: numbers, texts, lists, tuples, sets, dicts, bytes, and the standard library's dates, times,
-fractions, decimals, ranges and deques. Everything else stays where it is and is known by a number, so no comparison
+`sandbox_rpc.py answer FD` loads `solution.py` and answers calls. `sandbox_rpc.py tests FD JUDGE` reads the tests from
+the socket JUDGE and writes a verdict for each to it. That process is closed to other processes of its user, and no file
+holds tests or verdicts, so an answer can neither read the former nor write the latter. Only plain data crosses between
+answer and tests, as JSON: numbers, texts, lists, tuples, sets, dicts, bytes, and the standard library's dates, times,
+fractions, decimals, ranges and deques. Other objects stay on their side and are referenced by number, so no comparison
 that decides a verdict ever runs an answer's code.
 """
 
@@ -42,7 +42,7 @@ STANDARD: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "keys": (KEYS, list, lambda values: dict.fromkeys(values).keys()),
     "items": (ITEMS, list, lambda values: dict(values).items()),
 }
-"""Name → type, what it is made of, and how."""
+"""Name -> type, conversion to JSON, and conversion back."""
 SPECIALS = ("__iter__", "__len__", "__getitem__", "__str__", "__repr__", "__next__", "__enter__", "__exit__")
 """Methods of an answer's objects that tests may call by syntax."""
 TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "and", "or", "xor")
@@ -62,15 +62,15 @@ PLAIN: tuple[Any, ...] = (
 
 
 class Unjudged(Exception):
-    """The tests compare what only the answer's own code could compare, or pass what cannot cross."""
+    """The tests compare objects that only the answer's own code could compare, or pass values that cannot cross."""
 
 
 class AnswerGone(Exception):
-    """The answer's process has ended, or says nothing that can be read."""
+    """The answer's process has ended, or sends nothing readable."""
 
 
 def encoded(value: Any, keep: Callable[[Any], int]) -> Any:
-    """A value as JSON; `keep` gives the number of what is not plain, or raises."""
+    """Encode a value for JSON; `keep` returns the number of an object that is not plain, or raises."""
     if type(value) in SCALARS:
         return value
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
@@ -92,7 +92,7 @@ def encoded(value: Any, keep: Callable[[Any], int]) -> Any:
 
 
 def decoded(value: Any, known: Callable[[int], Any]) -> Any:
-    """The inverse of `encoded`. Raises ValueError for what is none."""
+    """The inverse of `encoded`. Raises ValueError for invalid values."""
     if not isinstance(value, dict):
         if type(value) not in SCALARS:
             raise ValueError("no encoded value")
@@ -120,12 +120,11 @@ class Line:
         self._file = socket.socket(fileno=descriptor).makefile("rwb")
 
     def send(self, message: str) -> None:
-        """Send JSON."""
         self._file.write(message.encode() + b"\n")
         self._file.flush()
 
     def receive(self, most: int = MAX_MESSAGE) -> Any:
-        """The next message, of `most` bytes (-1: any number). Raises EOFError at the end."""
+        """Return the next message, of at most `most` bytes (-1: any number). Raises EOFError at the end."""
         line = self._file.readline(most)
         if not line.endswith(b"\n"):
             raise EOFError
@@ -139,11 +138,11 @@ class RemoteAnswer:
         self._line = line
 
     def named(self, name: str) -> Any:
-        """What the answer calls by this name. Raises NameError if nothing."""
+        """Return the answer's object of this name. Raises NameError if there is none."""
         return self.ask("name", name)
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """What the answer's side says. Raises what the answer raises, as the nearest built-in exception."""
+        """Send a request to the answer's side. Raises what the answer raises, as the nearest built-in exception."""
         try:
             message = json.dumps([what, encoded(list(arguments), _number_of)])
         except RecursionError:
@@ -163,7 +162,7 @@ class RemoteAnswer:
         error_kind = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)), Exception)
         try:
             raised = error_kind(text)
-        except TypeError:  # UnicodeDecodeError and such take more
+        except TypeError:  # UnicodeDecodeError and others need more arguments
             raised = Exception(text)
         raise raised
 
@@ -172,7 +171,7 @@ class RemoteAnswer:
 
 
 def _change(before: Sequence[Any], changed: Sequence[Any]) -> None:
-    """What a function without a result did to the lists, dicts and sets that it was given."""
+    """Apply the changes that a function made to its list, dict and set arguments."""
     for old, new in zip(before, changed, strict=False):
         if isinstance(old, list) and isinstance(new, list):
             old[:] = new
@@ -182,7 +181,7 @@ def _change(before: Sequence[Any], changed: Sequence[Any]) -> None:
 
 
 class Remote:
-    """An object of the answer that is no plain data. It equals itself alone."""
+    """An object of the answer that is not plain data. It equals only itself."""
 
     def __init__(self, answer: RemoteAnswer, number: int) -> None:
         self.__dict__["_remote"] = (answer, number)
@@ -242,7 +241,7 @@ def _number_of(value: Any) -> int:
 
 
 def serve(line: Line) -> None:
-    """Load the answer and do what the other side asks."""
+    """Load the answer and serve requests of the other side."""
     namespace = _loaded("solution.py")
     objects: list[Any] = []
 
@@ -274,7 +273,7 @@ class _Trial:
 
 
 def tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What `work` returns, or the exception that it raises."""
+    """Return the result of `work` and None, or None and its exception."""
     trial = _Trial()
     try:
         return work(), None
@@ -317,7 +316,7 @@ def _loaded(path: str) -> dict[str, Any]:
 
 
 def run_tests(answer: RemoteAnswer, tests: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
-    """Run the tests one after another, and say of each whether it passed."""
+    """Run the tests in order, and report for each whether it passed."""
     sys.modules["solution"] = _AnswerModule(answer)
     for test in tests["tests"]:
         passed, error = tried(lambda: _passes(answer, tests["setup"], test))  # noqa: B023 - called at once
@@ -330,7 +329,7 @@ def run_tests(answer: RemoteAnswer, tests: dict[str, Any], say: Callable[[dict[s
 
 
 def _passes(answer: RemoteAnswer, setup: str, test: dict[str, Any]) -> bool:
-    """Whether a test passes. Raises what it raises, if it is written in Python."""
+    """Return whether a test passes. Raises what a Python test raises."""
     if "call" in test:
         actual, expected = answer.ask("method", test["call"])(*test["arguments"]), test["expected"]
         alone = expected[0] if test.get("wrapped") and isinstance(expected, list) and len(expected) == 1 else expected
@@ -351,7 +350,7 @@ def _passes(answer: RemoteAnswer, setup: str, test: dict[str, Any]) -> bool:
 
 
 def same(actual: Any, expected: Any) -> bool:
-    """Whether a result is the expected one, which is JSON: a tuple is a list there, and floats agree to 1e-6."""
+    """True if a result equals the expected one, which is JSON: a tuple is a list there, and floats agree to 1e-6."""
     if isinstance(actual, float) or isinstance(expected, float):
         numbers = type(actual) in (int, float) and type(expected) in (int, float)
         return numbers and (actual == expected or math.isclose(actual, expected, rel_tol=1e-6, abs_tol=1e-9))
@@ -364,7 +363,7 @@ def same(actual: Any, expected: Any) -> bool:
 
 
 def _free(tree: ast.AST) -> set[str]:
-    """The names that a module uses and does not define."""
+    """Return the names that a module uses but does not define."""
     used, bound = set(), set()
     for node in ast.walk(tree):
         match node:
@@ -378,7 +377,7 @@ def _free(tree: ast.AST) -> set[str]:
 
 
 class _AnswerModule(types.ModuleType):
-    """`from solution import f` in tests."""
+    """The module behind `from solution import f` in tests."""
 
     def __init__(self, answer: RemoteAnswer) -> None:
         super().__init__("solution")
@@ -394,7 +393,6 @@ class _AnswerModule(types.ModuleType):
 
 
 def main() -> None:
-    """See the head of this file."""
     sys.set_int_max_str_digits(0)
     side, line = sys.argv[1], Line(int(sys.argv[2]))
     if side == "answer":
