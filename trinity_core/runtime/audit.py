@@ -43,7 +43,7 @@ def open_store(folder: Path, url: str) -> Database:
 
 
 def runs_in(folder: Path) -> Sequence[Path]:
-    """Return the folders of the stages of the pipeline in `folder`, which are next to it; without a pipeline `folder`."""
+    """Return the folders of the stages of the pipeline in `folder`, next to it; without a pipeline `folder`."""
     recorded = read_json(JobLayout(folder).stages) or {}
     return [folder.with_name(name) for name in recorded.values()] or [folder]
 
