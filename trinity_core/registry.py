@@ -142,6 +142,8 @@ class Registry(dict[str, T]):
         module_name, _, attribute = path.rpartition(".")
         try:
             module = vars(importlib.import_module(module_name))
+        except ImportError as error:
+            raise TrinityError(f"{self.kind} '{path}' cannot be imported: {error}", key=path) from error
         except (Exception, SystemExit) as error:  # a script may parse the arguments of `trinity` as its own
             raise TrinityError(
                 f"{self.kind} '{path}' cannot be imported: {type(error).__name__}: {error}", key=path
