@@ -1,4 +1,4 @@
-"""Group advantages: by hand, their invariances, and groups that have nothing to say."""
+"""Group advantages: values by hand, invariances, and groups without a signal."""
 
 import math
 import statistics

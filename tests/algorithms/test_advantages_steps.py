@@ -1,4 +1,4 @@
-"""GiGPO against numbers worked out by hand, and its limits."""
+"""GiGPO compared with values by hand, and its limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIGPO = ADVANTAGES["gigpo"]
 
 
 def of(rewards, runs, turns, states, groups=None, **args):
-    """[B] the advantages, and the metrics."""
+    """The advantages [B] and the metrics."""
     advantages, metrics = GIGPO(
         rewards=torch.tensor(rewards),
         group_ids=groups or ["t"] * len(rewards),
@@ -37,7 +37,7 @@ STATES = ["A", "B", "A", "C", "A", "A", "B"]
 
 
 def test_gigpo_by_hand_without_division():
-    """Returns: 0.5 1 | 0 0 | 0.25 0.5 1. Mean in A of 0.5, 0, 0.25, 0.5 is 0.3125; in B both are 1; C is met once."""
+    """Returns: 0.5 1 | 0 0 | 0.25 0.5 1. Mean in A of 0.5, 0, 0.25, 0.5 is 0.3125; in B both are 1; C occurs once."""
     got, metrics = of(REWARDS, RUNS, TURNS, STATES, gamma=0.5, step_weight=2.0, std_normalize=False)
     win, lose = 1 / 3, -2 / 3
     expected = [
@@ -70,7 +70,7 @@ def test_states_of_other_groups_are_not_compared():
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 2)), min_size=1, max_size=12))
 def test_without_states_it_is_grpo_of_the_runs(rows):
-    """Every row of a run gets what `grpo` gives a run that is one row with the sum of the rewards."""
+    """Every row of a run gets the advantage that `grpo` gives a single-row run with the sum of the rewards."""
     rewards, runs = [reward for reward, _ in rows], [run for _, run in rows]
     turns = list(range(len(rows)))
     got, metrics = of(rewards, runs, turns, [""] * len(rows))

@@ -135,7 +135,7 @@ def test_masked_tokens_and_the_order_of_rows_do_not_matter(seed, name):
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_every_advantage_is_called_alike(name):
-    """rewards, group_ids and mask by name; what else it needs beside them; floats as metrics, no gradient."""
+    """rewards, group_ids and mask by name, plus any other inputs; floats as metrics, no gradient."""
     mask = torch.tensor([[True, False], [True, True], [True, True]])
     logprobs = torch.full((3, 2), -1.0, requires_grad=True)
     extra = {

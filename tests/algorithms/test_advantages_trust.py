@@ -1,4 +1,4 @@
-"""M2PO, Clip_B and the Jensen-Shannon advantage against loops of their formulas in float64."""
+"""M2PO, Clip_B and the Jensen-Shannon advantage compared with loops of their formulas in float64."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain(mask):
 @settings(max_examples=30)
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.04, 0.5, 3.0]))
 def test_m2po_drops_the_largest_until_the_mean_square_fits(seed, threshold):
-    """Algorithm 1 by hand: take away the largest square of the tokens that PPO might clip, again and again."""
+    """Algorithm 1 by hand: repeatedly remove the largest square of the tokens that PPO might clip."""
     old, rollout, _, mask = batch(seed)
     expected = plain(mask)
     clippable = {
@@ -84,7 +84,7 @@ def jsd(logits, teacher, share):
 
 
 def jsd_by_enumeration(logits, teacher, share, kl_coef=1.0):
-    """The gradient that the advantages of all tokens give, each with its probability, and the expected metric."""
+    """The gradient from the advantages of all tokens, weighted by probability, and the expected metric."""
     student = logits.log_softmax(-1)
     gradient, divergence = torch.zeros_like(logits), 0.0
     for token in range(len(logits)):

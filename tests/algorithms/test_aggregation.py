@@ -1,4 +1,4 @@
-"""Aggregations against numbers worked out by hand."""
+"""Aggregations compared with values by hand."""
 
 import pytest
 import torch

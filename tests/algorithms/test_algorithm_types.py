@@ -24,7 +24,7 @@ DOCUMENTS = (
 )  # fmt: skip
 
 
-def test_the_algorithms_of_the_documents_are_there():
+def test_documented_algorithms_exist():
     assert set(DOCUMENTS) <= set(ALGORITHMS)
 
 

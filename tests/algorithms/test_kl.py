@@ -126,7 +126,7 @@ def test_adaptive_coefficient_refuses_nan_and_missing_target():
         KLCoefficient(adaptive=True, target_kl=1.0, horizon=10).update(float("nan"), 1)
 
 
-def test_arguments_are_parted():
+def test_kl_arguments_are_split():
     coefficient, rest = split_kl_args({"kl_coef": 0.5, "ratio_cap": None})
     assert coefficient == KLCoefficient(0.5)
     assert rest == {"ratio_cap": None}

@@ -1,4 +1,4 @@
-"""Log-probs and entropy in slices of the vocabulary: equal to the plain way, forward and backward."""
+"""Log-probs and entropy in slices of the vocabulary: equal to the plain computation, forward and backward."""
 
 import pytest
 import torch
@@ -91,7 +91,8 @@ def test_half_precision_has_float32_results_and_own_gradients():
 @pytest.mark.parametrize("chunk", [100, 333, 1000])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 def test_bfloat16_logits_are_scaled_in_float32(temperature, chunk, biased):
-    """Engines and the plain way round the product to bfloat16 once, and divide it by the temperature in float32."""
+    """Engines and the plain computation round the product to bfloat16 once, and divide it by the temperature in
+    float32."""
     hidden, weight, bias, targets = (t.detach() for t in inputs(64, 32, 1000))
     half = [t.to(torch.bfloat16) for t in (hidden, weight, bias)]
     given_bias = half[2] if biased else None

@@ -1,4 +1,4 @@
-"""What holds for every policy loss."""
+"""Properties of every policy loss."""
 
 import math
 
@@ -12,7 +12,7 @@ from trinity_core.algorithms import POLICY_LOSSES, InputError
 
 ON_POLICY = sorted({n for n, loss in POLICY_LOSSES.items() if loss.corrects_rollouts} - {"mix", "mix_chord"})
 SCALE = {"opmd": 0.5}
-"""Gradient at ratio 1 over the plain policy gradient."""
+"""Gradient at ratio 1 divided by the plain policy gradient."""
 
 
 def batch(seed, rows=4, length=5, spread=0.3):
@@ -78,7 +78,7 @@ def test_the_order_of_rows_does_not_matter(seed, name):
 @settings(max_examples=40)
 @given(seeds, st.sampled_from(ON_POLICY))
 def test_ratio_one_gives_the_plain_policy_gradient(seed, name):
-    """-A grad log pi, weighed by the aggregation; the same whether old log-probs are given or left out."""
+    """-A grad log pi, weighted by the aggregation; the same with and without old log-probs."""
     inputs = batch(seed) | {"rollout_logprobs": None}
     expected = call("reinforce", inputs, loss_agg_mode="token-mean")[1] * SCALE.get(name, 1.0)
     same = inputs | {"old_logprobs": inputs["logprobs"]}

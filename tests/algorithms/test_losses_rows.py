@@ -88,7 +88,7 @@ INPUTS = {"logprobs": LOGPROBS, "old_logprobs": OLD, "advantages": ADVANTAGES_BT
 
 
 def parts(mode):
-    """PPO over the rollouts' rows and SFT over the expert's, each alone."""
+    """PPO on the rollouts' rows and SFT on the expert's, separately."""
     rows = ~EXPERT
     usual, _ = POLICY_LOSSES["ppo"](
         logprobs=LOGPROBS[rows],
@@ -123,7 +123,7 @@ def test_chord_weighs_by_phi_and_by_the_step():
 
 
 def test_chord_schedule_by_hand():
-    """arXiv 2508.11408: up in a line, down in half a cosine."""
+    """arXiv 2508.11408: linear up, half a cosine down."""
     steps = {0: 0.0, 5: 0.25, 10: 0.5, 20: 0.3, 30: 0.1, 99: 0.1}
     assert {step: mu_at(step, 10, 20, 0.5, 0.1) for step in steps} == pytest.approx(steps)
     assert mu_at(0, 0, 0, 0.9, 0.1) == 0.1

@@ -59,7 +59,7 @@ def rec(mode="none", weight="none", low=0.2, high=0.2, low2=0.6, high2=2.0):
 
 
 def cispo(logp, old, a, low=1.0, high=0.28):
-    """arXiv 2506.13585: the clipped weight, without gradient, on log pi."""
+    """arXiv 2506.13585: the clipped weight, without gradient, times log pi."""
     return -a * clip(math.exp(logp - old), 1 - low, 1 + high) * logp
 
 
@@ -94,7 +94,7 @@ CASES = [
 
 
 def tensors(tokens=TOKENS):
-    """One token a row, a masked one beside it."""
+    """One token a row, next to a masked one."""
     columns = [
         torch.tensor([[value, math.nan] for value in column], dtype=torch.float64)
         for column in zip(*tokens, strict=True)
@@ -149,7 +149,7 @@ def test_gspo_by_hand():
 
 
 def test_gmpo_by_hand():
-    """arXiv 2507.20673, eq. 4: exp(mean_t log r_t) of ratios that are clipped one by one, in the log."""
+    """arXiv 2507.20673, eq. 4: exp(mean_t log r_t) of individually clipped ratios, in the log."""
     logprobs = torch.tensor([[-1.0, -2.0, 0.0], [-1.0, -1.0, -1.0]], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([[-1.9, -1.2, 0.0], [-1.9, -0.2, -1.3]], dtype=torch.float64)  # log r 0.9 -0.8 | 0.9 -0.8 0.3
     mask = torch.tensor([[True, True, False], [True, True, True]])
@@ -200,7 +200,7 @@ SMOOTH = [
 
 @pytest.mark.parametrize(("name", "args"), SMOOTH, ids=[f"{name}-{i}" for i, (name, _) in enumerate(SMOOTH)])
 def test_gradcheck(name, args):
-    """Where the gradient is that of the value (no stop-gradient inside), autograd agrees with finite differences."""
+    """Without stop-gradients, autograd agrees with finite differences."""
     inputs = tensors([token for token in TOKENS if token[2] != 0])
     inputs["logprobs"] = torch.where(inputs["mask"], inputs["logprobs"], -1.0).requires_grad_()
     detached = name == "topr"
@@ -223,7 +223,7 @@ def test_gradcheck(name, args):
     ],
 )
 def test_stopped_gradients(name, factor):
-    """Where a weight is stopped, the gradient is the weight times that of log pi."""
+    """With a stopped weight, the gradient is the weight times that of log pi."""
     inputs = tensors()
     inputs["logprobs"] = inputs["logprobs"].requires_grad_()
     args = {"level": "token"} if name == "topr" else {}

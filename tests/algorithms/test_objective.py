@@ -1,4 +1,4 @@
-"""The objective as the trainer uses it: any cut of a batch, over micro-batches or ranks, sums to the same."""
+"""The objective as the trainer uses it: any division of a batch, over micro-batches or ranks, gives the same sum."""
 
 import dataclasses
 import inspect
@@ -25,7 +25,7 @@ from trinity_core.algorithms.losses.policy_loss import PolicyLoss
 
 ROWS, LENGTH = 8, 5
 WHOLE = ("rewards", "values", "teacher_logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs")
-"""What an advantage may take of a batch."""
+"""Inputs that an advantage may take."""
 NO_KL = {"kl_loss_fn": "none", "kl_loss_fn_args": {}}
 IS_EXPERT = torch.tensor([False, False, True, True, False, False, True, False])
 
@@ -57,7 +57,7 @@ def spec_of(name, **changes):
 
 
 def train(spec, inputs, cuts, ranks=1, step=3):
-    """Gradient of the log-probs and metrics after a batch cut into `cuts` (row indices), dealt out to ranks."""
+    """Gradient of the log-probs and metrics of a batch cut into `cuts` (row indices), distributed over ranks."""
     objective = Objective(spec)
     mask, is_expert = inputs["mask"], inputs["is_expert"]
     whole = {k: inputs[k] for k in WHOLE}
@@ -79,7 +79,7 @@ def train(spec, inputs, cuts, ranks=1, step=3):
 
 
 def all_reduced(tallies):
-    """What every rank reports after its accumulator is reduced with the others'."""
+    """Every rank's metrics after its accumulator is reduced with the others'."""
     packed = {"sum": [], "max": []}
     for accumulator in tallies:
         accumulator.reduce(lambda tensor, op: packed[op].append(tensor))
@@ -144,7 +144,7 @@ def test_the_parts_add_up():
 
 
 def test_stop_gradient_stands_for_old_logprobs():
-    """One update a batch: leaving the old log-probs out gives the gradient of giving equal ones."""
+    """With one update a batch, leaving out the old log-probs gives the same gradient as passing equal ones."""
     inputs = batch(1, experts=False)
     inputs["old_logprobs"] = inputs["logprobs"].clone()
     (given_grad, _), given_metrics = train(spec_of("grpo"), inputs, [torch.arange(8)])
@@ -184,7 +184,7 @@ def test_excluded_rows_do_not_affect_the_others(name):
 
 
 def test_kl_in_the_reward_by_hand():
-    """r_t = score at the last token - coef * k1_t; rewards are their sums, and the coefficient moves on."""
+    """r_t = score at the last token - coef * k1_t; rewards are their sums, and the coefficient adapts."""
     penalty = {"kl_coef": 0.5, "adaptive": True, "target_kl": 0.1, "horizon": 10.0}
     spec = spec_of(
         "grpo", kl_penalty_fn="k1", kl_penalty_fn_args=penalty, kl_loss_fn="none", kl_loss_fn_args={},
@@ -220,7 +220,7 @@ def test_adaptive_coefficient_of_the_loss_is_kept_and_restored():
 
 
 def kl_of(objective, is_expert):
-    """The metrics of two rows of three tokens and one, each with log-probs 0.4 and 0.8 away from the reference."""
+    """The metrics of two rows of three tokens and one, with log-probs 0.4 and 0.8 away from the reference."""
     mask = torch.tensor([[True, True, True], [True, False, False]])
     gap = torch.tensor([[0.4, 0.4, 0.4], [0.8, 9.0, 9.0]])
     accumulator, logprobs = MetricAccumulator(), torch.full((2, 3), -1.0)
@@ -239,7 +239,7 @@ def test_adaptive_kl_follows_kl_per_token_for_any_aggregation():
 
 
 def test_empty_micro_batch_adds_nothing_to_kl_per_token():
-    """A rank that has fewer micro-batches than others goes through rows whose mask is false."""
+    """A rank with fewer micro-batches than others processes rows whose mask is false."""
     objective, accumulator = Objective(spec_of("grpo", kl_loss_fn="k2")), MetricAccumulator()
     mask, logprobs = torch.ones(1, 2, dtype=torch.bool), torch.full((1, 2), -1.0)
     weights = objective.weights(mask)
@@ -256,7 +256,7 @@ def test_empty_micro_batch_adds_nothing_to_kl_per_token():
 
 
 def test_kl_with_sft_covers_expert_tokens():
-    """In a batch that also has rollouts it is theirs alone."""
+    """In a batch with rollouts it covers only their tokens."""
     spec = spec_of("sft", kl_loss_fn="k2", kl_loss_fn_args={"kl_coef": 0.1}, loss_agg_mode="token-mean")
     assert kl_of(Objective(spec), torch.tensor([True, True]))["kl_loss"] == pytest.approx((3 * 0.08 + 0.32) / 4)
     assert kl_of(Objective(spec), torch.tensor([True, False]))["kl_loss"] == pytest.approx(0.32)
@@ -311,7 +311,7 @@ def test_rank_without_rows_reports_the_same_metrics():
 
 
 def test_corrected_k3_is_unbiased_for_stale_tokens():
-    """Value and gradient of the exact expectation over the sampling policy, against KL(policy || reference)."""
+    """Value and gradient of the exact expectation over the sampling policy, compared with KL(policy || reference)."""
     logits = torch.tensor([1.0, 0.0, -1.0, 0.5], dtype=torch.float64)
     reference = torch.tensor([0.0, 0.5, 0.0, 1.0], dtype=torch.float64).log_softmax(-1)
     sampler = torch.tensor([-0.5, 1.0, 0.5, 0.0], dtype=torch.float64).log_softmax(-1)
@@ -341,7 +341,7 @@ def test_corrected_k3_is_unbiased_for_stale_tokens():
 
 
 def test_kl_of_rows_without_rollout_logprobs_is_uncorrected():
-    """Expert rows, and rows whose sampler gave no log-probs: the ratio of `corrected_k3` is 1."""
+    """Expert rows, and rows without rollout log-probs: the ratio of `corrected_k3` is 1."""
     data = batch(0, True)
     args = {"kl_coef": 1.0, "ratio_cap": None}
     objective = Objective(dataclasses.replace(ALGORITHMS["grpo"], kl_loss_fn="corrected_k3", kl_loss_fn_args=args))
@@ -384,7 +384,7 @@ def test_batch_without_tokens_leaves_the_adaptive_coefficient(place):
 
 
 def taking(name, returns, first=()):
-    """A function whose parameters are `first` and `name`, all of them required, and a list of the values it got."""
+    """A function with required parameters `first` and `name`, and a list of the values it got."""
     got = []
 
     def part(**inputs):
@@ -401,7 +401,7 @@ def registered(monkeypatch, registry, part):
     return "taking"
 
 
-def test_an_advantage_alone_may_need_the_reference(monkeypatch):
+def test_advantage_may_need_the_reference(monkeypatch):
     function, _ = taking("ref_logprobs", lambda data: (data["ref_logprobs"], {}), first=("mask",))
     advantage = registered(monkeypatch, ADVANTAGES, function)
     assert Objective(spec_of("grpo", **NO_KL, advantage_fn=advantage, advantage_fn_args={})).needs_reference
@@ -411,7 +411,7 @@ def test_an_advantage_alone_may_need_the_reference(monkeypatch):
 @pytest.mark.parametrize("name", sorted(POLICY_LOSSES.inputs))
 @pytest.mark.parametrize("with_rollouts", [True, False])
 def test_a_loss_gets_every_input_that_the_registry_lists(name, with_rollouts, monkeypatch):
-    """With and without old log-probs and rollout log-probs, as the trainer has them."""
+    """With and without old log-probs and rollout log-probs, as in the trainer."""
     inputs = batch(0, experts=True)
     function, got = taking(name, lambda data: (-data["logprobs"], {}), first=("logprobs",))
     loss = registered(monkeypatch, POLICY_LOSSES, PolicyLoss("taking", function))

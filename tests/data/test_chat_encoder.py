@@ -77,7 +77,7 @@ def test_tool_calls_are_answers_and_results_are_not(tokenizer, encoder):
 @given(contents=st.lists(st.text("ab1 .\n[]é", min_size=1, max_size=6), min_size=2, max_size=6), every=st.booleans())
 @settings(max_examples=60)
 def test_tokens_are_those_of_the_template(tokenizer, template, contents, every):
-    """Whatever is masked, the tokens are what the template's own tokenisation of the whole conversation gives."""
+    """Whatever the mask, the tokens are those of the template's own tokenisation of the whole conversation."""
     messages = turns(*contents[: len(contents) // 2 * 2])
     (one,) = ChatEncoder(tokenizer, template).conversations([Conversation(messages, every_turn=every)])
     if isinstance(one, DataError):
@@ -189,6 +189,6 @@ def test_a_model_without_template_is_refused():
 
 
 def test_half_of_a_surrogate_pair_is_written_as_a_question_mark(encoder):
-    """Tools and environments may say it: of a cut emoji, of a file's name, of JSON that the policy wrote."""
+    """Tools and environments may return one: from a cut emoji, a file's name, or JSON that the policy wrote."""
     prompts = [encoder.prompt([{"role": "user", "content": f"a{half}b"}]) for half in ("\ud83d", "?")]
     assert prompts[0].tokens == prompts[1].tokens

@@ -1,7 +1,5 @@
-"""Answer masks and turn ends of templates of the shapes of a dozen model families, against masks made by hand.
-
-A family's special tokens are added to the small tokenizer. `[…]` marks what the policy samples in the expected text.
-"""
+"""Answer masks and turn ends of templates like those of a dozen model families, compared with masks made by hand. A
+family's special tokens are added to the small tokenizer. `[…]` marks what the policy samples in the expected text."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ ASK = "{% if add_generation_prompt %}"
 
 @dataclass(frozen=True)
 class Family:
-    """A template with its tokens, and what it makes of the two conversations."""
+    """A template with its tokens, and its renderings of the two conversations."""
 
     template: str
     special: tuple[str, ...]
@@ -46,7 +44,7 @@ class Family:
     ends: tuple[str, ...]
     talk: str
     work: str = ""
-    """Empty where the template writes no tool calls."""
+    """Empty if the template writes no tool calls."""
     args: dict[str, Any] = field(default_factory=dict)
 
 
@@ -222,11 +220,11 @@ def encoder_of(family: Family) -> ChatEncoder:
 
 
 BRACKETS = str.maketrans("«»", "[]")
-"""Brackets that belong to the text."""
+"""Brackets that are part of the text."""
 
 
 def by_hand(encoder: ChatEncoder, marked: str) -> tuple[list[int], list[bool]]:
-    """The tokens of a text with `[…]` around what is learned, and their mask, from the places of the brackets."""
+    """The tokens of a text with `[…]` around what is learned, and their mask, from the positions of the brackets."""
     text, learned, inside = "", [], False
     for letter in marked:
         if letter in "[]":
@@ -291,7 +289,7 @@ def test_turn_ends_are_found_by_rendering(family: Family) -> None:
     ids=["chatml", "kimi", "mistral", "deepseek", "llama", "glm", "llama runs tools", "harmony"],
 )
 def test_a_conversation_continues_after_a_tool_call(family: Family, expected: str | None) -> None:
-    """Also where the template leaves out the content of an answer with calls. None if calls end in their own way."""
+    """Even if the template leaves out the content of an answer with calls. None if calls have their own end."""
     encoder = encoder_of(family)
 
     def render(messages: Sequence[Any], prompt: bool) -> str:
@@ -308,8 +306,8 @@ def test_a_template_that_leaves_out_tool_calls_is_refused(family: Family) -> Non
     assert isinstance(refused, DataError)
 
 
-def test_a_template_that_leaves_out_the_text_beside_a_call_is_refused() -> None:
-    """As Llama 3.2's and Hermes' do: the answer would be learned as the call alone."""
+def test_template_that_drops_text_next_to_a_call_is_refused() -> None:
+    """Like Llama 3.2's and Hermes': the answer would be learned as the call alone."""
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
         "{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}<|im_end|>\n{% endfor %}"
@@ -344,7 +342,7 @@ def test_thoughts_of_the_last_answer_carry_loss() -> None:
 @pytest.mark.parametrize("family", [CHATML, QWEN3], ids=["chatml", "qwen3"])
 @pytest.mark.parametrize("answer", [{"reasoning_content": "hm"}, {"content": "<think>\nhm\n</think>\n\none"}])
 def test_an_answer_without_its_thoughts_is_refused(family: Family, answer: Message) -> None:
-    """As where a template drops those of earlier turns: the policy would learn to answer without them."""
+    """For example if a template drops those of earlier turns: the policy would learn to answer without them."""
     encoder = encoder_of(family)
     drops = ChatEncoder(encoder.tokenizer, family.template.replace("m.content", "m.content.split('</think>')[-1]"))
     earlier = [TALK[0], TALK[1] | answer, *TALK[2:]]
@@ -377,8 +375,8 @@ def test_thoughts_that_the_text_holds_already_are_not_written_twice() -> None:
         assert encoder_of(QWEN3).tokenizer.decode(encoded.tokens).count("hm") == 1
 
 
-def test_a_history_of_thoughts_beside_text_beside_calls_is_left_to_the_template() -> None:
-    """gpt-oss's refuses one that gives the text and `thinking`."""
+def test_thoughts_with_text_and_calls_are_left_to_the_template() -> None:
+    """gpt-oss's template refuses a message with both text and `thinking`."""
     template = CHATML.template.replace(
         "{{ m.content }}",
         "{% if m.thinking and m.content and m.tool_calls %}{{ raise_exception('both') }}{% endif %}{{ m.content }}",
@@ -411,8 +409,8 @@ def test_thoughts_opened_by_the_prompt_alone_are_refused() -> None:
     assert isinstance(refused, DataError) and "<think>" in str(refused)
 
 
-def test_an_end_that_is_several_tokens_is_no_turn_end() -> None:
-    """As where a template is used with a tokenizer that does not know its tokens."""
+def test_multi_token_end_is_not_a_turn_end() -> None:
+    """For example if a template is used with a tokenizer that does not know its tokens."""
     encoder = ChatEncoder(make_tokenizer(), PHI.template.replace("{{ eos_token }}", ""))
     assert encoder.turn_ends == () and encoder.closing.end is None
     (encoded,) = encoder.conversations([Conversation(TALK)])
@@ -420,8 +418,8 @@ def test_an_end_that_is_several_tokens_is_no_turn_end() -> None:
     assert encoder.tokenizer.decode(encoded.tokens[encoded.answer]) == "two<|end|>\n"
 
 
-def test_a_call_that_closes_with_a_token_of_its_own_ends_no_turn() -> None:
-    """Several calls fit into one answer, so the token after one of them must not stop an engine."""
+def test_end_token_of_a_call_does_not_end_the_turn() -> None:
+    """An answer may have several calls, so the token after one of them must not stop an engine."""
     family = CHATML
     template = family.template.replace("</tool_call>{% endfor %}<|im_end|>", "<|call_end|>{% endfor %}").replace(
         "{{ m.content }}", "{{ m.content }}{{ '' if m.tool_calls else '<|im_end|>' }}"

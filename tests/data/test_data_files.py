@@ -149,8 +149,8 @@ def test_unreadable_lines_are_rejected_with_their_location(tmp_path):
     assert [row["question"] for row in read.rows] == ["a", "b"]
     assert [location.line for location in read.locations] == [1, 5]
     assert [str(row) for row in read.rejected] == [
-        f"{path}:3: the line is no JSON: Expecting value at column 1",
-        f"{path}:4: the line is no JSON object",
+        f"{path}:3: the line is not JSON: Expecting value at column 1",
+        f"{path}:4: the line is not a JSON object",
     ]
 
 
@@ -200,8 +200,8 @@ def test_a_csv_field_may_be_long(tmp_path):
 @pytest.mark.parametrize(
     "broken, kept, line, reason",
     [
-        ('b,"2\nc,3\nd,4\n', ["a"], 5, "the row that begins in line 3 is no CSV: unexpected end of data"),
-        ('b,"2\nc,"3\nd,4\n', ["a", "d"], 4, "the row that begins in line 3 is no CSV: ',' expected after '\"'"),
+        ('b,"2\nc,3\nd,4\n', ["a"], 5, "the row that begins in line 3 is not CSV: unexpected end of data"),
+        ('b,"2\nc,"3\nd,4\n', ["a", "d"], 4, "the row that begins in line 3 is not CSV: ',' expected after '\"'"),
     ],
     ids=["never closed", "closed in the next row"],
 )
@@ -297,7 +297,7 @@ def test_structs_of_hub_rows_have_the_keys_that_they_were_given(monkeypatch):
 
 
 def test_nulls_of_json_are_kept(tmp_path):
-    """There, whoever wrote the row wrote them."""
+    """In JSON the row's author wrote them."""
     row = {"tools": [{"default": None}], "answer": None}
     assert read_rows(str(jsonl(tmp_path / "x.jsonl", [row]))).rows == [row]
 
@@ -322,7 +322,7 @@ def test_hub_without_network_names_the_fix(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=r"'nobody/nothing', subset 'main', split 'test' is no local path"):
+    with pytest.raises(DataError, match=r"'nobody/nothing', subset 'main', split 'test' is not a local path"):
         read_rows("nobody/nothing", "test", "main")
 
 
@@ -364,7 +364,7 @@ ROWS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(5)]
 
 
 def test_files_that_other_tools_wrote_are_read(tmp_path):
-    """By pandas, pyarrow and datasets, each as it writes them by default."""
+    """By pandas, pyarrow and datasets, each with its defaults."""
     import pyarrow
     from datasets import Dataset
     from pyarrow import feather

@@ -1,4 +1,4 @@
-"""`trinity data check`: what it says of data sets is what a run would do with them."""
+"""`trinity data check`: its report on data sets matches what a run would do with them."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ READ = {"prompt", "response", "messages", "chosen", "rejected", "input", "instru
     ],
 )
 def test_only_what_is_read_counts_as_read(form: dict[str, str], use: str, read: set[str]) -> None:
-    """Not what the other kinds of rows have under the default keys."""
+    """Columns under other kinds' default keys do not count."""
     rows = [dict.fromkeys(READ, "x")]
     assert spare_columns(rows, FormatConfig.model_validate(form), use == "dpo") == sorted(READ - read)
 
@@ -237,8 +237,8 @@ def test_both_answers_of_a_pair_are_shown(given: dict[str, Any], tmp_path: Path)
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 a\rb\x9b1m\x00\u202e"
 
 
-def test_control_characters_of_rows_are_shown_not_obeyed(given: dict[str, Any], tmp_path: Path) -> None:
-    """They could clear the screen, or hide what a row says."""
+def test_control_characters_of_rows_are_escaped(given: dict[str, Any], tmp_path: Path) -> None:
+    """They could clear the screen, or hide part of a row."""
     write_jsonl(tmp_path / "train.jsonl", [{"question": HOSTILE, "answer": "2"}, {"question": "1\n2", HOSTILE: 1}])
     given["model"]["max_prompt_tokens"] = 500
     report, _ = inspect(config_from_dict(given), examples=2)

@@ -34,7 +34,7 @@ def experiences(draw):
 
 @given(st.lists(experiences(), max_size=4))
 def test_bytes_round_trip(those):
-    """Also of none, and of some that have arrays which others lack."""
+    """Including none, and some with arrays that others lack."""
     others = from_bytes(to_bytes(those))
     for one, other in zip(those, others, strict=True):
         for name in Experience.__slots__:
@@ -50,7 +50,7 @@ def test_experience_of_a_newer_release_is_refused():
 
 
 def test_texts_take_the_bytes_of_utf8():
-    """Half of a surrogate pair, which UTF-8 does not know, is kept all the same."""
+    """Half of a surrogate pair, which UTF-8 cannot encode, is kept too."""
     plain, chinese, cut = (
         Experience(np.arange(3), 1, np.ones(2), info={"response": text})
         for text in ("x" * 3000, "导" * 1000, "\ud83d导")

@@ -39,7 +39,7 @@ def test_field_within_a_column_has_a_dot():
 
 @pytest.mark.parametrize("kind, key", [("plaintext", "prompt"), ("messages", "messages")])
 def test_a_row_may_lack_its_prompt(kind, key):
-    """Null is what a table has where a row has nothing."""
+    """Tables have null for a missing value."""
     form = FormatConfig(prompt_type=kind)
     for row in ({"goal": 3}, {"goal": 3, key: None}):
         assert not formats.has_prompt(row, form) and formats.truth(row, form) is None
@@ -69,7 +69,7 @@ def test_messages_as_list_or_text(encode):
 
 
 def test_turns_are_messages():
-    """As ShareGPT and those who copied it write them, with calls as LLaMA-Factory and Tool-N1 do."""
+    """As written by ShareGPT and its imitators, with calls as in LLaMA-Factory and Tool-N1."""
     calls = [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": '{"b": 2}'}]
     turns = [
         {"from": "human", "value": "q"},
@@ -159,7 +159,7 @@ def test_preferred_messages_may_be_json_and_must_be_whole():
 
 
 def test_an_empty_list_of_calls_is_no_call():
-    """As messages are logged by clients of the API; templates that ask for the key would take it for one."""
+    """As logged by clients of the API; templates that test for the key would take it for a call."""
     form = FormatConfig(prompt_type="messages")
     row = {"messages": [USER, {"role": "assistant", "content": "yes", "tool_calls": []}]}
     assert formats.demonstration(row, form).messages == [USER, {"role": "assistant", "content": "yes"}]
@@ -249,7 +249,7 @@ def calling(*arguments):
 
 
 def test_arguments_of_calls_may_be_json_text():
-    """As OpenAI's API has them; chat templates encode what they are given."""
+    """As in OpenAI's API; chat templates encode what they are given."""
     calls = calling('{"a": [1, null]}', {"a": "{}"}, "", None)
     [_, answer] = formats.demonstration({"messages": [USER, calls]}, MESSAGES).messages
     assert arguments_of(answer) == [{"a": [1, None]}, {"a": "{}"}, {}, {}]
@@ -302,7 +302,7 @@ def test_parts_that_are_no_text_are_refused(part):
 
 
 def test_answers_of_weight_0_carry_no_loss():
-    """As in OpenAI's fine-tuning data. The key itself is not the template's."""
+    """As in OpenAI's fine-tuning data. The template does not see the key."""
     first, second = {**ANSWER, "weight": 0}, {**ANSWER, "weight": 1}
     row = {"messages": [SYSTEM, USER, first, USER, second, USER, ANSWER]}
     shown = formats.demonstration(row, EVERY_TURN)
@@ -363,7 +363,7 @@ def test_the_input_of_an_instruction_follows_it():
     ids=["earlier answer", "question", "system prompt", "number of turns", "equal last answers"],
 )
 def test_pairs_whose_earlier_turns_differ_are_refused(chosen, rejected):
-    """The loss is on the last answers, whose log-probs say nothing of a preference under other prompts."""
+    """The loss is on the last answers, whose log-probs express no preference under different prompts."""
     with raising(DataError, key="chosen"):
         formats.preference({"chosen": chosen, "rejected": rejected}, MESSAGES)
 

@@ -12,14 +12,14 @@ from trinity_core.data.files import RejectedRow, RowLocation
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.errors import DataError
 
-BAD = [RejectedRow(RowLocation("train.jsonl", line), "the line is no JSON") for line in (2, 7)]
+BAD = [RejectedRow(RowLocation("train.jsonl", line), "the line is not JSON") for line in (2, 7)]
 
 
 def test_rejected_rows_are_written_with_file_line_and_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows, path = RejectedRows(0.5, tmp_path / "explorer"), tmp_path / "explorer/a%2Fb.jsonl"
     rows.settle("a/b", BAD, kept=2)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines == [{"source": "train.jsonl", "line": line, "reason": "the line is no JSON"} for line in (2, 7)]
+    assert lines == [{"source": "train.jsonl", "line": line, "reason": "the line is not JSON"} for line in (2, 7)]
     assert str(path) in caplog.text
     rows.settle("a/b", [], kept=4)
     assert not path.exists(), "the file would list rows that are fine by now"

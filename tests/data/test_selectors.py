@@ -1,4 +1,4 @@
-"""What each selector draws and learns; that it does so again after a resume is in `test_task_schedule.py`."""
+"""What each selector draws and learns; `test_task_schedule.py` tests resumes."""
 
 import numpy as np
 import pytest
@@ -45,9 +45,9 @@ def test_pass_rates_follow_the_formula_without_references():
 def test_pass_rates_of_unseen_tasks_follow_the_references():
     """BOTS with m 10, lamb 0.2, rho 0.4, by hand.
 
-    Seen: task 0 with rate 0.5, whose references are 0.2 and 0.8; so c = 0.3 / (0.6 + 1e-6), hardly below 0.5, and task
-    1 (0.1, 0.5) is implied to be at 0.1 + c 0.4 = 0.3. Then task 0 has 0.8 + 0.2 + 0.6 * 5 + 0.4 * 5 = 6 of each, task
-    1 has 1 + 0.4 * 3 = 2.2 passes and 1 + 0.4 * 7 = 3.8 failures, task 2 (0.9, 1) 1 + 0.4 * 9.5 = 4.8 and 1.2.
+    Seen: task 0 with rate 0.5, whose references are 0.2 and 0.8; so c = 0.3 / (0.6 + 1e-6), just below 0.5, and task 1
+    (0.1, 0.5) is implied to be at 0.1 + c 0.4 = 0.3. Then task 0 has 0.8 + 0.2 + 0.6 * 5 + 0.4 * 5 = 6 of each, task 1
+    has 1 + 0.4 * 3 = 2.2 passes and 1 + 0.4 * 7 = 3.8 failures, task 2 (0.9, 1) 1 + 0.4 * 9.5 = 4.8 and 1.2.
     """
     chosen = selector("difficulty_based", [[0.2, 0.8], [0.1, 0.5], [0.9, 1.0]], m=10, lamb=0.2, rho=0.4)
     chosen.observe({0: 0.5})
@@ -95,8 +95,8 @@ def test_probabilities_follow_distance_and_tau():
     assert share == pytest.approx(0.731, abs=0.025)
 
 
-def test_sampled_pass_rates_try_tasks_of_which_little_is_known():
-    """At 0.5 after 1000 rollouts and at 0.5 after none: the latter's draws are seldom nearer to 0.5."""
+def test_sampled_pass_rates_explore_uncertain_tasks():
+    """At 0.5 after 1000 rollouts and at 0.5 after none: draws of the latter are seldom nearer to 0.5."""
     chosen = selector("difficulty_based", np.empty((2, 0)), m=1000, lamb=0, tau=0, do_sample=True)
     chosen.observe({0: 0.5})
     share = sum(chosen.draw(start, 1, ()) == [0] for start in range(1000)) / 1000

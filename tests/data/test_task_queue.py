@@ -1,4 +1,4 @@
-"""Task sets that grow during a run: the table, what is read from it, and the order of draws."""
+"""Task sets that grow during a run: the table, reading it, and the order of draws."""
 
 import sqlite3
 
@@ -137,8 +137,8 @@ def test_a_queue_that_lost_tasks_is_refused(queue):
 
 
 @pytest.mark.parametrize(("before", "now"), [(3, 9), (9, 3), (9, 9), (3, 1)])
-def test_a_task_is_drawn_once_whatever_becomes_usable(queue, before, now):
-    """All tasks were drawn that had at most so many letters; then other ones are usable, and one arrives."""
+def test_task_is_drawn_once_when_usable_tasks_change(queue, before, now):
+    """All tasks with at most `before` letters were drawn; then others become usable, and one arrives."""
 
     class Letters(PromptCheck):
         def problems(self, prompts, template):

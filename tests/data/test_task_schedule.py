@@ -15,13 +15,13 @@ from trinity_core.data.taskset import Taskset
 from trinity_core.errors import DataError, InputError
 
 COLUMNS = {"priority": ["p"], "offline_easy2hard": ["p", "q"], "difficulty_based": ["p", "q"]}
-"""What each selector reads."""
+"""Columns that each selector reads."""
 sizes = st.lists(st.integers(1, 12), min_size=1, max_size=3)
 static = st.sampled_from(["sequential", "shuffle", "random"])
 selectors = st.lists(st.sampled_from(sorted(SELECTORS)), min_size=3, max_size=3)
 weights = st.one_of(st.none(), st.lists(st.integers(1, 5), min_size=3, max_size=3))
 rounds = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=6)
-"""Tasks drawn in each round of each step: the first for the step, the others in place of tasks that left nothing."""
+"""Tasks drawn in each round of each step: the first for the step, the others to replace tasks that left nothing."""
 
 
 def taskset(size, selector="shuffle", name="t", seed=None, weight=None, **kwargs):
@@ -47,7 +47,7 @@ def names(drawn):
 
 
 def score(task, step):
-    """Like the answers of a model that learns: a function of the task and the step."""
+    """Like a model that learns: a function of the task and the step."""
     return [float((task.index + run + step) % 4 == 0) for run in range(3)] if (task.index + step) % 5 else []
 
 
@@ -70,7 +70,7 @@ def steps_of(order, plan, first=1):
 @settings(max_examples=200, deadline=None)
 @given(sizes, selectors, weights, st.integers(0, 5), rounds, st.data())
 def test_a_killed_run_draws_the_same_tasks_again(counts, names_, weighed, seed, plan, data):
-    """Killed anywhere, also within a step and its refills; resumed once or more, or sent back by a checkpoint."""
+    """Killed anywhere, even within a step and its refills; resumed once or more, or sent back by a checkpoint."""
 
     def make():
         weighed_ = weighed or [None] * 3

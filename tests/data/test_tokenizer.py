@@ -1,4 +1,4 @@
-"""The light way to load a tokenizer gives the tokens of the long way."""
+"""The fast way to load a tokenizer gives the same tokens as the slow one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_fast_tokenizer_equals_auto_tokenizer(tmp_path):
 
 
 def test_a_tokenizer_of_mistral_common_is_refused(tmp_path):
-    """It takes no chat template, and says nothing of its tokens in the way of others."""
+    """It takes no chat template, and its tokenizer has another interface."""
     import mistral_common
 
     shutil.copy(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json", tmp_path / "tekken.json")

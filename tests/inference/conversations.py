@@ -1,7 +1,5 @@
-"""Random conversations of agents through the OpenAI API, and the trainer's log-probs of what was recorded in them.
-
-Tests and `benchmarks/api_logprobs.py` share it.
-"""
+"""Random conversations of agents through the OpenAI API, and the trainer's log-probs of their recordings. Shared by
+tests and `benchmarks/api_logprobs.py`."""
 
 from __future__ import annotations
 
@@ -23,11 +21,11 @@ ADD = {
     "function": {"name": "add", "parameters": {"type": "object", "properties": {"said": {"type": "string"}}}},
 }
 FULL = ("maximum context length", "max_tokens must be at least 1, got 0")
-"""The second are vLLM's words where a prompt that it rendered itself fills the context exactly."""
+"""The second is vLLM's message if a prompt that it rendered itself fills the context exactly."""
 
 
 def every_answer_is_a_call() -> str:
-    """The name of a tool parser with which a model that was never trained calls tools: each answer is a call."""
+    """The name of a tool parser with which every answer of an untrained model is a tool call."""
     from vllm.entrypoints.generate.base.protocol import ExtractedToolCallInformation, FunctionCall, ToolCall
     from vllm.tool_parsers import ToolParser, ToolParserManager
 
@@ -41,14 +39,12 @@ def every_answer_is_a_call() -> str:
 
 
 def streamed(client: openai.OpenAI, messages: Sequence[Any], **args: Any) -> dict[str, Any]:
-    """A streamed answer as a message."""
     chunks = client.chat.completions.create(model="policy", messages=list(messages), stream=True, **args)
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     return {"role": "assistant", "content": text}
 
 
 def whole(client: openai.OpenAI, messages: Sequence[Any], **args: Any) -> dict[str, Any]:
-    """An answer as a message."""
     completion = client.chat.completions.create(model="policy", messages=list(messages), **args)
     return completion.choices[0].message.model_dump(exclude_none=True)
 
@@ -77,7 +73,6 @@ def converse(api: Api, number: int) -> RecordedSession:
 
 
 def results_of(message: dict[str, Any], chance: random.Random) -> list[dict[str, Any]]:
-    """The results of its tool calls."""
     return [
         {"role": "tool", "tool_call_id": call["id"], "content": str(chance.random())}
         for call in message.get("tool_calls", ())
@@ -85,16 +80,14 @@ def results_of(message: dict[str, Any], chance: random.Random) -> list[dict[str,
 
 
 def converse_all(api: Api, count: int, at_once: int = 8) -> list[RecordedSession]:
-    """The sessions of that many conversations."""
+    """The sessions of `count` conversations."""
     with ThreadPoolExecutor(at_once) as threads:
         return list(threads.map(lambda number: converse(api, number), range(count)))
 
 
 def gaps(sessions: Sequence[RecordedSession], model: str) -> np.ndarray:
-    """float32 [tokens]: for each sampled token, recorded less the trainer's log-prob, both in float32.
-
-    The trainer's batching, packing and forward; only DeepSpeed around the module is left out.
-    """
+    """float32 [tokens]: recorded minus the trainer's log-prob of each sampled token, both in float32. Uses the
+    trainer's batching, packing and forward, without DeepSpeed around the module."""
     import torch
 
     from trinity_core.training.batch import make_batch

@@ -1,4 +1,4 @@
-"""An engine that stops amid its answers until new weights come, however quick or busy the machine is."""
+"""An engine that stops in the middle of its answers until new weights arrive, whatever the machine's speed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SECONDS = 60.0
 
 @contextmanager
 def held_amid(engine, tokens: int, once: bool = False) -> Iterator[threading.Event]:
-    """Once so many tokens were sampled, the event is set, and each further step (or the next one) waits for a job until
-    other weights are loaded than those of that moment."""
+    """Once `tokens` tokens are sampled, set the event; each further step (or only the next) waits until the weights
+    change."""
     amid = threading.Event()
     step, held = engine._step, set()
     count = lambda: engine._finished_tokens + vllm_types.tokens_in_flight(engine._vllm)  # noqa: E731

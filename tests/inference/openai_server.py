@@ -1,4 +1,4 @@
-"""A server of the OpenAI API for tests: pool and server in a loop of their own, as in an explorer."""
+"""A server of the OpenAI API for tests: pool and server in their own loop, as in an explorer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from trinity_core.inference.pool import EnginePool
 
 @dataclass
 class Api:
-    """The server, and what its tests do with it."""
-
     server: ApiServer
     pool: EnginePool
     tokenizer: Any
@@ -29,19 +27,17 @@ class Api:
     """Shared by all clients, as each takes 20 ms to make."""
 
     def client(self, session: RecordedSession | None = None, key: str | None = None, **args) -> openai.OpenAI:
-        """An unmodified client, of a session or of the whole API. It does not try again on its own."""
+        """An unmodified client, of a session or of the whole API, without retries."""
         args = {"http_client": self.http, "max_retries": 0} | args
         return openai.OpenAI(base_url=self.server.base_url(session), api_key=key or self.server.key, **args)
 
     def session(self, **terms) -> RecordedSession:
-        """A new session."""
         session = RecordedSession(SessionTerms(**terms))
         self.server.open(session)
         return session
 
 
 async def end_tasks() -> None:
-    """End whatever else runs in this loop."""
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     await asyncio.sleep(0)
@@ -49,8 +45,8 @@ async def end_tasks() -> None:
 
 @contextmanager
 def serving(folder, *engines, max_model_len=256, server=None, judge=False, **served) -> Iterator[Api]:
-    """A server of the model in `folder` on these engines, as the model `policy`, and as the auxiliary model `judge` if
-    that is wanted; `server`: more of `ApiServer`."""
+    """Serve the model in `folder` on these engines as `policy`, and optionally as the auxiliary model `judge`;
+    `server`: further arguments of `ApiServer`."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""How `AsyncLLMEngine` puts weights in use, against a stand-in for `AsyncLLM`: which calls, in which order."""
+"""How `AsyncLLMEngine` changes weights, with a fake `AsyncLLM`: which calls, in which order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trinity_core.sync.weight_check import WeightCheck
 
 
 class Vllm:
-    """Records the calls. As in vLLM, only the text of a worker's error comes back."""
+    """Records the calls. As in vLLM, only the text of a worker's error is returned."""
 
     def __init__(self, fault: str = "", meanwhile=lambda: None):
         self.asked, self.fault, self.meanwhile = [], fault, meanwhile
@@ -95,7 +95,7 @@ def test_failed_load_leaves_generation_paused(load):
 
 
 def test_an_engine_that_shares_its_gpu_starts_asleep_and_shows_what_it_holds(monkeypatch, tiny_folder):
-    """Level 1 keeps the weights, of which every wake shows the digests."""
+    """Level 1 keeps the weights; every wake checks their digests."""
     held = [{"w": 1}]
 
     class Sleeper(Vllm):
@@ -217,8 +217,8 @@ asyncio.run(main(model, "memory", whole))
 
 @pytest.mark.slow
 def test_vllm_in_its_own_processes_samples_scores_and_loads(tiny_folder, tiny_model, tmp_path):
-    """The real AsyncLLM, on the CPU: what it samples it scores alike; an adapter, and full weights through shared
-    memory, are loaded amid a request and pass the check."""
+    """The real AsyncLLM, on the CPU: it scores its own samples alike; an adapter, and full weights through shared
+    memory, are loaded during a request and pass the check."""
     import torch
     from safetensors.torch import load_file
 

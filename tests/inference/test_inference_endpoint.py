@@ -1,4 +1,4 @@
-"""An external endpoint that is slow, busy, broken or refuses us, over real HTTP."""
+"""An external endpoint that is slow, busy, broken or refuses requests, over real HTTP."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FAULTS = {
 
 
 def patience(fault: str) -> float:
-    """Seconds for an attempt: few where the server hangs."""
+    """Seconds for an attempt: few if the server hangs."""
     return 1.5 if fault == "hangs" else 30.0
 
 
@@ -132,7 +132,7 @@ def test_an_endpoint_that_answers_no_longer_is_given_up() -> None:
 
 
 def test_failures_beside_an_answer_do_not_add_up() -> None:
-    """Those of requests that are too hard for an endpoint which answers others."""
+    """Failures of requests that are too hard for an endpoint that answers others."""
     asked_at_once, answered = threading.Barrier(2 * GIVE_UP), threading.Event()
 
     def script(number: int, _: Asked) -> Reply:
@@ -158,7 +158,7 @@ def test_no_more_requests_in_flight_than_allowed() -> None:
 
 
 def test_retries_end_with_the_budget_of_the_request() -> None:
-    """An endpoint that asks for long pauses must not look like a workflow that takes too long."""
+    """An endpoint that asks for long pauses must not look like a slow workflow."""
     with serving(lambda *_: Reply("slow down", 429, {"Retry-After": "60"})) as server:
         [error] = ask(endpoint(server.url, budget=5.0))
     assert isinstance(error, Unanswered) and len(server.asked) == 1
@@ -187,7 +187,7 @@ def test_a_model_sends_messages_and_sampling() -> None:
 
 
 def test_arguments_of_tool_calls_are_sent_as_text() -> None:
-    """As OpenAI's API has them; chat templates have objects."""
+    """As in OpenAI's API; chat templates have objects."""
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     with serving(lambda *_: Reply()) as server:

@@ -1,4 +1,4 @@
-"""The engine against a plain transformers forward: its samples, their log-probs and its weights."""
+"""The engine compared with a plain transformers forward: its samples, their log-probs and its weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def generate(engine, wanted: list[Request]):
 
 
 def trainer_logprobs(model, prompt: np.ndarray, tokens: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """log_softmax(logits / temperature) of the response's tokens, as a trainer computes it."""
+    """log_softmax(logits / temperature) of the response's tokens, as in a trainer."""
     import torch
 
     sequence = torch.tensor(np.concatenate([prompt, tokens])[None].astype(np.int64))
@@ -99,7 +99,7 @@ def test_cache_reset_makes_the_engine_recompute_prompts(tiny_engine, monkeypatch
 
 
 def test_an_engine_that_slept_goes_on_as_before(tiny_engine):
-    """On the CPU sleeping frees nothing, but whoever asks a sleeping engine is told so, as is who wakes another one."""
+    """On the CPU sleeping frees nothing, but using a sleeping engine is an error, as is waking another one."""
     [before] = generate(tiny_engine, requests(1, name="before"))
 
     async def nap():
@@ -161,7 +161,7 @@ RESTRICTIONS = {
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("restriction", RESTRICTIONS)
 def test_importance_ratio_is_one_at_equal_weights(tiny_engine, tiny_folder, restriction, temperature):
-    """Stop tokens are common ones, so that a shortest response does hold back what would be chosen."""
+    """Stop tokens are common ones, so that a minimum length does exclude likely tokens."""
     stop = tuple({int(s.tokens[0]) for s in generate(tiny_engine, requests(20, name="first"))})
     sampling = Sampling(12, temperature, stop_token_ids=stop, **RESTRICTIONS[restriction])
     wanted = requests(32, sampling, name=f"{restriction}-{temperature}")
@@ -218,7 +218,7 @@ def test_unseeded_samples_differ(tiny_engine):
 
 @pytest.mark.parametrize("top_k", [-1, 3])
 def test_token_frequencies_match_the_model(tiny_engine, tiny_model, top_k):
-    """Chi-square of first tokens over the likeliest tokens and the rest; its limit is passed once in 100,000 times."""
+    """Chi-square of first tokens over the most likely tokens and the rest; exceeds its limit once in 100,000 times."""
     import torch
 
     count = 4000
@@ -346,7 +346,7 @@ def test_a_sequence_too_long_to_score_is_refused_alone(tiny_engine):
 
 
 def test_vllm_looks_for_its_kernels_beside_proxies(tiny_engine, monkeypatch):
-    """A plugin may import Flask, any attribute of whose `request` raises outside of a request."""
+    """A plugin may import Flask, whose `request` raises on any attribute outside of a request."""
     from vllm.triton_utils.dispatcher import _rebind_kernels
 
     class Proxy:

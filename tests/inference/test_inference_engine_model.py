@@ -121,7 +121,7 @@ def test_answers_end_as_the_template_in_use_ends_them(encoder):
     assert stops == [{2, own}, {2, own}, {2, of_other}, {2, of_other}, {9}]
 
 
-def test_turn_end_that_is_no_special_token_is_not_in_the_text(encoder):
+def test_turn_end_without_special_token_is_not_in_the_text(encoder):
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([AddedToken("<end>", special=False)])
     plain = ChatEncoder(tokenizer, "{% for m in messages %}{{ m.content }}<end>{% endfor %}")

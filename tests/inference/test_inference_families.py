@@ -1,4 +1,4 @@
-"""Weights of several model families reach an engine: their names differ, and so does what the CPU's kernels keep."""
+"""Weights of several model families reach an engine: names differ, and so do the copies of the CPU's kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an engine in this process ends; with vLLM's part in it played by a stand-in."""
+"""How an engine in this process ends, with a fake vLLM engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinity_core.inference.settings import EngineSettings
 
 
 class Steps:
-    """In place of vLLM's engine: one step that lasts until `go_on`."""
+    """A fake vLLM engine with one step that lasts until `go_on`."""
 
     def __init__(self) -> None:
         self.engine_core = self
@@ -35,7 +35,7 @@ class Steps:
 
 
 async def stopped(engine: Steps, go_on_after: float | None) -> str:
-    """Stop a backend in the middle of a step; on which thread vLLM's engine was let go by then."""
+    """Stop a backend in the middle of a step; return the thread that released vLLM's engine."""
     backend = InProcessEngine(EngineSettings("model", 64))
     backend._build = lambda: engine  # type: ignore[method-assign, assignment, return-value]
     await backend.start()
@@ -51,7 +51,7 @@ async def stopped(engine: Steps, go_on_after: float | None) -> str:
     return let_go_on
 
 
-def test_a_stopped_engine_is_let_go_by_its_own_thread() -> None:
+def test_stopped_engine_is_released_by_its_own_thread() -> None:
     assert asyncio.run(stopped(Steps(), go_on_after=0.2)) == "vllm"
 
 

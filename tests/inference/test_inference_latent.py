@@ -19,7 +19,7 @@ from trinity_core.sync.weight_check import ABSORBED, verify_parameters
 
 
 def test_matrices_of_latent_attention_are_checked_as_what_they_are_made_of() -> None:
-    """By the names and sizes of vLLM's; one matrix that no load has made anew is found."""
+    """With vLLM's names and sizes; a matrix that no load has recomputed is found."""
     attention, heads, latent = torch.nn.Module(), 4, 8
     attention.kv_b_proj = torch.nn.Linear(latent, heads * 6, bias=False)
     nope, value = attention.kv_b_proj.weight.T.view(latent, heads, 6).split([4, 2], -1)

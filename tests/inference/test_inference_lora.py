@@ -1,4 +1,4 @@
-"""An engine with a LoRA adapter: what it samples, and that the weight check sees adapter and base."""
+"""An engine with a LoRA adapter: its samples, and the weight check of adapter and base."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def base_digests(model: Any) -> dict[str, TensorDigest]:
 def publish(
     folder: Path, version: int, model: Any, adapter: dict[str, torch.Tensor], pushed: dict[str, TensorDigest]
 ) -> WeightSource:
-    """As a trainer does."""
     tokens = torch.randint(3, 400, (24,), generator=torch.Generator().manual_seed(5)).tolist()
     check = WeightCheck(tuple(tokens), tuple(logprobs_of(merged(model, adapter), model, tokens).tolist()))
     scaled = {name: tensor * SCALE if name.endswith(B) else tensor for name, tensor in adapter.items()}
@@ -85,13 +84,13 @@ def assert_sampled_by(weights: dict[str, torch.Tensor], model: Any, sampled: tup
 
 
 def _computed_by(worker: Any) -> set[str]:
-    """The names of the classes by which the adapter's share is computed."""
+    """The names of the classes that compute the adapter's contribution."""
     modules = worker.model_runner.lora_manager._adapter_manager.modules
     return {type(module.punica_wrapper).__name__ for module in modules.values()}
 
 
 def test_each_version_is_sampled_and_checked(engine: InProcessEngine, tiny_model: Any, tmp_path: Path) -> None:
-    """From a published version and from peft's folder; the prompt is in the prefix cache of the version before."""
+    """From a published version and from peft's folder; the prompt is in the previous version's prefix cache."""
     assert engine._vllm.collective_rpc(_computed_by) == [{"OneAdapter"}]
     base = dict(tiny_model.named_parameters())
     assert_sampled_by(base, tiny_model, sample(engine, "start"))
@@ -118,7 +117,7 @@ def test_each_version_is_sampled_and_checked(engine: InProcessEngine, tiny_model
 
 
 def test_an_engine_that_lacks_a_matrix_of_the_adapter_does_not_start(engine_of: Any, tmp_path: Path) -> None:
-    """vLLM has GLM 4's `gate_up_proj`, but takes adapters of its parts alone."""
+    """vLLM has GLM 4's `gate_up_proj`, but only takes adapters of its parts."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "head_dim": 32, "vocab_size": 128}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
     config = AutoConfig.for_model("glm4", **sizes, **heads, pad_token_id=0, eos_token_id=1)

@@ -308,7 +308,7 @@ def test_a_new_engine_gets_the_version_loaded_meanwhile():
 
 
 def test_a_new_engine_that_hangs_is_replaced_too():
-    """It comes before the watcher of the engine that died has looked again."""
+    """It starts before the watcher of the dead engine has checked again."""
     dying, hanging = FakeEngine(dies_in=(0,)), FakeEngine(hangs_in=(0,), name="heir")
 
     async def successor(model_path):
@@ -350,7 +350,7 @@ def test_a_new_engine_that_dies_in_its_start_is_replaced_too(lives, restarts):
         if lives < 3:
             assert len(await pool.generate(ask("w"))) == 2
         else:
-            with pytest.raises(TransientFault, match="lost 4 times, the last time so: it died in its start"):
+            with pytest.raises(TransientFault, match="lost 4 times, most recently: it died in its start"):
                 await pool.generate(ask("w"))
         return pool.restarts
 
@@ -359,7 +359,7 @@ def test_a_new_engine_that_dies_in_its_start_is_replaced_too(lives, restarts):
 
 @pytest.mark.parametrize(("held", "found"), [(1, 3), (4, 3)])
 def test_a_new_engine_gets_other_weights_if_its_own_are_gone(tmp_path, held, found):
-    """Newer ones if the trainer has gone on, older ones if it has gone back; each token carries its version."""
+    """Newer ones if the trainer has advanced, older ones if it has gone back; each token carries its version."""
     versions = open_versions("checkpoint", tmp_path)
     source = WeightSource("checkpoint", str(tmp_path))
     for version in (1, 2, 3):
@@ -390,7 +390,7 @@ def test_a_new_engine_gets_other_weights_if_its_own_are_gone(tmp_path, held, fou
 
 @dataclass
 class GrowingEngine(FakeEngine):
-    """Samples one token after another; `dies_after` so many it is lost."""
+    """Samples one token after another; lost after `dies_after` tokens."""
 
     dies_after: int = 99
     grown: dict[str, list[int]] = field(default_factory=dict)
@@ -427,7 +427,7 @@ async def parts_of(pool, limit=99):
     return parts
 
 
-def test_a_streamed_sample_comes_in_parts():
+def test_streamed_sample_arrives_in_parts():
     async def main():
         return await parts_of(await started(GrowingEngine([*range(10)])))
 
@@ -436,7 +436,7 @@ def test_a_streamed_sample_comes_in_parts():
     assert len(parts) > 2 and [finished for _, _, finished in parts] == [False] * (len(parts) - 1) + [True]
 
 
-def test_a_lost_engines_stream_goes_on_elsewhere():
+def test_lost_engines_stream_continues_on_another_engine():
     engine = GrowingEngine([*range(10)], dies_after=6)
 
     async def main():
@@ -453,7 +453,7 @@ def test_a_lost_engines_stream_goes_on_elsewhere():
 
 @dataclass
 class LateEngine(GrowingEngine):
-    """Tells what it has sampled `turns_late` turns of the event loop after it was lost."""
+    """Reports its samples `turns_late` turns of the event loop after it was lost."""
 
     turns_late: int = 0
     is_lost: asyncio.Event = field(default_factory=asyncio.Event)
@@ -472,7 +472,7 @@ class LateEngine(GrowingEngine):
 
 
 @pytest.mark.parametrize("turns_late", range(6))
-def test_a_lost_engine_adds_nothing_to_a_stream_that_goes_on_elsewhere(turns_late):
+def test_lost_engine_adds_nothing_to_a_continued_stream(turns_late):
     """What is streamed is what is recorded: two engines rarely sample the same tokens."""
     lost = LateEngine([*range(10)], dies_after=6, turns_late=turns_late)
     other = GrowingEngine([*range(100, 110)], generation=1)
@@ -487,7 +487,7 @@ def test_a_lost_engine_adds_nothing_to_a_stream_that_goes_on_elsewhere(turns_lat
     assert [version for _, versions, _ in parts for version in versions] == [0] * handed + [1] * (10 - handed)
 
 
-def test_nobody_looks_at_engines_without_streams():
+def test_engines_without_streams_are_not_polled():
     engine = GrowingEngine([*range(3)])
     engine.so_far = None  # type: ignore[assignment]
 

@@ -6,7 +6,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 SPLITMIX_1234567 = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
-"""The first numbers of SplitMix64 from the seed 1234567, as other implementations publish them."""
+"""The first numbers of SplitMix64 from the seed 1234567, as published by other implementations."""
 
 
 def test_noise_counter_is_splitmix64():

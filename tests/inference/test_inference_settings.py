@@ -47,7 +47,7 @@ def test_gpu_engine_keeps_vllm_defaults():
 
 
 def test_sockets_of_a_gpu_engine_have_short_paths(monkeypatch):
-    """vLLM calls each by a UUID in the temporary folder, which may be that of a cluster's job."""
+    """vLLM names each by a UUID in the temporary folder, which may be that of a cluster's job."""
     settings = EngineSettings("model", 100, on_gpu=True)
     assert "VLLM_RPC_BASE_PATH" not in settings.environment()
     monkeypatch.setattr("tempfile.tempdir", "/scratch/" + "long" * 20)
@@ -92,7 +92,7 @@ def test_attention_named_in_a_models_folder_does_not_keep_an_adapters_modules_fr
 
 
 def test_an_engine_is_told_of_the_matrices_that_the_model_has(tiny_folder, tmp_path):
-    """peft passes over other names, such as those of a list for several families. GLM 4 has the last one."""
+    """peft ignores other names, such as those of a list for several families. GLM 4 has the last one."""
     AutoConfig.for_model("glm4", num_hidden_layers=1).save_pretrained(tmp_path)
     for folder, expected in ((tiny_folder, ["o_proj", "q_proj"]), (tmp_path, ["gate_up_proj", "o_proj", "q_proj"])):
         names = ("q_proj", "self_attn.o_proj", "qkv_proj", "gate_up_proj")
@@ -159,7 +159,7 @@ def test_cpu_engine_refuses_pushed_weights():
 
 
 def test_kv_cache_fits_the_container(tiny_folder, monkeypatch):
-    """The machine may have far more memory than the container that the engine runs in."""
+    """The machine may have far more memory than the engine's container."""
     settings = EngineSettings(str(tiny_folder), 100, max_num_seqs=100_000)
     monkeypatch.setattr(vllm_types, "free_memory", lambda: 1 << 28)
     assert vllm_types.engine_arguments(settings)["kv_cache_memory_bytes"] < 1 << 27

@@ -33,7 +33,7 @@ def logprobs(model: Any) -> torch.Tensor:
 
 
 def step(model: Any) -> None:
-    """Change each weight by at most one unit in the last place of bfloat16, as a small learning rate does."""
+    """Change each weight by at most one unit in the last place of bfloat16, like a small learning rate."""
     with torch.no_grad():
         for parameter in model.parameters():
             nudged = parameter * (1 + torch.randint(-1, 2, parameter.shape) * 2**-7)
@@ -77,7 +77,7 @@ class Run:
         self.number = 0
 
     def publish(self) -> Path:
-        """The file of the next version: a step after the one before."""
+        """Publish the next version, a step after the last one."""
         step(self.model)
         self.number += 1
         check = WeightCheck(TOKENS, tuple(logprobs(self.model).tolist()), "bfloat16")
@@ -85,7 +85,7 @@ class Run:
         return self.versions._record_path(self.number).parent / record.file
 
     def load(self) -> str:
-        """Load the newest version; the error, or an empty string."""
+        """Load the newest version; return the error, or an empty string."""
         try:
             asyncio.run(self.engine.load(WeightSource("checkpoint", str(self.folder)), self.number))
         except WeightSyncError as error:
@@ -93,12 +93,12 @@ class Run:
         return ""
 
     def gap(self) -> float:
-        """What the log-probs say of the engine's weights."""
+        """The gap of the weight check."""
         return float((torch.tensor(asyncio.run(self.engine.score(TOKENS))) - logprobs(self.model)).abs().max())
 
 
 def loaded_by(keep: Callable[[Iterator[Any]], Iterator[Any]], patch: pytest.MonkeyPatch) -> None:
-    """Let the model's loader see what `keep` makes of the tensors."""
+    """Make the model's loader see the tensors that `keep` returns."""
     from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
     load = Qwen2ForCausalLM.load_weights

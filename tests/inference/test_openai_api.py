@@ -40,7 +40,7 @@ def api(tiny_engine, tiny_folder):
 
 @pytest.fixture(scope="module")
 def talking(tiny_engine, tiny_folder):
-    """Tools are called here: by every answer that may call one."""
+    """A server where every answer that may call a tool does."""
     with serving(
         tiny_folder, tiny_engine, tool_call_parser=every_answer_is_a_call(), enable_auto_tool_choice=True
     ) as served:
@@ -59,7 +59,6 @@ def streamed(client, messages=ASK, **args):
 
 
 def whole(client, messages=ASK, **args):
-    """The text of an answer."""
     return [answer(client, messages, **args).choices[0].message.content]
 
 
@@ -212,7 +211,7 @@ def test_answers_follow_a_schema(tiny_engine, tiny_folder, where):
     assert whole and all(parsed.keys() == {"n", "sure"} and parsed["n"] in (1, 2, 3) for parsed in whole)
 
 
-def test_what_a_grammar_forced_carries_no_loss(api, tiny_engine):
+def test_tokens_forced_by_a_grammar_carry_no_loss(api, tiny_engine):
     """The answers before and after it do, with the log-probs of the whole distribution."""
     session = api.session(seed=2)
     client, messages = api.client(session), list(ASK)
@@ -228,8 +227,8 @@ def test_what_a_grammar_forced_carries_no_loss(api, tiny_engine):
     assert sequence.mask.sum() == sum(lengths) - chosen
 
 
-def test_what_a_grammar_left_free_carries_loss(api, tiny_engine, monkeypatch):
-    """A grammar of any text leaves out special tokens and parts of characters, of which this model says many."""
+def test_tokens_free_under_a_grammar_carry_loss(api, tiny_engine, monkeypatch):
+    """A grammar of any text excludes special tokens and partial characters, which this model samples often."""
     monkeypatch.setattr("trinity_core.inference.openai_api.client.FREE_GAP", 1.0)
     any_text = {"extra_body": {"structured_outputs": {"regex": "(.|\\n)*"}}}
     for args, is_free in ((any_text, True), (YES_OR_NO, False), ({**any_text, "temperature": 0.7}, False)):
@@ -255,7 +254,7 @@ def test_a_grammar_that_cannot_be_is_refused(api):
 
 
 def checked(session, engine):
-    """The sequences of a session, whose log-probs are those of the model for exactly these tokens."""
+    """The sequences of a session, checked to have the model's log-probs for exactly these tokens."""
     sequences = session.sequences()
     for sequence in sequences:
         tokens = sequence.tokens[:255].tolist()  # an engine scores no sequence that fills it
@@ -281,7 +280,6 @@ def test_a_conversation_is_one_sequence(api, tiny_engine):
 
 
 def test_each_token_has_the_version_that_sampled_it(api, tiny_engine, tiny_folder):
-    """The weights change between two turns."""
     session, messages, source = api.session(), list(ASK), WeightSource("folder", str(tiny_folder))
     try:
         for version in (0, 1):
@@ -347,8 +345,8 @@ def test_random_conversations_agree_with_the_trainer(talking, tiny_folder):
     assert longest > 2  # and many continued
 
 
-def test_no_sessions_tokens_are_in_anothers(api, tiny_engine):
-    """100 sessions at once, each with a prompt of its own: an engine takes 64."""
+def test_sessions_do_not_share_tokens(api, tiny_engine):
+    """100 sessions at once, each with its own prompt: an engine takes 64."""
     sessions = [api.session(seed=number) for number in range(100)]
 
     async def main():
@@ -419,8 +417,8 @@ def test_conversations_of_a_rollout_draw_noise_of_their_own(api):
     assert again == first  # a run that resumes gets the same
 
 
-def test_a_fixed_seed_of_an_agent_makes_no_equal_rollouts(api):
-    """`seed=42` stands in many an agent; what it asks twice in one session it gets twice."""
+def test_fixed_agent_seed_does_not_make_rollouts_equal(api):
+    """Many agents set `seed=42`; equal requests within a session get equal answers."""
 
     def said(seed):
         client = api.client(api.session(seed=seed))
@@ -451,7 +449,7 @@ def test_an_auxiliary_model_answers_and_is_not_recorded(tiny_engine, tiny_folder
 
 @dataclass
 class Mortal:
-    """An engine that is lost once, amid its second call, when `amid` is set; its heir is not."""
+    """An engine that is lost once, during its second call, when `amid` is set; its successor is not."""
 
     engine: object
     amid: threading.Event | None = None

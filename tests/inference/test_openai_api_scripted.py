@@ -1,4 +1,4 @@
-"""The OpenAI API on an engine that says what a test wants: tools, reasoning, lost engines, failing agents."""
+"""The OpenAI API on an engine with scripted answers: tools, reasoning, lost engines, failing agents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TOOLS_TEMPLATE = (
     "{% for c in m.tool_calls or [] %}\n<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Writes tool calls otherwise than the model does, and drops thoughts: a rendering is not what was sampled."""
+"""Writes tool calls differently from the model, and drops thoughts: a rendering differs from the sample."""
 PARSING = {
     "max_model_len": 1024, "chat_template": TOOLS_TEMPLATE, "tool_call_parser": "hermes",
     "reasoning_parser": "deepseek_r1", "enable_auto_tool_choice": True,
@@ -95,7 +95,7 @@ class Speaker(FakeEngine):
         )
 
     async def score(self, tokens):
-        """Other than those at which it samples: a grammar left out something at each token."""
+        """Lower log-probs than those of sampling: a grammar excluded something at each token."""
         return [-9.0] * (len(tokens) - 1)
 
     async def so_far(self, known):
@@ -107,7 +107,7 @@ class Speaker(FakeEngine):
 
 @pytest.fixture(scope="module")
 def folder(tiny_folder, tmp_path_factory):
-    """The small model with tokens for thoughts and tool calls, as reasoning models have them."""
+    """The small model with tokens for thoughts and tool calls, like reasoning models."""
     folder = shutil.copytree(tiny_folder, tmp_path_factory.mktemp("thinking") / "model")
     tokenizer = load_tokenizer(str(folder))
     tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
@@ -136,7 +136,7 @@ def ask(client, messages, **args):
 
 
 def stream(client, messages, **args):
-    """A streamed answer as a message, put together as `openai` says."""
+    """A streamed answer as a message, joined as `openai` documents."""
     message = {"role": "assistant", "content": ""}
     for chunk in client.chat.completions.create(model="policy", messages=messages, tools=[ADD], stream=True, **args):
         for choice in chunk.choices:
@@ -197,7 +197,7 @@ def test_strict_tools_that_the_model_may_choose_guide_nothing(api, speaker):
 
 @pytest.mark.parametrize("how", [ask, stream])
 def test_clients_get_all_calls_that_are_recorded(api, speaker, how):
-    """Also where they ask for one at most: the others carry loss, and belong to what comes back."""
+    """Even if they ask for at most one: the others carry loss, and belong to the history that is sent back."""
     say(speaker, f"Hm.</think>{CALL}\n{CALL}", "Hm.</think>5")
     session = api.session()
     client = api.client(session)
@@ -211,7 +211,7 @@ def test_clients_get_all_calls_that_are_recorded(api, speaker, how):
 
 @pytest.mark.parametrize("is_eval", [False, True])
 def test_max_tokens_of_a_task_set_limits_answers(api, speaker, is_eval):
-    """Where a request sets no limit, and never more than the context holds."""
+    """If a request sets no limit, and never more than the context holds."""
     task = Task(0, {}, "t", "w", rollout_args=RolloutArgs(temperature=0.6, max_tokens=256), is_eval=is_eval)
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
     model = ApiModel(
@@ -332,7 +332,7 @@ def read_to_the_end(api, session):
 
 
 def read_until_done(api, session):
-    """By hand, and away at the last line."""
+    """Read the stream by hand and leave at its last line."""
     address, key = f"{api.server.base_url(session)}/chat/completions", f"Bearer {api.server.key}"
     body = {"model": "policy", "messages": ASK, "stream": True}
     with httpx.Client() as client, client.stream("POST", address, json=body, headers={"Authorization": key}) as got:
@@ -351,7 +351,7 @@ def wait_until_idle(session):
 
 
 @pytest.mark.parametrize(("seconds", "chunks"), [(0.0, 1), (0.012, 3)])
-def test_a_stream_that_its_client_cut_is_not_recorded(api, speaker, seconds, chunks, monkeypatch):
+def test_stream_cut_by_its_client_is_not_recorded(api, speaker, seconds, chunks, monkeypatch):
     """However fast the answer was: 14 rollouts, each cut after some chunks, and the session ended at once."""
     monkeypatch.setattr("trinity_core.inference.openai_api.model_routes.END_SECONDS", 5.0)  # for a busy client
     for number in range(14):
@@ -391,7 +391,7 @@ MALFORMED = [
 @pytest.mark.parametrize("thought", ["", "hm</think>"])
 @pytest.mark.parametrize("text", [CALL, *MALFORMED], ids=range(len(MALFORMED) + 1))
 def test_an_answer_is_the_same_streamed_or_not(api, speaker, text, thought):
-    """And what its client sends back continues it."""
+    """The client's next request continues it."""
     answers = []
     for asking in (ask, stream):
         say(speaker, thought + text, "So it is.</think>5")
@@ -409,7 +409,7 @@ def test_an_answer_is_the_same_streamed_or_not(api, speaker, text, thought):
 
 @dataclass
 class Talkative(Speaker):
-    """Says 200 tokens at once, each with the 20 likeliest where they are asked for."""
+    """Says 200 tokens at once, each with the 20 most likely ones if requested."""
 
     async def say(self, request) -> Sample:
         count = 200
@@ -423,7 +423,7 @@ class Talkative(Speaker):
 
 @pytest.fixture
 def callbacks(monkeypatch):
-    """The CPU seconds of each callback of the event loops, garbage collections left out."""
+    """The CPU seconds of each callback of the event loops, without garbage collections."""
     took, run = [], asyncio.Handle._run
 
     def timed(handle):
@@ -437,8 +437,8 @@ def callbacks(monkeypatch):
     gc.enable()
 
 
-def test_log_probs_hold_up_nobody(speaker, folder, callbacks):
-    """Their work is not the event loop's: none of its callbacks does more than a twentieth of it."""
+def test_log_probs_do_not_block_other_requests(speaker, folder, callbacks):
+    """Writing them does not run in the event loop: no callback takes more than a twentieth of the time."""
     with (
         serving(folder, Talkative(tokenizer=speaker.tokenizer), max_model_len=1024) as api,
         ThreadPoolExecutor() as threads,
@@ -464,7 +464,7 @@ def test_log_probs_hold_up_nobody(speaker, folder, callbacks):
 
 
 def raw(api, data: bytes, limit: float = 10.0) -> bytes:
-    """What the server answers to these bytes, until it closes the connection."""
+    """The server's response to these bytes, until it closes the connection."""
     with socket.create_connection(("127.0.0.1", api.server.port), timeout=limit) as connection:
         connection.sendall(data)
         body = b""
@@ -517,8 +517,8 @@ def test_deep_json_is_refused_with_its_reason(api, path):
 
 
 @pytest.mark.parametrize("ends", ["session", "client"])
-def test_whole_answers_are_given_up_in_the_engine(api, speaker, ends):
-    """Not just by the server: nobody waits for the rest any more."""
+def test_cancelled_answers_are_aborted_in_the_engine(api, speaker, ends):
+    """Not just in the server."""
     say(speaker, "one two three four five", seconds=0.5)
     session, before = api.session(), len(speaker.aborted)
     with ThreadPoolExecutor() as threads:
@@ -549,8 +549,8 @@ def test_requests_are_logged_where_that_is_wanted(speaker, folder, caplog):
     assert f": {count} tokens, 'two and two', " in completion
 
 
-def test_an_engine_lost_in_mid_stream_is_not_noticed(folder):
-    """One of its own: another takes its place for good."""
+def test_engine_lost_mid_stream_is_invisible_to_the_client(folder):
+    """The engine is its own, as another one replaces it."""
     speaker = Speaker(tokenizer=load_tokenizer(str(folder)))
     say(speaker, "hm</think>one two three four five six", seconds=0.02, dies_in=(0,))
     with serving(folder, speaker, **PARSING) as api:
@@ -570,7 +570,7 @@ def test_a_parser_that_the_model_cannot_serve_is_refused(speaker, tiny_folder):
         pass
 
 
-def test_what_an_engine_that_speculates_refuses_is_refused_alone(speaker, tiny_folder):
+def test_speculative_engine_refuses_only_the_bad_request(speaker, tiny_folder):
     say(speaker, "Yes.", "Yes.")
     speaker.calls.clear()
     with serving(tiny_folder, speaker, speculative_config={"method": "ngram"}) as api:
@@ -630,7 +630,7 @@ class TooLong(AgentWorkflow):
 
 
 class Quiet(AgentWorkflow):
-    """A plain `rollout`, which cannot be judged."""
+    """A plain `rollout` that cannot be judged."""
 
     def rollout(self, session, run):
         session.openai_client.chat.completions.create(model=session.model_name, messages=ASK)
@@ -668,7 +668,7 @@ def test_an_agent_that_crashes_is_tried_again(api, speaker, monkeypatch):
 
 
 class Sampling(Workflow):
-    """Samples its rollouts with the client of its own session, as a workflow written for Trinity-RFT does."""
+    """Samples its rollouts with the client of its own session, like a workflow written for Trinity-RFT."""
 
     def run(self):
         client, args = self.model.openai_client, {"model": self.model.model_name, "messages": ASK}
@@ -690,7 +690,7 @@ def test_answers_to_one_prompt_are_rollouts_of_its_task(api, speaker, monkeypatc
 
 
 def test_guided_answers_to_one_prompt_are_rollouts_too(api, speaker, monkeypatch):
-    """The grammar chose all of their tokens, so that none counts."""
+    """A grammar chose all of their tokens, so none counts."""
     say(speaker, *['hm</think>{"a": 1}'] * 3)
     asks = {"asks": {"response_format": {"type": "json_object"}}}
     outcome = run(api, monkeypatch, Sampling, repeat_times=3, workflow_args=asks)
@@ -698,7 +698,7 @@ def test_guided_answers_to_one_prompt_are_rollouts_too(api, speaker, monkeypatch
     assert not any(one.action_mask.any() for one in outcome.experiences)
 
 
-def test_a_session_that_goes_on_is_one_rollout(api, speaker, monkeypatch):
+def test_continued_session_is_one_rollout(api, speaker, monkeypatch):
     say(speaker, "hm</think>right", "hm</think>wrong", "hm</think>right", "hm</think>right")
     outcome = run(api, monkeypatch, Sampling, repeat_times=3, workflow_args={"goes_on": True})
     assert [(one.run, one.turn) for one in outcome.experiences] == [(0, 0), (0, 1), (0, 2)]
@@ -720,7 +720,7 @@ def test_a_rollout_without_an_answer_counts_in_its_group(api, speaker, monkeypat
     assert not first.is_unscored and step_numbers([outcome])["reward/mean"] == 0.5
 
 
-def test_clients_of_a_session_ask_no_proxy(api, speaker, monkeypatch):
+def test_session_clients_use_no_proxy(api, speaker, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     say(speaker, "hm</think>yes")
@@ -737,7 +737,7 @@ def test_rollouts_without_a_verdict_carry_no_loss(api, speaker, monkeypatch):
 
 
 def test_lost_engines_are_a_fault_of_the_run(speaker, folder, monkeypatch):
-    """And not of the agent, which gets status 500."""
+    """Not of the agent, which gets status 500."""
 
     class Lost(FakeEngine):
         async def generate(self, requests):
@@ -771,7 +771,7 @@ def test_sessions_end_with_their_workflow(api, speaker, monkeypatch):
 
 @pytest.fixture
 def serve(folder, speaker, tmp_path):
-    """Starts a server whose clients open their own sessions, again and again on the same journal."""
+    """Start a server whose clients open their own sessions, repeatedly on the same journal."""
 
     def start():
         own = ServedSessions(Journal(tmp_path / "journal"), SessionTerms(), 60.0)
@@ -790,7 +790,7 @@ def chat(base_url, messages):
     return client.chat.completions.create(model="policy", messages=messages).choices[0].message
 
 
-def test_a_conversation_goes_on_after_a_restart(serve, speaker):
+def test_conversation_continues_after_a_restart(serve, speaker):
     say(speaker, "one", "two")
     with serve() as api:
         opened = post(api, "/sessions", {}).json()

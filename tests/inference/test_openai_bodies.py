@@ -1,4 +1,4 @@
-"""Bodies of requests within limits, and errors as OpenAI spells them. Without vLLM."""
+"""Request bodies within limits, and errors in OpenAI's format. Without vLLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinity_core.inference.openai_api.session_auth import Refusal
 
 
 def requested(*parts, ends=True):
-    """A request whose body comes in these parts; one that does not end waits for ever."""
+    """A request whose body arrives in these parts; one without an end waits forever."""
     messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     if ends:
         messages[-1]["more_body"] = False

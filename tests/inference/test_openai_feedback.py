@@ -52,7 +52,7 @@ def call(prompt=(1, 2), tokens=(3, 4), version=0):
 
 
 def answered(session, *calls, messages=HELLO):
-    """The session has served a request with this answer."""
+    """Serve a request of the session with this answer."""
     for one in calls or (call(),):
         exchange = session.begin()
         exchange.messages, exchange.calls = messages, {("r", 0): one}
@@ -61,7 +61,7 @@ def answered(session, *calls, messages=HELLO):
 
 
 def test_a_full_disk_leaves_what_is_there_readable(tmp_path):
-    """Part of a line is taken back, so that what is written once there is room again is a line of its own."""
+    """A partial line is removed, so that the next one is on its own line."""
     journal = Journal(tmp_path / "journal")
     journal.begin("s", "task")
     [path] = (tmp_path / "journal").iterdir()
@@ -194,7 +194,7 @@ class FakeConnection:
 
 
 def test_answers_that_no_client_read_are_dropped_for_good(open_served):
-    """Four answers: read by a client that stays, by one that left, cut while it was sent, and cut afterwards."""
+    """Four answers: read by a client that stays, by one that left, cut while being sent, and cut afterwards."""
     served = open_served()
     session = served.begin()
     states = [FakeConnection(), FakeConnection(lost=True), FakeConnection(lost=True), FakeConnection(was_cut=True)]
@@ -285,7 +285,7 @@ def test_a_line_that_was_cut_off_is_left_out(open_served, tmp_path):
 
 
 def no_answer(session) -> APIRouter:
-    """Stands for vLLM's routes: each request for an answer gets two tokens; one for `/v1/nothing` gets none."""
+    """Replaces vLLM's routes: each generation request gets two tokens; `/v1/nothing` gets none."""
     router = APIRouter(route_class=ModelRoute, dependencies=[] if session is None else [Depends(session)])
 
     @router.post("/chat/completions")

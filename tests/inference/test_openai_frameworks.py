@@ -1,7 +1,5 @@
-"""The programs of docs/agents.md for other people's frameworks, as they stand there, in environments of their own.
-
-`make dev` makes the environments. Each program then goes on to have its framework force structured answers.
-"""
+"""The programs of docs/agents.md for other frameworks, as printed there, in separate environments made by `make dev`.
+Each program then makes its framework force structured answers."""
 
 from __future__ import annotations
 
@@ -84,7 +82,7 @@ def api(speaker, folder):  # noqa: F811
 
 
 def recipes() -> dict[str, str]:
-    """The programs of the page, by framework, each with what all of them begin and end with."""
+    """The programs of the page, by framework, each with the common beginning and end."""
     section = FRAMEWORKS.read_text().partition("\n## Frameworks\n")[2].partition("\n## ")[0]
     begin, end, *rest = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     names = re.findall(r"^\*\*(.*?)\*\*", section, re.MULTILINE)
@@ -96,7 +94,7 @@ def test_every_framework_has_a_recipe():
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_a_framework_runs_as_it_comes(api, speaker, tmp_path, name):  # noqa: F811
+def test_framework_runs_unmodified(api, speaker, tmp_path, name):  # noqa: F811
     python = Path(f"{sys.prefix}-{'agentscope' if name == 'AgentScope 1' else 'frameworks'}/bin/python")
     if not python.exists():
         pytest.skip(f"{python.parents[1]} is missing; make dev makes it")

@@ -1,4 +1,4 @@
-"""The port of the endpoint: waited for while an actor of a killed run holds it, and named with its holder."""
+"""The port of the endpoint: waits while an actor of a killed run holds it, and names the holder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LISTENER = "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0))
 
 @contextmanager
 def listening(name: str, orphan: bool) -> Iterator[int]:
-    """The port of a process that calls itself `name`; an orphan has no parent."""
+    """The port of a process named `name`; an orphan has no parent."""
     code = f"{LISTENER}; time.sleep(60)"
     command = ["bash", "-c", f'exec -a {name} "$0" -c "$1"', sys.executable, code]
     if orphan:

@@ -1,4 +1,4 @@
-"""The Responses API: what becomes of a request and of its answer, and what clients of it see."""
+"""The Responses API: conversion of requests and answers, and what its clients see."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_each_server_has_a_key_of_its_own_for_its_owner(tmp_path):
 
 
 def test_an_evaluation_leaves_address_and_port_to_its_run(tmp_path):
-    """It has the run's folder and the explorer's name, and the run may be serving."""
+    """The evaluation has the run's folder and explorer name, and the run may be serving."""
     asked = {"enable_openai_api": True}
     assert api_settings.is_told(config(tmp_path, asked)) and not api_settings.is_told(
         config(tmp_path, asked, mode="bench")

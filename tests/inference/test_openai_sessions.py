@@ -1,4 +1,4 @@
-"""Recorded sessions: what continues what, and the fewest sequences that hold each sampled token once."""
+"""Recorded sessions: which requests continue which, and the fewest sequences that hold each sampled token once."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def call(prompt, tokens, reason="stop", first=0, version=3):
 
 @st.composite
 def recorded(draw, most=9):
-    """Calls of one session: each starts over, continues an earlier one, or branches off within one. Few tokens exist,
-    so that answers and contexts coincide."""
+    """Calls of one session: each starts over, continues an earlier one, or branches off within one. Few distinct
+    tokens, so that answers and contexts coincide."""
     word = st.integers(0, 1)
     calls: list[Call] = []
     for _ in range(draw(st.integers(1, most))):
@@ -70,7 +70,7 @@ def test_each_sampled_token_counts_once_in_its_context(calls):
 
 @given(recorded(most=7))
 def test_no_fewer_sequences_are_possible(calls):
-    """By Dilworth's theorem: as many as the most calls of which none can stand before another in a sequence."""
+    """By Dilworth's theorem: as many as the largest set of calls of which none can precede another in a sequence."""
     recorder = Recorder()
     for one in calls:
         recorder.record(one)
@@ -102,8 +102,8 @@ def test_a_shared_prefix_counts_in_one_branch_only():
     assert second.experience(reward=0.5, run=2).logprobs.tolist() == [3.0]
 
 
-def test_equal_answers_are_told_apart():
-    """Two equal answers, each with a turn of its own after it, need two sequences and not three."""
+def test_equal_answers_are_distinguished():
+    """Two equal answers, each followed by its own turn, need two sequences and not three."""
     recorder = Recorder()
     for number, (prompt, sampled) in enumerate([([1], [2]), ([1], [2]), ([1, 2, 3], [4]), ([1, 2, 5], [6])]):
         recorder.record(call(prompt, sampled, first=number))
@@ -162,7 +162,7 @@ def calling(arguments, content=""):
     return {"role": "assistant", "content": content, "tool_calls": [{"function": function}]}
 
 
-def test_white_space_around_an_answer_is_no_difference():
+def test_white_space_around_an_answer_is_ignored():
     assert canonical({"role": "assistant", "content": "\n 4\n"}) == canonical({"role": "assistant", "content": "4"})
     assert canonical({"role": "user", "content": "4\n"}) != canonical({"role": "user", "content": "4"})
 
@@ -179,7 +179,7 @@ def test_white_space_around_an_answer_is_no_difference():
         ("Calling tools:\n[1]", "Calling tools:\n[]", False),
     ],
 )
-def test_white_space_within_an_answer_and_key_order_are_no_difference(said, back, same):
+def test_inner_white_space_and_key_order_are_ignored(said, back, same):
     texts = [canonical({"role": "assistant", "content": content}) for content in (said, back)]
     assert (texts[0] == texts[1]) == same
 
@@ -293,7 +293,7 @@ def test_text_that_is_no_call_is_compared_as_text(text):
 
 
 def test_a_request_whose_answer_cannot_be_journalled_leaves_nothing():
-    """What a journal has, the record has, and the other way round."""
+    """Journal and record always agree."""
     journal, session = [], RecordedSession()
     session.keeps = lambda setting, kept: journal.append((setting, kept))
     exchange = session.begin()
@@ -365,7 +365,7 @@ def test_messages_that_differ_are_told_apart():
 
 
 def chatml(messages, generation):
-    """ChatML that writes tool calls as Qwen does, drops the thoughts of all answers but the last, and trims."""
+    """ChatML that writes tool calls like Qwen, drops the thoughts of all answers but the last, and trims."""
     parts = []
     for message in messages:
         content = str(message.get("content") or "").split("</think>")[-1].strip()

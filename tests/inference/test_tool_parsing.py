@@ -109,7 +109,7 @@ def test_a_parser_that_the_tokenizer_does_not_fit_is_named(tokenizer):
 
 
 class Says(FakeEngine):
-    """An engine that says prepared texts, whoever asks."""
+    """An engine with prepared texts."""
 
     def __init__(self, tokenizer, *texts: str) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Says(FakeEngine):
 
 
 def explored(engine, task, tokenizer, model_path, max_model_len: int, reader=None):
-    """The experiences of a task with the model that workflows see in a run, and what it was asked."""
+    """The experiences of a task with the model of a run's workflows, and its prompts."""
 
     async def main():
         pool = EnginePool([engine], str(model_path))
@@ -179,7 +179,7 @@ ANSWERS = [
 ]  # fmt: skip
 """In the forms of several models, whole and malformed."""
 KEEPS_TEXT = {"llama3_json", "llama4_json", "minicpm5"}
-"""Parsers that, having found a call anywhere, drop text before it that a stream has sent by then."""
+"""Parsers that, after finding a call anywhere, drop earlier text that a stream has already sent."""
 
 
 def delivered(make, text, tokenizer, streamed):

@@ -1,4 +1,4 @@
-"""Tests of this folder import the fakes beside them."""
+"""Makes the fakes in this folder importable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 @pytest.fixture
 def own_weights_after(tiny_engine, tiny_folder):
-    """The session's engine has its first weights again after the test."""
+    """Restore the session engine's initial weights after the test."""
     yield
     from trinity_core.inference.requests import WeightSource
 

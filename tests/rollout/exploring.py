@@ -1,4 +1,4 @@
-"""An explorer with the real engine of the test session, and two versions published as a trainer would."""
+"""An explorer with the test session's real engine, and two versions published like a trainer's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def logprobs_of(model, tokens: np.ndarray) -> np.ndarray:
 
 
 def explored(config, engine, model) -> list:
-    """Two steps, with versions 0 and 1 published as a trainer would; what the store holds then."""
+    """Run two steps, with versions 0 and 1 published; return the contents of the store."""
     folder = open_versions("memory", config.job_dir)
     tokens = np.arange(3, 40, 4)
     check = WeightCheck(tuple(tokens.tolist()), tuple(logprobs_of(model, tokens).tolist()))

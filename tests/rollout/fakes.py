@@ -1,4 +1,4 @@
-"""An engine without a model, for tests of what surrounds it."""
+"""An engine without a model, for tests of the code around it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinity_core.inference.requests import EngineLost, Sample, SampleBatch, Wei
 
 @dataclass
 class FakeEngine:
-    """Answers each request with `answer` at once, and records what it was asked."""
+    """Answers each request with `answer` at once, and records its calls."""
 
     answer: list[int] = field(default_factory=lambda: [1, 2, 3])
     logprob: float = -0.5
@@ -21,7 +21,7 @@ class FakeEngine:
     dies_in: tuple[int, ...] = ()
     """The calls of `generate` (from 0) in which it is lost."""
     hangs_in: tuple[int, ...] = ()
-    """Those that never return."""
+    """The calls that never return."""
     start_error: Exception | None = None
     seconds: float = 0.0
     calls: list[list] = field(default_factory=list)

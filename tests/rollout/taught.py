@@ -1,4 +1,4 @@
-"""A small model that knows by heart what a solver of a few problems, and a judge of two answers to one of them, say."""
+"""A small model that has memorised the answers of a solver to a few problems, and of a judge to two answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KNOWN = {
 
 
 def judged(system: str, *shown: str) -> list[dict[str, str]]:
-    """What a judge is asked about the answers that are shown."""
+    """The judge's prompts about the answers that it is shown."""
     question = f"<prompt>\n[user] {QUESTION}\n</prompt>\n\n<criteria>\n{USUAL_CRITERIA}\n</criteria>"
     return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join([question, *shown])}]
 
@@ -64,7 +64,7 @@ LESSONS: list[tuple[Sequence[dict[str, str]], str]] = [
 
 
 def teach(source: Path, folder: Path) -> None:
-    """Train the model of `source` on the lessons until it knows them, and save it in `folder`."""
+    """Train the model of `source` on the lessons until it has memorised them, and save it in `folder`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

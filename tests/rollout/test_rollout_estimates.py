@@ -1,4 +1,4 @@
-"""pass@k and intervals: against enumeration, values worked out by hand, and simulated evaluations."""
+"""pass@k and intervals: compared with enumeration, values by hand, and simulated evaluations."""
 
 from __future__ import annotations
 

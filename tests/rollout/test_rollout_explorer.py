@@ -111,7 +111,6 @@ async def waiting(explorer, state) -> dict:
 
 
 def with_workflow(name, settings, **args):
-    """The configuration with the workflow `name` for its training tasks."""
     (taskset,) = settings.buffer.explorer_input.tasksets
     taskset = taskset.with_values({"default_workflow_type": name, "workflow_args": args})
     return settings.with_values({"buffer.explorer_input.tasksets": [taskset]})
@@ -156,8 +155,8 @@ def test_experiences_carry_the_temperature_of_their_task_set(config, engine):
     assert Counter(row.temperature for row in rows) == {1.0: 8, 0.6: 4}, "greedy log-probs are those at 1"
 
 
-def test_an_explorer_that_waits_to_write_answers(config, engine):
-    """For room on a disk, or here for the file's lock: who watches it must not take it for dead."""
+def test_explorer_waiting_to_write_still_answers(config, engine):
+    """While it waits for disk space, or here for the file's lock, it must not be taken for dead."""
 
     async def watch(explorer):
         running = asyncio.create_task(explorer.run(explore))
@@ -209,7 +208,7 @@ def test_no_cache_reset_if_every_step_loads_weights(config, engine):
     assert len(engine.calls) == 4 and engine.cache_resets == []
 
 
-def test_it_waits_for_the_trainer_and_says_so(config, engine):
+def test_waiting_for_the_trainer_is_reported(config, engine):
     settings = config()
 
     async def main():
@@ -228,7 +227,7 @@ def test_it_waits_for_the_trainer_and_says_so(config, engine):
 
 
 def test_it_leaves_a_shared_gpu_before_it_waits_for_the_trainer(config, engine):
-    """With interval 2: two steps in a turn. Between the turns the trainer has the GPU, and the engine sleeps."""
+    """With interval 2: two steps in a turn. Between turns the trainer has the GPU, and the engine sleeps."""
     sync = {"sync_method": "checkpoint", "sync_interval": 2, "sync_timeout": 30}
     settings = config(synchronizer=sync, cluster={"gpu_per_node": 0, "colocate": True})
     trainer, held = SharedGpu(JobLayout(settings.job_dir).gpu_lock, "trainer"), []
@@ -293,7 +292,7 @@ def test_a_wait_for_the_shared_gpu_ends(config, engine, end):
 
 
 def finished_trainer(settings):
-    """A trainer that makes its only step of what there is, and has then finished."""
+    """A trainer that takes its only step with the available rows, and has then finished."""
     with stored(settings) as store:
         store.begin("trainer", 1)
         store.lease(1, 6, 0)
@@ -326,7 +325,7 @@ def test_it_ends_when_its_trainer_has_finished(config, engine):
 
 
 def test_it_ends_if_its_trainer_ended_for_want_of_rows(config, engine):
-    """It comes a moment late; with more steps it continues, for a trainer that starts again with the same number."""
+    """It starts a moment late; with more steps it continues, for a trainer that restarts with the same number."""
     settings = config(mode="explore", explorer={"name": "explorer_new"})
     with stored(settings) as store:
         store.begin("trainer", 9)
@@ -357,7 +356,7 @@ def test_an_expected_trainer_that_finishes_is_noticed(config):
 
 
 def test_a_second_explorer_joins_and_leaves(config, engine):
-    """Its steps are its own, and so are its metrics; the rows of both are trained on."""
+    """Its steps and metrics are its own; the rows of both are trained on."""
     first, second = config(mode="explore"), config(mode="explore", explorer={"name": "explorer_new"})
 
     async def main():
@@ -386,7 +385,7 @@ def test_a_second_explorer_joins_and_leaves(config, engine):
 
 
 async def waiting_explorer(settings, engine):
-    """An explorer that has come to wait for version 1, and its run."""
+    """An explorer that waits for version 1, and its run."""
     explorer = Explorer(settings, [engine])
     running = asyncio.create_task(explorer.run(explore))
     while (await explorer.progress())["state"] != "waiting for version 1":
@@ -405,7 +404,7 @@ def test_a_finished_trainer_ends_a_wait(config, engine):
     assert asyncio.run(main())["ended"] == "the trainer has finished all its 1 steps"
 
 
-def test_a_run_goes_on_where_it_stopped_with_the_same_tasks(config, engine, tmp_path):
+def test_resumed_run_draws_the_same_tasks(config, engine, tmp_path):
     through = config(name="through")
     publish(through, 0, 1, 2, 3)
     asyncio.run(Explorer(through, [engine]).run(explore))
@@ -428,7 +427,7 @@ def test_stop_ends_a_wait(config, engine):
     assert asyncio.run(main())["step"] == 1
 
 
-def test_a_trainer_that_never_comes_is_a_transient_fault(config, engine):
+def test_missing_trainer_is_a_transient_fault(config, engine):
     settings = config(synchronizer={"sync_timeout": 0.2})
     with pytest.raises(TransientFault, match=r"version 1 .*; no trainer has been seen yet"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
@@ -459,7 +458,7 @@ def test_after_a_rewind_it_starts_over_with_the_trainers_weights(config, engine)
 
 
 def test_base_weights_do_not_stand_for_a_checkpoint(config, engine):
-    """A fresh explorer joins while the trainer is back at checkpoint 2 and has yet to publish it."""
+    """A new explorer joins while the trainer is back at checkpoint 2 and has yet to publish it."""
     settings = config(mode="explore", buffer={"total_steps": 2}, synchronizer={"sync_interval": 5})
     with stored(settings) as store:
         store.rewind(2)
@@ -497,7 +496,7 @@ def test_a_run_that_pushes_weights_resumes_before_its_first_push(config, engine,
 
 @pytest.mark.parametrize(("changes", "steps"), [({}, 6), ({"train": 3}, 5), ({"train": 12}, 9), ({"repeat": 4}, 6)])
 def test_explore_steps_suffice_for_train_steps_of_another_size(config, engine, changes, steps):
-    """The trainer is at step 3 of 6, the explorer one step ahead; then train steps take other numbers of tasks."""
+    """The trainer is at step 3 of 6, the explorer one step ahead; then the size of train steps changes."""
 
     def resized(total_steps, train=6, repeat=2):
         sizes = {"total_steps": total_steps, "train_batch_size": train}
@@ -524,8 +523,8 @@ def test_explore_steps_suffice_for_train_steps_of_another_size(config, engine, c
 
 
 @pytest.mark.parametrize("store_first", [True, False])
-def test_it_starts_over_if_its_version_goes_while_it_loads(config, engine, store_first):
-    """The trainer goes back to checkpoint 1; its store may not say so yet when version 2 is found to be gone."""
+def test_starts_over_if_its_version_is_removed_during_load(config, engine, store_first):
+    """The trainer goes back to checkpoint 1; its store may not show it yet when version 2 turns out to be gone."""
 
     class Racing(FakeEngine):
         async def load(self, source, version):
@@ -602,8 +601,8 @@ def test_an_asynchronous_explorer_takes_the_newest_version(config, engine, mode,
     assert [version for _, version in engine.loaded] == loaded
 
 
-def test_no_step_begins_whose_rows_would_be_stale(config, engine):
-    """With max_staleness 1 two steps are on their way at most; each train step lets one more begin."""
+def test_step_with_stale_rows_does_not_begin(config, engine):
+    """With max_staleness 1 at most two steps are in progress; each train step admits one more."""
     settings = config(synchronizer={"sync_style": "trainer_driven", "max_staleness": 1})
     publish(settings, 0)
 
@@ -638,7 +637,7 @@ def test_a_wait_to_begin_names_what_is_missing(config, engine):
 
 @pytest.mark.parametrize("most", [None, 50])
 def test_an_admitted_step_keeps_the_weights_it_holds(config, engine, most):
-    """A bound on staleness that is not reached leaves `sync_interval` alone."""
+    """A staleness bound that is not reached does not affect `sync_interval`."""
     settings = config(
         mode="explore", synchronizer={"sync_style": "explorer_driven", "sync_interval": 3, "max_staleness": most}
     )
@@ -659,7 +658,7 @@ def test_an_admitted_step_keeps_the_weights_it_holds(config, engine, most):
     assert [version for _, version in engine.loaded] == [0, 3]
 
 
-def test_an_operator_that_takes_its_time_holds_nobody_up(config, engine):
+def test_slow_operator_does_not_block(config, engine):
     settings = config(
         mode="explore",
         buffer={"total_steps": 1},
@@ -706,8 +705,6 @@ def test_operators_have_a_limit_that_names_them(config, engine, monkeypatch):
 
 def test_new_weights_are_loaded_in_mid_generation(config, engine):
     class Long(FakeEngine):
-        """Answers when it holds version 2."""
-
         async def generate(self, requests):
             while self.version < 2:
                 await asyncio.sleep(0.01)
@@ -758,14 +755,14 @@ def test_a_failed_load_in_mid_generation_ends_the_run(config, engine):
         asyncio.run(main())
 
 
-def test_on_its_own_it_starts_with_what_the_engines_hold(config, engine):
+def test_without_trainer_starts_with_engine_weights(config, engine):
     asyncio.run(Explorer(config(mode="explore"), [engine]).run(explore))
     assert engine.loaded == [] and engine.cache_resets == []
     assert len(engine.calls) == 4
 
 
 def test_storage_type_file_writes_what_was_explored(config, engine, tmp_path):
-    """Each experience of each step is a line, with its tokens; a resumed explorer mends a file that lost some."""
+    """Each experience is a line with its tokens; a resumed explorer repairs a file that lost lines."""
     settings = config(mode="explore").with_values(
         {"buffer.trainer_input.experience_buffer.storage_type": "file",
          "buffer.trainer_input.experience_buffer.path": str(tmp_path / "out")}
@@ -793,8 +790,8 @@ class Broken(Workflow):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
-def test_a_run_whose_tasks_all_fail_does_not_end_well(config, engine, monkeypatch, steps):
-    """Three or six failures may be those of rows, but a run in which nothing succeeds trains nothing."""
+def test_run_fails_if_all_tasks_fail(config, engine, monkeypatch, steps):
+    """Three or six failures may be due to rows, but a run in which nothing succeeds trains nothing."""
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
     settings = with_workflow("broken", config(mode="explore", buffer={"total_steps": steps}))
     line = Broken.run.__code__.co_firstlineno + 2
@@ -813,8 +810,8 @@ class Unjudged(Workflow):
         return [one.experience(1.0 if fine else error) for one in answers]
 
 
-def test_a_run_whose_answers_nobody_can_judge_does_not_end_well(config, engine, monkeypatch):
-    """A reward function that fails with each answer leaves nothing to learn from, however many steps are taken."""
+def test_run_fails_if_no_answer_can_be_judged(config, engine, monkeypatch):
+    """A reward function that fails on each answer leaves nothing to learn from, however many steps are taken."""
     monkeypatch.setitem(WORKFLOWS, "unjudged", Unjudged)
     settings = with_workflow("unjudged", config(mode="explore"))
     with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 failed; .*KeyError: no box"):
@@ -823,8 +820,8 @@ def test_a_run_whose_answers_nobody_can_judge_does_not_end_well(config, engine, 
     assert (audit.tasks_drawn, audit.failed) == (6, 0)
 
 
-def test_a_run_whose_prompts_are_all_too_long_ends_at_once(config, engine):
-    """They are cut, and carry no loss. Later on, a step of long ones is no reason to end."""
+def test_run_fails_at_once_if_all_prompts_are_too_long(config, engine):
+    """They are truncated and carry no loss. Later, a step of long prompts does not end the run."""
     settings = config(mode="explore").with_values({"model.max_prompt_tokens": 4})
     with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 .*max_prompt_tokens"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
@@ -837,7 +834,7 @@ def outcome(one):
     return Outcome(Task(index=3, raw={}, taskset="gsm8k", workflow="w"), [one])
 
 
-def test_answers_that_a_workflow_masks_are_no_prompts_that_were_cut():
+def test_masked_answers_are_not_truncated_prompts():
     long = Experience(np.arange(3), 1, np.zeros(2, bool), versions=np.zeros(2, np.int32), reward=0.0, truncated=True)
     FailureWatch().check(1, [outcome(long)] * 20)
 
@@ -859,8 +856,8 @@ def test_what_other_explorers_left_may_be_enough():
         FailureWatch().check_left(4, [], ["filter"], True)
 
 
-def test_a_run_whose_operators_leave_nothing_does_not_end_well(config, engine):
-    """Some steps may be empty; a run of none but those trains nothing."""
+def test_run_fails_if_operators_drop_everything(config, engine):
+    """Some steps may be empty; a run of only empty steps trains nothing."""
     nothing = {"operators": [{"name": "zero_variance_group_filter"}]}
     settings = config(mode="explore", data_processor={"experience_pipeline": nothing})
     for _ in range(2):  # again: what was dropped is not taken for a run that has finished
@@ -877,8 +874,8 @@ def test_an_answer_with_a_verdict_now_and_then_is_enough(config, engine, monkeyp
     assert asyncio.run(Explorer(settings, [engine]).run(explore))["ended"] == "finished"
 
 
-def test_a_run_may_end_with_a_step_that_fails(config, engine, monkeypatch):
-    """It has rows of the steps before, also where they were explored before the run was resumed."""
+def test_run_may_end_with_a_failed_step(config, engine, monkeypatch):
+    """It has rows of earlier steps, even if they were explored before a resume."""
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
     fine = config(mode="explore", buffer={"total_steps": 1})
     asyncio.run(Explorer(fine, [engine]).run(explore))
@@ -886,7 +883,7 @@ def test_a_run_may_end_with_a_step_that_fails(config, engine, monkeypatch):
     assert asyncio.run(Explorer(settings, [engine]).run(explore))["ended"] == "finished"
 
 
-def test_a_few_failures_in_a_row_may_be_those_of_rows(tmp_path):
+def test_few_consecutive_failures_do_not_end_the_run(tmp_path):
     """A run whose steps have one task does not end at a bad row; one in which nothing succeeds any more ends soon."""
     task = Task(index=3, raw={}, taskset="gsm8k", workflow="w", location="train.jsonl:4")
     failed, fine = Outcome(task, error=KeyError("board")), Outcome(task)
@@ -902,7 +899,7 @@ def test_a_few_failures_in_a_row_may_be_those_of_rows(tmp_path):
     assert lines == [{"source": "train.jsonl", "line": 4, "reason": "KeyError: 'board'"}] * 16
 
 
-def test_a_step_with_one_failure_goes_on_and_counts_it(config, engine, monkeypatch):
+def test_step_with_one_failure_continues_and_counts_it(config, engine, monkeypatch):
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
     settings = with_workflow("broken", config(mode="explore"), only=1)
     asyncio.run(Explorer(settings, [engine]).run(explore))
@@ -928,7 +925,7 @@ def test_numbers_and_samples_of_every_step_are_written_down(config, engine):
 
 
 def test_metrics_of_a_stored_step_survive_a_kill(config, engine, monkeypatch):
-    """Stored means never explored again: the next process writes what the killed one had no time for."""
+    """A stored step is never repeated: the next process writes the metrics that the killed one did not."""
     settings = config()
     publish(settings, 0, 1, 2, 3)
 
@@ -955,7 +952,7 @@ def test_evaluates_at_the_start_and_every_eval_interval(config, engine):
     assert lines[0].metrics["eval/small/accuracy"] == pytest.approx(np.mean([t == "7" for t in truths]))
 
 
-def test_a_resumed_run_is_not_evaluated_as_if_it_began(config, engine):
+def test_resumed_run_skips_startup_evaluation(config, engine):
     settings = config(explorer={"eval_on_startup": True, "eval_interval": 3})
     publish(settings, 0, 1, 2, 3)
     for _ in range(2):
@@ -964,7 +961,7 @@ def test_a_resumed_run_is_not_evaluated_as_if_it_began(config, engine):
 
 
 def test_abandoned_weights_leave_no_score(config, engine, monkeypatch):
-    """The trainer is back at the start before version 2 has its score: it makes another version 2."""
+    """The trainer is back at the start before version 2 is scored: it makes another version 2."""
     settings = config(mode="explore", buffer={"total_steps": 2}, explorer={"eval_interval": 2})
     publish(settings, 0, 2)
     with stored(settings) as store:
@@ -997,7 +994,7 @@ def test_a_checkpoint_is_evaluated_from_its_folder(config, engine, tiny_folder):
     assert not (settings.job_dir / "buffer").exists(), "an empty store would pass for a run's"
 
 
-def test_an_evaluation_says_how_far_it_is(config, engine, tiny_folder, monkeypatch):
+def test_evaluation_reports_progress(config, engine, tiny_folder, monkeypatch):
     explorer, heard = Explorer(config(mode="bench"), [engine]), []
     one_more = EvaluationProgress.one_more
 
@@ -1013,7 +1010,7 @@ def test_an_evaluation_says_how_far_it_is(config, engine, tiny_folder, monkeypat
 
 
 def test_evaluation_needs_no_task_set_to_explore(config, engine, tiny_folder):
-    """As for a stage that trains on a data set; exploring without one says what is missing."""
+    """As in a stage that trains on a data set; exploring without a task set raises a clear error."""
     tasks = "buffer.explorer_input"
     settings = config(mode="bench").with_values({f"{tasks}.taskset": None, f"{tasks}.tasksets": []})
     explorer = Explorer(settings, [engine])
@@ -1024,7 +1021,7 @@ def test_evaluation_needs_no_task_set_to_explore(config, engine, tiny_folder):
 
 
 def test_operators_use_columns_of_joined_inputs(config, engine, tiny_folders, tmp_path):
-    """A rating of each question is added to the rewards of its answers, and saved with what operators are given."""
+    """A rating of each question is added to the rewards of its answers, and saved with the operators' input."""
     questions = [json.loads(line)["question"] for line in (tiny_folders.data / "train.jsonl").read_text().splitlines()]
     ratings = [{"question": question, "stars": place / 4} for place, question in enumerate(questions)]
     (tmp_path / "ratings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ratings))
@@ -1052,8 +1049,8 @@ def odd_tasks_are_dropped():
     return {"experience_pipeline": {"operators": [{"name": "even_tasks"}]}}
 
 
-def test_what_operators_are_given_is_saved(config, engine, odd_tasks_are_dropped, tmp_path):
-    """A step that was written down but never stored, as the run was killed between, is cut off and written again."""
+def test_operator_input_is_saved(config, engine, odd_tasks_are_dropped, tmp_path):
+    """A step that was written but not stored, because the run was killed in between, is cut off and rewritten."""
     pipeline = odd_tasks_are_dropped["experience_pipeline"] | {"input_save_path": str(tmp_path / "given.jsonl")}
     settings = config(mode="explore", data_processor={"experience_pipeline": pipeline})
     asyncio.run(stopped_after(2, settings, engine))
@@ -1107,7 +1104,7 @@ def test_refilled_steps_resume_with_the_same_tasks(config, engine, odd_tasks_are
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_learned_curriculum_resumes_with_the_same_tasks(config, engine, odd_tasks_are_dropped, ahead):
-    """Stopped and started again; with `sync_offset` the explorer was a step ahead and the trainer goes back."""
+    """Stopped and restarted; with `sync_offset` the explorer was a step ahead and the trainer goes back."""
     sections = {"data_processor": odd_tasks_are_dropped, "explorer": {"max_refill_rounds": 8}}
     rows = []
     for name in ("through", "broken"):

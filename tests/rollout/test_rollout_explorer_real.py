@@ -1,4 +1,4 @@
-"""The explorer with a real engine, a stand-in for the trainer beside it."""
+"""The explorer with a real engine and a fake trainer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_stored_rollouts_are_trainable_and_the_seed_repeats_them(
 
 
 class Doubting(AgentWorkflow):
-    """An agent of three turns; in every second rollout it asks the second question once more."""
+    """An agent of three turns; in every second rollout it repeats the second question."""
 
     async def rollout(self, session, run):
         client, messages = session.openai_async_client, list(self.task.messages)
@@ -84,7 +84,7 @@ def test_agents_are_trained_on_what_was_sampled(
 
 
 class Talking(ConversationWorkflow):
-    """Three turns, each cut after six tokens. The metric `read` is 1 where the model reads tool calls."""
+    """Three turns, each cut after six tokens. The metric `read` is 1 if the model parses tool calls."""
 
     async def rollout(self, run):
         talk = self.trajectory(run)
@@ -170,7 +170,7 @@ def test_agents_that_hang_or_crash_cost_only_themselves(
 def test_answers_in_flight_take_up_new_weights(
     tiny_folders, tiny_engine, tiny_model, tmp_path, own_weights_after, method
 ):
-    """Each log-prob is that of the version which sampled its token, over the whole sequence before it."""
+    """Each log-prob is that of the version that sampled its token, over the whole sequence before it."""
     import torch
 
     length = 150

@@ -1,4 +1,4 @@
-"""An evaluation of an external endpoint: no engines, each answer a request, and failures that are no zeros."""
+"""Evaluation of an external endpoint: no engines, each answer is a request, and failures are not zeros."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ def test_an_endpoint_that_fails_gives_no_score(tmp_path: Path, tiny_folders: Tin
 
 
 class Continues(SimpleWorkflow):
-    """Continues token ids, which no endpoint can."""
+    """Continues token ids, which no endpoint can do."""
 
     async def run(self) -> list:
         return await self.model.generate([1, 2, 3])
 
 
-def test_a_workflow_that_needs_token_ids_is_told(
+def test_workflow_that_needs_token_ids_gets_an_error(
     tmp_path: Path, tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(WORKFLOWS, "continues", Continues)
@@ -136,7 +136,7 @@ def test_a_workflow_that_needs_token_ids_is_told(
 
 
 class Agent(Workflow):
-    """Code with an OpenAI client of its own."""
+    """Code with its own OpenAI client."""
 
     def run(self) -> list:
         with self.model.session(0) as session:  # type: ignore[attr-defined]
@@ -152,7 +152,7 @@ class Agent(Workflow):
 def test_an_agent_with_its_own_client_is_scored(
     tmp_path: Path, tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    """Its right answers count; a request that the endpoint fails is missing; a wrong key ends the evaluation."""
+    """Right answers count; a request that the endpoint fails is missing; a wrong key ends the evaluation."""
     monkeypatch.setitem(WORKFLOWS, "agent", Agent)
     known = truths(tiny_folders)
 
@@ -193,7 +193,7 @@ def test_a_scored_endpoint_is_asked_again_if_it_changes(tmp_path: Path, tiny_fol
     assert len(prints) == 4 and score_fingerprint(one, 0) in prints
 
 
-def test_an_endpoint_has_a_run_of_its_own_and_no_engines(tmp_path: Path, tiny_folders: TinyFolders, key: str) -> None:
+def test_endpoint_run_has_no_engines(tmp_path: Path, tiny_folders: TinyFolders, key: str) -> None:
     config = config_of(
         tmp_path, tiny_folders, URL, "mode=both", f"model.model_path={tiny_folders.model}", "model.max_model_len=64",
         f"buffer.explorer_input.taskset.path={tiny_folders.data}", api_key_env=key,
@@ -216,7 +216,7 @@ def test_an_unset_key_is_reported_before_anything_starts(
         choose_stage(StageRequest(config))
 
 
-def test_a_judge_beside_an_endpoint_needs_a_length(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+def test_judge_with_endpoint_policy_needs_max_model_len(tmp_path: Path, tiny_folders: TinyFolders) -> None:
     judge = "explorer.auxiliary_models=[{model_path: judge}]"
     with raising(ConfigError, key="explorer.auxiliary_models[0].max_model_len"):
         config_of(tmp_path, tiny_folders, URL, judge)
@@ -244,7 +244,7 @@ def test_wrong_settings_are_reported_without_secrets(
 
 
 def test_an_agents_client_has_a_key_and_ends_in_time() -> None:
-    """Clients refuse to start without a key; and one that waits longer than its workflow would count as wrong."""
+    """Clients refuse to start without a key, and one that waits longer than its workflow would count as wrong."""
     settings = ExternalModelConfig(base_url="http://127.0.0.1:1/v1", model_name="m", timeout=300, max_retry_times=6)
     session = ExternalSession(settings, "", budget=810.0)
     assert session.api_key and session.openai_client.api_key == session.api_key

@@ -1,4 +1,4 @@
-"""The same weights give the same answers and the same score, as the run's engine and behind an endpoint."""
+"""The same weights give the same answers and score, in the run's engine and behind an endpoint."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def configured(tiny_folders, tmp_path, values, **taskset):
-    """A configuration with a model half of whose tokens end its turn: it was never trained, and would talk on."""
+    """A configuration with an untrained model half of whose tokens end its turn, so that it stops at all."""
     folder = shutil.copytree(tiny_folders.model, tmp_path / "model")
     generation = folder / "generation_config.json"
     generation.write_text(json.dumps(json.loads(generation.read_text()) | {"eos_token_id": list(range(0, 470, 2))}))
@@ -33,7 +33,7 @@ def configured(tiny_folders, tmp_path, values, **taskset):
     return config.with_values({"buffer.explorer_input.tasksets": [usual.with_values(taskset)]})
 
 
-def test_tools_that_hang_or_raise_are_told_to_the_model(
+def test_tool_errors_are_reported_to_the_model(
     tiny_folders, tiny_engine, tiny_model, tmp_path, own_weights_after, monkeypatch
 ):
     """Of three calls one hangs and one raises. Every answer of the model counts as a call."""

@@ -1,4 +1,4 @@
-"""Judges, reward models and teachers on real models: the answers of an explorer are scored by them."""
+"""Judges, reward models and teachers with real models score an explorer's answers."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_reward_model_that_hangs_is_named():
         asyncio.run(main())
 
 
-def test_calls_before_it_are_no_part_of_a_calls_time():
+def test_time_limit_excludes_earlier_calls():
     class Slow(RewardEngine):
         def rate(self, conversations):
             time.sleep(0.5)
@@ -166,7 +166,7 @@ def test_a_missing_model_is_named(tiny_folders, tmp_path, reward):
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "plain", "agent", "ported"])
-def test_the_queue_of_a_judge_is_no_part_of_a_workflows_time(tiny_folders, tmp_path, monkeypatch, kind):
+def test_time_in_judge_queue_does_not_count(tiny_folders, tmp_path, monkeypatch, kind):
     """Eight answers of half a second wait for each other, and a workflow may take 3 s."""
     import openai  # noqa: F401 - which takes a second
 
@@ -229,7 +229,7 @@ def test_answers_are_scored_by_a_reward_model(tiny_folders, tiny_engine, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_small_models_nonsense_is_no_verdict(tiny_folders, tiny_engine, tmp_path):
+def test_unparsable_judge_answer_is_an_error(tiny_folders, tiny_engine, tmp_path):
     config = config_of(tiny_folders, tmp_path, tiny_folders.model, workflow="rubric_judge_workflow")
     with pytest.raises(TrinityError, match="the judge"):  # nothing of the run has a verdict
         explored(config, tiny_engine, tiny_engine)

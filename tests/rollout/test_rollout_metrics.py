@@ -1,4 +1,4 @@
-"""The numbers of a step, worked out by hand."""
+"""The metrics of a step, computed by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_rewards_lengths_parts_and_failures():
     assert numbers["verifier_errors"] == 1
 
 
-def test_a_prompt_that_was_cut_is_no_sample():
+def test_truncated_prompt_is_not_a_sample():
     """An evaluation counts it as wrong: the model has not answered."""
     cut = [experience(0.0), experience(0.0)]
     for one in cut:
@@ -71,7 +71,7 @@ def test_a_rollout_of_several_experiences_counts_once():
 
 
 def test_a_part_of_the_reward_is_not_the_reward():
-    """A reward function may call a part `reward`, a workflow a metric `response_length`."""
+    """A reward function may name a part `reward`, a workflow a metric `response_length`."""
     one = experience(0.75, format=0.25, response_length=9.0)
     one.metrics["reward"] = 0.5
     numbers = step_numbers([outcome(one)])

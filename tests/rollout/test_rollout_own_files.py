@@ -1,4 +1,4 @@
-"""Files of lines that explorers write at a path of the user's: each run, and each explorer, has its own."""
+"""Files that explorers write at a user's path: each run, and each explorer, has its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_named(root: Path, path: Path, name: str = "r", explorer: str = "explorer
 
 
 def explore(config: Config, *steps: int) -> None:
-    """As an explorer does: the steps that are stored are in both files."""
+    """As an explorer does: stored steps are in both files."""
     with open_run_store(config) as store:
         explored, operator_input = ExploredFile(config, store), OperatorInput(config)
         stored = store.position(config.explorer.name).step
@@ -57,7 +57,7 @@ def lines(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("other", [{"name": "r2"}, {"explorer": "second"}])
-def test_file_of_another_is_not_emptied(tmp_path: Path, other: dict[str, str]) -> None:
+def test_file_of_another_run_is_not_emptied(tmp_path: Path, other: dict[str, str]) -> None:
     path = tmp_path / "out" / "explored.jsonl"
     explore(run_named(tmp_path, path), 1, 2, 3)
     with pytest.raises(TrinityError, match="needs its own file"):

@@ -1,4 +1,4 @@
-"""Answers that a workflow samples in its own way: the trainer computes log-probs of the distribution they came from."""
+"""Answers sampled with a workflow's own arguments: the trainer computes log-probs of the same distribution."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from trinity_core.workflows.trajectory import Trajectory
 
 ASK = [{"role": "user", "content": "Tom has 3 apples."}]
 USUAL = 1.2
-"""Of the model; the task set says 0.8."""
+"""The model's temperature; the task set's is 0.8."""
 
 
 class OwnSampling(Workflow):
-    """Answers as `workflow_args["calls"]` says, or a conversation with a temperature for each turn."""
+    """Answers with `workflow_args["calls"]`, or a conversation with a temperature for each turn."""
 
     async def run(self):
         if "turns" in self.task.workflow_args:
@@ -121,7 +121,7 @@ def test_turns_of_one_sequence_have_their_own_temperatures(tiny_engine, tiny_fol
     "call", [{"min_p": 0.1}, {"presence_penalty": 1.0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -7}]
 )
 def test_sampling_that_engines_do_not_do_is_refused(tiny_folder, call):
-    """Before a request is made, and without another attempt."""
+    """Before a request is sent, and without a retry."""
     engine = FakeEngine()
     outcome = outcome_of(tiny_folder, engine, call=call)
     assert isinstance(outcome.error, InputError) and next(iter(call)) in str(outcome.error)
@@ -145,7 +145,7 @@ GPU = EngineSettings("model", 200, on_gpu=True)
 )
 @pytest.mark.parametrize("is_eval", [False, True])
 def test_gpu_engine_cannot_report_every_distribution(tiny_folder, raw, call, is_known, is_eval):
-    """Then answers are not trained on; an evaluation does not ask for log-probs."""
+    """Such answers are not trained on; an evaluation needs no log-probs."""
     settings = replace(GPU, raw_logprobs=raw)
     outcome = outcome_of(tiny_folder, FakeEngine(), settings, is_eval, call=call)
     if is_known or is_eval:

@@ -1,4 +1,4 @@
-"""What an explorer writes of each step beside its metrics: a few rollouts for MLflow's traces."""
+"""What an explorer writes for each step besides metrics: a few rollouts for MLflow's traces."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ ASK = [{"role": "user", "content": "Tom has 3 apples."}]
 
 
 class Scripted(Workflow):
-    """Does what `workflow_args["does"]` says at each attempt in turn."""
+    """Does what `workflow_args["does"]` says, one entry for each attempt."""
 
     attempts: dict[int, int] = {}  # noqa: RUF012 - shared by the test's workflows on purpose
     running = most = 0
@@ -73,7 +73,7 @@ def test_outcomes_are_in_the_order_of_the_tasks():
     assert [outcome.experiences[0].group for outcome in outcomes] == ["g0", "g1", "g2"]
 
 
-def test_no_more_than_so_many_run_at_once():
+def test_concurrency_limit_is_kept():
     run(*[[0.005]] * 9, at_once=3)
     assert Scripted.most == 3
 
@@ -106,7 +106,7 @@ def test_a_failure_is_retried_and_counted():
     assert (outcome.retries, outcome.failed) == (1, False)
 
 
-def test_a_task_that_keeps_failing_costs_only_itself():
+def test_failing_task_does_not_affect_others():
     bad, good = run([ValueError("always")], [0.0], retries=2)
     assert (bad.retries, bad.failed, str(bad.error)) == (2, True, "always")
     assert not good.failed
@@ -118,7 +118,7 @@ def test_a_workflow_that_takes_too_long_is_ended():
     assert Scripted.running == 0
 
 
-def test_what_would_fail_again_is_not_retried():
+def test_permanent_errors_are_not_retried():
     [outcome] = run([DataError("wrong for good"), 0.0], retries=3)
     assert (outcome.retries, outcome.failed) == (0, True)
 
@@ -143,8 +143,8 @@ def loop_for_ever():
 
 
 @pytest.mark.parametrize("hang", [sleep_for_ever, loop_for_ever])
-def test_a_workflow_that_blocks_costs_only_itself(hang, monkeypatch, caplog):
-    """The others go on, as often as it is tried; what they had begun does not count as a failure of theirs."""
+def test_blocking_workflow_does_not_affect_others(hang, monkeypatch, caplog):
+    """The others continue on every retry; their interrupted attempts do not count as failures."""
     monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.5)
     bad, *good = run([hang], [0.05], [0.05], [0.0], timeout=1.5, retries=1)
     assert (bad.retries, type(bad.error)) == (1, WorkflowTimeout) and "did not yield" in str(bad.error)
@@ -166,7 +166,7 @@ class Counting:
 
 
 def register_blocking(monkeypatch, starts):
-    """A workflow `blocking`, which does not yield once another one has begun; that is noticed soon."""
+    """A workflow `blocking`, which does not yield once another one has begun; detected soon."""
 
     class Blocking(Scripted):
         async def run(self):
@@ -179,7 +179,7 @@ def register_blocking(monkeypatch, starts):
     monkeypatch.setitem(WORKFLOWS, "blocking", Blocking)
 
 
-def test_what_a_blocked_start_recorded_is_not_returned(monkeypatch):
+def test_recordings_of_a_blocked_start_are_dropped(monkeypatch):
     starts = []
 
     class Recorded(Workflow):
@@ -207,7 +207,7 @@ def test_what_a_blocked_start_recorded_is_not_returned(monkeypatch):
     assert [(one.run, int(one.tokens[-1])) for one in good.experiences] == [(0, 3), (1, 4)]
 
 
-def test_what_a_blocked_start_still_waits_for_is_not_subtracted_from_the_next_ones_time(monkeypatch):
+def test_open_waits_of_a_blocked_start_do_not_count_for_the_next(monkeypatch):
     starts = []
 
     class Waiting(Scripted):
@@ -244,7 +244,7 @@ def test_a_plain_workflow_that_loops_for_ever_is_ended(monkeypatch):
 
 
 def workflows_since(before):
-    """The threads of workflows that have begun since the threads `before` were listed."""
+    """The threads of workflows that have begun since the list `before`."""
     return [thread for thread in threading.enumerate() if thread.name == "workflow" and thread not in before]
 
 
@@ -272,7 +272,7 @@ class ScoredPlain(Workflow):
 
 
 @pytest.mark.parametrize("kind", [Scored, ScoredPlain])
-def test_time_of_verifiers_is_not_that_of_the_workflow(kind, monkeypatch, tmp_path):
+def test_verifier_time_does_not_count_as_workflow_time(kind, monkeypatch, tmp_path):
     """Five answers of one second wait for one worker, and a workflow may take 3 s."""
     monkeypatch.setitem(WORKFLOWS, "scored", kind)
     (tmp_path / "runner_test_rewards.py").write_text(QUEUED)
@@ -344,8 +344,8 @@ class _Result:
     """Stands for the experiences of a workflow."""
 
 
-def test_what_workflows_returned_is_not_kept():
-    """An explorer lives for days: what it kept of each rollout would fill its memory."""
+def test_workflow_results_are_not_kept_in_memory():
+    """An explorer lives for days: references to each rollout would fill its memory."""
     kept: WeakSet[_Result] = WeakSet()
 
     async def returns():

@@ -78,7 +78,7 @@ class Serving:
         return (await self.http.post("/feedback", json={"session_id": session, "reward": reward})).status_code
 
 
-def test_feedback_comes_to_the_store_whatever_ends(tiny_folders, tiny_folder, tmp_path):
+def test_feedback_reaches_the_store_after_restarts(tiny_folders, tiny_folder, tmp_path):
     tokenizer = load_tokenizer(str(tiny_folder))
     engine = FakeEngine(answer=[*tokenizer.encode("hi", add_special_tokens=False), tokenizer.eos_token_id])
     settings = config_of(tiny_folders, tmp_path)
@@ -137,7 +137,7 @@ def test_a_session_without_feedback_is_counted(tiny_folders, tmp_path):
     assert numbers["sessions"] == 2 and numbers["sessions/discarded_tokens"] == 3
 
 
-def test_users_are_served_on_when_the_trainer_goes_back(tiny_folders, tmp_path):
+def test_serving_continues_when_the_trainer_goes_back(tiny_folders, tmp_path):
     settings = config_of(tiny_folders, tmp_path)
 
     async def main():
@@ -171,7 +171,7 @@ async def asked_at_version_2(serving, publish):
     return await serving.ask()
 
 
-def test_weights_that_were_made_again_are_not_taken_for_the_old(tiny_folders, tmp_path):
+def test_retrained_versions_are_not_mistaken_for_old_ones(tiny_folders, tmp_path):
     settings = config_of(tiny_folders, tmp_path)
     weights = open_versions("checkpoint", settings.job_dir)
     publish = partial(publish_zeros, weights)

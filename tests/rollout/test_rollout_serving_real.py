@@ -1,4 +1,4 @@
-"""Serving while learning, on real parts: users, an endpoint and a trainer beside it, each a process of its own."""
+"""Serving while learning with real parts: users, an endpoint and a trainer, each in its own process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config_of(mode, folders, root):
 
 @contextmanager
 def running(settings, path):
-    """The run of a configuration, as `trinity run` starts it, which writes to a log beside its file."""
+    """A run started like `trinity run`, with a log next to its file."""
     path.write_text(yaml.safe_dump(settings))
     command = [sys.executable, "-m", "trinity_core.runtime.run", "--config", str(path)]
     with path.with_suffix(".log").open("w") as log:
@@ -67,14 +67,12 @@ def until(what, condition, *processes):
 
 
 class Over(Exception):
-    """There is nobody left to talk to."""
+    """The service has ended."""
 
 
 class Users:
-    """Talk to the endpoint as `openai` clients do, over two turns, and say what it was worth.
-
-    Two conversations are of one task. What is not answered is asked again.
-    """
+    """Users of the endpoint with `openai` clients: two turns, then feedback. Two conversations share a task. Unanswered
+    requests are repeated."""
 
     def __init__(self, address):
         self.root, self.key = address["base_url"].removesuffix("/v1"), address["api_key"]
@@ -126,7 +124,7 @@ def streamed(client, messages):
 
 
 def test_users_are_served_while_a_trainer_learns_from_them(tiny_folders, tmp_path):
-    """No request fails while weights change. A server that is killed amid conversations loses nothing of them."""
+    """No request fails while weights change. A server killed in the middle of conversations loses none of them."""
     serve, train = (config_of(mode, tiny_folders, tmp_path) for mode in ("serve", "train"))
     serve |= {"explorer": {"rollout_model": {"enable_openai_api": True}, "api_port": free_port()}}
     serve["buffer"] = {"batch_size": 4}

@@ -1,4 +1,5 @@
-"""Workflows and judges by name on a real engine, whose small model was taught to answer and to judge one problem."""
+"""Workflows and judges by name on a real engine, with a small model that was taught to answer and to judge one
+problem."""
 
 from __future__ import annotations
 
@@ -34,14 +35,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="session")
 def taught(engine_of, tiny_folder, tmp_path_factory):
-    """The model's folder and a started engine of it."""
+    """The model's folder and a started engine with it."""
     folder = tmp_path_factory.mktemp("taught")
     teach(tiny_folder, folder)
     return folder, engine_of(str(folder), max_model_len=512, max_num_seqs=16, threads=2)
 
 
 def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=None, **taskset):
-    """`sections`: section -> what differs in it, such as other numbers of tasks and steps."""
+    """`sections`: section -> settings that differ in it, such as numbers of tasks and steps."""
     data = root / "train.jsonl"
     data.write_text(json.dumps(ROW) + "\n")
     tasks = {"path": str(data), "format": {"prompt_key": "question", "response_key": "answer"}, **taskset}
@@ -100,8 +101,8 @@ def test_an_engine_tries_again(taught, tmp_path):
 
 
 def test_an_early_win_is_worth_more(taught, tmp_path):
-    """`gigpo` on turns of a real engine: of the first turns of a group, those that won are preferred to those that had
-    to be followed by another, and both runs are worth the same."""
+    """`gigpo` on a real engine: in a group, first turns that won rank above those that needed another turn, although
+    both runs are worth the same."""
     settings = {"workflow_args": {"feedback": FEEDBACK, "max_turns": 2, "step_wise": True, "discount": 0}}
     config = config_of(taught[0], tmp_path, "multi_turn_workflow", "gigpo", **settings)
     groups = defaultdict(list)
@@ -118,13 +119,13 @@ def test_an_early_win_is_worth_more(taught, tmp_path):
 
 
 def sum_of_seven():
-    """A sum of reasoning-gym's that is 7: what its verifier reads."""
+    """A sum from reasoning-gym with the result 7, as read by its verifier."""
     sums = made_rows("chain_sum", 1, 100, {"min_terms": 2, "max_terms": 2, "max_digits": 1})
     return next(row["entry"] for row in sums if row["answer"] == "7")
 
 
 def scored():
-    """Reward function -> the row, and what each answer to it is worth."""
+    """Reward function -> the row, and the value of each answer."""
     by_heart = {question: {"question": question} for question in KNOWN}
     (puzzle, made), (program, written), (sum_, added) = KNOWN.items()
     return {
@@ -157,7 +158,7 @@ def test_rewards_score_the_answers_of_an_engine(taught, tmp_path):
 
 
 def test_calls_of_an_engine_are_compared_with_the_rows(taught, tmp_path):
-    """Read by the parser that its chat template tells."""
+    """Parsed by the parser that the chat template determines."""
     sections = {
         "model": {"model_path": str(taught[0]), "max_model_len": 512, "max_response_tokens": 64},
         "buffer": {"batch_size": 2, "total_steps": 2},
@@ -241,7 +242,7 @@ def test_a_lake_is_played_as_gymnasium_plays_it(taught, tmp_path, monkeypatch, t
 
 
 def test_a_teachers_logprobs_reach_the_loss(taught, tiny_folder, tiny_engine, tmp_path):
-    """Loss and gradient are those of float64 models: the mean of -(log teacher - log student), over sampled tokens."""
+    """Loss and gradient equal those of float64 models: the mean of -(log teacher - log student) over sampled tokens."""
     config = config_of(
         tiny_folder, tmp_path, "on_policy_distill_math_workflow", algorithm="on_policy_distill", auxiliary=[taught[0]]
     ).with_values({"model.max_model_len": 200})

@@ -8,11 +8,10 @@ import numpy as np
 from trinity_core.data.experience import Experience
 
 VOCABULARY = 400
-"""Below the tiny tokenizer's."""
 
 
 def make_batch(step: int, groups: int = 4, repeats: int = 4) -> list[Experience]:
-    """Rollouts with random rewards; lengths mixed, some tokens of other speakers between the actions."""
+    """Rollouts with random rewards and mixed lengths, with some tokens that are not actions."""
     rng = np.random.default_rng(step)
     rows = []
     for group in range(groups):
@@ -37,19 +36,19 @@ def make_batch(step: int, groups: int = 4, repeats: int = 4) -> list[Experience]
 
 
 def make_answers(step: int, groups: int = 4, repeats: int = 4) -> list[Experience]:
-    """Demonstrations without rewards; with two repeats pairs, of which the first answer is preferred."""
+    """Demonstrations without rewards; with two repeats, pairs whose first answer is chosen."""
     rows = make_batch(step, groups, repeats)
     return [replace(row, logprobs=None, versions=None, reward=None, is_expert=True) for row in rows]
 
 
 def trained_models(learner: Any) -> dict[str, Any]:
-    """The engines of a learner's models, by what the names of their weights begin with."""
+    """The engines of a learner's models, by the prefix of their weights' names."""
     critic = {} if learner.critic is None else {"critic/": learner.critic.engine}
     return {"": learner.engine, **critic}
 
 
 def rows_of(algorithm: str, step: int) -> list[Experience]:
-    """What several ranks train on in a step."""
+    """The batch of a step that several ranks train on."""
     if algorithm in ("sft", "dpo"):
         return make_answers(step, groups=3, repeats=2)
     return make_batch(step, groups=3)

@@ -1,5 +1,5 @@
-"""The ranks of `test_training_ranks`: groups of 1, 2 and 4, one after the other, train by each config of a list and
-write what came of it. They are forked from one process that has imported everything."""
+"""The ranks of `test_training_ranks`: groups of 1, 2 and 4 train with each config of a list and write their results.
+They are forked from one process that has imported everything."""
 
 import gc
 import importlib
@@ -34,7 +34,7 @@ from trinity_core.training.state import weights
 
 READ = transformers.AutoModelForCausalLM.from_pretrained
 IMPORTED_LATER = "deepspeed.runtime.zero.muon.muon_optimizer", "peft", "transformers.models.qwen2.modeling_qwen2"
-"""What takes seconds; here once in place of in each rank."""
+"""Modules that take seconds to import; imported once here instead of in each rank."""
 FORKED = multiprocessing.get_context("fork")
 checkpoint_module.PIECE_BYTES = 50_000
 
@@ -99,8 +99,8 @@ def train_case(case: dict[str, Any], ranks: Ranks, folder: Path) -> None:
 
 
 def settled_bytes(most: float) -> int:
-    """`held_bytes` once they are at most `most`, or after 10 s: on a busy machine the thread of gloo keeps a buffer
-    for a while after its sum is known."""
+    """`held_bytes` once they are at most `most`, or after 10 s: gloo's thread keeps a buffer for a while on a busy
+    machine."""
     deadline = time.monotonic() + 10
     while (held := held_bytes()) > most and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -108,7 +108,7 @@ def settled_bytes(most: float) -> int:
 
 
 def held_bytes() -> int:
-    """Bytes of all tensors that there are now."""
+    """Bytes of all existing tensors."""
     stores = [thing.untyped_storage() for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
     return sum({store.data_ptr(): store.nbytes() for store in stores if store.device.type == "cpu"}.values())
 
@@ -135,14 +135,14 @@ def save_and_load(learner: Learner, checkpoint: Path, before: dict[str, torch.Te
 
 
 def _assert_files_hold_their_tensors(checkpoint: Path, rank: int) -> None:
-    """And not the whole buffers that the tensors are parts of."""
+    """Files must not hold the whole buffers of which the tensors are views."""
     for file in (checkpoint / "actor").glob(f"[mo]*_rank_{rank}*.pt"):
         held = sum(t.nbytes for t in torch.load(file, weights_only=True).values())
         assert held <= file.stat().st_size < 1.2 * held + 20_000, (file, held, file.stat().st_size)
 
 
 def _assert_shares(model: torch.nn.Module, world_size: int) -> None:
-    """Of its tensors, all but the smallest, each rank holds its share."""
+    """Each rank holds its share of all tensors but the smallest."""
     large = [p for p in model.parameters() if p.ds_numel >= 1000]
     assert large and all(world_size * p.ds_tensor.numel() == p.ds_numel for p in large)
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are written at once, by one rank."""
+"""Checkpoints written synchronously by one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PPO, OPMD, MIX, DPO and SFT through the worker: each learns from its own kind of data and resumes all it keeps."""
+"""PPO, OPMD, MIX, DPO and SFT through the worker: each learns from its own kind of data and resumes its whole state."""
 
 import json
 
@@ -14,10 +14,8 @@ COLUMNS = "{prompt_key: question, response_key: answer}"
 
 
 def _whole_and_halves(make, parts=("actor",), explored=True):
-    """Train once in one go and once in two runs, the second from the first one's checkpoint: no bit may differ.
-
-    Returns the whole run's configuration and metrics.
-    """
+    """Train once in one run and once in two, the second from the first one's checkpoint: results must be bit-identical.
+    Returns the whole run's configuration and metrics."""
     whole = make("whole", STEPS)
     for config in (whole, make("halves", STEPS // 2), make("halves", STEPS)):
         if explored:

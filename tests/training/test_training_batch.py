@@ -1,4 +1,4 @@
-"""Rows that lack a field beside rows that have it: a missing value is never 0."""
+"""Rows that lack a field, next to rows that have it: a missing value is never 0."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def lay_out(rows, objective):
 
 
 def loss(objective, batch, advantages, old=None):
-    """The gradient of the loss in log-probs of -1 everywhere, [B, T], and the metrics."""
+    """The gradient of the loss at log-probs of -1 everywhere, [B, T], and the metrics."""
     logprobs = torch.full(batch.mask.shape, -1.0, requires_grad=True)
     accumulator = MetricAccumulator()
     total = objective.loss(
@@ -35,7 +35,7 @@ def loss(objective, batch, advantages, old=None):
 
 @pytest.mark.parametrize("correction", ["tis_token", "tis_sequence", "mis", "icepop", "geometric"])
 def test_row_without_logprobs_keeps_weight_one(make_config, correction):
-    """Beside a row with a gap of log 2: only that one is weighted, and only that one is measured."""
+    """The other row has a gap of log 2: only that one is weighted and measured."""
     config = make_config(
         algorithm__rollout_correction=correction, algorithm__kl_loss_fn="none", algorithm__rollout_correction_args="{}"
     )
@@ -55,7 +55,7 @@ def test_row_without_logprobs_keeps_weight_one(make_config, correction):
 
 @pytest.mark.parametrize("given_old", [False, True])
 def test_row_without_logprobs_takes_its_ratio_to_old_policy(make_config, given_old):
-    """With `bypass` the others take theirs to the policy that sampled: here 2, beyond the clip."""
+    """With `bypass` the other rows use the ratio to the sampling policy, here 2, beyond the clip."""
     objective = Objective(make_config(algorithm__rollout_correction="bypass", algorithm__kl_loss_fn="none").algorithm)
     rows = make_rows(1)[:2]
     rows[0].logprobs = np.where(rows[0].action_mask, -1 - np.log(2), 0.0)
@@ -77,8 +77,8 @@ def test_rows_without_logprobs_are_counted_if_sampled(make_config):
     assert "experience/rows_without_logprobs" not in batch_metrics(lay_out(rows, objective), 0)
 
 
-def test_rows_whose_prompt_was_cut_are_no_samples(make_config):
-    """Nothing was sampled for them; their reward of 0 is nobody's."""
+def test_truncated_prompts_are_not_samples(make_config):
+    """Nothing was sampled for them; their reward of 0 must not count."""
     config = make_config(algorithm__advantage_fn_args="{std_cal_level: batch}")
     objective, rows = Objective(config.algorithm), make_rows(1)
     none = {"action_mask": np.zeros(1, bool), "versions": np.array([-1]), "logprobs": None}
@@ -94,7 +94,7 @@ def test_rows_whose_prompt_was_cut_are_no_samples(make_config):
 
 
 def test_masked_answer_counts_in_its_group(make_config):
-    """As one that `mask_response_truncated` takes out of the loss."""
+    """As masked by `mask_response_truncated`."""
     objective, rows = Objective(make_config().algorithm), make_rows(1)[:4]
     rows[0] = replace(rows[0], action_mask=rows[0].action_mask & False, versions=np.zeros(rows[0].response_length))
     assert not lay_out(rows, objective).excluded.any()
@@ -123,7 +123,7 @@ def test_row_without_teacher_is_not_judged(make_config, caplog):
 
 @pytest.mark.parametrize("algorithm", ["grpo", "reinforceplusplus"])
 def test_row_without_reward_is_not_judged(make_config, algorithm):
-    """Its rollout neither counts as a 0 in its group nor carries loss; token rewards are a verdict."""
+    """Its rollout is not a 0 in its group and carries no loss; token rewards count as a reward."""
     objective = Objective(make_config(algorithm).algorithm)
     rows = make_rows(1)[:4]
     for row, reward in zip(rows, (1.0, 0.0, 1.0, None), strict=True):
@@ -149,7 +149,7 @@ def test_batch_without_any_verdict_is_refused(make_config):
     assert not lay_out(masked, grpo).mask.any(), "answers that no verifier judged are no error"
 
 
-def test_given_answers_need_no_verdict(make_config):
+def test_expert_answers_need_no_reward(make_config):
     objective = Objective(make_config("mix", buffer__trainer_input__auxiliary_buffers__expert__path="x").algorithm)
     rows = make_rows(1)
     for row in rows[:4]:
@@ -159,8 +159,7 @@ def test_given_answers_need_no_verdict(make_config):
 
 
 @pytest.mark.parametrize("algorithm", [name for name, known in ALGORITHMS.items() if known.uses_rollouts])
-def test_no_advantage_follows_from_a_batch_that_nothing_judged(make_config, algorithm):
-    """Such as one of answers that the teacher could not score."""
+def test_unscored_batch_has_no_advantage(make_config, algorithm):
     experts = {"buffer__trainer_input__auxiliary_buffers__sft__path": "x"} if algorithm.startswith("mix") else {}
     objective = Objective(make_config(algorithm, **experts).algorithm)
     rows = [

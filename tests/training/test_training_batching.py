@@ -1,4 +1,4 @@
-"""Micro-batches: nothing lost, nothing parted, nothing over the budget, ranks in step."""
+"""Micro-batches: no row lost, no unit split, budget kept, ranks in step."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from trinity_core.training.update import at_actions, prepare
 
 lengths = st.integers(1, 60)
 masks = st.sampled_from([0, 3000, None])
-"""All padded, only the larger micro-batches, none."""
+"""Limits of the mask: all rows padded, only larger micro-batches padded, none padded."""
 rows = st.lists(st.tuples(st.integers(0, 5), lengths), min_size=1, max_size=60)
 
 
@@ -49,7 +49,7 @@ def test_ranks_get_equal_and_fewest_micro_batches(rows, budget, ranks, largest_m
 @given(rows, st.integers(20, 300), st.integers(1, 4), masks)
 @settings(max_examples=200)
 def test_no_micro_batch_of_several_rows_exceeds_the_budget(rows, budget, ranks, largest_mask):
-    """As it is laid out: each prompt once, or where that takes too large a mask, every row as long as the longest."""
+    """Each prompt once, or with too large a mask, every row as long as the longest."""
     for share in plan(_units(rows, budget, largest_mask), budget, ranks, largest_mask):
         for micro in filter(None, share):
             members = [rows[row] for row in micro]
@@ -63,7 +63,7 @@ def test_no_micro_batch_of_several_rows_exceeds_the_budget(rows, budget, ranks, 
 
 @pytest.mark.parametrize("repeats", [1, 16])
 def test_long_prompts_keep_to_the_budget(monkeypatch, repeats):
-    """The mask of 16 rollouts that share a prompt would be too large; padded, each would repeat the prompt."""
+    """The mask of 16 rollouts with a shared prompt would be too large; padded, each repeats the prompt."""
     monkeypatch.setattr(micro_module, "LARGEST_MASK", 65_000)
     rows = [
         Experience(tokens=np.zeros(280, np.int32) + group, prompt_length=250, action_mask=np.ones(30))
@@ -112,7 +112,7 @@ def test_two_ranks_get_even_shares():
 
 
 def test_turns_of_a_run_are_one_rollout():
-    """Sequences of a session are numbered as turns; rows that share a turn are not numbered and stand alone."""
+    """Sequences of a session are numbered as turns; rows that share a turn are separate rollouts."""
     numbers = [("a", 0, 0), ("a", 0, 1), ("a", 1, 0), ("b", 0, 0), ("b", 0, 0), ("b", 0, 1), ("b", 1, 0)]
     rows = [Experience([1, 2], 1, [True], group=group, run=run, turn=turn) for group, run, turn in numbers]
     assert rollouts_of(rows) == ["0", "0", "1", "0/3", "0/4", "0/5", "1"]
@@ -130,7 +130,7 @@ def advantages_of(algorithm: str, rows: list[Experience], **args) -> list[float]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
-def test_equal_rollouts_have_no_advantage_however_their_rewards_add_up(algorithm: str) -> None:
+def test_equal_rollouts_have_no_advantage_in_any_summation_order(algorithm: str) -> None:
     """By token in any order, or by several rows: float32 sums of 40 times 1.7 differ by more than the epsilon."""
     rng = np.random.default_rng(0)
 
@@ -159,7 +159,7 @@ def test_equal_episodes_of_other_turns_have_no_advantage() -> None:
     assert set(advantages_of("gigpo", rows, step_weight=0.0)) == {0.0}
 
 
-def test_lengths_are_those_of_rollouts_beside_expert_rows() -> None:
+def test_length_metrics_ignore_expert_rows() -> None:
     def row(length: int, is_expert: bool = False) -> Experience:
         return Experience(range(length + 2), 2, [True] * length, is_expert=is_expert)
 
@@ -170,7 +170,7 @@ def test_lengths_are_those_of_rollouts_beside_expert_rows() -> None:
 
 
 def test_rewards_of_a_batch_are_those_of_its_rollouts():
-    """As in the explorer's metrics: a rollout of three sequences counts once, and rows without numbers each."""
+    """A rollout of three sequences counts once, and unnumbered rows count each, as in the explorer's metrics."""
     sessions = [("a", 0, 0, 1.0), ("a", 0, 1, 1.0), ("a", 0, 2, 1.0), ("a", 1, 0, 0.0)]
     steps = [("b", 0, 0, 0.5), ("b", 0, 1, -1.5), ("b", 1, 0, None)]
     rows = [Experience([1, 2], 1, [True], group=g, run=r, turn=t, reward=x) for g, r, t, x in [*sessions, *steps]]
@@ -184,14 +184,14 @@ def test_rewards_of_a_batch_are_those_of_its_rollouts():
 
 
 def test_each_sequence_of_a_rollout_gets_its_advantage():
-    """Rewards 1, 0, 0 of three rollouts, the first of three sequences: their mean is 1/3."""
+    """Rewards 1, 0, 0 of three rollouts, the first with three sequences: the mean is 1/3."""
     turns = [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)]
     rows = [Experience([1, 2], 1, [True], group="g", run=r, turn=t, reward=float(r == 0)) for r, t in turns]
     assert advantages_of("dr_grpo", rows) == pytest.approx([2 / 3] * 3 + [-1 / 3] * 2)
 
 
 def test_turns_are_compared_by_their_states():
-    """Run 0 passes A and B and wins, run 1 passes B alone and loses: in B the returns 1 and 0 are compared."""
+    """Run 0 passes A and B and wins, run 1 passes only B and loses: in B the returns 1 and 0 are compared."""
     turns = [(0, 0, "A", 0.0), (0, 1, "B", 1.0), (1, 0, "B", 0.0)]
     rows = [Experience([1, 2], 1, [True], group="g", run=r, turn=t, state=s, reward=x) for r, t, s, x in turns]
     assert advantages_of("gigpo", rows, std_normalize=False) == pytest.approx([0.5, 0.5 + 0.5, -0.5 - 0.5])
@@ -203,7 +203,7 @@ def test_turns_are_compared_by_their_states():
 
 
 def test_gigpo_prefers_an_early_win():
-    """Four runs of `multi_turn_workflow`: won at once, won at the third try, lost twice; gamma is 0.95.
+    """Four runs of `multi_turn_workflow`: one wins at once, one at the third try, two lose; gamma is 0.95.
 
     Runs are worth 1, 1, 0, 0, so +-0.5. Returns of the first turns, which all begin with the question, are 1, 0.9025, 0
     and 0; of the second ones 0.95, 0, 0; of the third ones 1, 0, 0.
@@ -224,7 +224,7 @@ def test_gigpo_prefers_an_early_win():
 
 
 def test_token_rewards_at_observations_count_at_the_action_before():
-    """Equal sums under advantages by token and by sequence; a reward before all actions counts at the first."""
+    """Sums are equal under advantages by token and by sequence; a reward before all actions counts at the first."""
     mask = torch.tensor([[False, True, False, True, False], [True, False, False, False, False]])
     rewards = torch.tensor([[1.0, 2.0, 4.0, 8.0, 16.0], [0.0, 1.0, 0.0, 0.0, 0.0]])
     assert at_actions(rewards, mask).tolist() == [[0, 7, 0, 24, 0], [1, 0, 0, 0, 0]]

@@ -1,4 +1,5 @@
-"""From a base model, whose end of sequence is not its template's, to answers that end: real trainer, real engine."""
+"""Training teaches answers to end, from a base model whose end of sequence is not its template's: real trainer and
+engine."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def base_folder(tiny_folder: Path, tmp_path_factory: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def base_engine(engine_of: Any, base_folder: Path) -> InProcessEngine:
-    """An engine of its own: one knows the ends of the folder that it was started with."""
+    """A separate engine: an engine knows only the end tokens of the folder it started with."""
     return engine_of(str(base_folder), max_model_len=128, max_num_seqs=8)
 
 

@@ -1,4 +1,4 @@
-"""The trainer computes the function that the engine and the model's own code compute, whatever shares a micro-batch."""
+"""The trainer computes the same function as the engine and the model's own code, in any micro-batch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ WINDOW = {
 
 
 def longrope() -> dict[str, Any]:
-    """Other frequencies beyond 64 positions."""
+    """Rotary frequencies that differ beyond 64 positions."""
     factors = {"short_factor": [1.0] * 16, "long_factor": [1.0 + 0.5 * i for i in range(16)], "factor": 4.0}
     return {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, **factors}
 
 
 def configuration(kind: str) -> tuple[Any, dict[str, Any]]:
-    """A model's configuration and what a run overrides of it."""
+    """A model's configuration and the overrides of a run."""
     from transformers import Gemma2Config, Phi3Config, Qwen2Config
 
     if kind == "window":
@@ -47,7 +47,7 @@ def configuration(kind: str) -> tuple[Any, dict[str, Any]]:
 
 
 def make_model(kind: str, folder: Path) -> dict[str, Any]:
-    """Save a model whose attention scores are large enough for caps and frequencies to show; returns the overrides."""
+    """Save a model with attention scores large enough to show caps and frequencies; return the overrides."""
     from transformers import AutoModelForCausalLM
 
     config, overrides = configuration(kind)
@@ -62,7 +62,6 @@ def make_model(kind: str, folder: Path) -> dict[str, Any]:
 
 
 def rows() -> list[Experience]:
-    """A row and a longer one."""
     rng = np.random.default_rng(0)
     return [
         Experience(tokens=rng.integers(3, VOCABULARY, n), prompt_length=1, action_mask=np.ones(n - 1, dtype=np.bool_))
@@ -80,7 +79,8 @@ def trainer_logprobs(folder: Path, overrides: dict[str, Any], chosen: list[int])
 
 
 def own_logprobs(folder: Path, seen: int) -> np.ndarray:
-    """Log-probs of the first row by transformers' eager attention; `seen` positions decide on rotary frequencies."""
+    """Log-probs of the first row by transformers' eager attention; `seen` positions determine the rotary
+    frequencies."""
     from transformers import AutoModelForCausalLM
 
     lm = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
@@ -119,7 +119,7 @@ def test_dynamic_frequencies_are_refused_beyond_their_positions(tiny_folder: Pat
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_soft_caps_that_a_sample_does_not_show_are_kept(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Weights as initialised: attention scores and logits are far below the caps."""
+    """Initial weights: attention scores and logits are far below the caps."""
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -134,7 +134,7 @@ def test_soft_caps_that_a_sample_does_not_show_are_kept(dtype: torch.dtype, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["window", "phi3", "gemma2"])
 def test_engine_and_trainer_agree(engine_of: Any, kind: str, tmp_path: Path) -> None:
-    """With an override that shows after 16 tokens, with longrope and with soft caps; the real engine."""
+    """With an override that shows after 16 tokens, with longrope and with soft caps; real engine."""
     overrides = make_model(kind, tmp_path)
     engine = engine_of(str(tmp_path), LONGEST, max_num_seqs=4, kv_cache_gib=0.1, model_overrides=overrides)
     scores = np.array(asyncio.run(engine.score([int(token) for token in rows()[0].tokens])))

@@ -1,4 +1,4 @@
-"""Families whose attention, head or routers differ; `benchmarks/trained_families.py` has all."""
+"""Model families with different attention, head or routers; `benchmarks/trained_families.py` has all."""
 
 import sys
 from dataclasses import replace
@@ -34,7 +34,6 @@ PADDED = {
 
 @pytest.fixture(scope="module")
 def families():
-    """The benchmark."""
     sys.path.insert(0, SCRIPTS)
     yield import_module("trained_families")
     sys.path.remove(SCRIPTS)
@@ -48,7 +47,7 @@ def test_a_family_trains_as_in_transformers(families, kind):
 
 
 def test_parameters_that_a_class_freezes_stay_frozen(families, tmp_path):
-    """On the rank that reads the model as on the others."""
+    """On the rank that reads the model and on the others."""
     families.save_model("ernie4_5_moe", tmp_path)
     read, unread = (load_causal_lm(str(tmp_path), torch.float32, reads=reads) for reads in (True, False))
     frozen = [name for name, p in read.named_parameters() if not p.requires_grad]
@@ -58,7 +57,7 @@ def test_parameters_that_a_class_freezes_stay_frozen(families, tmp_path):
 
 @pytest.mark.parametrize("stage", [{"trainer__zero_stage": 3}, {"trainer__optimizer_offload": True}], ids=["3", "2"])
 def test_weights_that_are_read_in_float32_are_cast_alike(families, make_config, tmp_path, stage):
-    """Those of the reference as those of the policy: before the first step they are one model."""
+    """In the reference as in the policy: before the first step they are the same model."""
     families.save_model("ernie4_5_moe", tmp_path / "model")
     penalty = {"algorithm__kl_loss_fn": "abs", "algorithm__kl_loss_fn_args": {"kl_coef": 0.1}}
     config = make_config(model__model_path=tmp_path / "model", trainer__dtype="bfloat16", **stage, **penalty)

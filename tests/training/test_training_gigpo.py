@@ -26,13 +26,13 @@ GAMMA, EPSILON = 0.5, 1e-6
 
 @pytest.fixture
 def any_text_moves(monkeypatch, toy_games):
-    """FrozenLake in which an untrained policy moves too."""
+    """FrozenLake in which any text is a move, so that an untrained policy moves too."""
     own = type("Lake", (ENVIRONMENTS["frozen_lake"],), {"move": lambda self, text: len(text) % 4})
     monkeypatch.setitem(ENVIRONMENTS, "lake", own)
 
 
 def played(engine, folder):
-    """The turns of two tasks with eight rollouts each, on a lake of 2 by 2 without holes."""
+    """The turns of two tasks with eight rollouts each, on a 2x2 lake without holes."""
     tokenizer = load_tokenizer(str(folder), False)
     sampling = Sampling(4, stop_token_ids=tuple(token for token in range(len(tokenizer)) if token % 4 == 0))
     tasks = [
@@ -64,7 +64,7 @@ def played(engine, folder):
 
 
 def by_hand(rows):
-    """The advantage of each turn: of its run in the group, plus that of its return among the turns of its state."""
+    """The advantage of each turn: its run's in the group, plus its return's among turns in the same state."""
     rewards = {(row.group, row.run, row.turn): row.reward for row in rows}
     totals, returns, states = defaultdict(dict), {}, defaultdict(list)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Learning rates worked out by hand."""
+"""Learning rates computed by hand."""
 
 import math
 
@@ -30,7 +30,6 @@ def test_linear_falls_by_equal_parts():
 @pytest.mark.parametrize("style", ["cosine", "linear"])
 @pytest.mark.parametrize("total", [1, 2, 7])
 def test_decay_is_that_of_transformers(style: str, total: int) -> None:
-    """Every step of a run trains, its only one too."""
     import torch
     from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 

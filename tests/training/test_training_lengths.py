@@ -1,4 +1,4 @@
-"""Without `total_steps` a run trains all that its epochs explore, and no longer."""
+"""Without `total_steps` a run trains exactly on what its epochs explore."""
 
 import pytest
 
@@ -19,7 +19,7 @@ FILTER = {"data_processor__experience_pipeline__operators": "[{name: zero_varian
 
 @pytest.fixture
 def lengths(make_config, tmp_path):
-    """Explore steps and training steps of two passes over 24 tasks."""
+    """Explore steps and train steps of two passes over 24 tasks."""
     path = tmp_path / "tasks.jsonl"
     write_jsonl(path, make_problems(1, TASKS, 1, 1)["train"])
 
@@ -42,7 +42,7 @@ def lengths(make_config, tmp_path):
 
 @pytest.fixture
 def save(make_config, tmp_path):
-    """Save a checkpoint of the run, as far as a resume looks at it."""
+    """Save as much of a checkpoint as a resume reads."""
 
     def save(step):
         taskset = DATA.replace("PATH", str(tmp_path / "tasks.jsonl"))
@@ -55,7 +55,7 @@ def save(make_config, tmp_path):
 
 
 def _batches(explored, batch_size, rollouts):
-    """Batches of at least `rollouts` rows in whole groups, until nothing is left."""
+    """Number of batches of at least `rollouts` rows in whole groups, until nothing is left."""
     groups, batches = explored * batch_size, 0
     while groups > 0:
         rows = 0
@@ -93,7 +93,7 @@ def test_task_sets_may_have_groups_of_other_sizes(lengths):
 
 
 def test_weights_decide_how_many_tasks_fill_a_batch(make_config, tmp_path):
-    """Groups of 2 and of 6: 4 rows a task at equal weights, 3 where the weights are at their most uneven."""
+    """Groups of 2 and of 6: 4 rows a task at equal weights, 3 at the most uneven weights."""
     path = tmp_path / "tasks.jsonl"
     write_jsonl(path, make_problems(1, TASKS, 1, 1)["train"])
     weights = ("weight: 1", "weight_by_step: {1: 1, 9: 0.3333333333}")
@@ -115,8 +115,8 @@ def test_other_batches_count_from_the_checkpoint(lengths, save, train_batch_size
         assert lengths(4, train_batch_size, **DYNAMIC) == (12, steps), "also after a further start"
 
 
-def test_a_change_after_a_checkpoint_that_is_damaged_is_forgotten(lengths, save):
-    """48 tasks: 3 train steps take 12, then 3 take 6; then those are made again."""
+def test_change_after_a_damaged_checkpoint_is_forgotten(lengths, save):
+    """48 tasks: 3 train steps take 12, then 3 take 6; then those are repeated."""
     assert lengths(4, 16, **DYNAMIC) == (12, 12)
     save(3)
     assert lengths(4, 8, **DYNAMIC) == (12, 3 + 18)
@@ -129,7 +129,7 @@ def test_a_change_after_a_checkpoint_that_is_damaged_is_forgotten(lengths, save)
 
 @pytest.mark.parametrize("train_batch_size", [4, 16, 100])
 def test_synchronous_steps_count_from_the_checkpoint_too(lengths, save, train_batch_size):
-    """A train step takes one explore step at most, however large its batch is."""
+    """A train step takes at most one explore step, however large its batch."""
     assert lengths(4, train_batch_size, **BOTH)[1] == max(12, 192 // train_batch_size)
     save(6)
     taken = 6 * min(train_batch_size // 4, 4)

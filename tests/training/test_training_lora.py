@@ -74,7 +74,7 @@ def logprobs(one: Learner) -> torch.Tensor:
 
 
 def test_merging_is_w_plus_s_b_a() -> None:
-    """Against sums over single numbers in float64, and rounded once in half precision."""
+    """Compared with element-wise sums in float64, rounded once in half precision."""
     generator = torch.Generator().manual_seed(0)
     w, a, b = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((3, 5), (2, 5), (3, 2)))
     by_hand = torch.tensor(
@@ -121,10 +121,8 @@ def test_only_the_adapter_is_trained_and_the_reference_is_the_base(
 
 
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "ppo"])
-def test_every_kind_of_training_changes_the_adapter_alone(
-    learner: Any, make_config: Any, ranks: Ranks, algorithm: str
-) -> None:
-    """From the loss of the whole model on."""
+def test_training_changes_only_the_adapter(learner: Any, make_config: Any, ranks: Ranks, algorithm: str) -> None:
+    """The initial loss is that of the whole model."""
     rows, given = (make_batch(7), {}) if algorithm == "ppo" else (make_answers(7, repeats=2), {PATH: "rows"})
     one, whole = learner(algorithm, **given), Learner(make_config(algorithm, **given), 4, ranks)
     base = {name: tensor.clone() for name, tensor in base_weights(one.engine)}
@@ -134,7 +132,7 @@ def test_every_kind_of_training_changes_the_adapter_alone(
     assert all(tensor.any() for name, tensor in weights(one.engine) if name.endswith("B"))
 
 
-def test_dropout_acts_in_supervised_training_alone(learner: Any) -> None:
+def test_dropout_only_in_supervised_training(learner: Any) -> None:
     dropping = "[{lora_rank: 4, lora_dropout: 0.5}]"
     one, other = (
         learner("sft", dropping, **{PATH: "rows"}),
@@ -246,7 +244,7 @@ def test_the_adapter_is_published_with_the_digests_of_its_base(learner: Any, tmp
 
 @pytest.mark.parametrize("lora", [LoraConfig(), LoraConfig(target_modules=["c_attn"])])
 def test_transposed_matrices_are_refused(lora: LoraConfig) -> None:
-    """Merging adds B A as it is: to a square one without a word. The error names one of them."""
+    """Merging would add B A untransposed; for a square matrix without an error. The error names one of them."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     lm = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2))
@@ -257,7 +255,7 @@ def test_transposed_matrices_are_refused(lora: LoraConfig) -> None:
 
 @pytest.mark.parametrize(("modules", "refused"), [(["gate_proj", "up_proj", "down_proj"], True), (["o_proj"], False)])
 def test_adapters_of_experts_are_refused(modules: list[str], refused: bool) -> None:
-    """peft takes such names for those of the experts, whose adapters would all have one name."""
+    """peft matches these names with the experts' matrices, whose adapters would all have the same name."""
     config = AutoConfig.for_model("deepseek_v3", num_hidden_layers=4, hidden_size=32)
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config)
@@ -267,9 +265,9 @@ def test_adapters_of_experts_are_refused(modules: list[str], refused: bool) -> N
 
 
 @pytest.mark.parametrize("kind", ["phimoe", "llama4_text", "qwen3_moe", "mixtral"])
-def test_mixtures_have_adapters_on_linear_layers_alone(kind: str, tmp_path: Path) -> None:
-    """In trainer, engine and folder. Routers of the first two are linear layers by their class, but return a pair; by
-    `all-linear` peft would also mean the experts of the others."""
+def test_moe_adapters_only_on_linear_layers(kind: str, tmp_path: Path) -> None:
+    """In trainer, engine and folder. Routers of the first two are linear layers by class but return a pair; for the
+    others, peft's `all-linear` would include the experts."""
     import peft
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -293,8 +291,8 @@ def test_mixtures_have_adapters_on_linear_layers_alone(kind: str, tmp_path: Path
         torch.testing.assert_close(adapted, lm(tokens).logits, atol=1e-5, rtol=0)
 
 
-def test_versions_of_another_sync_method_in_a_checkpoint_are_passed_over(tmp_path: Path) -> None:
-    """With nccl a version is full weights, with the others an adapter: the engines could not load the other kind."""
+def test_versions_of_another_sync_method_are_ignored(tmp_path: Path) -> None:
+    """With nccl a version is full weights, with other methods an adapter: the engines could not load the other kind."""
     for version, name in ((1, "x.weight"), (2, f"x{A}")):
         file = tmp_path / f"rollout_weights_{version}.safetensors"
         save_file({name: torch.ones(1)}, file, {"version": str(version), "check": "null"})

@@ -1,4 +1,4 @@
-"""The files beside a checkpoint's weights are made at the start of training."""
+"""The files next to a checkpoint's weights are made when training starts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_model_files_survive_the_loss_of_the_model(model: Any, tmp_path: Path) -
 
 
 def test_exported_model_stops_where_its_template_does(model: Any) -> None:
-    """Whatever end of sequence the base model has: other programs read `generation_config.json` alone."""
+    """Other programs only read `generation_config.json`."""
     folder, template = Path(model.model_path), "{% for m in messages %}{{ m.content }}<|im_start|>{% endfor %}"
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
     files = make_model_files(load_causal_lm(model.model_path, torch.float32), model)

@@ -1,4 +1,4 @@
-"""Where an engine shares the trainer's GPU: states move to the machine's memory and back, and nothing is lost."""
+"""With a GPU shared with an engine, states move to host memory and back without loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIMIZER_OFFLOAD = {"trainer__trainer_config__actor_rollout_ref__actor__fsdp_co
     ],
 )
 def test_states_stay_where_the_engines_leave_them_room(make_config, monkeypatch, device, beyond, overrides, fits):
-    """Of 24 GiB the engines take three quarters; the trainer has reserved the rest, and `beyond` it some bytes."""
+    """Of 24 GiB the engines take three quarters; the trainer has reserved the rest and `beyond` more bytes."""
     reserved = (6 << 30) - GPU_CONTEXT + beyond
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 24 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
@@ -45,7 +45,7 @@ def test_states_stay_where_the_engines_leave_them_room(make_config, monkeypatch,
     ],
 )
 def test_steps_between_moves_are_the_same_steps(make_config, tmp_path, overrides):
-    """Moved before and after the first step, and saved while its states are away: bit for bit the same."""
+    """Moved before and after the first step, and saved while offloaded: bit-identical."""
     from trinity_core.training.checkpoint import load
     from trinity_core.training.learner import Learner
     from trinity_core.training.state import optimizer_state, weights

@@ -43,7 +43,7 @@ def _outcome(lm, fast_paths, micro, attention):
 
 
 def _by_length(query, key, value, queries, keys, longest, longest_keys, *, scale, window_size, enable_gqa):
-    """What the kernel of CUDA computes, one sequence after the other, with the mask written out."""
+    """The CUDA kernel's computation, one sequence after the other, with an explicit mask."""
     assert window_size == (-1, 0) and longest == queries.diff().max() and longest_keys == keys.diff().max()
     sequences = []
     for begin, end, first, last in zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True):
@@ -70,7 +70,7 @@ def test_logprobs_and_gradients_equal_plain_computation(lm, packing, by_length, 
 
 
 def test_a_micro_batch_is_built_while_the_one_before_computes(monkeypatch):
-    """Once, in pinned memory, from which every pass copies it without a wait."""
+    """Once, in pinned memory, from which every pass copies it without blocking."""
     rows, order, pinned, moved = make_batch(1), [], [], []
 
     def build(share):
@@ -101,7 +101,7 @@ def _on_cuda(*arguments, **others):
 
 @pytest.mark.parametrize("older", [False, True])
 def test_attention_by_lengths_is_used_where_its_kernel_fits(tiny_model, older, monkeypatch):
-    """Masks take its place in a torch whose kernel takes other arguments (2.11 has no `enable_gqa`)."""
+    """With another torch version, whose kernel takes other arguments (2.11 has no `enable_gqa`), masks are used."""
 
     def in_torch_2_11(query, key, value, queries, keys, longest, longest_keys, *, scale, window_size):
         raise AssertionError("never called so")
@@ -114,7 +114,7 @@ def test_attention_by_lengths_is_used_where_its_kernel_fits(tiny_model, older, m
 
 
 def test_repeated_heads_equal_grouped_query_attention():
-    """In the order of heads that softmax(q k) v, written out, has."""
+    """The order of heads must match an explicit softmax(q k) v."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(3, 6, 4, 8, generator=generator, dtype=torch.float64)
     key, value = torch.randn(2, 3, 2, 9, 8, generator=generator, dtype=torch.float64)
@@ -131,7 +131,7 @@ def test_repeated_heads_equal_grouped_query_attention():
 
 
 def test_logprobs_align_with_their_tokens(lm):
-    """Against transformers' own forward, row by row."""
+    """Compared with transformers' own forward, row by row."""
     rows = make_batch(2)
     width = max(e.response_length for e in rows)
     micro = build_micro(rows, range(len(rows)), width).to(torch.device("cpu"))
@@ -208,8 +208,8 @@ def test_compiling_needs_a_compiler(lm, monkeypatch, tmp_path):
         compile_layers(lm, torch.device("cpu"))
 
 
-def test_the_beginning_of_a_model_computes_like_a_model(tiny_model):
-    """Whose last layers find no room on the device."""
+def test_first_layers_of_a_model_compute(tiny_model):
+    """The device has no room for its last layers."""
     layers = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4}
     lm = load_causal_lm(str(tiny_model), torch.float32, overrides=layers)
     tokens, names = torch.arange(3, 20)[None], list(lm.state_dict())
@@ -229,7 +229,7 @@ def test_a_model_without_layers_stays_where_it_is():
 
 
 def test_paths_that_fail_on_the_device_are_not_used(lm, monkeypatch):
-    """Their trial on the host, before ZeRO 3 divides the model among GPUs, has left no other attention."""
+    """The trial on the host, before ZeRO 3 partitions the model, leaves the attention unchanged."""
     trials = iter([FastPaths(True, True), FastPaths(False, True)])
     monkeypatch.setattr(learner, "find_fast_paths", lambda _: next(trials))
     monkeypatch.setattr(learner, "beginning_on", lambda *_: nullcontext())
@@ -248,7 +248,7 @@ def test_fast_paths_are_tried_before_use(tiny_model):
 
 
 def test_sliding_window_of_all_layers_is_detected(tmp_path):
-    """Mistral names no kinds of layers. Against its own forward, rows alone and longer than the window."""
+    """Mistral names no layer types. Compared with its own forward on single rows longer than the window."""
     from transformers import MistralConfig, MistralForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -287,8 +287,8 @@ MODELS = {
 
 @pytest.mark.parametrize(("kind", "packing"), [("deepseek_v3", True), ("gpt_oss", False)])
 def test_attention_of_other_shapes(kind, packing, tmp_path):
-    """Values of another size than keys; sinks and windows, for which transformers has no SDPA. Against each model's
-    own forward, rows alone."""
+    """Values of another size than keys; sinks and windows, for which transformers has no SDPA. Compared with each
+    model's own forward on single rows."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -314,7 +314,7 @@ def test_attention_of_other_shapes(kind, packing, tmp_path):
             install(lm, SequenceGroup(0, 2, None))
 
 
-def test_a_path_that_a_model_does_not_take_is_not_used(tiny_model, monkeypatch):
+def test_unsupported_path_is_not_used(tiny_model, monkeypatch):
     lm = load_causal_lm(str(tiny_model), torch.float32)
     forward = lm.base_model.forward
 
@@ -330,7 +330,7 @@ def test_a_path_that_a_model_does_not_take_is_not_used(tiny_model, monkeypatch):
 
 @pytest.mark.parametrize("by_length", [False, True])
 def test_a_trial_that_runs_out_of_memory_raises(tiny_model, by_length, monkeypatch):
-    """That says nothing about the path, and must not cost the run its packing."""
+    """Running out of memory says nothing about the path, and must not disable packing."""
     lm = load_causal_lm(str(tiny_model), torch.bfloat16)
     forward = lm.base_model.forward
 
@@ -360,7 +360,7 @@ def test_a_model_that_transformers_cannot_load(config, key, tmp_path):
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_attention_named_in_a_models_folder_is_not_used(tiny_model, reads, tmp_path):
-    """Nor need its package be there."""
+    """Its package need not be installed."""
     folder = copytree(tiny_model, tmp_path / "model")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "attn_implementation": "flash_attention_2"}))
@@ -370,7 +370,7 @@ def test_attention_named_in_a_models_folder_is_not_used(tiny_model, reads, tmp_p
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "qwen2"])
 def test_dropout_is_off_in_training(kind, tmp_path):
-    """Probabilities in modules (GPT-2), in attributes of layers (OPT), or handed to attention (Qwen2)."""
+    """Probabilities in modules (GPT-2), in attributes of layers (OPT), or passed to attention (Qwen2)."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {
@@ -402,7 +402,7 @@ def test_dropout_is_off_in_training(kind, tmp_path):
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", ["mixtral", "phimoe"])
 def test_router_noise_is_off_in_training(kind, checkpointing, tmp_path):
-    """Mixtral jitters the router's input; Phi-MoE also draws its experts."""
+    """Mixtral adds noise to the router's input; Phi-MoE also samples its experts."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     moe = {

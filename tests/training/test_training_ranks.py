@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 ADAPTER = [{"lora_rank": 4, "lora_alpha": 12}]
 LARGE = 10_000
-"""Tokens of a micro-batch that holds all rows."""
+"""Token budget of a micro-batch that holds all rows."""
 
 
 def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharing=1, world_sizes=(2,), at_once=10**6,
@@ -54,7 +54,7 @@ def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharin
 
 
 def _grid(tiny_model):
-    """ZeRO 0 to 3 in float32 and, where they can be, in bfloat16: by 2 ranks, some by 1 and 4 too; two with offload."""
+    """ZeRO 0 to 3 in float32 and, where supported, bfloat16: with 2 ranks, some with 1 and 4 too; two with offload."""
     for stage, dtype in ((3, None), (0, None), (1, None), (2, None), (2, "bfloat16"), (3, "bfloat16")):
         name = f"{dtype or 'float32'}_{stage}"  # first the stage that asks for the ranks before DeepSpeed does
         by_two = _case(name, stage, tiny_model, 25 if name == "float32_3" else LARGE, dtype)
@@ -68,7 +68,7 @@ def _grid(tiny_model):
 
 @pytest.fixture
 def trained(tiny_model, tmp_path):
-    """What the ranks of each case came to, by case and number of ranks, and the cases."""
+    """The results of each case by number of ranks, and the cases."""
     cases = [*_grid(tiny_model), _case("zero0_small", 0, tiny_model, 20, saved=False)]
     cases += [_case(f"shared{stage}", stage, tiny_model, tokens, sharing=2) for stage, tokens in ((0, 60), (3, LARGE))]
     cases += [_case("shared_half", 2, tiny_model, dtype="bfloat16", sharing=2, saved=False)]
@@ -90,10 +90,8 @@ def trained(tiny_model, tmp_path):
 
 
 def planned_bytes(case, world_size, tiny_model):
-    """What the plan says that a rank holds between steps: weights, optimizer state, buffers, the reference's weights.
-
-    ZeRO 3 keeps parameters of less than 100,000 elements whole, as all of this model are.
-    """
+    """Bytes that the plan predicts for a rank between steps: weights, optimizer state, buffers, the reference's
+    weights. ZeRO 3 keeps parameters of less than 100,000 elements whole, so all of this model's."""
     config, shape = config_from_dict(case["config"]), shape_of(str(tiny_model))
     width = 4 if case["exact"] else 2
     stage = train_settings(config).zero_stage_for(world_size, "float32" if case["exact"] else "bfloat16")
@@ -149,7 +147,7 @@ def test_workers_train_as_one(trained, tiny_model, tmp_path):
 
 @pytest.mark.parametrize(("attention", "size"), [(ATTENTION, 3), ("sdpa", 2)])
 def test_sequences_are_shared_where_heads_can_be(tiny_model, attention, size):
-    """The model has two heads of queries and one of keys."""
+    """The model has two query heads and one key head."""
     lm = load_causal_lm(str(tiny_model), torch.float32)
     lm.set_attn_implementation(attention)
     with raising(TrinityError, key="trainer.ulysses_sequence_parallel_size"):

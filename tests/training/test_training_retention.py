@@ -1,4 +1,4 @@
-"""Which trained rows leave the store when a checkpoint is whole."""
+"""Trained rows that leave the store once a checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class Store:
 
 
 def source_of(tmp_path: Path, replay: dict[str, Any] | None = None) -> Any:
-    """A source whose queue has these options."""
     strategy = make_strategy("default", replay=replay)
     return SimpleNamespace(store=Store(), strategy=strategy, explorer_meta=tmp_path / "explorer_meta.json")
 
@@ -41,7 +40,7 @@ def source_of(tmp_path: Path, replay: dict[str, Any] | None = None) -> Any:
 def test_old_rows_that_no_checkpoint_needs_are_pruned(
     tmp_path: Path, oldest: int, expected: int, replay: dict[str, Any] | None
 ) -> None:
-    """The store keeps those of them that the strategy may take again."""
+    """The store keeps rows that the strategy may use again."""
     source = source_of(tmp_path, replay)
     RolloutSource.commit(source, RETENTION + 50, oldest)
     assert source.store.committed == [RETENTION + 50] and source.store.pruned == [(expected, source.strategy)]

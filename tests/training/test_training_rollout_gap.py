@@ -1,4 +1,4 @@
-"""The first step's rollout gap: what is plausible for each number format, and what ends a run."""
+"""The first step's rollout gap: plausible values by number format, and gaps that end a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_implausible_gap_ends_the_run(make_config, overrides, on_gpu, plausib
         check_first_gap({"rollout_gap/mean": implausible, "staleness/max": 0.0}, 1, config, on_gpu)
 
 
-def test_rows_of_other_versions_and_batches_without_a_gap_are_not_judged(make_config):
+def test_gap_check_ignores_other_versions_and_missing_gaps(make_config):
     config = make_config(algorithm__max_rollout_gap="null")
     for step, staleness in ((1, 1.0), (3, 3.0)):
         check_first_gap({"rollout_gap/mean": 9.0, "staleness/max": staleness}, step, config, False)
@@ -47,7 +47,7 @@ def test_rows_of_other_versions_and_batches_without_a_gap_are_not_judged(make_co
 
 @pytest.mark.parametrize(("algorithm", "steps_before"), [("ppo", 2), ("grpo", 0)])
 def test_the_gap_of_the_first_update_ends_the_run(make_config, algorithm, steps_before):
-    """After steps of the critic alone, and after a step without rows; later updates are not judged."""
+    """Also after critic-only steps and after a step without rows; later updates are not checked."""
     overrides = {"trainer__trainer_config__trainer__critic_warmup": steps_before} if steps_before else {}
     config = make_config(algorithm, algorithm__max_rollout_gap=0.1, **overrides)
     ranks = join(0, 1, *meeting_point(), use_gpu=False)

@@ -1,4 +1,4 @@
-"""What a trainer that waits for rollouts tells of whom it waits for, and what explorers hear of it."""
+"""Messages of a trainer that waits for rollouts, and what explorers learn about it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def source(make_config: Any, monkeypatch: pytest.MonkeyPatch) -> RolloutSource:
     return RolloutSource(make_config(), None)
 
 
-def test_a_wait_says_who_is_missing(source: RolloutSource, caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_message_names_missing_explorers(source: RolloutSource, caplog: pytest.LogCaptureFixture) -> None:
     source.store.join("explorer", 9)
     source.store.put("explorer", 1, {}, [], 0)
     lines: list[str] = []
@@ -74,7 +74,7 @@ def test_a_synchronous_train_step_takes_explore_steps_whole(make_config: Any, ov
     ids=["own_repeats", "two_task_sets", "mix"],
 )
 def test_default_train_batch_holds_one_explore_step(changes: Any, train_batch_size: int) -> None:
-    """Else a part of each step would be left over, and grow old."""
+    """Otherwise part of each step would be left over and grow stale."""
     one = {"path": "/nowhere", "format": {"prompt_key": "q", "response_key": "a"}}
     task_sets = [{**one, **taskset} for taskset in changes.get("tasksets", [changes.get("taskset", {})])]
     expert = {"auxiliary_buffers": {"sft": one}}

@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""Retention of checkpoints."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ def test_best_checkpoint_by_eval_is_kept(make_config: Any, tmp_path: Path) -> No
 
 
 def other_weights(model: Path, folder: Path) -> Path:
-    """A model of the same shape."""
     copytree(model, folder)
     tensors = load_file(folder / "model.safetensors")
     save_file({name: value + 0.01 for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
@@ -57,7 +56,7 @@ def other_weights(model: Path, folder: Path) -> Path:
 
 
 def resumed(config: Config) -> Stage:
-    """The run as its flow finds it before anything starts."""
+    """The run as its flow sees it before anything starts."""
     stage = Stage(config, place(config, Machine(2, 0)), "rft")
     if not config.is_supervised:
         with open_run_store(config) as store:
@@ -70,7 +69,7 @@ def resumed(config: Config) -> Stage:
 
 
 def test_reference_is_the_model_the_run_began_with(make_config: Any, tiny_model: Path, tmp_path: Path) -> None:
-    """By content. Without a KL term another model is let pass, and the checkpoints keep the record of the first."""
+    """By content. Without a KL term another model is accepted, and the checkpoints keep the record of the first."""
     ranks = join(0, 1, *meeting_point(), use_gpu=False)
     first = copytree(tiny_model, tmp_path / "first")
     other = other_weights(first, tmp_path / "other")

@@ -1,4 +1,4 @@
-"""Checkpoints that are written beside the steps: by one rank, by several, with little memory, and not at all."""
+"""Checkpoints written in the background: by one rank, by several, with little memory, and with failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trinity_core.training.saving import CheckpointWriter
 
 @pytest.fixture
 def writers() -> Iterator[list[CheckpointWriter]]:
-    """Those of two ranks."""
+    """The writers of two ranks."""
     both = [CheckpointWriter(Ranks(rank, 2, torch.device("cpu"))) for rank in (0, 1)]
     yield both
     for writer in both:
@@ -47,7 +47,7 @@ def one_rank() -> CheckpointWriter:
 
 
 def held() -> int:
-    """The bytes of memory that checkpoints are copied to."""
+    """Bytes of memory that checkpoints are copied to."""
     open_files = [
         path.stat() for path in Path("/proc/self/fd").iterdir() if "trinity-checkpoint" in os.path.realpath(path)
     ]
@@ -59,7 +59,7 @@ def named(**tensors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("largest", [0, pytest.param(saving.PROCESS_BYTES, marks=pytest.mark.slow)])
-def test_what_was_copied_is_written_beside_other_work(tmp_path: Path, largest: int) -> None:
+def test_copied_files_are_written_in_background(tmp_path: Path, largest: int) -> None:
     writer, done, entries = one_rank(), Event(), {}
 
     def finish(written: dict[str, Entry]) -> None:
@@ -93,7 +93,7 @@ def test_what_was_copied_is_written_beside_other_work(tmp_path: Path, largest: i
 
 
 class Late(CopyStream):
-    """A GPU's stream that is slow: nothing is copied before what comes next has to wait."""
+    """A slow GPU stream: copies happen only when the next operation has to wait for them."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -187,7 +187,7 @@ def test_memory_for_tensors_of_a_gpu_is_pinned_once(tmp_path: Path, monkeypatch:
 
 
 def test_a_large_checkpoint_may_have_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each keeps a file open, and many machines allow 1,024 of them by default."""
+    """Each chunk keeps a file open, and many machines allow 1,024 by default."""
     monkeypatch.setattr(Segment, "CHUNK", 4096)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = len([*Path("/proc/self/fd").iterdir()]) + 20
@@ -203,7 +203,7 @@ def test_a_large_checkpoint_may_have_many_chunks(monkeypatch: pytest.MonkeyPatch
 
 
 class Gpu(TorchFunctionMode):
-    """A GPU that pins nothing, and whose next kernel raises the thread's last error, as CUDA's does in torch."""
+    """A GPU that cannot pin memory, and whose next kernel raises the thread's last error, as CUDA's does in torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ def test_steps_wait_for_the_disk_where_memory_is_short(tmp_path: Path, monkeypat
 
 
 def test_memory_stays_at_what_one_checkpoint_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a version is kept with it or not, and if a file's tensors become others."""
+    """With and without a version, and if a file's tensors change."""
     all_copied, write = Event(), ShardWriter.write
 
     def write_late(self: ShardWriter, folder: str, piece: Piece) -> Entry:
@@ -337,7 +337,7 @@ def test_ranks_write_in_turn_and_the_first_hears_of_all(tmp_path: Path, writers:
 
 
 def test_file_of_a_rank_that_is_not_in_the_folder_is_refused(tmp_path: Path) -> None:
-    """As where each node has a folder of its own under one path."""
+    """For example if each node has its own folder at the same path."""
     (tmp_path / "here.pt").write_bytes(b"1")
     with pytest.raises(TrinityError, match=r"there\.pt.*checkpoint_root_dir"):
         write_manifest(tmp_path, 1, {name: {"size": 1, "sha256": "0"} for name in ("here.pt", "there.pt")})

@@ -18,7 +18,6 @@ DATA = "buffer.trainer_input.experience_buffer"
 
 @pytest.fixture
 def opened(make_config: Any, tmp_path: Any) -> Any:
-    """A source of one run; keyword arguments change its configuration."""
     make_tokenizer().save_pretrained(tmp_path / "model")
 
     def opened(rows: list[dict[str, str]] = ROWS, file: str = "sft.jsonl", **overrides: Any) -> SupervisedSource:

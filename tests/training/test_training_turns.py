@@ -1,4 +1,4 @@
-"""Which ranks write a checkpoint at once."""
+"""The ranks that write a checkpoint at once."""
 
 from __future__ import annotations
 

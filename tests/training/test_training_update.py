@@ -1,4 +1,4 @@
-"""Updates with the real engine, one worker: how the batch is cut never matters, and every kind of loss learns."""
+"""Updates with the real engine and one worker: micro-batches never change the result, and every kind of loss learns."""
 
 import inspect
 import shutil
@@ -90,7 +90,7 @@ def test_reference_model_has_its_own_budget_and_offload(learner):
     ref, batch = "trainer__trainer_config__actor_rollout_ref__ref__", make_batch(1)
 
     def counted(**overrides):
-        """What came of the step, and the passes of the reference model that it took."""
+        """The result of the step, and the number of passes of the reference model."""
         trained, passes = learner(**overrides), []
         trained.reference.module.register_forward_pre_hook(lambda *_: passes.append(1))
         return _train(trained, [batch]), len(passes)
@@ -117,7 +117,7 @@ def test_shared_prompts_train_like_padded_rows(learner):
 
 
 def test_logprobs_use_the_sampling_temperature(learner):
-    """By the task sets, or by the model where the explorer is another run; given answers were not sampled."""
+    """From the task sets, or from the model if another run explores; given answers were not sampled."""
     model = {"model__temperature": 0.5}
     tasks = {"buffer__explorer_input__taskset": "{path: x, rollout_args: {temperature: 0.8}}"}
     file = {"buffer__trainer_input__experience_buffer__path": "data.jsonl"}
@@ -128,7 +128,7 @@ def test_logprobs_use_the_sampling_temperature(learner):
 
 @pytest.mark.parametrize("at_once", [2**40, 0])
 def test_rows_have_log_probs_at_their_own_temperature(learner, monkeypatch, at_once):
-    """Log-probs, entropies and gradients of a mixed micro-batch are those of its rows at one temperature each."""
+    """Log-probs, entropies and gradients of a mixed micro-batch equal those of its rows at one temperature each."""
     monkeypatch.setattr("trinity_core.training.policy.LOGITS_AT_ONCE", at_once)
     module, given = learner().engine.module, [(None, 0.5, 2.0)[i % 3] for i in range(16)]
     head = module.lm.get_output_embeddings().weight
@@ -217,7 +217,7 @@ def test_half_precision_resumes_in_float32_with_its_master_weights(learner, tmp_
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_fp16_supported(), reason="this processor does not take float16")
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_resumed_run_keeps_its_loss_scale(learner, tmp_path, stage):
-    """Else each resume would lose the updates in which the scale is found again."""
+    """Otherwise each resume would skip updates until the scale is found again."""
     from trinity_core.training.checkpoint import load
 
     rewards = {"algorithm__advantage_fn": "reinforce", "algorithm__loss_agg_mode": "seq-mean-token-sum"}
@@ -237,7 +237,6 @@ def test_a_resumed_run_keeps_its_loss_scale(learner, tmp_path, stage):
 
 
 def test_buffers_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
-    """A router's bias is a buffer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, Glm4MoeForCausalLM
 
     from trinity_core.checkpoints.convert import convert
@@ -280,7 +279,7 @@ def test_buffers_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_half_precision_sums_micro_batches_in_float32(learner, stage):
-    """512 times a gradient and then 20 times the gradient itself: in bfloat16 the sum would stay what it is."""
+    """512 times a gradient, then 20 times the gradient itself: in bfloat16 the sum would not change."""
     from trinity_core.training.update import micro_batches
 
     engine = (trained := learner(trainer__dtype="bfloat16", trainer__zero_stage=stage)).engine
@@ -313,7 +312,7 @@ def test_rewards_that_never_differ_within_a_group_give_one_warning(learner, capl
     assert signal.flat_groups == flat
 
 
-def test_expert_rows_are_no_groups_of_rollouts():
+def test_expert_rows_do_not_form_groups():
     batch, signal = make_batch(1), RewardSignal()
     mixed = [*batch, *(replace(e, is_expert=True, group=f"expert {number}") for number, e in enumerate(batch))]
     signal.note(mixed, {"advantages/zero_rows": 1.0})
@@ -328,7 +327,7 @@ def test_batch_of_unscored_answers_changes_nothing(learner):
 
 @pytest.mark.parametrize("unscored", [0, 1])
 def test_loss_and_norm_equal_a_plain_loop(learner, tiny_model, unscored):
-    """GRPO's first step worked out with transformers and autograd alone, over the answers that have a verdict."""
+    """GRPO's first step computed with only transformers and autograd, over the answers with a verdict."""
     from transformers import AutoModelForCausalLM
 
     scored = make_batch(1)[unscored:]
@@ -446,7 +445,7 @@ def test_nonfinite_critic_error_names_the_critic(learner):
 
 
 def test_critic_learns_nothing_from_expert_rows(learner):
-    """Its update is that of the rollouts alone: no gradient on expert tokens, and no share in the mean."""
+    """The critic's update is that of the rollouts alone: no gradient on expert tokens, and no share in the mean."""
     updated = []
     for experts in (False, True):
         ppo = learner("ppo", trainer__trainer_config__critic__optim__lr=0.01)
@@ -496,7 +495,7 @@ def test_expert_rows_that_a_loss_learns_nothing_from_give_one_warning(learner, c
 
 
 def test_a_train_step_gives_parts_every_input_that_their_registries_list(learner, monkeypatch):
-    """Parts that take all of them: the learner loads a reference and a critic, and computes old log-probs."""
+    """With parts that take all inputs: the learner loads a reference and a critic, and computes old log-probs."""
 
     def taking_all(names, result):
         def part(**inputs):

@@ -1,4 +1,4 @@
-"""SFT and DPO learn from tables of the user's database, which stays as it was."""
+"""SFT and DPO learn from tables of the user's database, which they do not change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "answers_of_a_user"
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: Any, tmp_path: Path) -> Any:
-    """The URL of a database with the table `NAME` of a user."""
+    """The URL of a user's database with the table `NAME`."""
     server = request.getfixturevalue("postgresql_url") if request.param == "postgresql" else ""
     url = server or f"sqlite:///{tmp_path / 'user.db'}"
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))

@@ -31,7 +31,7 @@ CHECK = WeightCheck((1, 2), (-1.0,))
 
 
 class TrainingEngine:
-    """A model of two tied tensors, one of its own and two buffers, as the trainer's engine shows it."""
+    """Like the trainer's engine: a model with two tied tensors, an untied one and two buffers."""
 
     def __init__(self) -> None:
         self.module = torch.nn.ModuleDict({"lm": torch.nn.Module()})
@@ -45,7 +45,8 @@ class TrainingEngine:
 
 
 class Sender:
-    """Engines that hold what was sent last; the trainer's weights come from `weights`, which are copied if there."""
+    """Engines that hold what was sent last. The trainer's weights come from `weights`, where copies are made if
+    requested."""
 
     def __init__(self, versions: MemoryVersions, weights: Any = ()) -> None:
         self.versions, self.weights, self.sent, self.held = versions, weights, [], {}
@@ -119,7 +120,7 @@ def test_push_waits_until_explorers_wait(versions: PushedVersions) -> None:
 
 
 def test_push_after_resume_serves_waits_for_older_versions(versions: PushedVersions, tmp_path: Path) -> None:
-    """Interval 4, resumed at step 6: the explorer waits for version 4, which new engines can no longer be given."""
+    """Interval 4, resumed at step 6: the explorer waits for version 4, which new engines cannot get any more."""
     with ExperienceStore.open(f"sqlite:///{tmp_path}/store.db", "run") as store:
         store.expect("explorer")
         publisher, senders = pushing(versions, store.awaited, timeout=0.2)
@@ -130,7 +131,7 @@ def test_push_after_resume_serves_waits_for_older_versions(versions: PushedVersi
     assert senders[0].sent == [6] and versions.wait(4, timeout=0) == 6
 
 
-def test_push_ends_when_the_run_stops_or_nobody_asks(versions: PushedVersions) -> None:
+def test_push_ends_when_the_run_stops_or_no_explorer_waits(versions: PushedVersions) -> None:
     publisher, senders = pushing(versions, lambda version: False, lambda: True)
     publisher.publish(4, CHECK)
     assert not senders and versions.latest() is None
@@ -177,7 +178,7 @@ def test_gathered_tensors_are_copied_for_a_push(monkeypatch: Any) -> None:
 
 
 class Explored:
-    """How far the explorer of a run is, in explore steps."""
+    """The explorer's progress in explore steps."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -211,7 +212,7 @@ class SmallRun:
             self.publisher.publish(step)
 
     def held(self, version: int) -> float:
-        """The weights that engines have once they have loaded `version`."""
+        """The engines' weights after loading `version`."""
         weights = self.senders[0].held if self.senders else dict(self.versions.load(version))
         return weights["norm.weight"][0].item()
 
@@ -232,7 +233,7 @@ def no_check(monkeypatch: Any) -> None:
 def test_resumed_engines_get_each_version_that_is_due(
     make_config: Any, tmp_path: Path, method: str, interval: int, offset: int
 ) -> None:
-    """Saved at any step with the explorer as far behind or ahead as it may be; then everything but the disk is lost."""
+    """Saved at any step, with the explorer behind or ahead; then everything but the disk is lost."""
     config = synchronous(make_config, interval, offset)
     schedule = SyncSchedule("fixed", interval, offset)
     for saved in range(1, 8):
@@ -290,7 +291,7 @@ def test_versions_in_a_checkpoint_are_only_those_still_needed(make_config: Any, 
 
 @pytest.mark.usefixtures("no_check")
 def test_kept_versions_are_pushed_in_order_with_their_weights(make_config: Any, tmp_path: Path) -> None:
-    """Over NCCL each kept version is sent once explorers wait for it, the present weights last."""
+    """Over NCCL each kept version is sent once explorers wait for it, the current weights last."""
     config = synchronous(make_config, offset=2)
     explored = Explored()
     before = SmallRun(config, tmp_path / "before", "memory", explored)

@@ -1,4 +1,4 @@
-"""The worker from start to end: a resumed run is the run that was never stopped, bit for bit."""
+"""The worker from start to end: a resumed run is bit-identical to one that was never stopped."""
 
 import json
 import shutil
@@ -50,7 +50,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     assert_same_runs(stopped, whole)
 
 
-def test_a_fault_while_a_batch_is_waited_for_costs_no_step(rollouts):
+def test_fault_during_wait_for_batch_costs_no_step(rollouts):
     whole, late = rollouts("whole"), rollouts("late")
     put(whole)
     run(whole)
@@ -66,8 +66,8 @@ def test_a_fault_while_a_batch_is_waited_for_costs_no_step(rollouts):
 
 
 @pytest.mark.parametrize(("named", "lora"), [(False, "[{lora_rank: 4, lora_alpha: 12}]"), (True, "[]")])
-def test_kill_while_a_checkpoint_is_written_costs_that_checkpoint_alone(rollouts, monkeypatch, named, lora):
-    """The step after it is trained meanwhile; store and metrics go back to the checkpoint with it."""
+def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monkeypatch, named, lora):
+    """The next step is trained in the meantime; store and metrics go back to the previous checkpoint with the run."""
     from trinity_core.training import savepoints
 
     whole, killed = (rollouts(name, model__lora_configs=lora) for name in ("whole", "killed"))
@@ -115,7 +115,7 @@ def test_failed_write_ends_the_run_with_its_error(rollouts, monkeypatch):
 
 
 def test_renewed_worker_trains_like_a_new_one(rollouts):
-    """As the next stage of a pipeline does; the process has trained something else before, with other threads."""
+    """As in the next stage of a pipeline; the process has trained something else before, with another thread count."""
     before, fresh, renewed = rollouts("before", seed=7), rollouts("fresh"), rollouts("renewed")
     for config in (before, fresh, renewed):
         put(config)
@@ -137,7 +137,7 @@ def test_renewed_worker_trains_like_a_new_one(rollouts):
 
 
 def test_a_resume_warns_of_what_differs_in_the_algorithm(rollouts, caplog):
-    """As the defaults of a newer version may: the loss of the steps still to come is another one."""
+    """The defaults of a newer release may change the loss of the remaining steps."""
     begun = rollouts("run", buffer__total_steps=2)
     put(begun, (1, 2))
     assert run(begun)["ended"] == "finished"
@@ -152,8 +152,8 @@ def test_a_resume_warns_of_what_differs_in_the_algorithm(rollouts, caplog):
     assert warned(algorithm__loss_agg_mode="seq-mean-token-mean") == set(), "it is noted"
 
 
-def test_what_a_run_leaves(rollouts, tiny_model):
-    """Published weights with a check, checkpoints that `transformers` loads, and what they are of. A damaged one is
+def test_outputs_of_a_run(rollouts, tiny_model):
+    """Published weights with a check, checkpoints that `transformers` loads, and their records. A damaged one is
     skipped."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

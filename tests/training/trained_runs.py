@@ -1,4 +1,4 @@
-"""Runs of a trainer worker alone, and what they leave."""
+"""Runs of a single trainer worker, and their outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 4
 
 
 def put(config: Config, steps: Iterable[int] = range(1, STEPS + 1)) -> None:
-    """Explore steps that all used version 0: of newer ones a fresh trainer would know nothing, and drop them."""
+    """Store explore steps that all used version 0: a new trainer would drop rows of newer versions."""
     from trinity_core.store.run_store import open_run_store
 
     with open_run_store(config) as store:
@@ -32,14 +32,13 @@ def put(config: Config, steps: Iterable[int] = range(1, STEPS + 1)) -> None:
 
 
 def run(config: Config) -> dict[str, Any]:
-    """Train to the end; the result."""
+    """Train to the end; return the result."""
     worker = TrainerWorker(config)
     worker.start()
     return worker.run(train)
 
 
 def metrics(config: Config) -> list[dict[str, float]]:
-    """The metrics of each step, without times."""
     lines = map(json.loads, (config.job_dir / "monitor" / "metrics.jsonl").read_text().splitlines())
     return [
         {"step": line["step"], **{k: v for k, v in line["metrics"].items() if not k.startswith("timing_s/")}}
@@ -48,13 +47,13 @@ def metrics(config: Config) -> list[dict[str, float]]:
 
 
 def tensors(config: Config, part: str, content: str) -> dict[str, torch.Tensor]:
-    """Of the last checkpoint."""
+    """The tensors of the last checkpoint."""
     path = config.job_dir / f"global_step_{STEPS}" / part / f"{content}_world_size_1_rank_0.pt"
     return torch.load(path, weights_only=True)
 
 
 def assert_same_runs(one: Config, other: Config, parts: Sequence[str] = ("actor",)) -> None:
-    """No bit of their metrics and last checkpoints differs."""
+    """Metrics and last checkpoints must be bit-identical."""
     assert metrics(one) == metrics(other)
     for part in parts:
         for content in ("model", "optim"):

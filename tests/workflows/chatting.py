@@ -1,4 +1,4 @@
-"""A policy of prepared turns, with a tokenizer and a chat template of its own."""
+"""A policy with prepared turns, and its own tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ END = 2
 
 
 class Pairs:
-    """One token a letter, but one for each pair of letters `ab` in text that is encoded: what is sampled letter by
-    letter would become other tokens if it were tokenised again."""
+    """One token a letter, but one token for each pair `ab` in encoded text: text sampled letter by letter would change
+    if it were tokenised again."""
 
     eos_token_id = END
 
@@ -52,7 +52,7 @@ class Turns:
         return (f"[{len(tools)}]" if tools else "") + text + ("<a" if prompt else "")
 
     def message(self, answer, tools=None) -> dict[str, Any]:
-        """An answer of the form `name {json}` is a call of a tool."""
+        """An answer of the form `name {json}` is a tool call."""
         name, _, arguments = answer.text.partition(" ")
         if not (tools and arguments.startswith("{")):
             return plain_message(answer)

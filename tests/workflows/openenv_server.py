@@ -1,4 +1,4 @@
-"""A server of OpenEnv's protocol, as openenv-core 0.3.0 answers on `/ws`: guess the number."""
+"""A server of OpenEnv's protocol, answering on `/ws` like openenv-core 0.3.0: guess the number."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def serving(app: FastAPI, **settings: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def core_serving(script: str | Path, *before: str) -> Iterator[str]:
-    """The address of a server that is written with openenv-core, a file beside this one, started with these arguments
-    and a port."""
+    """The address of a server written with openenv-core, in a file of this folder, started with these arguments and a
+    port."""
     server = subprocess.Popen([sys.executable, Path(__file__).parent / script, *before, str(port := free_port())])
     try:
         while not is_open(port):

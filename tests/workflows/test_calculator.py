@@ -1,4 +1,4 @@
-"""The tool `calculate` of a recipe: values worked out by hand, and nothing but sums."""
+"""The tool `calculate` of a recipe: values by hand, and nothing but arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents that are commands: what they see, how they are limited, and what becomes of their reports."""
+"""Agents that are commands: what they see, their limits, and their reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trinity_core.workflows.agent import CommandFailed
 
 
 class Session:
-    """Stands for a session in which two tokens were sampled."""
+    """A session in which two tokens were sampled."""
 
     base_url, api_key, model_name = "http://127.0.0.1:1/v1", "sk-1", "policy"
 
@@ -99,7 +99,7 @@ def test_without_a_verdict_there_is_no_loss(tmp_path):
         ("raise SystemExit('a' * 300 + os.environ['OF_ANOTHER_SERVICE'] + 'b' * 495)", r"exit code 1: \*\*\*b+$"),
         ("os.mkfifo(os.environ['TRINITY_REPORT'])", "no report"),
         ("pass", "no report"),
-        ("open(os.environ['TRINITY_REPORT'], 'w').write('{')", "no JSON"),
+        ("open(os.environ['TRINITY_REPORT'], 'w').write('{')", "not JSON"),
         ("bytearray(1 << 31)", "MemoryError"),
         ("open('big', 'wb').write(bytes(1 << 25))", "exit code 1"),
         ("while True: print('x' * 100_000)", "output"),
@@ -115,7 +115,7 @@ def test_a_command_that_fails_says_why(tmp_path, monkeypatch, script, message):
         run(tmp_path, script, "math_reward", **limits, **variables)
 
 
-def test_the_command_of_an_attempt_that_is_given_up_is_ended(tmp_path):
+def test_command_of_an_abandoned_attempt_is_ended(tmp_path):
     """From another thread: the workflow's own may be blocked."""
     attempt, started = BusyTimer(), tmp_path / "started"
 
@@ -135,8 +135,8 @@ def test_a_secret_that_is_not_there_is_named(tmp_path):
         run(tmp_path, "pass", secrets=["NOT_SET"])
 
 
-def test_a_command_that_scores_itself_gets_the_row(tmp_path):
-    """Its seed differs between rollouts, and comes back where the task does."""
+def test_self_scoring_command_gets_the_row(tmp_path):
+    """Its seed differs between rollouts, and repeats with the task."""
     script = """
 task = json.load(open(os.environ['TRINITY_TASK']))
 reward = task['run'] + task['seed'] / 2**31 if task['row'] == {'target': 7} else None
@@ -150,7 +150,7 @@ reward = task['run'] + task['seed'] / 2**31 if task['row'] == {'target': 7} else
 
 @pytest.mark.parametrize("how", ["", ", start_new_session=True"])
 def test_a_command_is_ended_with_all_its_processes(tmp_path, how):
-    """Also those that left its group."""
+    """Including those that left its process group."""
     pid = tmp_path / "pid"
     script = f"""
 import subprocess, time

@@ -1,4 +1,4 @@
-"""Workflow classes in Trinity-RFT's style, loaded as plugins and played by the real runner on a real engine."""
+"""Workflow classes in Trinity-RFT's style, loaded as plugins and run by the real runner on a real engine."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def plugin(tmp_path):
 
 @pytest.fixture
 def play(plugin, tiny_engine, tiny_folder):
-    """Plays a task with the real runner, engine and reward workers."""
+    """Run a task with the real runner, engine and reward workers."""
     rewards = RewardPool(plugin_dir=str(plugin))
 
     def played(workflow, repeat_times=2, **fields):
@@ -358,8 +358,8 @@ def test_what_was_sampled_is_not_tokenised_again(plugin):
     assert seeds == [[task.rollout_seed(0, 0)], [task.rollout_seed(0, 1)]]
 
 
-def test_runs_that_ask_for_several_answers_draw_noise_of_their_own(plugin):
-    """With equal seeds, runs of the same prompt would give equal answers, and a group would compare nothing."""
+def test_runs_with_several_answers_draw_different_noise(plugin):
+    """With equal seeds, runs of one prompt would give equal answers, and a group would have no variance."""
     model, task = Turns(*["a"] * 6), make_task("up_best_of", repeat_times=3)
     play_scripted(task, model)
     seeds = [seed for _, how in model.asked for seed in how["seeds"]]
@@ -387,7 +387,7 @@ def test_an_async_workflow_has_an_object_for_each_run(play):
 
 
 def test_rewards_of_tokens_are_parts_of_the_reward(plugin):
-    """And an answer of other tokens than the model's is an expert's only if nobody judged it."""
+    """An answer with tokens other than the model's is an expert's only if it was not judged."""
     rows = play_scripted(make_task("up_unsampled", repeat_times=1), Turns())
     assert [row.total_reward for row in rows] == [1.0, 0.75, 2.0, None, None, None]
     assert [row.token_rewards is not None for row in rows] == [True, True, False, False, False, False]

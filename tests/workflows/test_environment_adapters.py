@@ -1,4 +1,4 @@
-"""The adapters of configs/environments, each played with its real library in an environment of its own (`make dev`)."""
+"""The adapters of configs/environments, each with its real library in a separate environment (`make dev`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAKE = {"env_id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"], "
 BEST = ["down", "I go Down", "right", "right", "down", "right"]
 GUESS = str(Path(__file__).with_name("verifiers_guess.py"))
 SECONDS = 300.0
-"""For a reset, which may start servers of tools on a busy machine."""
+"""Time limit of a reset, which may start tool servers on a busy machine."""
 
 
 class Players:
@@ -30,7 +30,7 @@ class Players:
         self._processes: dict[str, ProcessEnvironment] = {}
 
     def episode(self, library, args, actions, row=()):
-        """The steps of an episode, and the tools that its environment offers."""
+        """The steps of an episode, and the tools of its environment."""
         if library not in self._processes or not self._processes[library].alive:  # a failure ends its process
             python = sys.executable if library == "gymnasium" else str(GAMES)
             where = Where(library, f"{FOLDER}/{library}_env.py:{NAMES[library]}", python)
@@ -108,7 +108,7 @@ def test_tools_of_verifiers_run_in_their_server(players):
 
 
 def test_limits_in_tokens_are_refused_as_verifiers_actions_are_text(players):
-    """Last of the tests with verifiers: a failure ends the process, and it takes 10 s to import them."""
+    """Last of the tests with verifiers: a failure ends the process, and importing them takes 10 s."""
     with pytest.raises(EnvironmentFailed, match=r"player\.max_output_tokens"):
         players.episode("verifiers", {"env_id": GUESS, "env_config": {"player": {"max_output_tokens": 5}}}, [])
 

@@ -1,4 +1,4 @@
-"""Environments: gymnasium's, processes of their own, and workflows in them."""
+"""Environments: gymnasium's, separate processes, and workflows in them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Odd:
 
 @pytest.fixture
 def odd(tmp_path):
-    """Where the environment is whose behaviour is odd."""
+    """Location of the environment with odd behaviour."""
     (tmp_path / "odd.py").write_text(ODD)
     return f"{tmp_path}/odd.py:Odd"
 
@@ -109,7 +109,7 @@ def test_a_hole_ends_the_episode_without_reward():
     assert one.reward == 0.0 and one.metrics["turns"] == 2
 
 
-def test_a_turn_cut_off_does_not_spare_the_turns_after_it():
+def test_truncated_turn_does_not_end_the_rollout():
     """If it ended the rollout, Taxi's -1 a turn would teach the policy to be cut off."""
     cut = list(map(ord, "hm"))
     [one], model = play(*[cut] * 3, "south", environment="taxi", max_turns=4)
@@ -136,7 +136,7 @@ def test_turns_get_the_returns_that_follow_them():
 
 
 def test_turns_may_have_the_rollouts_reward():
-    """What `multi_step_grpo` compares: the last turn's own reward says nothing of the moves before it."""
+    """Needed by `multi_step_grpo`: the last turn's own reward says nothing about earlier moves."""
     args = {"environment": "frozen_lake", "step_wise": True, "turn_rewards": "rollout"}
     rows, _ = play("down", "down", "right", "right", "down", "right", **args)
     assert [row.reward for row in rows] == [1.0] * 6 and {row.metrics["return"] for row in rows} == {1.0}
@@ -164,7 +164,7 @@ def test_a_seed_that_is_no_number_is_named(seed):
 
 
 def test_repeats_of_an_external_model_play_one_environment():
-    """As those of a model of our own do, which are one task; the same one as theirs, or scores cannot be compared."""
+    """Like the repeats of our own models, which are one task; otherwise scores could not be compared."""
     task = make_task("env_workflow", raw={}, repeat_times=3)
     answers = one_answer_each([task])
     assert [seed_of(one) for one in answers] == [seed_of(task)] * 3
@@ -323,8 +323,8 @@ def test_rollouts_wait_for_a_free_process(odd):
     assert not first.alive
 
 
-def test_a_free_process_is_found_by_who_waits_for_it(odd):
-    """Also where a rollout of another environment has waited longer."""
+def test_waiting_rollout_gets_a_free_process(odd):
+    """Even if a rollout of another environment has waited longer."""
     wheres = [Where(name, odd) for name in ("one", "other")]
     taken = [HOSTS.take(where, 10.0, 1, 1.0) for where in wheres]
     waiting = []
@@ -370,7 +370,7 @@ def test_process_of_a_rollout_given_up_while_it_waits_is_free(odd, turn_has_come
 
 
 def wait_until_closed(timer):
-    """Until none of the timer's blocks is open."""
+    """Wait until none of the timer's blocks is open."""
     deadline = time.monotonic() + 20
     while timer.seconds != timer.seconds:
         assert time.monotonic() < deadline
@@ -392,7 +392,7 @@ def test_a_rollout_of_an_attempt_that_is_over_takes_no_process(odd):
 
 
 def test_the_process_of_a_workflow_that_blocks_for_ever_is_ended(odd, monkeypatch):
-    """The workflow's own code never gets to that; another rollout gets the only process that there may be."""
+    """The workflow's own code never gets that far; another rollout gets the only allowed process."""
     held = []
 
     class Blocks(Workflow):
@@ -412,8 +412,8 @@ def test_the_process_of_a_workflow_that_blocks_for_ever_is_ended(odd, monkeypatc
     assert any(not any(environment.alive for environment in held) for _ in poll(60, 0.05))
 
 
-def test_waiting_for_a_process_is_no_part_of_a_workflows_time(odd, monkeypatch):
-    """Eight rollouts of half a second have one process, and a workflow may take 3 s."""
+def test_waiting_for_a_process_does_not_count(odd, monkeypatch):
+    """Eight rollouts of half a second share one process, and a workflow may take 3 s."""
 
     class Plays(Workflow):
         async def run(self):
@@ -429,7 +429,7 @@ def test_waiting_for_a_process_is_no_part_of_a_workflows_time(odd, monkeypatch):
 
 
 def test_rows_give_arguments_and_share_processes(odd, tmp_path):
-    """A column named like an argument is one; the environment before it is closed; one process serves all rows."""
+    """A column named like an argument is one; the previous environment is closed; one process serves all rows."""
     for name in "abb":
         play("end", environment=odd, environment_args={"started": "none"}, raw={"started": f"{tmp_path}/{name}"})
     assert sum(map(len, HOSTS.idle.values())) == 1

@@ -1,4 +1,4 @@
-"""Environments behind HTTP, against a server of OpenEnv's protocol that misbehaves, and against openenv-core itself."""
+"""Environments over HTTP, with a misbehaving server of OpenEnv's protocol and with openenv-core itself."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_full_server_is_asked_again(monkeypatch):
 
 
 def test_a_session_outlives_a_long_turn():
-    """A server ends sessions whose client does not answer its pings, while the policy writes too."""
+    """A server ends sessions whose client does not answer its pings, even while the policy generates."""
 
     async def turn(url):
         environment = OpenEnv(url, observation_key="text")

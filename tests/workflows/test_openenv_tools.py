@@ -1,4 +1,4 @@
-"""OpenEnv's environments of tools, against openenv-core itself."""
+"""OpenEnv's tool environments, with openenv-core itself."""
 
 from __future__ import annotations
 

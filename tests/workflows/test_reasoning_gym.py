@@ -39,7 +39,7 @@ def pool():
 
 
 def test_a_made_environment_has_its_package():
-    """Or else each new process would import it within the time limit of its first reset."""
+    """Otherwise each new process would import it within the time limit of its first reset."""
     made = (
         "import sys; from trinity_core.workflows.environments.reasoning import ReasoningGym; "
         "assert 'reasoning_gym' not in sys.modules; ReasoningGym('chain_sum'); assert 'reasoning_gym' in sys.modules"
@@ -90,7 +90,7 @@ def test_own_answers_are_right_and_others_are_not(pool, dataset):
 
 
 def test_countdown_is_judged_as_by_countdown_reward():
-    """Stored solutions, the same with a sign or a number changed, and numbers joined by chance."""
+    """Stored solutions, the same with a sign or number changed, and randomly joined numbers."""
     rng, verdicts = random.Random(1), Counter()
     for row in rows("countdown", 1, 30, {}):
         entry, solution = json.loads(row["entry"]), row["answer"]
@@ -122,7 +122,7 @@ HOSTILE = (
     "[c for c in open('PLACE', 'w')]", "(lambda: open('PLACE', 'w'))()", "f\"{open('PLACE', 'w')}\"", "(1).__class__",
     "oracle_answer", "9**9**9**9", "(((9**99)**99)**99)**99", "9**(9*9*9*9*9*9*9)", "999999999!",
 )  # fmt: skip
-"""Answers that make a file PLACE, forge a verdict, or would be computed for ever."""
+"""Answers that make a file PLACE, forge a verdict, or would never finish."""
 
 
 @pytest.mark.parametrize("dataset", sorted(EVALUATED))
@@ -147,7 +147,7 @@ def test_data_and_formulas_are_evaluated(text):
 
 
 def test_a_verifier_that_hangs_is_killed():
-    """Sympy would differentiate this answer for hours: no rollout of the task is judged, and the next task is."""
+    """Sympy would differentiate this answer for hours: no rollout of the task is judged, but the next task is."""
     asked = [row["prompt"] for row in rows("simple_integration", 1, 1, {})]
     gym = {"environment": "reasoning_gym", "environment_args": {"dataset": "simple_integration"}, "time_limit": 5.0}
 
@@ -174,7 +174,7 @@ def test_a_process_of_its_own_is_the_default_and_can_be_declined():
 
 
 def test_every_verifier_that_evaluates_is_known():
-    """By the source of reasoning-gym: a file with `eval` or sympy's `parse_expr` of an answer."""
+    """According to reasoning-gym's source: files that call `eval` or sympy's `parse_expr` on an answer."""
     import reasoning_gym
 
     root = Path(reasoning_gym.__file__).parent
@@ -195,7 +195,7 @@ def test_rows_that_cannot_be_judged_are_refused(pool):
 
 
 def test_best_play_on_ice_is_known():
-    """0.744 is what is known of slippery 4x4 in 100 moves."""
+    """0.744 is the known value for slippery 4x4 in 100 moves."""
     pytest.importorskip("gymnasium")
     for slippery, moves, best in ((False, 6, 1.0), (False, 5, 0.0), (True, 100, 0.744)):
         lake = FrozenLake(is_slippery=slippery)
@@ -206,7 +206,7 @@ def test_best_play_on_ice_is_known():
 
 
 def test_best_drivers_return_is_known():
-    """From each of the 300 starts: 20 less the moves of the shortest way, 7.93 in the mean."""
+    """From each of the 300 starts: 20 minus the length of the shortest path, 7.93 on average."""
     pytest.importorskip("gymnasium")
     taxi = Taxi()
     assert len(taxi.starts) == 300
@@ -214,7 +214,7 @@ def test_best_drivers_return_is_known():
 
 
 def test_best_play_at_cards_earns_what_is_computed():
-    """The table against gymnasium's own hands, played by it: each first move's mean return is within 4 deviations."""
+    """The table compared with gymnasium's own hands: each first move's mean return is within 4 deviations."""
     pytest.importorskip("gymnasium")
     cards = Blackjack()
     values = move_values(cards.transitions, 20)

@@ -116,7 +116,7 @@ def test_the_boxed_workflow_asks_for_a_box():
 
 @pytest.mark.parametrize("writes_bos", [False, True])
 def test_a_base_model_is_asked_in_plain_text(tiny_folder, writes_bos):
-    """As its own tokenizer writes text: after a BOS token if that writes one."""
+    """Text as its own tokenizer writes it: after a BOS token if it adds one."""
     from tokenizers.processors import TemplateProcessing
 
     from trinity_core.data.chat import ChatEncoder

@@ -1,4 +1,4 @@
-"""Code that a model may write, good and bad, against unit tests in the forms of the data sets."""
+"""Code that a model may write, good and bad, with unit tests in the forms of the data sets."""
 
 import errno
 import json
@@ -121,7 +121,7 @@ def test_a_full_disk_is_the_sandboxs_own():
 
 
 def test_no_memory_escapes_the_count():
-    """What a file without a name, or the system's own queues hold, is nobody's resident memory."""
+    """Anonymous files and the system's message queues are in nobody's resident memory."""
     assert run(HIDES_MEMORY, CodeLimits(memory_bytes=128 << 20)).output == b"0 -1 -1\n"
 
 
@@ -171,10 +171,8 @@ def test_without_namespaces_limits_hold_and_it_is_said(monkeypatch, caplog, tmp_
 
 
 def in_another_process_of_this_user(*codes, tests=CALLS):
-    """Without namespaces and not as root: how many tests each of these codes passes, beside a process of the same user.
-
-    And whether that was killed. If these tests are root's, a namespace of users takes root's powers away.
-    """
+    """Without namespaces and not as root: the number of tests that each of these codes passes, next to a process of the
+    same user, and whether that was killed. If these tests run as root, a user namespace drops root's powers."""
     if os.getuid() == 0 and best_isolation() == "none":
         pytest.skip("this system permits no namespaces, not even of users")
     command = [sys.executable, "-c", AS_A_PLAIN_USER, json.dumps([list(map(dedent, codes)), tests])]
@@ -184,13 +182,14 @@ def in_another_process_of_this_user(*codes, tests=CALLS):
 
 
 def test_without_namespaces_a_plain_users_verdicts_are_not_forged():
-    """Neither by the descriptors of other processes nor by the files of the tests. No signal reaches the former."""
+    """Neither through descriptors of other processes nor through the tests' files. Signals do not reach other
+    processes."""
     verdicts, killed = in_another_process_of_this_user(TWICE, *ATTACKS.values())
     assert verdicts == [2] + [0] * len(ATTACKS) and not killed
 
 
 def test_without_namespaces_a_plain_user_may_start_threads():
-    """The system counts those of all the user's processes."""
+    """The system counts the threads of all the user's processes."""
     [passed], _ = in_another_process_of_this_user(TWICE_IN_A_THREAD)
     assert passed == 2
 
@@ -275,7 +274,7 @@ def test_the_last_fenced_program_is_the_answer(text, code):
 
 
 def test_a_process_of_many_open_files_can_judge():
-    """Descriptors from 256 on, and from 1,024 on, are like others."""
+    """Descriptors from 256 and from 1,024 on work like others."""
     with ExitStack() as stack:
         while stack.enter_context(Path(os.devnull).open()).fileno() < 1100:
             pass

@@ -1,4 +1,4 @@
-"""Rewards that need models, with judges that follow a script; `tests/rollout/test_rollout_judges.py` has real ones."""
+"""Rewards that need models, with scripted judges; `tests/rollout/test_rollout_judges.py` has real ones."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from trinity_core.workflows.rewards.pool import RewardPool
 
 
 class ScriptedJudge:
-    """Answers by a function of what it is asked last."""
+    """Answers with a function of the last message."""
 
     def __init__(self, says):
         self.says, self.asked = says, []
@@ -207,8 +207,8 @@ def test_rubric_workflow_leaves_out_what_has_no_rating():
     assert "The answer is good." in judge.asked[0][0][-1]["content"]
 
 
-def test_a_judge_that_was_cut_off_gives_no_verdict():
-    """It may have quoted one."""
+def test_truncated_judge_answer_is_not_a_verdict():
+    """It may have quoted a verdict."""
 
     class Cut(ScriptedModels):
         def judge(self, name):

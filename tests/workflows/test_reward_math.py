@@ -179,8 +179,8 @@ def test_think_score_is_for_thought_then_answer(pieces):
     ],
     ids=["open", "close", "empty", "think", "forms", "thoughts", "hashes"],
 )
-def test_a_degenerate_response_does_not_hold_up_the_explorer(response):
-    """Fast paths run in its process; a regular expression with `.*?` would take minutes to hours here."""
+def test_degenerate_response_does_not_block_the_explorer(response):
+    """Fast paths run in the explorer's process; a regular expression with `.*?` would take minutes to hours here."""
     assert math_fast(response=response, truth="5", think_score=0.5) == {"accuracy": 0.0, "format_score": -0.5}
 
 

@@ -169,7 +169,7 @@ def test_worker_that_dies_while_it_starts_is_replaced(plugins):
 
 
 def test_scoring_never_blocks_the_event_loop(plugins, tmp_path):
-    """An answer is scored until the loop says that it goes on."""
+    """An answer is being scored until the loop signals that it is running."""
     pool = RewardPool(workers=2, timeout=60.0, plugin_dir=plugins)
 
     async def run():
@@ -221,7 +221,7 @@ def after_imports(*, prompt, response, truth, task):
 
 
 def test_memory_of_imports_does_not_count(tmp_path):
-    """As that of a CUDA build of torch, which maps far more than it uses."""
+    """For example of a CUDA build of torch, which maps far more than it uses."""
     (tmp_path / "pool_test_imports.py").write_text(IMPORTS)
     pool = RewardPool(workers=1, timeout=30.0, plugin_dir=str(tmp_path), memory_gib=0.25)
     small, large = pool.score_sync("after_imports", items("100", "400"))
@@ -229,8 +229,8 @@ def test_memory_of_imports_does_not_count(tmp_path):
     assert small.value == 100 and large.error is not None and "0.25 GiB" in large.error
 
 
-def test_memory_that_the_machine_limits(tmp_path):
-    """By a limit of processes, below what a worker may take."""
+def test_memory_limit_below_the_workers(tmp_path):
+    """With a process limit below the worker's allowance."""
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))\n"
     (tmp_path / "pool_test_limit.py").write_text(limit + IMPORTS.replace("after_imports", "limited"))
     pool = RewardPool(workers=1, timeout=30.0, plugin_dir=str(tmp_path), memory_gib=16)
@@ -285,7 +285,7 @@ def test_missing_reference_answer_ends_the_run():
 
 
 def running(pid):
-    """Whether a process lives; one that has ended but was not yet waited for does not."""
+    """True if a process runs; false if it has ended but was not waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Tools: their schemas, and calls that go wrong in every way. None of them raises."""
+"""Tools: their schemas, and all kinds of failing calls. None of them raises."""
 
 from __future__ import annotations
 

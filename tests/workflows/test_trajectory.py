@@ -21,7 +21,7 @@ def user(text: str) -> dict[str, str]:
 
 
 def played(model, said, **how) -> Trajectory:
-    """A conversation in which `said` are the user's turns after the policy's."""
+    """A conversation with `said` as the user's turns after the policy's."""
 
     async def main():
         trajectory = Trajectory(model, ASK, **how)

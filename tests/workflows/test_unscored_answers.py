@@ -1,4 +1,4 @@
-"""Whatever workflow meets a broken verifier: the answer has no reward, no loss, and is counted."""
+"""With a broken verifier, every workflow's answer has no reward, no loss, and is counted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pool(tmp_path_factory):
 
 @pytest.fixture
 def workflow(monkeypatch):
-    """Register a class and run a task of it, answered by the given texts."""
+    """Register a class and run a task of it with these answers."""
 
     def use(cls, *texts, rewards=None, model=None, **fields):
         monkeypatch.setitem(WORKFLOWS, "mine", cls)
@@ -62,7 +62,7 @@ def workflow(monkeypatch):
 
 
 class Failing:
-    """A reward runner whose every verifier fails, but for the answers with the numbers `judged`."""
+    """A reward runner whose verifiers all fail, except for the answers with the numbers `judged`."""
 
     def __init__(self, judged=()):
         self.judged, self.numbers = judged, itertools.count()
@@ -147,7 +147,7 @@ def test_error_is_kept_for_people(workflow, pool):
 
 
 def test_unscored_answer_stays_out_of_its_group(workflow, pool):
-    """Mean and deviation are those of the answers that were judged."""
+    """Mean and deviation are those of the judged answers."""
     kept = workflow(PassesItsValue, "right", "raise", "wrong", rewards=pool)
     advantages = [advantages_of(rows) for rows in (kept, [kept[0], kept[2]])]
     assert not advantages[0][1].any()
@@ -170,7 +170,7 @@ def test_step_and_eval_metrics_count_unscored_answers(workflow, pool):
 
 
 def turns(rewards):
-    """A run of as many turns as `rewards`, the last one first in the list."""
+    """A run with as many turns as `rewards`, the last one first in the list."""
 
     class Turns(Workflow):
         async def run(self):
@@ -229,7 +229,7 @@ def test_failed_reward_has_no_parts_to_add_up():
 
 
 def test_accuracy_is_a_share():
-    """Pass rates and selectors read it: a score of -1 would make two right of four a pass rate of 0."""
+    """Pass rates and selectors read it: with a score of -1, two right of four would give a pass rate of 0."""
     for accuracy in (-1.0, 1.5, 1.00001, float("nan")):
         with raising(TrinityError, key="accuracy"):
             Reward({"accuracy": accuracy, "format": 0.1})
@@ -238,7 +238,7 @@ def test_accuracy_is_a_share():
 
 @pytest.fixture
 def example():
-    """The workflow that the docs show."""
+    """The workflow in the docs."""
     (code,) = re.findall(r"```python\n(.*?class TwoTurns.*?)```", DOCS.read_text(), re.DOTALL)
     names: dict = {}
     exec(code, names)

@@ -166,8 +166,8 @@ def test_a_metric_that_is_no_finite_number_is_left_out(monkeypatch, caplog):
     assert one.metrics == {"2": 1.0, "turns": 3.0} and any("rate" in message for message in caplog.messages)
 
 
-def test_what_a_workflow_changes_of_its_task_is_its_own(monkeypatch):
-    """A row is drawn again in the next epoch, and its task may be tried again."""
+def test_workflow_cannot_change_its_task(monkeypatch):
+    """A row is drawn again in the next epoch, and its task may be retried."""
 
     class Appends(Workflow):
         async def run(self):

@@ -1,4 +1,4 @@
-"""Errors for names that are no workflow here."""
+"""Errors for names of workflows that do not exist here."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Guess(vf.Task[Number]):
 class Oracle(vf.Toolset[vf.SharedToolsetConfig]):
     @vf.tool
     def is_less(self, least: int) -> str:
-        """Whether the number of task 1 is less than `least`."""
+        """True if the number of task 1 is less than `least`."""
         return "yes" if least > 2 else "no"
 
 

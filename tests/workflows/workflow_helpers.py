@@ -26,7 +26,7 @@ class Tokenizer:
 
 
 class ScriptedModel:
-    """A policy that gives prepared answers and records its calls."""
+    """A policy with prepared answers that records its calls."""
 
     tokenizer = Tokenizer()
 

@@ -210,7 +210,7 @@ print(json.dumps([passed, any(other.poll() is not None for other in others)]))
 for other in others:
     other.kill()
 """
-"""Prints how many tests each code passes, and whether one of the user's other processes is gone."""
+"""Prints how many tests each code passes, and whether one of the user's other processes has ended."""
 
 TWICE_IN_A_THREAD = """
 import threading
@@ -267,7 +267,7 @@ def twice(xs):
     return 0
 """,
 }
-"""What a function may do to the other processes of its user."""
+"""Attacks of a function on other processes of its user."""
 
 OUTLIVES = """
 import ctypes, os, signal, subprocess, sys

@@ -125,7 +125,6 @@ class KLCoefficient:
     kl_coef: float = 0.001
     adaptive: bool = False
     target_kl: float | None = None
-    """Target KL in nats per token."""
     horizon: float | None = None
     """Number of experiences over which a lasting error of 20 % moves the coefficient by about 20 %. A larger batch
     counts as this many: it is one measurement of the KL, which moves the coefficient by at most 20 %."""

@@ -206,7 +206,6 @@ class _Gradients(_Slices):
             target.copy_(d_logits.t() @ self.hidden)
 
     def _accumulate(self, total: Tensor, d_logits: Tensor, head: Tensor) -> None:
-        """total += d_logits @ head, in place if the dtypes agree."""
         if total.dtype == d_logits.dtype:
             total.addmm_(d_logits, head)
         else:

@@ -1,4 +1,4 @@
-"""Trinity-RFT's names (`from trinity.common.workflows import Workflow`), for plugins that were written for it."""
+"""Trinity-RFT's names (`from trinity.common.workflows import Workflow`), for plugins written for it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trinity_core.workflows.rewards import REWARD_FNS
 
 
 class UpstreamRegistry:
-    """Trinity-RFT's registry, which registers in one of this project's."""
+    """Trinity-RFT's registry, backed by one of this project's."""
 
     def __init__(self, ours: Registry[Any], part: Callable[[Any], Any] = lambda kind: kind) -> None:
         self._ours, self._part = ours, part
 
     def register_module(self, name: str, module_cls: Any = None, force: bool = False, lazy: bool = False) -> Any:
-        """A decorator, or with `module_cls` that class. Raises InputError if the name is taken, unless `force`."""
+        """Return a decorator, or register `module_cls`. Raises InputError if the name is taken, unless `force`."""
 
         def add(kind: Any) -> Any:
             if force:
@@ -37,7 +37,7 @@ class UpstreamRegistry:
         return add if module_cls is None else add(module_cls)
 
     def get(self, name: str) -> Any:
-        """The class of that name or dotted path."""
+        """Return the class of that name or dotted path."""
         part = self._ours.resolve(name)
         return getattr(part, "upstream", part)
 
@@ -64,20 +64,20 @@ MODULES = (
     "common.rewards.countdown_reward", "common.rewards.format_reward", "common.rewards.accuracy_reward",
     "utils.log", "utils.registry", "utils.annotations",
 )  # fmt: skip
-"""Modules that are answered for; each of them, and of the packages above, has all names."""
+"""Modules that can be imported; each of them, and of the packages above, has all names."""
 
 
 class UpstreamNames(MetaPathFinder, Loader):
-    """Answers imports of `trinity`, and refuses those of names that are not here."""
+    """Serves imports of `trinity`, and refuses names that do not exist here."""
 
     def __init__(self, folder: Path) -> None:
-        """If `folder` is a checkout of Trinity-RFT, its other files of workflows and rewards are imported."""
+        """If `folder` is a checkout of Trinity-RFT, its other workflow and reward files can be imported."""
         self._folder = folder
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raises ModuleNotFoundError for a name of Trinity-RFT that is not here."""
+        """Raises ModuleNotFoundError for a name of Trinity-RFT that does not exist here."""
         if fullname.split(".")[0] != "trinity":
             return None
         if any(f"trinity.{name}.".startswith(f"{fullname}.") for name in MODULES):
@@ -87,24 +87,25 @@ class UpstreamNames(MetaPathFinder, Loader):
             spec = PathFinder.find_spec(fullname, [str(self._folder.joinpath(*parents))])
             if spec is not None:
                 return spec
-        raise ModuleNotFoundError(f"Trinity-RFT's {fullname} is not here; docs/porting.md says what is, and what to do")
+        raise ModuleNotFoundError(
+            f"Trinity-RFT's {fullname} is not available here; see docs/porting.md for what is, and what to do"
+        )
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its names."""
         vars(module).update(NAMES)
 
 
 def answer_imports(folder: Path) -> None:
-    """Answer imports of `trinity` from now on; `folder` holds the plugins.
+    """Serve imports of `trinity` from now on; `folder` holds the plugins.
 
     If it is a checkout of Trinity-RFT, the workflows that it lists are known by their names. Raises InputError if the
-    list is no Python.
+    list is not valid Python.
     """
     listed = folder / "trinity" / "common" / "workflows" / "__init__.py"
     try:
         tree = ast.parse(listed.read_bytes() if listed.is_file() else b"")
     except SyntaxError as error:
-        raise InputError(f"{listed}:{error.lineno or 1} is no Python: {error.msg}") from error
+        raise InputError(f"{listed}:{error.lineno or 1} is not valid Python: {error.msg}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{listed} cannot be read: {error}") from error
     pairs = [

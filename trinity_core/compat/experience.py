@@ -1,4 +1,4 @@
-"""Trinity-RFT's `Experience` as its workflows read and write it, and this project's from it."""
+"""Trinity-RFT's `Experience` as its workflows read and write it, and the conversion to this project's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trinity_core.workflows.rollout_model import Completion
 
 @dataclass
 class EID:
-    """Where an experience belongs: a workflow sets `run` and `step`, and `task` for a group of its own."""
+    """Where an experience belongs: a workflow sets `run` and `step`, and `task` for a separate group."""
 
     batch: int | str = ""
     task: int | str = ""
@@ -29,7 +29,7 @@ class EID:
 
 @dataclass(kw_only=True, eq=False)
 class Experience:
-    """P prompt tokens, then T tokens. Arrays are torch tensors, or become such."""
+    """P prompt tokens, then T tokens. Arrays are torch tensors or are converted to them."""
 
     tokens: Any
     """int32 [P + T]."""
@@ -38,7 +38,7 @@ class Experience:
     logprobs: Any = None
     """float32 [T]."""
     action_mask: Any = None
-    """bool [T]; None: every token of the response."""
+    """bool [T]; None: all tokens of the response."""
     reward: float | None = None
     token_level_reward: Any = None
     """float32 [T]."""
@@ -54,9 +54,9 @@ class Experience:
     info: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     recorded: Recorded | None = None
-    """The tokens as they were sampled; None if a workflow made the experience."""
+    """The tokens as sampled; None if a workflow made the experience."""
     answer: Completion | None = None
-    """The model's answer, if it is a single one."""
+    """The model's answer, if there is exactly one."""
 
     def __post_init__(self) -> None:
         import torch
@@ -71,12 +71,12 @@ class Experience:
 
 
 def as_recorded(one: Experience, sampled: Mapping[tuple[bytes, int], Recorded]) -> Recorded:
-    """This project's experience. `sampled`: what was sampled, by its tokens and prompt length.
+    """Convert to this project's experience. `sampled`: recorded samples by tokens and prompt length.
 
-    Tokens that were sampled keep the log-probs, versions and temperature of their sampling, also where a workflow made
-    its own `Experience` of them; it can take tokens out of the loss, never add any. Other tokens are the workflow's
-    own: an expert's where they have no log-probs, no reward and no teacher's log-probs. A reward that is no number
-    makes the experience unscored.
+    Sampled tokens keep the log-probs, versions and temperature of their sampling, even if a workflow made its own
+    `Experience` of them; it can remove tokens from the loss but never add any. Other tokens are the workflow's own: an
+    expert's if they have no log-probs, no reward and no teacher's log-probs. A reward of NaN makes the experience
+    unscored.
     """
     if not isinstance(one, Experience):
         raise TrinityError(f"a Trinity-RFT workflow returns a list of Experience, not of {type(one).__name__}")

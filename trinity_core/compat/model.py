@@ -1,4 +1,4 @@
-"""Trinity-RFT's `ModelWrapper` on a `RolloutModel`: what was sampled is never tokenised again."""
+"""Trinity-RFT's `ModelWrapper` on a `RolloutModel`: sampled tokens are never tokenised again."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NO_SAMPLING = (
     "logprobs", "top_logprobs", "seed", "model", "user", "timeout", "tool_choice", "parallel_tool_calls", "extra_body",
     "extra_headers",
 )  # fmt: skip
-"""Arguments that change nothing: log-probs are always recorded, seeds come from the run's, and the policy calls tools
-as it likes."""
+"""Arguments without effect: log-probs are always recorded, seeds derive from the run's, and the policy decides on tool
+calls."""
 
 
 def _both(work: Callable[..., Coroutine[Any, Any, Any]]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A blocking and an async method for the workflow's thread, of a coroutine for the model's loop."""
+    """Make a blocking and an async method for the workflow's thread from a coroutine for the model's loop."""
 
     def blocking(self: ModelWrapper, *args: Any, **named: Any) -> Any:
         return call_in(self.loop, work(self, *args, **named))
@@ -52,9 +52,8 @@ class ModelWrapper:
     model: RolloutModel
     loop: asyncio.AbstractEventLoop
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """What a call does not set."""
     seed: Callable[[int, int], int] | None = None
-    """The seed of an answer, by the number of its call and its own in that."""
+    """Returns the seed of an answer from the index of its call and its index in the call."""
     chat_template: str | None = None
     model_path: str = "policy"
     history: list[Experience] = field(default_factory=list)
@@ -66,9 +65,9 @@ class ModelWrapper:
     enable_history = True
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
-        """One Experience for each answer since the record was last cleared.
+        """Return one Experience for each answer since the record was last cleared.
 
-        An answer that continues the one before it is the next step of its rollout.
+        An answer that continues the previous one is the next step of its rollout.
         """
         taken = list(self.history)
         for earlier, later in itertools.pairwise(taken):
@@ -79,24 +78,23 @@ class ModelWrapper:
         return taken
 
     def get_openai_client(self) -> Any:
-        """A blocking client, with `chat.completions.create` alone, without HTTP."""
+        """Return a blocking client with only `chat.completions.create`, without HTTP."""
         return _client(self, self.create)
 
     def get_openai_async_client(self) -> Any:
-        """An asynchronous client, as `get_openai_client`'s."""
         return _client(self, self.create_async)
 
     async def get_message_token_len(self, messages: Messages) -> int:
-        """Tokens of a conversation, up to the start of its next answer."""
+        """Return the number of tokens of a conversation, up to the start of its next answer."""
         return len(self._encoded(self.model.render([*map(dict, messages)], chat_template=self.chat_template)))
 
     async def _chat(self, messages: Messages, n: int = 1, tools: Any = None, **options: Any) -> list[Experience]:
-        """`n` answers to a conversation. A conversation that continues a recorded answer continues its tokens."""
+        """Return `n` answers to a conversation. If it continues a recorded answer, it continues the recorded tokens."""
         conversation = [dict(message) for message in messages]
         if conversation[-1]["role"] == "assistant":  # the first words of the answer
             begun = self.model.render(conversation[:-1], tools, chat_template=self.chat_template)
             return await self._generate([begun + conversation[-1]["content"]], n, **options)
-        known, length = self._begun(conversation, tools)
+        known, length = self._recorded_prefix(conversation, tools)
         number, sampling = next(self._numbers), self._sampling(options)
         if known and known[1].finish_reason == "prompt_too_long":
             branches, answers = [known[0]] * n, [known[1]] * n
@@ -114,7 +112,7 @@ class ModelWrapper:
         return [self._answered(answer, conversation) for answer in answers]
 
     async def _create(self, *, messages: Any, **options: Any) -> Any:
-        """An `openai.types.chat.ChatCompletion`, recorded as answers of `chat`."""
+        """Return an `openai.types.chat.ChatCompletion`, recorded like answers of `chat`."""
         from openai.types.chat import ChatCompletion
 
         conversation = [one if isinstance(one, dict) else one.model_dump(exclude_none=True) for one in messages]
@@ -133,7 +131,6 @@ class ModelWrapper:
         return ChatCompletion.model_validate({**values, "choices": choices})
 
     async def _generate(self, prompts: Sequence[str], n: int = 1, **options: Any) -> list[Experience]:
-        """`n` continuations of each text."""
         number, sampling, template = next(self._numbers), self._sampling(options), self.chat_template
         calls = [
             self.model.generate(
@@ -148,19 +145,19 @@ class ModelWrapper:
         import torch
 
         if temperature not in (None, 1):
-            raise TrinityError(f"log-probs are those at temperature 1, and the workflow asks for {temperature}")
+            raise TrinityError(f"log-probs are at temperature 1, but the workflow asks for {temperature}")
         return torch.from_numpy(await self.model.logprobs([int(token) for token in tokens]))
 
     async def _convert(self, messages: Messages, tools: Any = None, temperature: float | None = None) -> Experience:
-        """The recorded turns of a conversation as one sequence; what follows the last one is left out.
+        """Return the recorded turns of a conversation as one sequence, without anything after the last one.
 
         Raises TrinityError if this model sampled none of its answers.
         """
-        known, _ = self._begun(messages, tools)
+        known, _ = self._recorded_prefix(messages, tools)
         if known is None:
             raise TrinityError(
-                "none of the conversation's answers was sampled by this model, so it makes no experience; answers must "
-                "stand in it as `response_text` gave them"
+                "none of the conversation's answers was sampled by this model, so it cannot become an experience; "
+                "answers must be in it exactly as `response_text` returned them"
             )
         trajectory, answer = known
         recorded = trajectory.experience()
@@ -183,8 +180,8 @@ class ModelWrapper:
     def _seeds(self, number: int, first: int, n: int) -> list[int] | None:
         return None if self.seed is None else [self.seed(number, first + i) for i in range(n)]
 
-    def _begun(self, messages: Messages, tools: Any) -> tuple[tuple[Trajectory, Completion] | None, int]:
-        """The longest recorded beginning of a conversation, and its number of messages."""
+    def _recorded_prefix(self, messages: Messages, tools: Any) -> tuple[tuple[Trajectory, Completion] | None, int]:
+        """Return the longest recorded prefix of a conversation, and its number of messages."""
         key = _key(messages, tools)
         for length in range(len(messages), 0, -1):
             if key[: length + 1] in self._known:
@@ -228,5 +225,5 @@ def _client(model: ModelWrapper, create: Callable[..., Any]) -> Any:
 
 
 def _key(messages: Messages, tools: Any) -> Key:
-    """The tools, then each message, however it is spelled."""
+    """Return a key of the tools and messages that does not depend on their spelling."""
     return (json.dumps(tools or [], sort_keys=True, default=str), *map(canonical, messages))

@@ -1,4 +1,4 @@
-"""Trinity-RFT's reward classes: a plugin's become reward functions here, and ours are called as classes there."""
+"""Trinity-RFT's reward classes: a plugin's classes become reward functions, and ours can be called as classes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class RewardClass:
     def __init__(self, **args: Any) -> None: ...
 
     def __call__(self, **inputs: Any) -> dict[str, float]:
-        """The parts, for `response`, `truth` and what else a workflow gives."""
+        """Return the parts, from `response`, `truth` and further inputs of a workflow."""
         raise NotImplementedError(f"{type(self).__name__} has no __call__()")
 
 
 SCORING: ContextVar[tuple[RewardRunner, asyncio.AbstractEventLoop, Mapping[str, Any]] | None]
 SCORING = ContextVar("scoring", default=None)
-"""What scores the answers of this thread's workflow, in which loop, and its row."""
+"""The reward runner of this thread's workflow, its loop, and the row."""
 
 
 class PooledReward(RewardClass):
     """One of this project's reward functions, which runs in the pool's processes.
 
-    If the verifier fails, the only part is no number, and `as_recorded` takes such a reward as none.
+    If the verifier fails, the only part is NaN, which `as_recorded` treats as no reward.
     """
 
     function: ClassVar[str] = ""
@@ -47,7 +47,7 @@ class PooledReward(RewardClass):
         self._scoring, self._args = scoring, args
 
     def __call__(self, response: str = "", truth: Any = None, prompt: Any = None, **inputs: Any) -> dict[str, float]:
-        """The parts. Of `inputs`, those that the function does not take are left out."""
+        """Return the parts. `inputs` that the function does not take are ignored."""
         (rewards, loop, row), function = self._scoring, REWARD_FNS.resolve(self.function)
         parameters = inspect.signature(function).parameters.keys() - set(INPUTS)
         args = self._args | {name: value for name, value in inputs.items() if name in parameters}
@@ -57,14 +57,12 @@ class PooledReward(RewardClass):
 
 
 def reward_class(name: str) -> type[RewardClass]:
-    """The reward class of that name: the plugin's own, or one that calls the reward function."""
+    """Return the reward class of that name: the plugin's own, or one that calls the reward function."""
     own: type[RewardClass] | None = getattr(REWARD_FNS.resolve(name), "upstream", None)
     return own or type(name, (PooledReward,), {"function": name})
 
 
 def as_function(kind: type[RewardClass]) -> RewardFn:
-    """The reward function that a plugin's class is to this project's workflows."""
-
     def score(*, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **args: Any) -> dict[str, float]:
         reward = kind(**args)
         return reward(**accepted(reward, {"response": response, "truth": truth, "prompt": prompt}))

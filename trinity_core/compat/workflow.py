@@ -1,4 +1,4 @@
-"""Trinity-RFT's workflow classes, and how they are played here."""
+"""Trinity-RFT's workflow classes, and how they run here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MATH_REWARD = reward_class("math_reward")
 
 @dataclass
 class GenerationConfig:
-    """How a task is sampled; None follows the `model` section."""
+    """Sampling arguments of a task; None: as in the `model` section."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -40,7 +40,7 @@ class GenerationConfig:
 
 @dataclass
 class Task(dict[str, Any]):
-    """A row, and how it is asked, sampled and scored. A workflow object may change its own."""
+    """A row with its format, sampling and scoring. A workflow object may change its own."""
 
     workflow: Any = None
     repeat_times: int | None = None
@@ -58,24 +58,24 @@ class Task(dict[str, Any]):
 
     @property
     def task_desc(self) -> Any:
-        """The prompt's column, None if the row has none."""
+        """The prompt's column; None if the row has none."""
         return self.raw_task.get(self.format_args.prompt_key)
 
     @property
     def truth(self) -> Any:
-        """The column of the reference answer, None if the row has none."""
+        """The column of the reference answer; None if the row has none."""
         return self.raw_task.get(self.format_args.response_key)
 
 
 class Workflow:
     """Base of Trinity-RFT's workflows: `run`, or `run_async` with `is_async`, returns a list of Experience.
 
-    A class that is called as this project calls its workflows gives a `PlayedWorkflow`.
+    Called with the arguments of this project's workflows, a class returns a `PlayedWorkflow`.
     """
 
     can_reset: ClassVar[bool] = False
     can_repeat: ClassVar[bool] = False
-    """One object makes all runs of a task, else each run has its own object."""
+    """True if one object makes all runs of a task, False if each run has its own object."""
     is_async: ClassVar[bool] = False
     arguments: ClassVar[Any] = None
     asks_models: ClassVar[bool] = False
@@ -88,7 +88,7 @@ class Workflow:
     asynchronous = property(lambda self: self.is_async)
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
-        """The object, or what plays the class."""
+        """Return an object of the class, or a `PlayedWorkflow` that runs the class."""
         if not (args and isinstance(args[0], OurTask)):
             return super().__new__(cls)
         played = PlayedWorkflow(*args, **named)
@@ -116,7 +116,6 @@ class Workflow:
         self.task = task
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
-        """The number of runs, and the number of the first."""
         self.repeat_times, self.run_id_base = repeat_times, run_id_base
         self.task.rollout_args.n = repeat_times
 
@@ -127,7 +126,8 @@ class MultiTurnWorkflow(Workflow):
     def process_messages_to_experience(
         self, messages: Any, reward: float | None, info: Mapping[str, Any] = {}, truncate_status: str | None = None
     ) -> Experience:
-        """As there, a conversation that outgrew the context has reward 0, and numbers of `info` are metrics."""
+        """As in Trinity-RFT, a conversation that outgrew the context has reward 0, and numbers in `info` are
+        metrics."""
         one: Experience = self.model.convert_messages_to_experience(messages)
         one.reward = 0.0 if one.truncate_status == "response_truncated" else reward
         one.truncate_status, one.info = one.truncate_status or truncate_status, dict(info)
@@ -135,7 +135,6 @@ class MultiTurnWorkflow(Workflow):
         return one
 
     async def process_messages_to_experience_async(self, *args: Any, **named: Any) -> Experience:
-        """See `process_messages_to_experience`."""
         return self.process_messages_to_experience(*args, **named)
 
 
@@ -159,12 +158,12 @@ class BaseSimpleWorkflow(Workflow):
         self.reward_fn = task.reward_fn(**self.reward_fn_args)
 
     def format_messages(self) -> list[dict[str, Any]]:
-        """System prompt, question, and the first words of the answer."""
+        """Return system prompt, question, and the first words of the answer."""
         parts = (("system", self.system_prompt), ("user", self.task_desc), ("assistant", self.reply_prefix))
         return [{"role": role, "content": text} for role, text in parts if text or role == "user"]
 
     def scored(self, responses: list[Experience]) -> list[Experience]:
-        """Each answer with its reward and the reward's parts."""
+        """Set each answer's reward and the reward's parts."""
         for i, response in enumerate(responses):
             parts = self.reward_fn(response=response.response_text, truth=self.truth)
             response.reward, response.eid.run = sum(parts.values()), i + self.run_id_base
@@ -173,30 +172,27 @@ class BaseSimpleWorkflow(Workflow):
 
 
 class SimpleWorkflow(BaseSimpleWorkflow):
-    """Asks once for all runs."""
+    """One call for all runs."""
 
     can_reset = can_repeat = True
 
     def run(self) -> list[Experience]:
-        """One experience for each run."""
         return self.scored(self.model.chat(self.format_messages(), **self.rollout_args))
 
 
 class AsyncSimpleWorkflow(BaseSimpleWorkflow):
-    """Asks once for each run."""
+    """One call for each run."""
 
     is_async = True
 
     async def run_async(self) -> list[Experience]:
-        """The experience of the run."""
         return self.scored(await self.model.chat_async(self.format_messages(), **self.rollout_args))
 
 
 class MathWorkflow(SimpleWorkflow):
-    """A mathematical problem, with DeepSeek-R1's prompt where the task has none."""
+    """A mathematical problem, with DeepSeek-R1's prompt if the task has none."""
 
     def reset(self, task: Task) -> None:
-        """Take a task."""
         task.reward_fn = task.reward_fn or MATH_REWARD
         if getattr(task.reward_fn, "function", None) == "math_reward" and task.format_args.system_prompt is None:
             task.format_args.system_prompt = THINK_PROMPT
@@ -208,14 +204,14 @@ class AsyncMathWorkflow(AsyncSimpleWorkflow, MathWorkflow):
 
 
 class StepWiseRewardWorkflow(Workflow):
-    """Write `step` and `reward`, or `step_async` and `reward_async`, and `max_step_num`.
+    """Implement `step` and `reward`, or `step_async` and `reward_async`, and `max_step_num`.
 
-    `step(step_num)` says whether another step follows; `reward(exps, step_num)` is the step's reward.
+    `step(step_num)` returns whether another step follows; `reward(exps, step_num)` is the step's reward.
     """
 
     max_step_num: Any = None
     each_step: ClassVar[bool] = True
-    """Whether each step has its own reward."""
+    """True if each step has its own reward."""
 
     def __init__(
         self, *, task: Task, model: ModelWrapper, auxiliary_models: Any = None, use_openai_client: bool = True
@@ -224,19 +220,16 @@ class StepWiseRewardWorkflow(Workflow):
         self.client = model.get_openai_client() if use_openai_client else None
 
     async def step_async(self, **of: Any) -> bool:
-        """One step; by default `step`."""
         return bool(self.step(**of))  # type: ignore[attr-defined]  # a subclass writes it
 
     async def reward_async(self, exps: list[Experience], **of: Any) -> float:
-        """The reward; by default `reward`."""
         return float(self.reward(exps, **of))  # type: ignore[attr-defined]  # a subclass writes it
 
     def run(self) -> list[Experience]:
-        """See `run_async`."""
         return asyncio.run(self.run_async())
 
     async def run_async(self) -> list[Experience]:
-        """The answers of all steps, numbered by step."""
+        """Return the answers of all steps, numbered by step."""
         taken: list[Experience] = []
         for step in range(self.max_step_num):
             goes_on = await self.step_async(step_num=step)
@@ -257,7 +250,7 @@ class StepWiseRewardWorkflow(Workflow):
 
 
 class RewardPropagationWorkflow(StepWiseRewardWorkflow):
-    """All steps have one reward: `reward(exps)`, after the last."""
+    """All steps share one reward: `reward(exps)`, after the last step."""
 
     each_step = False
 
@@ -275,12 +268,12 @@ class AsyncRewardPropagationWorkflow(RewardPropagationWorkflow):
 
 
 class PlayedWorkflow(OurWorkflow):
-    """Plays a class: its objects run in threads of their own, so that a blocking call holds up no other rollout."""
+    """Runs a Trinity-RFT class: its objects run in their own threads, so that a blocking call delays no other
+    rollout."""
 
     kind: type[Workflow] = Workflow
 
     async def run(self) -> list[Recorded]:
-        """The experiences of all runs of the task."""
         loop, threads = asyncio.get_running_loop(), InterruptibleThreads("workflow")
 
         async def played(run: int, flow: Any) -> list[Recorded]:
@@ -299,7 +292,7 @@ class PlayedWorkflow(OurWorkflow):
         def of_run(call: int, answer: int) -> int:
             return self.task.rollout_seed(run, call, f"answer {answer}" if answer else "")
 
-        def of_all(call: int, answer: int) -> int:  # of a first call those that this project's own workflows give
+        def of_all(call: int, answer: int) -> int:  # the first call's are those of this project's own workflows
             return self.task.rollout_seed(answer, call)
 
         model = ModelWrapper(self.model, loop, sampling, of_run, template)
@@ -317,7 +310,7 @@ class PlayedWorkflow(OurWorkflow):
         for one in results:
             one.run = one.run if flow.repeatable else run
         for *earlier, last in runs_of(results):
-            if last.logprobs is None and not last.is_expert:  # a conversation of own tokens, whose last turn is judged
+            if last.logprobs is None and not last.is_expert:  # the workflow's own tokens, whose last turn is judged
                 for one in earlier:
                     one.is_expert = False
         return results

@@ -1,4 +1,4 @@
-"""Conversations as token ids, exactly as the chat template renders them, and the mask of their answers."""
+"""Conversations as token ids, exactly as the chat template renders them, with a mask of their answers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 _DATE = date(2024, 7, 26)
-"""What templates take for today, the date that Llama's have as their default: a prompt is the same on every day of a
-run, and when it is resumed."""
+"""Today's date for templates, the default date of Llama's: prompts must not change during a run or on resume."""
 _THOUGHTS = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 REWRITTEN = (
     "the chat template writes this conversation differently once it continues, so its answers cannot be located; use a "
@@ -31,7 +30,7 @@ REWRITTEN = (
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """The tokens of a prompt; `too_long` where they were cut to a limit."""
+    """The tokens of a prompt; `too_long` if they were truncated."""
 
     tokens: list[int]
     too_long: bool = False
@@ -39,7 +38,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedConversation:
-    """tokens int32 [L]; answer bool [L], true on the tokens of answers, the token that ends the turn included."""
+    """tokens int32 [L]; answer bool [L], true on the tokens of answers, end-of-turn tokens included."""
 
     tokens: np.ndarray
     answer: np.ndarray
@@ -58,7 +57,7 @@ class Closing:
     end: int | None
     """The token that ends the answer; None if the template writes no special token."""
     after: tuple[int, ...]
-    """Special tokens behind it that are not there once the conversation continues: no policy samples them."""
+    """Special tokens behind it that disappear when the conversation continues: no policy samples them."""
 
 
 _ASKED: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
@@ -74,12 +73,12 @@ _CALLS = [
     {"id": f"call0000{n}", "type": "function", "function": {"name": "look", "arguments": {"at": "here"}}}
     for n in (1, 2)
 ]
-"""Two calls of one answer. Mistral's templates want ids of nine letters and digits."""
+"""Two calls of one answer. Mistral's templates require ids of nine letters and digits."""
 
 
 @dataclass(slots=True)
 class ChatEncoder:
-    """A tokenizer and the chat template in force.
+    """A tokenizer and a chat template.
 
     A conversation is always rendered and tokenised as a whole: pieces are never joined, and decoded text is never
     tokenised again. Raises DataError if there is no template or it refuses a conversation.
@@ -87,10 +86,10 @@ class ChatEncoder:
 
     tokenizer: Any
     template: str | None = None
-    """Jinja text; None means the tokenizer's own."""
+    """Jinja source; None means the tokenizer's own."""
     template_args: dict[str, Any] = field(default_factory=dict)
-    """Further variables of the template, such as `enable_thinking`. `written_bos` is always one: the BOS token where
-    the tokenizer begins texts with it, or empty."""
+    """Further variables of the template, such as `enable_thinking`. `written_bos` is always set: the BOS token if the
+    tokenizer adds one to texts, else empty."""
     _special: frozenset[int] = field(init=False, repr=False)
     _closing: Closing | None = field(init=False, repr=False, default=None)
     _ends: tuple[int, ...] | None = field(init=False, repr=False, default=None)
@@ -111,14 +110,14 @@ class ChatEncoder:
 
     @property
     def turn_ends(self) -> tuple[int, ...]:
-        """The tokens with which the template ends an answer: the usual one first, then that of tool calls if it is
-        another. Empty where the template writes no special token after an answer."""
+        """The tokens with which the template ends an answer: the usual one first, then that of tool calls if it
+        differs. Empty if the template writes no special token after an answer."""
         if self._ends is None:
             usual = self.closing.end
             ends = dict.fromkeys([] if usual is None else [usual])
             for calls in (_CALLS, _CALLS[:1]):  # some templates write only one call a turn
                 *earlier, last = self._answer_tokens({"role": "assistant", "content": "", "tool_calls": calls}) or [-1]
-                if last in self._special and last not in earlier:  # else it ends a call, not the turn
+                if last in self._special and last not in earlier:  # otherwise it ends a call, not the turn
                     ends.setdefault(last)
                 if earlier:
                     break
@@ -136,7 +135,8 @@ class ChatEncoder:
         return self._closing
 
     def _answer_tokens(self, answer: Message) -> list[int]:
-        """The tokens of an answer to a question, up to those that end the document; none if the template refuses it."""
+        """Return the tokens of an answer to a question, without those that end the document; empty if the template
+        refuses it."""
         asked = _ASKED[:1]
         try:
             before, text = self.render(asked, prompt=True), self.render([*asked, answer])
@@ -148,27 +148,27 @@ class ChatEncoder:
         return tokens[: -len(after)] if after and tuple(tokens[-len(after) :]) == after else tokens
 
     def _after_answer(self, messages: list[Message]) -> tuple[str, list[int]]:
-        """The text after the mark, and the added tokens in it; nothing if the template does not write the mark."""
+        """Return the text after the mark, and the added tokens in it; empty if the template does not write the mark."""
         try:
             text = text_after_mark(self.render(messages)) or ""
-        except DataError:  # it may want another kind of conversation
+        except DataError:  # it may require another kind of conversation
             text = ""
         added = self._special | set(self.tokenizer.added_tokens_decoder)
         return text, [token for token in self.tokenizer(text, add_special_tokens=False)["input_ids"] if token in added]
 
     def with_template(self, template: str | None) -> ChatEncoder:
-        """The same tokenizer with another template; None leaves the present one."""
+        """Return the same tokenizer with another template; None keeps the current one."""
         return ChatEncoder(self.tokenizer, template, self.template_args) if template else self
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, prompt: bool = False) -> str:
-        """The text of a conversation; with `prompt`, up to the start of the next answer."""
+        """Return the text of a conversation; with `prompt`, up to the start of the next answer."""
         try:
             return self._rendered(messages, tools, prompt)
         except DataError as error:
             texts = [with_text_arguments(message) for message in messages]
             if texts == list(messages):
                 raise
-            try:  # DeepSeek's templates want the arguments of calls as JSON text
+            try:  # DeepSeek's templates take the arguments of calls as JSON text
                 return self._rendered(texts, tools, prompt)
             except DataError:
                 raise error from None
@@ -185,14 +185,14 @@ class ChatEncoder:
                 tokenize=False,
                 **{"written_bos": self._written_bos, "strftime_now": _DATE.strftime, **self.template_args},
             )
-        except (TemplateError, TypeError, ValueError) as error:  # the latter where an expression of the template fails
+        except (TemplateError, TypeError, ValueError) as error:  # the last two if an expression of the template fails
             raise DataError(f"the chat template refuses a conversation: {error}") from error
-        return text.encode(errors="replace").decode()  # a tool may say half of a surrogate pair, which is no UTF-8
+        return text.encode(errors="replace").decode()  # a tool may return half of a surrogate pair, which is not UTF-8
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, max_tokens: int | None = None
     ) -> EncodedPrompt:
-        """The tokens of a prompt, truncated on the right to `max_tokens`."""
+        """Return the tokens of a prompt, truncated on the right to `max_tokens`."""
         text = self.render(messages, tools, prompt=True)
         tokens = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         too_long = max_tokens is not None and len(tokens) > max_tokens
@@ -201,14 +201,14 @@ class ChatEncoder:
     def prompts(
         self, requests: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]
     ) -> list[list[int] | DataError]:
-        """The tokens of each prompt, tokenised in parallel; a DataError as `rendered` gives it."""
+        """Return the tokens of each prompt, tokenised in parallel, or a DataError (see `rendered`)."""
         texts = self.rendered(requests)
         written = [text for text in texts if isinstance(text, str)]
         tokens = iter(self.tokenizer(written, add_special_tokens=False, verbose=False)["input_ids"] if written else [])
         return [next(tokens) if isinstance(text, str) else text for text in texts]
 
     def rendered(self, requests: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[str | DataError]:
-        """The text of each prompt; a DataError for one that the template refuses or whose tools it leaves out."""
+        """Return the text of each prompt, or a DataError if the template refuses it or leaves out its tools."""
         texts: list[str | DataError] = []
         for messages, tools in requests:
             try:
@@ -219,7 +219,7 @@ class ChatEncoder:
         return texts
 
     def conversations(self, conversations: Sequence[Conversation]) -> list[EncodedConversation | DataError]:
-        """The tokens and answer mask of each conversation, or a DataError if its answers cannot be located."""
+        """Return the tokens and answer mask of each conversation, or a DataError if its answers cannot be located."""
         results: list[EncodedConversation | DataError] = []
         rendered: list[tuple[str, list[tuple[int, int]]]] = []
         for conversation in conversations:
@@ -246,7 +246,7 @@ class ChatEncoder:
         return encodings
 
     def _answers(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
-        """The rendered text, and the characters [first, last + 1] of each turn that carries loss."""
+        """Return the rendered text, and the characters [first, last + 1] of each turn that carries loss."""
         messages, tools = conversation.messages, conversation.tools
         text = self.render(messages, tools)
         self._check_tools(messages, tools)
@@ -262,7 +262,7 @@ class ChatEncoder:
         return text, spans
 
     def _why_not(self, conversation: Conversation, turn: int, text: str) -> str:
-        """Why the prompt of the answer at `turn` is not how the whole conversation begins."""
+        """Return why the prompt of the answer at `turn` is not a prefix of the whole conversation."""
         messages, tools = conversation.messages, conversation.tools
         before = messages[:turn]
         prompt = self.render(before, tools, prompt=True)
@@ -275,7 +275,7 @@ class ChatEncoder:
             f"the chat template's prompt for an answer ends in {prompt[shared:]!r}, where this conversation has "
             f"{text[shared:][:40]!r}, so its answers cannot be located; "
             + ("set model.enable_thinking: false, or " if helps else "")
-            + "use a template that writes both alike"
+            + "use a template that writes both the same way"
         )
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
@@ -310,11 +310,11 @@ class ChatEncoder:
         return one == other
 
     def _end_of_turn(self, conversation: Conversation, turn: int, text: str) -> int:
-        """The character of `text` behind all that rendering up to and including `turn` adds.
+        """Return the position in `text` after everything that rendering up to and including `turn` adds.
 
-        A template may close the last turn of a conversation in another way than earlier ones (Harmony's `<|return|>`
-        becomes `<|end|>`): what differs is not the policy's. If it writes the answer itself in another way, as where
-        it drops the thoughts of earlier turns, the end is that of the answer which is left.
+        A template may close the last turn of a conversation differently from earlier ones (Harmony's `<|return|>`
+        becomes `<|end|>`): the difference is not the policy's. If it renders the answer itself differently, for example
+        without the thoughts of earlier turns, the end is that of the rendered answer.
         """
         messages, tools = conversation.messages, conversation.tools
         alone = self.render(messages[: turn + 1], tools)
@@ -331,7 +331,7 @@ class ChatEncoder:
     def _marked(self, text: str, encoding: Encoding, spans: list[tuple[int, int]]) -> EncodedConversation | DataError:
         """Mark the tokens of each turn up to the one that ends it.
 
-        A token that straddles the first character belongs to the prompt, one that straddles the last to what follows.
+        A token across the first character counts as prompt, one across the last as the text that follows.
         """
         tokens, offsets = encoding.ids, encoding.offsets
         answer = np.zeros(len(tokens), dtype=np.bool_)
@@ -347,10 +347,10 @@ class ChatEncoder:
         return EncodedConversation(np.asarray(tokens, dtype=np.int32), answer)
 
     def _length(self, turn: list[tuple[int, str]]) -> int:
-        """The number of tokens of a turn, given with their texts, up to the one that ends it.
+        """Return the number of tokens of a turn up to the one that ends it, from the tokens and their texts.
 
-        Whitespace behind a special token is the template's, and so is a second one that ends the document. Where a
-        turn ends with no special token, all of its text is the policy's.
+        Whitespace behind a special token is the template's, and so is a second special token that ends the document. If
+        a turn ends without a special token, all of its text is the policy's.
         """
 
         def trimmed(count: int) -> int:
@@ -366,8 +366,8 @@ class ChatEncoder:
 
 
 def _check_thoughts(answer: Message, written: str) -> None:
-    """Raise DataError if the thoughts of an answer, in a field of their own or in its text, are not in what the
-    template writes of it: the policy would learn to answer without them."""
+    """Raise DataError if the template drops the thoughts of an answer, in a separate field or in its text: the policy
+    would learn to answer without them."""
     among = _THOUGHTS.search(answer.get("content") or "")
     thoughts = str(thoughts_of(answer) or (among[1] if among else ""))
     if thoughts.encode(errors="replace").decode().strip() not in written:  # as `render` writes half a surrogate pair
@@ -378,7 +378,6 @@ def _check_thoughts(answer: Message, written: str) -> None:
 
 
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Length of the common prefix, in items or characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -387,8 +386,7 @@ def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def _first_token(encoding: Encoding, offsets: Sequence[tuple[int, int]], start: int) -> int:
-    """The first token that begins at or after a character."""
-    # A token that straddles the character begins before it. Some characters belong to no token.
+    # A token across the character begins before it. Some characters belong to no token.
     length = len(offsets)
     end = offsets[-1][1] if length else 0
     token = next((t for c in range(start, end) if (t := encoding.char_to_token(c)) is not None), length)

@@ -1,4 +1,4 @@
-"""Experience: one sampled or given sequence with everything training needs."""
+"""Experience: one sampled or given sequence with everything that training needs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Json = Any
 
 
 STEP_REWARD = "step_reward"
-"""The metric that holds a turn's own reward where `reward` is that of its whole run; `gigpo` adds up the turns' own."""
+"""Metric with a turn's own reward if `reward` is that of its whole run; `gigpo` adds up these."""
 
 
 STORE = "the experience store"
-"""Where `to_bytes` is read from, for people."""
+"""Source of `to_bytes` data in messages."""
 
 
 @dataclass(slots=True, eq=False)
 class Experience:
-    """A prompt of P tokens, then T tokens: the policy's actions, tool output between them, an expert's answer.
+    """A prompt of P tokens, then T tokens: the policy's actions, tool output between them, or an expert's answer.
 
-    Invariants (checked on construction): `action_mask`, `logprobs` and `versions` have length T = len(tokens) - P,
-    P >= 1, T >= 1.
+    Invariants (checked on construction): `action_mask`, `logprobs` and `versions` have length T = len(tokens) - P, P >=
+    1, T >= 1.
     """
 
     tokens: np.ndarray
@@ -39,36 +39,36 @@ class Experience:
     prompt_length: int
     """P."""
     action_mask: np.ndarray
-    """bool [T]: true where the token was chosen by the policy (or is to be imitated); only these carry loss."""
+    """bool [T]: true for tokens that the policy sampled (or is to imitate); only these carry loss."""
     logprobs: np.ndarray | None = None
-    """float32 [T]: the engine's log-probs of the chosen tokens, at sampling temperature; 0 where not an action."""
+    """float32 [T]: the engine's log-probs of the sampled tokens, at sampling temperature; 0 elsewhere."""
     versions: np.ndarray | None = None
-    """int32 [T]: the policy version (trainer step) that chose each token; -1 where not an action."""
+    """int32 [T]: the policy version (train step) that sampled each token; -1 elsewhere."""
     reward: float | None = None
     """Scalar reward of the sequence; None for supervised data and for answers that could not be judged."""
     token_rewards: np.ndarray | None = None
-    """float32 [T]: per-token rewards, if the workflow gives any; they add to `reward`."""
+    """float32 [T]: per-token rewards, if the workflow provides any; they add to `reward`."""
     group: str = ""
     """Rollouts of one task in one explore step (and a DPO pair) share a group, unless the workflow makes several;
     groups are never split over batches."""
     run: int = 0
-    """The repeat within its group. In a DPO pair 0 is the chosen and 1 the rejected answer."""
+    """The index of the rollout within its group. In a DPO pair 0 is the chosen and 1 the rejected answer."""
     turn: int = 0
-    """The position within its run, for workflows that give several experiences a run."""
+    """The position within its run, for workflows that return several experiences a run."""
     state: str = ""
-    """The state in which the turn began, equal for equal ones, if the workflow gives it; for algorithms that compare
+    """The state in which the turn began, equal for equal ones, if the workflow provides it; for algorithms that compare
     turns (`gigpo`)."""
     task_index: int = -1
-    """The row of its task in the taskset (file order), or -1."""
+    """The row of its task in the task set (file order), or -1."""
     is_expert: bool = False
-    """Given by an expert data set rather than sampled from the policy."""
+    """True if it comes from an expert data set rather than from the policy."""
     truncated: bool = False
-    """The response hit its length limit before it ended."""
+    """True if the response reached its length limit."""
     teacher_logprobs: np.ndarray | None = None
     """float32 [T]: a teacher's log-probs of the same tokens (on-policy distillation)."""
     temperature: float | np.ndarray | None = None
-    """Temperature of the distribution that its log-probs belong to: one for all tokens, or float32 [T] where turns were
-    sampled at different ones; None if no policy sampled it."""
+    """Temperature of the distribution of its log-probs: one for all tokens, or float32 [T] if turns were sampled at
+    different ones; None if no policy sampled it."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers averaged over a step: reward parts, response length; `verifier_errors` is summed."""
     info: dict[str, Json] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Experience:
                 )
 
     def copied(self) -> Experience:
-        """A deep copy of arrays, metrics and info, without a second check of the invariants."""
+        """Return a deep copy of arrays, metrics and info, without checking the invariants again."""
         other: Experience = object.__new__(Experience)
         for name in Experience.__slots__:
             value = getattr(self, name)
@@ -134,13 +134,14 @@ class Experience:
 
     @property
     def sampled(self) -> np.ndarray:
-        """bool [T]: true where a policy chose the token, also where `action_mask` takes it out of the loss; the action
-        mask if `versions` name no policy."""
+        """bool [T]: true if a policy sampled the token, even if `action_mask` excludes it; the action mask if
+        `versions` name no policy."""
         return self.action_mask if self.versions is None or self.newest_version < 0 else self.versions >= 0
 
     @property
     def is_unsampled(self) -> bool:
-        """True if nothing was sampled, as where the prompt is too long: the answer is one token without loss."""
+        """True if nothing was sampled, for example after a prompt that is too long: the answer is one token without
+        loss."""
         return self.versions is not None and self.newest_version < 0 and not self.action_mask.any()
 
     @property
@@ -158,9 +159,9 @@ _SCALARS = (
 
 
 def to_bytes(experiences: Sequence[Experience]) -> bytes:
-    """Serialise as one safetensors file: each array of all experiences end to end, the scalars as JSON in its metadata.
+    """Serialise as one safetensors file: each array of all experiences concatenated, scalars as JSON in its metadata.
 
-    No pickle is involved. Much cheaper than one file per experience.
+    Without pickle, and much cheaper than one file per experience.
     """
     rows: list[dict[str, Json]] = []
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -175,7 +176,8 @@ def to_bytes(experiences: Sequence[Experience]) -> bytes:
 
 
 def _text_of(rows: Sequence[Mapping[str, Json]]) -> str:
-    """JSON that UTF-8 can hold. Escapes, 7 bytes for a Chinese character, only if a text has half a surrogate pair."""
+    """Return JSON that UTF-8 can hold. Escapes, 7 bytes for a Chinese character, only if a text has half a surrogate
+    pair."""
     text = json.dumps(rows, default=as_json, ensure_ascii=False)
     return text if text.isascii() or _is_utf8(text) else json.dumps(rows, default=as_json)
 
@@ -188,12 +190,12 @@ def _is_utf8(text: str) -> bool:
 
 
 def as_json(value: Any) -> Json:
-    """JSON for a value in `info` that JSON does not know: NumPy as lists and numbers, the rest as text."""
+    """JSON fallback for values in `info`: NumPy as lists and numbers, anything else as text."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
 def require_json(info: Mapping[str, Any], giver: str, key: str = "info") -> None:
-    """Raise TrinityError if the `info` that `giver` gave cannot be stored: a key is no text or number, or a value
+    """Raise TrinityError if the `info` from `giver` cannot be stored: a key is not a string or number, or a value
     contains itself."""
     try:
         json.dumps(info, default=as_json)
@@ -202,8 +204,7 @@ def require_json(info: Mapping[str, Any], giver: str, key: str = "info") -> None
 
 
 def from_bytes(blob: bytes) -> list[Experience]:
-    """Inverse of `to_bytes`. The arrays of the experiences are views of shared arrays. Raises DataError for those of a
-    newer release."""
+    """Inverse of `to_bytes`; arrays are views of shared arrays. Raises DataError for those of a newer release."""
     rows = scalars(blob)
     arrays: dict[str, np.ndarray] = load_arrays(blob)
     ends = dict.fromkeys(arrays, 0)
@@ -218,14 +219,14 @@ def from_bytes(blob: bytes) -> list[Experience]:
 
 
 def scalars(blob: bytes) -> list[dict[str, Json]]:
-    """The fields of each experience of `to_bytes` that are no arrays, and the arrays' `lengths`."""
+    """Return the scalar fields of each experience in `to_bytes` data, and the arrays' `lengths`."""
     header_length = int.from_bytes(blob[:8], "little")
     rows: list[dict[str, Json]] = json.loads(json.loads(blob[8 : 8 + header_length])["__metadata__"]["experiences"])
     return rows
 
 
 def arrays_json(experience: Experience) -> dict[str, Json]:
-    """The arrays of an experience as lists, and what they are read by: what `from_json` makes it from again."""
+    """Return the arrays of an experience as lists, and the scalars that `from_json` needs to restore them."""
     values = {name: getattr(experience, name) for name in (*_ALWAYS, *_ARRAYS)}
     lists = {name: value.tolist() for name, value in values.items() if value is not None}
     temperature = experience.temperature
@@ -237,17 +238,16 @@ def arrays_json(experience: Experience) -> dict[str, Json]:
 
 
 def from_json(row: dict[str, Json]) -> Experience:
-    """An experience from JSON that holds `arrays_json` among other fields. Raises DataError if it does not."""
+    """Restore an experience from JSON with the fields of `arrays_json`. Raises DataError if that fails."""
     try:
         arrays: dict[str, Any] = {name: np.asarray(row[name]) for name in (*_ALWAYS, *_ARRAYS) if name in row}
         return Experience(**arrays, **{name: row[name] for name in _SCALARS if name in row})
     except (TypeError, ValueError) as error:
-        raise DataError(f"the row is no experience: {error}") from error
+        raise DataError(f"the row is not an experience: {error}") from error
 
 
 def rollouts_of(rows: Sequence[Experience]) -> list[str]:
-    """[B] the rollout of each row within its group. Rows that share group, run and turn are not numbered: each is a
-    rollout of its own."""
+    """[B] the rollout of each row within its group. Rows that share group, run and turn are separate rollouts."""
     rows_at = Counter((row.group, row.run, row.turn) for row in rows)
     unnumbered = {(group, run) for (group, run, _), count in rows_at.items() if count > 1}
     return [f"{row.run}" + f"/{i}" * ((row.group, row.run) in unnumbered) for i, row in enumerate(rows)]
@@ -265,5 +265,5 @@ def rollout_rewards(rows: Sequence[Experience]) -> list[float | None]:
 
 
 def mean_reward(rewards: Sequence[float]) -> float:
-    """The mean, exactly the common value of equal rewards, so that equal rollouts never differ by rounding."""
+    """Return the mean, exactly the common value of equal rewards, so that equal rollouts never differ by rounding."""
     return rewards[0] if len(set(rewards)) == 1 else float(np.mean(rewards))

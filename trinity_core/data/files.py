@@ -1,6 +1,6 @@
-"""Reading data sets: local files and folders, tables of a database, and names on the Hugging Face hub.
+"""Reads data sets: local files and folders, database tables, and names on the Hugging Face hub.
 
-Every row keeps its file and line, so that later errors can name them.
+Every row keeps its file and line for later error messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trinity_core.files import expanded
 logger = logging.getLogger(__name__)
 
 DESCRIPTIONS = ("state.json", "dataset_info.json", "dataset_dict.json")
-"""Files of `datasets.save_to_disk` that hold no rows."""
+"""Files of `datasets.save_to_disk` without rows."""
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
@@ -40,8 +40,6 @@ class RowLocation:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRow:
-    """A row that cannot be used, and why."""
-
     location: RowLocation
     reason: str
 
@@ -59,11 +57,11 @@ class Rows:
 
 
 LocatedRow = tuple[RowLocation, Row | str]
-"""A row, or the reason why it cannot be read, and where it was found."""
+"""A location with its row, or with the reason why the row cannot be read."""
 
 
 def fingerprint(rows: Iterable[Row]) -> str:
-    """Hash of rows in their order: 12 hexadecimal digits."""
+    """Return a hash of rows in order: 12 hexadecimal digits."""
     mark = hashlib.blake2b(digest_size=6)
     for row in rows:
         mark.update(json.dumps(row, default=lambda value: type(value).__name__).encode())
@@ -76,14 +74,14 @@ def read_rows(
     """Read a split.
 
     `path` is a file, a folder whose files are named by split (`train.jsonl`, `test-00000-of-00002.parquet`,
-    `train/0.json`, all also below a folder named by `subset` or `data`), a hub name, or with `storage="sql"` the URL
-    of a database. Raises DataError, with the file and a remedy, if there is nothing to read.
+    `train/0.json`, all also below a folder named by `subset` or `data`), a hub name, or with `storage="sql"` the URL of
+    a database. Raises DataError, with the file and a remedy, if there is nothing to read.
     """
     return _validated(_located(path, split, subset, storage, table))
 
 
 def first_rows(path: str, split: str, subset: str | None, storage: str, table: str | None, count: int) -> Rows:
-    """`read_rows` of the first `count` rows alone; only a `.json` file is read whole."""
+    """`read_rows` of only the first `count` rows; only a `.json` file is read whole."""
     return _validated(islice(_located(path, split, subset, storage, table), count))
 
 
@@ -109,7 +107,8 @@ def _located(path: str, split: str, subset: str | None, storage: str, table: str
 
 
 def data_files(path: str, split: str = "train", subset: str | None = None) -> list[Path]:
-    """The local files of a split. Raises DataError if there are none, or the data set is no file or folder."""
+    """Return the local files of a split. Raises DataError if there are none, or the data set is not a file or
+    folder."""
     if SEVERAL in path:
         return [file for one in path.split(SEVERAL) for file in data_files(one, split, subset)]
     local = expanded(path)
@@ -123,9 +122,9 @@ def data_files(path: str, split: str = "train", subset: str | None = None) -> li
 
 
 def stream_rows(path: str, split: str = "train") -> Iterator[tuple[RowLocation, Row | str]]:
-    """The rows of local files one by one; in place of a row that cannot be used, the reason.
+    """Yield the rows of local files one by one; for a row that cannot be used, the reason.
 
-    Only a `.json` file is read whole. Raises DataError as `data_files` does.
+    Only a `.json` file is read whole. Raises DataError like `data_files`.
     """
     for file in data_files(path, split):
         for line, row in read_lines(file):
@@ -140,28 +139,30 @@ def looks_local(path: str) -> bool:
 
 
 def is_local(path: str) -> bool:
-    """True if `path` is a file or folder that is there, a pattern of files, or a list of such."""
+    """True if `path` is an existing file or folder, a file pattern, or a list of such."""
     if SEVERAL in path:
         return all(map(is_local, path.split(SEVERAL)))
     return expanded(path).exists() or is_pattern(path)
 
 
 def is_pattern(path: str) -> bool:
-    """True for a path with wildcards, of files that are one data set (`parts/*.jsonl`)."""
+    """True for a path with wildcards, whose files form one data set (`parts/*.jsonl`)."""
     return any(sign in path for sign in "*?[")
 
 
 def _matching(pattern: Path) -> list[Path]:
-    """Raises DataError if no data file has a name of the pattern."""
+    """Return the files that match. Raises DataError if no data file does."""
     anchor = Path(pattern.anchor)
     files = sorted(anchor.glob(str(pattern.relative_to(anchor))))
     if not (named := [file for file in files if file.is_file() and file_format(file)[1] in READERS]):
-        raise DataError(f"no data file matches {pattern}; known are {', '.join(sorted(READERS))}", key=str(pattern))
+        raise DataError(
+            f"no data file matches {pattern}; supported types are {', '.join(sorted(READERS))}", key=str(pattern)
+        )
     return named
 
 
 def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path]:
-    """The files of a split in name order, by the first of `_NAMINGS` that matches in the folder or its `data`.
+    """Return the files of a split in name order, by the first of `_NAMINGS` that matches in the folder or its `data`.
 
     Raises DataError, listing the files found, if none matches or the split exists in several formats.
     """
@@ -170,7 +171,7 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
     for naming in _NAMINGS:
         for root in roots:
             if named := naming(root, split):
-                _log_unread(folder, split, [file for file in _alike(root, split) if file not in named])
+                _log_unread(folder, split, [file for file in _with_suffixes(root, split) if file not in named])
                 return _without_duplicates(folder, split, named)
     everything = next(filter(None, map(_data_files, roots)), [])
     if split == "train" and everything and _name_no_split(everything):
@@ -178,15 +179,15 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
     names = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
     raise DataError(
         f"{folder} has no split '{split}': it holds {names}; name files by split ({split}.jsonl, {split}-….parquet) or "
-        f"give one file as the path. Known file types: {', '.join(sorted(READERS))}{_meant(split, everything)}",
+        f"give one file as the path. Known file types: {', '.join(sorted(READERS))}{_suggestion(split, everything)}",
         key="split",
     )
 
 
 def _of_subset(folder: Path, split: str, subset: str) -> Path:
-    """The folder of a subset; the whole one, with a warning, if it has no such folder.
+    """Return the folder of a subset; the whole folder, with a warning, if there is none.
 
-    Raises DataError if other folders in it have the split: the name is a mistake then.
+    Raises DataError if other folders in it have the split: the name is then a mistake.
     """
     if (folder / subset).is_dir():
         return folder / subset
@@ -203,7 +204,7 @@ def _of_subset(folder: Path, split: str, subset: str) -> Path:
     return folder
 
 
-def _meant(split: str, files: list[Path]) -> str:
+def _suggestion(split: str, files: list[Path]) -> str:
     meant = closest(split, filter(None, map(_split_of, files)))
     return f"; did you mean '{meant}'?" if meant else ""
 
@@ -224,14 +225,14 @@ def _in_folder(root: Path, split: str) -> list[Path]:
     return _data_files(root / split)
 
 
-def _alike(root: Path, split: str) -> list[Path]:
+def _with_suffixes(root: Path, split: str) -> list[Path]:
     """`train_easy.jsonl`, `train_hard.jsonl`."""
     return [file for file in _data_files(root) if _split_of(file) == split]
 
 
 _PART = re.compile(r"(?:part|shard|chunk|data|file)?[-_.]?(?:\d+|[0-9a-f]{8,})(?:[-_.].*)?")
-"""`part-00000`, `data-00000-of-00002`, `1f9a80c3…`."""
-_NAMINGS = (_whole, _shards, _in_folder, _alike)
+"""Matches `part-00000`, `data-00000-of-00002`, `1f9a80c3…`."""
+_NAMINGS = (_whole, _shards, _in_folder, _with_suffixes)
 
 
 def _log_unread(folder: Path, split: str, files: list[Path]) -> None:
@@ -241,7 +242,7 @@ def _log_unread(folder: Path, split: str, files: list[Path]) -> None:
 
 
 def _without_duplicates(folder: Path, split: str, files: list[Path]) -> list[Path]:
-    """The files. Raises DataError if two differ only in their format."""
+    """Return the files. Raises DataError if two differ only in their format."""
     if len({file_format(file)[0] for file in files}) < len(files):
         names = ", ".join(str(file.relative_to(folder)) for file in files)
         raise DataError(
@@ -252,7 +253,7 @@ def _without_duplicates(folder: Path, split: str, files: list[Path]) -> list[Pat
 
 
 def _name_no_split(files: list[Path]) -> bool:
-    """One file of any other name, or parts of one format with numbers or hashes for names."""
+    """True for one file of any other name, or parts of one format with numbers or hashes as names."""
     if len(files) == 1:
         return _split_of(files[0]) is None
     names, formats = zip(*map(file_format, files), strict=True)
@@ -268,7 +269,8 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _split_of(file: Path) -> str | None:
-    """The split that a file name starts with, up to the first `.`, `-` or `_` (`train-00000-of-00001.parquet`)."""
+    """Return the split at the start of a file name, up to the first `.`, `-` or `_`
+    (`train-00000-of-00001.parquet`)."""
     name = file_format(file)[0]
     first = re.split(r"[-_.]", name)[0]
     return first if first in SPLITS or first == name else None
@@ -279,7 +281,7 @@ def _numbered(source: str, rows: Iterable[Row]) -> Iterator[LocatedRow]:
 
 
 def _validated(read: Iterable[LocatedRow]) -> Rows:
-    """Split rows into usable and rejected ones. A string in place of a row is the reason why it could not be read."""
+    """Split rows into usable and rejected ones. A string instead of a row is the reason why it could not be read."""
     rows, locations, rejected = [], [], []
     for location, row in read:
         if isinstance(row, str):

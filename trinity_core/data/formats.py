@@ -1,4 +1,4 @@
-"""From rows to conversations: what the columns named by a `FormatConfig` mean.
+"""Converts rows to conversations: the meaning of the columns named by a `FormatConfig`.
 
 `plaintext` rows hold strings: a prompt, a response. `messages` rows hold lists of messages (`role`, `content`, perhaps
 `tool_calls`) or of turns (`from`, `value`), as a list or as its JSON text. Both may have a system prompt. Tools are a
@@ -33,39 +33,39 @@ class Conversation:
     messages: list[Message]
     tools: list[Tool] | None = None
     every_turn: bool = False
-    """Loss on every answer of the conversation, not on the last alone."""
+    """True if every answer of the conversation carries loss, not only the last."""
     unlearned: frozenset[int] = frozenset()
-    """Positions of answers that carry no loss nevertheless."""
+    """Positions of answers that carry no loss in any case."""
 
     @property
     def learned_turns(self) -> list[int]:
-        """Places of the answers that carry loss."""
+        """Positions of the answers that carry loss."""
         answers = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
         return [place for place in (answers if self.every_turn else answers[-1:]) if place not in self.unlearned]
 
 
 def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
-    """The conversation a policy continues; trailing answers of a `messages` row are dropped.
+    """Return the conversation that a policy continues; trailing answers of a `messages` row are dropped.
 
     Raises DataError if the column is missing or has the wrong type.
     """
     if form.prompt_type == "plaintext":
-        return [*_system(row, form), {"role": "user", "content": _asked(row, form)}]
+        return [*_system(row, form), {"role": "user", "content": _plain_prompt(row, form)}]
     messages = _messages(row, form.messages_key, "messages_key")
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
         raise column_error(form.messages_key, "has no message to answer")
-    return [without_weight(message) for message in _begun(messages, row, form)]
+    return [without_weight(message) for message in _with_system_prompt(messages, row, form)]
 
 
 def has_prompt(row: Row, form: FormatConfig) -> bool:
-    """Whether the row has a prompt. Null counts as none: tables have every column in every row."""
+    """True if the row has a prompt. Null counts as none: tables have every column in every row."""
     return _optional(row, form.prompt_key if form.prompt_type == "plaintext" else form.messages_key) is not None
 
 
 def truth(row: Row, form: FormatConfig) -> Any:
-    """The reference answer: the response column, else the answer that ends a `messages` row, else None."""
+    """Return the reference answer: the response column, else the answer that ends a `messages` row, else None."""
     if has_column(row, form.response_key):
         return column(row, form.response_key)
     if form.prompt_type == "messages" and has_prompt(row, form):
@@ -75,7 +75,7 @@ def truth(row: Row, form: FormatConfig) -> Any:
 
 
 def tools(row: Row, form: FormatConfig) -> list[Tool] | None:
-    """The tools of a row, None if it has none. A bare function is wrapped as chat templates take it."""
+    """Return the tools of a row, None if it has none. A bare function is wrapped as chat templates expect it."""
     listed = _parsed(_optional(row, form.tools_key), form.tools_key)
     if not listed:
         return None
@@ -85,7 +85,8 @@ def tools(row: Row, form: FormatConfig) -> list[Tool] | None:
 
 
 def demonstration(row: Row, form: FormatConfig) -> Conversation:
-    """A row of a supervised data set, whose last message is the answer. Raises DataError if there is no answer."""
+    """Return a row of a supervised data set, whose last message is the answer. Raises DataError if there is no
+    answer."""
     if form.prompt_type == "plaintext":
         answer = {"role": "assistant", "content": _text(row, form.response_key, "response_key")}
         return Conversation([*prompt_messages(row, form), answer], tools(row, form))
@@ -94,22 +95,22 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
         messages.pop()
     if len(messages) < 2:
         raise column_error(form.messages_key, "has no assistant's answer to learn from")
-    messages = _begun(messages, row, form)
+    messages = _with_system_prompt(messages, row, form)
     unlearned = frozenset(place for place, message in enumerate(messages) if message.get(WEIGHT) == 0)
     plain, every_turn = [without_weight(message) for message in messages], form.enable_concatenated_multi_turn
     conversation = Conversation(plain, tools(row, form), every_turn, unlearned)
     if not conversation.learned_turns:
-        which = "every answer" if every_turn else "the last answer, which alone carries loss,"
+        which = "every answer" if every_turn else "the last answer, the only one that carries loss,"
         raise column_error(form.messages_key, f"gives {which} weight 0, so there is nothing to learn")
     return conversation
 
 
 def preference(row: Row, form: FormatConfig) -> tuple[Conversation, Conversation]:
-    """The preferred and the other conversation of a row of a preference data set.
+    """Return the chosen and the rejected conversation of a row of a preference data set.
 
     In `messages` rows the two answers may be whole conversations (prompt included), lists of the messages after the
     prompt, one message, or a string. The loss is on the last answers. Raises DataError if a column is missing, the
-    answers are equal, or what comes before them is not.
+    answers are equal, or the messages before them differ.
     """
     pair = tuple(
         Conversation(_preferred(row, form, key, setting), tools(row, form))
@@ -123,7 +124,7 @@ def preference(row: Row, form: FormatConfig) -> tuple[Conversation, Conversation
         earlier = zip_longest(chosen[:-1], rejected[:-1])
         differing = next(place for place, (one, other) in enumerate(earlier, 1) if one != other)
         raise DataError(
-            f"{columns} differ in message {differing} already, before their last answers, on which alone the loss is; "
+            f"{columns} differ in message {differing} already, but the loss is only on their last answers; "
             "give pairs that answer the same conversation",
             key=form.chosen_key,
         )
@@ -143,12 +144,12 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
         raise column_error(key, "ends with an answer of weight 0, so there is nothing to prefer")
     plain = [without_weight(message) for message in answer]
     if plain[0]["role"] in ("system", "user"):
-        return _begun(plain, row, form)
+        return _with_system_prompt(plain, row, form)
     return prompt_messages(row, form) + plain
 
 
-def _asked(row: Row, form: FormatConfig) -> str:
-    """The prompt of a plaintext row, followed by an empty line and its input if it has one."""
+def _plain_prompt(row: Row, form: FormatConfig) -> str:
+    """Return the prompt of a plaintext row, followed by an empty line and its input if it has one."""
     prompt = _text(row, form.prompt_key, "prompt_key")
     key = form.input_key or (ALPACA_INPUT if form.prompt_key == ALPACA_PROMPT else None)
     if key is None or (form.input_key is None and not has_column(row, key)):
@@ -164,7 +165,7 @@ def _system(row: Row, form: FormatConfig) -> list[Message]:
     return [{"role": "system", "content": str(text)}] if text else []
 
 
-def _begun(messages: list[Message], row: Row, form: FormatConfig) -> list[Message]:
+def _with_system_prompt(messages: list[Message], row: Row, form: FormatConfig) -> list[Message]:
     """Prepend the row's system prompt to messages without one."""
     return messages if messages[0]["role"] == "system" else [*_system(row, form), *messages]
 
@@ -174,7 +175,7 @@ def _optional(row: Row, key: str | None) -> Any:
 
 
 def unread_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
-    """Notices about optional columns that the configuration names and no row has."""
+    """Return notices about optional columns that are configured but in no row."""
     keys = {"tools_key": form.tools_key, "system_prompt_key": form.system_prompt_key}
     return [
         f"no row has a column '{key}' (format.{setting})"
@@ -184,7 +185,7 @@ def unread_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
 
 
 def spare_columns(rows: Sequence[Row], form: FormatConfig, is_pair: bool) -> list[str]:
-    """Columns of supervised rows that nothing reads, sorted; `is_pair`: the rows are preferences."""
+    """Return columns of supervised rows that nothing reads, sorted; `is_pair`: the rows are preferences."""
     keys = [form.system_prompt_key, form.tools_key]
     if form.prompt_type == "messages":
         keys.append(form.messages_key)
@@ -199,13 +200,13 @@ def spare_columns(rows: Sequence[Row], form: FormatConfig, is_pair: bool) -> lis
 
 
 def has_column(row: Row, key: str) -> bool:
-    """Whether a row has this column, or this field within one (`reward_model.ground_truth`)."""
+    """True if a row has this column, or this field within one (`reward_model.ground_truth`)."""
     name, _, inner = key.partition(".")
     return key in row or (bool(inner) and isinstance(row.get(name), Mapping) and has_column(row[name], inner))
 
 
 def column(row: Row, key: str) -> Any:
-    """The value of a column, or of a field within one. Raises KeyError where there is none."""
+    """Return the value of a column, or of a field within one. Raises KeyError if there is none."""
     if key in row:
         return row[key]
     name, _, inner = key.partition(".")
@@ -238,7 +239,7 @@ def _checked(messages: Any, key: str) -> list[Message]:
 
 
 def _holds_messages(text: str) -> bool:
-    """Whether text is JSON of messages or turns, maybe cut off, and no answer that begins with a bracket as they do."""
+    """True for JSON of messages or turns, possibly cut off; False for an answer that merely begins with a bracket."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
@@ -250,7 +251,7 @@ def _holds_messages(text: str) -> bool:
 
 
 def _parsed(value: Any, key: str | None) -> Any:
-    """Lists are also accepted as JSON text: columnar files have no type for lists of unlike objects."""
+    """Parse lists given as JSON text: columnar files have no type for lists of different objects."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:

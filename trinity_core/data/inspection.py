@@ -1,6 +1,6 @@
-"""The report of `trinity data check` on a configuration's data sets, with a `format` that would fit them.
+"""Reports on a configuration's data sets for `trinity data check`, and suggests a `format` that fits.
 
-Nothing is written, and no model is loaded but its tokenizer.
+Writes nothing, and loads only the model's tokenizer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from trinity_core.errors import DataError
 from trinity_core.registry import registry_of
 
 GUESSED_ROWS = 20
-"""Rows that a format is guessed from."""
 ReadAnswers = Callable[[ExperienceBufferConfig, ChatEncoder, Kind], SupervisedRows]
 Row = formats.Row
 PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "goal", "text")
@@ -49,14 +48,14 @@ FORMATS: Mapping[str, Callable[[Row, FormatConfig], Any]] = {
     "demonstrations": formats.demonstration,
     "preferences": formats.preference,
 }
-"""What reads a row, by the use of its data set (`DataSetReport.use`)."""
+"""Readers of rows, by the use of the data set (`DataSetReport.use`)."""
 
 
 def inspect(config: Config, examples: int = 2, read: ReadAnswers = read_supervised) -> list[DataSetReport]:
-    """A report on each data set of a configuration without stages, with so many rows as the model sees them.
+    """Return a report on each data set of a configuration without stages, with `examples` rows as the model sees them.
 
-    `read` reads the trainer's data sets, without a limit of tokens.
-    Queues are left out: their tasks are checked as they arrive.
+    `read` reads the trainer's data sets, without a limit of tokens. Queues are left out: their tasks are checked as
+    they arrive.
     """
     encoder = None if config.external_model else policy_encoder(config.model)
     reports = [
@@ -75,7 +74,7 @@ def inspect(config: Config, examples: int = 2, read: ReadAnswers = read_supervis
 
 
 def supervised_inputs(config: Config) -> Iterator[tuple[str, ExperienceBufferConfig, Kind]]:
-    """The trainer's data sets: key, settings, what their rows are."""
+    """Yield the trainer's data sets: key, settings, kind of rows."""
     inputs = config.buffer.trainer_input
     kind: Kind = "demonstrations"
     if config.is_supervised:
@@ -112,12 +111,13 @@ def _inspect_tasks(
             fits = _set_aside(report, [prompt_too_long(count, longest) for count in counts], locations)
             tasks, locations = list(compress(tasks, fits)), list(compress(locations, fits))
             digests = list(compress(digests, fits))
-        report.examples = [_shown_prompt(tasks[i], locations[i], own, longest) for i in _spread(len(tasks), examples)]
-    return _counted(config, report, digests, digests, locations)
+        report.examples = [_prompt_example(tasks[i], locations[i], own, longest) for i in _spread(len(tasks), examples)]
+    return _with_counts(config, report, digests, digests, locations)
 
 
 def _prompts(tasks: Sequence[Task], encoder: ChatEncoder | None) -> Iterator[tuple[int, bytes]]:
-    """The number of tokens of each prompt, and a digest of them; without an encoder 0, and that of its messages."""
+    """Yield the number of tokens of each prompt and a digest of them; without an encoder 0 and a digest of its
+    messages."""
     for start in range(0, len(tasks), CHUNK):
         some = tasks[start : start + CHUNK]
         if not all(has_prompt(task.raw, task.format) for task in some):
@@ -154,14 +154,14 @@ def _inspect_answers(
     problems = [next(filter(None, (too_long(one, longest) for one in row)), None) for row in read.rows]
     fits = _set_aside(report, problems, read.locations)
     rows, locations = list(compress(read.rows, fits)), list(compress(read.locations, fits))
-    report.examples = [_shown(encoder, locations[i], one) for i in _spread(len(rows), examples) for one in rows[i]]
+    report.examples = [_example(encoder, locations[i], one) for i in _spread(len(rows), examples) for one in rows[i]]
     digests = [_digest([one.tokens.tolist() for one in row]) for row in rows]
     prompts = [_digest(row[0].tokens[: row[0].prompt_length].tolist()) for row in rows]
-    return _counted(config, report, digests, prompts, locations)
+    return _with_counts(config, report, digests, prompts, locations)
 
 
 def _describe(report: DataSetReport, data_set: TasksetConfig | ExperienceBufferConfig) -> None:
-    """Note a fitting format if none is configured, and columns that nothing reads."""
+    """Suggest a fitting format if none is configured, and note columns that nothing reads."""
     storage = data_set.storage_type or "file"
     if storage not in ("file", "sql"):
         return
@@ -177,7 +177,7 @@ def _describe(report: DataSetReport, data_set: TasksetConfig | ExperienceBufferC
 
 
 def _has_unlearned_answers(row: Row, form: FormatConfig) -> bool:
-    """True if a conversation has answers before its last one, and the loss is on that alone."""
+    """True if a conversation has answers before its last one, which alone carries loss."""
     try:
         conversation = formats.demonstration(row, form)
     except DataError:
@@ -187,35 +187,34 @@ def _has_unlearned_answers(row: Row, form: FormatConfig) -> bool:
 
 
 def _are_told_whole(data_set: TasksetConfig | ExperienceBufferConfig) -> bool:
-    """True for tasks whose rows go to a workflow as they are: it makes the prompts, and scores itself."""
+    """True for tasks whose rows go to a workflow unchanged: it makes the prompts and scores the answers itself."""
     return isinstance(data_set, TasksetConfig) and not (needs_prompt(data_set) or data_set.default_reward_fn_type)
 
 
 def _set_aside(
     report: DataSetReport, problems: Sequence[DataError | None], locations: Sequence[RowLocation]
 ) -> list[bool]:
-    """Add the rows with a problem to the rejected ones; True for each of the others."""
+    """Add the rows with a problem to the rejected ones; return True for each of the others."""
     rejected = [RejectedRow(at, str(wrong)) for at, wrong in zip(locations, problems, strict=True) if wrong]
     report.rejected = [*report.rejected, *rejected]
     return [wrong is None for wrong in problems]
 
 
-def _counted(
+def _with_counts(
     config: Config, report: DataSetReport, digests: Sequence[bytes], prompts: Sequence[bytes],
     locations: Sequence[RowLocation],
 ) -> DataSetReport:  # fmt: skip
-    """The report with what is known of its usable rows."""
     report.rows, report.prompts, report.duplicates = len(digests), set(prompts), _duplicates(digests, locations)
     report.problem = RejectedRows(config.buffer.max_rejected_share).problem(report.name, report.rejected, report.rows)
     return report
 
 
-def _shown_prompt(task: Task, location: RowLocation, encoder: ChatEncoder, longest: int | None) -> ShownRow:
+def _prompt_example(task: Task, location: RowLocation, encoder: ChatEncoder, longest: int | None) -> ShownRow:
     tokens = encoder.prompt(task.messages, task.tools, longest).tokens
-    return _shown(encoder, location, EncodedConversation(np.asarray(tokens), np.zeros(len(tokens), dtype=np.bool_)))
+    return _example(encoder, location, EncodedConversation(np.asarray(tokens), np.zeros(len(tokens), dtype=np.bool_)))
 
 
-def _shown(encoder: ChatEncoder, location: RowLocation, row: EncodedConversation) -> ShownRow:
+def _example(encoder: ChatEncoder, location: RowLocation, row: EncodedConversation) -> ShownRow:
     tokens, mask = row.tokens.tolist(), row.answer.tolist()
     edges = [0, *(i for i in range(1, len(mask)) if mask[i] != mask[i - 1]), len(mask)]
     spans = [
@@ -225,7 +224,7 @@ def _shown(encoder: ChatEncoder, location: RowLocation, row: EncodedConversation
 
 
 def _spread(count: int, wanted: int) -> Iterable[int]:
-    """The first row, and others evenly spread behind it."""
+    """Return `wanted` evenly spaced rows, the first included."""
     return sorted({index * count // max(wanted, 1) for index in range(min(wanted, count))})
 
 
@@ -243,8 +242,8 @@ def _duplicates(digests: Sequence[bytes], locations: Sequence[RowLocation]) -> l
 
 
 def guessed_format(rows: Sequence[Row], use: str) -> dict[str, str]:
-    """The keys of the `format` by which the most of these rows can be read, if it is more than half of them; empty if
-    none is found, or none is needed."""
+    """Return the keys of the `format` that can read most of these rows; empty if none reads more than half, or none is
+    needed."""
     best, most = {}, len(rows) / 2
     for keys in _candidates(rows, use):
         form = FormatConfig.model_validate(keys)
@@ -262,9 +261,9 @@ def _readable(row: Row, form: FormatConfig, use: str) -> bool:
 
 
 def _candidates(rows: Sequence[Row], use: str) -> Iterator[dict[str, str]]:
-    """Formats that the columns of rows suggest, the likeliest first."""
+    """Yield formats that the rows' columns suggest, most likely first."""
     default = FormatConfig()
-    more = _named(rows, "system_prompt_key", SYSTEM) | _named(rows, "tools_key", TOOLS)
+    more = _first_named(rows, "system_prompt_key", SYSTEM) | _first_named(rows, "tools_key", TOOLS)
     if use == "preferences":
         for chosen, rejected in PREFERRED[::-1]:
             more |= (
@@ -279,18 +278,20 @@ def _candidates(rows: Sequence[Row], use: str) -> Iterator[dict[str, str]]:
         *(("plaintext", key, {"prompt_key": key}) for key in asked),
         *((("messages", "", {}),) if use == "preferences" else ()),
     ):
-        answers = {} if kind == "messages" and use == "demonstrations" else _named(rows, "response_key", ANSWERS, key)
+        answers = (
+            {} if kind == "messages" and use == "demonstrations" else _first_named(rows, "response_key", ANSWERS, key)
+        )
         keys = {"prompt_type": kind, **prompt, **more, **(answers if use != "preferences" else {})}
         yield {name: column for name, column in keys.items() if column != getattr(default, name)}
 
 
 def _values(rows: Sequence[Row], key: str) -> list[Any]:
-    """The values of a column that are given; 0 and false are."""
+    """Return the values of a column that are not empty; 0 and false count as values."""
     values = (formats.column(row, key) for row in rows if formats.has_column(row, key))
     return [value for value in values if value is not None and value not in ("", [])]
 
 
-def _named(rows: Sequence[Row], setting: str, names: Sequence[str], taken: str = "") -> dict[str, str]:
-    """The first of these columns that some row has a value of, as this setting."""
+def _first_named(rows: Sequence[Row], setting: str, names: Sequence[str], taken: str = "") -> dict[str, str]:
+    """Return, as this setting, the first of these columns with a value in any row."""
     name = next((name for name in names if name != taken and _values(rows, name)), None)
     return {} if name is None else {setting: name}

@@ -1,4 +1,5 @@
-"""Inputs of the experience pipeline: rows of data sets, joined to experiences by a column that their tasks have too."""
+"""Inputs of the experience pipeline: rows of data sets, joined to experiences by a column that their tasks also
+have."""
 
 from __future__ import annotations
 
@@ -23,35 +24,30 @@ Json = Any
 
 @dataclass(frozen=True, slots=True)
 class JoinedInput:
-    """The rows of one input, in memory."""
-
     name: str
     join_key: str
     rows: Mapping[str, Mapping[str, Json]]
-    """Key → the columns that are joined, named `<input>.<column>`."""
+    """Key -> the joined columns, named `<input>.<column>`."""
 
     def columns(self, task: Row) -> Mapping[str, Json]:
-        """The columns for the experiences of a task, given its row; empty if no row has its key."""
+        """Return the columns for the experiences of a task, from its row; empty if no row has its key."""
         key = comparable(task.get(self.join_key))
         return {} if key is None else self.rows.get(key, {})
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedInputs:
-    """All inputs of a run."""
-
     inputs: Sequence[JoinedInput] = ()
 
     def columns(self, task: Row) -> dict[str, Json]:
-        """The columns of all inputs for the experiences of a task, given its row."""
         return {name: value for joined in self.inputs for name, value in joined.columns(task).items()}
 
 
 def open_inputs(config: Config, tasksets: Sequence[Taskset], rejected_rows: RejectedRows) -> JoinedInputs:
-    """The inputs of a run's experience pipeline, read into memory.
+    """Read the inputs of a run's experience pipeline into memory.
 
-    Raises DataError if one cannot be read, more of its rows are rejected than `rejected_rows` allows, or no row of it
-    belongs to a task.
+    Raises DataError if one cannot be read, more of its rows are rejected than `rejected_rows` allows, or none of its
+    rows belongs to a task.
     """
     inputs = [_opened(name, settings, rejected_rows) for name, settings in inputs_of(config)]
     for joined in inputs:
@@ -60,14 +56,14 @@ def open_inputs(config: Config, tasksets: Sequence[Taskset], rejected_rows: Reje
 
 
 def inputs_of(config: Config) -> Iterator[tuple[str, ExperienceInputConfig]]:
-    """The configured inputs by name; none for a run that does not explore."""
+    """Yield the configured inputs by name; none for a run that does not explore."""
     pipeline = config.data_processor.experience_pipeline
     if pipeline is not None and config.explores:
         yield from pipeline.inputs.items()
 
 
 def input_row(name: str, settings: ExperienceInputConfig, row: Row) -> tuple[str, dict[str, Json]]:
-    """Key and joined columns of a row. Raises DataError if it lacks one of them."""
+    """Return key and joined columns of a row. Raises DataError if it lacks one of them."""
     if missing := [column for column in (settings.join_key, *settings.columns) if column not in row]:
         raise DataError(
             f"the row has no column '{missing[0]}'; its columns are {', '.join(row) or 'none'}", key=missing[0]
@@ -82,7 +78,7 @@ def input_row(name: str, settings: ExperienceInputConfig, row: Row) -> tuple[str
 
 
 def comparable(value: Any) -> str | None:
-    """A key as text, so that 7 in a table equals "7" in a CSV file; None for other types."""
+    """Return a key as a string, so that 7 in a table equals "7" in a CSV file; None for other types."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
@@ -103,7 +99,7 @@ def _opened(name: str, settings: ExperienceInputConfig, rejected_rows: RejectedR
 
 
 def _json(value: Any) -> Json:
-    """The value as JSON would have it, which has no infinity. Raises DataError for what JSON cannot hold."""
+    """Convert a value to JSON, without infinities. Raises DataError if JSON cannot hold it."""
     value = json.loads(json.dumps(value, default=plain))
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -12,29 +12,29 @@ from trinity_core.data.schedule import TaskSchedule, Weighted
 
 @dataclass(frozen=True, slots=True)
 class TasksTaken:
-    """How many tasks train steps take. Where that has changed between two starts, counted from the step of the change.
+    """The tasks that train steps take; after a change of that number, counted from the step of the change.
 
-    With `total_steps` each explorer counts by its own task sets and keeps this in its position. With `total_epochs` the
-    trainer counts, and keeps the sizes that this is made of in `trainer_meta.json`.
+    With `total_steps` each explorer counts by its own task sets and stores this in its position. With `total_epochs`
+    the trainer counts, and stores the sizes in `trainer_meta.json`.
     """
 
     each: int
     """Tasks of a train step after `step`."""
     step: int = 0
     before: int = 0
-    """Tasks that the steps up to `step` have taken."""
+    """Tasks taken by the steps up to `step`."""
 
     def by(self, step: int) -> int:
-        """Tasks that the steps up to `step` take."""
+        """Return the number of tasks that the steps up to `step` take."""
         return self.before + (step - self.step) * self.each
 
     def steps(self, tasks: int) -> int:
-        """Train steps that take this many."""
+        """Return the number of train steps that take this many tasks."""
         return self.step + max(0, -(-(tasks - self.before) // self.each))
 
 
 def explore_steps(config: Config, schedule: TaskSchedule, taken: TasksTaken | None = None) -> int:
-    """Explore steps of the run: from `total_steps`, else from the epochs.
+    """Return the explore steps of the run, from `total_steps` or from the epochs.
 
     In fixed style each explore step feeds one train step. Otherwise the explore steps produce the rows that the train
     steps take, by default as many in each.
@@ -49,7 +49,7 @@ def explore_steps(config: Config, schedule: TaskSchedule, taken: TasksTaken | No
 
 
 def training_steps(config: Config, schedule: TaskSchedule, taken: TasksTaken | None = None) -> int:
-    """Train steps that consume everything the epochs' explore steps produce.
+    """Return the train steps that consume everything the epochs' explore steps produce.
 
     With experience operators the number of rows is unknown, so it is one per explore step.
     """
@@ -62,17 +62,16 @@ def training_steps(config: Config, schedule: TaskSchedule, taken: TasksTaken | N
 
 
 def rollouts_taken(config: Config) -> int:
-    """Rows of a batch that come from rollouts."""
     return split_rows(config.buffer.train_batch_size, expert_share(config.algorithm))[0]
 
 
 def takes_whole_step(config: Config) -> bool:
-    """True if each train step takes a whole explore step, as in synchronous runs; else it counts rows.
+    """True if each train step takes a whole explore step, as in synchronous runs; False if it counts rows.
 
     A rollout may become any number of rows (turns, sequences of a session). If a train step counted them, it would take
-    a part of an explore step, and the rest would grow older from step to step. A `train_batch_size` that holds an
-    explore step of one row a rollout therefore stands for the whole step. It is never more than one, however large:
-    there are as many train steps as explore steps, and those behind a larger batch would find nothing.
+    only part of an explore step, and the rest would grow older from step to step. So a `train_batch_size` that holds an
+    explore step with one row a rollout stands for the whole step. It never takes more than one: there are as many train
+    steps as explore steps, and those after a larger batch would find nothing.
     """
     in_order = draws_by(config) in ("default", "fifo", "staleness_control")
     if not config.is_synchronous or not in_order:
@@ -84,7 +83,7 @@ def takes_whole_step(config: Config) -> bool:
 
 
 def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:
-    """Rows of a batch from rollouts and from expert data: `round(rows * expert_ratio)`, but at least one of each.
+    """Split a batch into rows from rollouts and expert rows: `round(rows * expert_ratio)`, but at least one of each.
 
     There are no expert rows if the ratio is 0 or the batch has only one row.
     """
@@ -93,10 +92,10 @@ def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:
 
 
 def tasks_taken(config: Config, schedule: TaskSchedule) -> int:
-    """Tasks per train step, in whole groups of the mean size; where that changes with the weights, of the smallest.
+    """Return the tasks per train step, in whole groups of the mean size; if weights change it, of the smallest.
 
-    In fixed style at most those of an explore step, because the next one waits for the weights of a train step; a batch
-    is short if the step produced fewer rows.
+    In fixed style at most the tasks of an explore step, because the next one waits for the weights of a train step; a
+    batch is short if the step produced fewer rows.
     """
     rollouts, mixture = rollouts_taken(config), schedule.mixture
     repeats = [taskset.config.repeat_times or 1 for taskset in schedule.tasksets]

@@ -1,7 +1,8 @@
-"""One message of a data set as chat templates take it, whatever dialect of OpenAI's API it is written in.
+"""Normalises messages of data sets, in any dialect of OpenAI's API, for chat templates.
 
-Text in parts becomes one text. Arguments of tool calls that are JSON text become objects: a template that writes them
-as JSON would encode them twice. Other spellings of the same message are recognised."""
+Text in parts becomes one text. Arguments of tool calls in JSON become objects: a template that writes them as JSON
+would encode them twice. Other spellings of the same message are recognised.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +18,29 @@ ROLES = {
     "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
     "function_call": "assistant", "observation": "tool", "tool": "tool",
 }  # fmt: skip
-"""The speaker of a ShareGPT turn, as a role of a message."""
+"""The speaker of a ShareGPT turn -> role of a message."""
 Message = dict[str, Any]
 WEIGHT = "weight"
 """OpenAI's key for whether an answer carries loss: 0 or 1."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""What the thoughts of an answer are called by the templates of Qwen and DeepSeek, by OpenAI's clients, and by the
-templates of gpt-oss and LFM."""
+"""Names of an answer's thoughts: in the templates of Qwen and DeepSeek, in OpenAI's clients, and in the templates of
+gpt-oss and LFM."""
 TEXTS = ("text", "input_text", "output_text")
-"""Types of parts that hold text."""
 CALLS_AS_TEXT = "Calling tools:"
-"""What smolagents writes before the calls of an answer, a Python list of them."""
+"""Text that smolagents writes before the calls of an answer, a Python list."""
 
 
 def column_error(key: str | None, problem: str) -> DataError:
-    """The error of a row whose column `key` cannot be used."""
     return DataError(f"column '{key}' {problem}", key=key or "")
 
 
 def is_turn(raw: Mapping[str, Any]) -> bool:
-    """True for a ShareGPT turn, False for a message. Parquet gives both all keys of the column, null where absent."""
+    """True for a ShareGPT turn, False for a message. Parquet gives both all keys of the column, null if absent."""
     return raw.get("from") is not None and raw.get("role") is None
 
 
 def as_message(turn: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The message of a turn. Calls in a turn `function_call` become `tool_calls`, as chat templates take them.
+    """Convert a turn to a message. Calls in a turn `function_call` become `tool_calls`, as chat templates expect.
 
     Raises DataError, which names the column `key`, for an unknown speaker.
     """
@@ -56,7 +55,7 @@ def as_message(turn: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _turn_calls(value: Any) -> list[dict[str, Any]]:
-    """The calls in a turn: an object with `name` and `arguments`, a list of them, or their JSON text; else none."""
+    """Return the calls in a turn: an object with `name` and `arguments`, a list of them, or their JSON; else none."""
     parsed = _read(value)
     calls = parsed if isinstance(parsed, list) else [parsed]
     if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
@@ -68,7 +67,7 @@ def _turn_calls(value: Any) -> list[dict[str, Any]]:
 
 
 def _read(value: Any) -> Any:
-    """The value of JSON text; anything else unchanged."""
+    """Parse JSON text; return anything else unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -78,24 +77,27 @@ def _read(value: Any) -> Any:
 
 
 def read_message(raw: Any, key: str) -> Message:
-    """The message, with its `weight` if it has one. Raises DataError, which names the column `key`, if it is none."""
+    """Return the message, with its `weight` if it has one. Raises DataError, which names the column `key`, if it is
+    invalid."""
     if isinstance(raw, Mapping) and is_turn(raw):
         raw = as_message(raw, key)
     if not isinstance(raw, Mapping) or not isinstance(raw.get("role"), str):
         raise column_error(key, f"must hold messages with a role and content, not {short(raw)}")
-    # Columnar files give every message every key; a null means that the key was absent, as does a list without calls,
-    # which templates would take for an answer that calls tools.
+    # Columnar files give every message every key; null means that the key was absent, and so does an empty list of
+    # calls,
+    # which templates would treat as an answer that calls tools.
     message = {name: value for name, value in raw.items() if value is not None and (value or name != "tool_calls")}
-    if "function_call" in message:  # what tool calls were before there were several
+    if "function_call" in message:  # the older form of tool calls, with only one
         message.setdefault("tool_calls", [message["function_call"]])
         del message["function_call"]
     if message["role"] == "function":
         message["role"] = "tool"
     if message["role"] == "assistant" and (thoughts := thoughts_of(message)):
         if not isinstance(thoughts, str):
-            raise column_error(key, f"has an answer whose thoughts are no text: {short(thoughts)}")
+            raise column_error(key, f"has an answer whose thoughts are not text: {short(thoughts)}")
         if not (message.get("content") and (message.get("tool_calls") or "</think>" in str(message["content"]))):
-            # by every name, for each template reads its own; but the text may hold them already, and gpt-oss's template
+            # under every name, as each template reads its own; but the text may hold them already, and gpt-oss's
+            # template
             # refuses a call with both
             message.update(dict.fromkeys(THOUGHTS, thoughts))
     if message.get("tool_calls"):
@@ -109,17 +111,16 @@ def read_message(raw: Any, key: str) -> Message:
 
 
 def thoughts_of(message: Mapping[str, Any]) -> Any:
-    """The thoughts of an answer in a field of their own, by whichever name; None without."""
+    """Return the thoughts of an answer from their separate field, under any name; None if there are none."""
     return next((message[name] for name in THOUGHTS if message.get(name)), None)
 
 
 def without_weight(message: Message) -> Message:
-    """The message as the chat template gets it."""
     return {name: value for name, value in message.items() if name != WEIGHT}
 
 
 def with_text_arguments(message: Message) -> Message:
-    """The message with the arguments of its tool calls as JSON text, as OpenAI's API has them."""
+    """Return the message with the arguments of its tool calls as JSON text, as in OpenAI's API."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
@@ -127,7 +128,7 @@ def with_text_arguments(message: Message) -> Message:
 
 
 def short(value: Any, limit: int = 60) -> str:
-    """A value in a message to the user."""
+    """Format a value for a message to the user."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= limit else text[:limit] + "…"
 
@@ -143,25 +144,25 @@ def _check_weight(message: Message, key: str) -> None:
 
 
 def _joined(parts: Sequence[Any], key: str) -> str:
-    """The text of its parts, joined as vLLM's server joins them."""
+    """Join text parts as vLLM's server does."""
     texts: list[str] = []
     for part in parts:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") in TEXTS else part
         if not isinstance(text, str):
-            raise column_error(key, f"has a message with {short(part)} in its content; models see text alone")
+            raise column_error(key, f"has a message with {short(part)} in its content; models only see text")
         texts.append(text)
     return "\n".join(texts)
 
 
 def _calls(calls: Any, key: str) -> list[dict[str, Any]]:
-    """Tool calls, each with its `function` and an object of arguments."""
+    """Return tool calls, each with its `function` and an object of arguments."""
     if isinstance(calls, str):
         try:
             calls = json.loads(calls)
         except (ValueError, RecursionError) as error:
             raise column_error(key, f"has tool_calls that cannot be read: the text {json_problem(error)}") from error
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise column_error(key, f"has tool_calls that are no list of objects: {short(calls)}")
+        raise column_error(key, f"has tool_calls that are not a list of objects: {short(calls)}")
     calls = [{"type": "function", "function": dict(call)} if "name" in call else dict(call) for call in calls]
     for call in calls:
         if not isinstance(call.get("function"), Mapping) or not isinstance(call["function"].get("name"), str):
@@ -179,7 +180,7 @@ def _object(arguments: Any, key: str) -> dict[str, Any]:
             reason = json_problem(error)
             raise column_error(key, f"has a tool call whose arguments cannot be read: the text {reason}") from error
     if not isinstance(arguments, Mapping):
-        raise column_error(key, f"has a tool call whose arguments are no object: {short(arguments)}")
+        raise column_error(key, f"has a tool call whose arguments are not an object: {short(arguments)}")
     return dict(arguments)
 
 
@@ -188,7 +189,6 @@ def _text_of(arguments: Any) -> str:
 
 
 def _with_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
-    """A tool call with changed arguments, if it has any."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or "arguments" not in function:
         return call
@@ -196,12 +196,12 @@ def _with_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def canonical(message: Mapping[str, Any]) -> str:
-    """A message as a text that is equal for all its spellings.
+    """Return a string that is equal for all spellings of a message.
 
     Clients send an answer back with or without empty fields, its content as text or as parts, with other white space,
     and if it is JSON with another order of keys; a tool's arguments as an object or as JSON within JSON; calls as text
-    (smolagents). Of an answer only its content and its tool calls count: reasoning need not come back. A message that
-    JSON cannot hold in this form, such as one nested too deep, equals only itself.
+    (smolagents). Only an answer's content and tool calls count: reasoning need not come back. A message that JSON
+    cannot hold in this form, such as one nested too deeply, equals only itself.
     """
     try:
         return json.dumps(said(message), sort_keys=True, default=str)
@@ -210,7 +210,7 @@ def canonical(message: Mapping[str, Any]) -> str:
 
 
 def said(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a message that determine its meaning, by name: equal for all spellings."""
+    """Return the parts of a message that determine its meaning, by name: equal for all spellings."""
     role, content = message.get("role"), _text(message.get("content"))
     if role != "assistant":
         plain = {"role": role, "content": content}
@@ -226,19 +226,20 @@ def said(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_and_arguments(call: Any) -> Any:
-    """Name and arguments of a call; a malformed one is compared as it is."""
+    """Return name and arguments of a call; a malformed one is compared unchanged."""
     function = (call.get("function") or {}) if isinstance(call, Mapping) else None
     return [function.get("name"), parsed(function.get("arguments"))] if isinstance(function, Mapping) else call
 
 
 def _without_spaces(text: str) -> Any:
-    """The parsed JSON; for other text, the text with white space collapsed."""
+    """Return the parsed JSON; for other text, the text with white space collapsed."""
     value = parsed(text) if text.lstrip()[:1] in ("{", "[") else text
     return " ".join(value.split()) if isinstance(value, str) else value
 
 
 def _calls_in(content: str) -> tuple[str, list[Message]]:
-    """The text before calls that are written as a Python list, and these; all of the text if they cannot be read."""
+    """Return the text before calls written as a Python list, and the calls; all of the text if they cannot be
+    parsed."""
     text, _, listed = content.rpartition(CALLS_AS_TEXT)
     try:
         calls = ast.literal_eval(listed.strip())
@@ -265,7 +266,7 @@ def _text(content: Any) -> Any:
 
 
 def parsed(arguments: Any) -> Any:
-    """The arguments of a call as an object, or their text if it is no JSON."""
+    """Return the arguments of a call as an object, or their text if it is not JSON."""
     while isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}

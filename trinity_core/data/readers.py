@@ -1,7 +1,7 @@
-"""Readers of files, one for each format, of the Hugging Face hub, and of tables of a database, which is only read.
+"""Readers of files, one for each format, of the Hugging Face hub, and of database tables (read-only).
 
-A file may be compressed (`.jsonl.gz`). Its reader yields (line, row) with the line that the row begins in, or
-(line, reason) for a line that cannot be read.
+A file may be compressed (`.jsonl.gz`). Its reader yields (line, row) with the line where the row begins, or (line,
+reason) for a line that cannot be read.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Reader = Callable[[Path], Iterator[tuple[int, Row | str]]]
 MAX_FIELD = 2**31 - 1
-"""Characters of a CSV field."""
+"""Length limit of a CSV field in characters."""
 COMPRESSED = ".gz"
 LISTED = 10
-"""Tables that a message names, those of a similar name if there are any."""
+"""Number of tables listed in a message, similar names preferred."""
 
 
 def file_format(file: Path) -> tuple[str, str]:
-    """A file's name without endings, and the ending that names its format: `train`, `.jsonl` of `train.jsonl.gz`."""
+    """Return a file's name without suffixes, and the suffix of its format: `train`, `.jsonl` for `train.jsonl.gz`."""
     inner = file.with_suffix("") if file.suffix == COMPRESSED else file
     return inner.stem, inner.suffix
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, Row | str]]:
-    """The rows of one file. Raises DataError if it is none that can be read."""
+    """Yield the rows of one file. Raises DataError if it cannot be read."""
     reader = READERS.get(file_format(file)[1])
     if reader is None:
-        raise DataError(f"{file} is no data file; known are {', '.join(sorted(READERS))}", key=str(file))
+        raise DataError(f"{file} is not a data file; supported types are {', '.join(sorted(READERS))}", key=str(file))
     try:
         _check_encoding(file)
         yield from reader(file)
@@ -58,14 +58,13 @@ def read_lines(file: Path) -> Iterator[tuple[int, Row | str]]:
 
 
 def _check_encoding(file: Path) -> None:
-    """Raise DataError for text that begins as UTF-16 does."""
+    """Raise DataError for text that begins like UTF-16."""
     with _opened(file) as opened:
         if opened.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
             raise DataError(f"{file} is UTF-16, not UTF-8; save it as UTF-8", key=str(file))
 
 
 def _opened(file: Path) -> IO[bytes]:
-    """The file's bytes, decompressed."""
     opened: Any = gzip.open(file) if file.suffix == COMPRESSED else file.open("rb")  # noqa: SIM115 - the caller does
     return cast(IO[bytes], opened)
 
@@ -84,7 +83,7 @@ def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
             except (ValueError, RecursionError) as error:
                 yield number, f"the line {json_problem(error)}"
                 continue
-            yield number, row if isinstance(row, dict) else "the line is no JSON object"
+            yield number, row if isinstance(row, dict) else "the line is not a JSON object"
 
 
 def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
@@ -96,7 +95,7 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
         if error.msg == "Extra data" and text.lstrip().startswith("{"):  # JSON Lines named .json
             yield from _jsonl(file)
             return
-        raise DataError(f"{file}:{error.lineno}: the file is no JSON: {error.msg}", key=str(file)) from error
+        raise DataError(f"{file}:{error.lineno}: the file is not JSON: {error.msg}", key=str(file)) from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} {json_problem(error)}", key=str(file)) from error
     if isinstance(value, dict) and isinstance(value.get("data"), list):
@@ -106,7 +105,7 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
     if not isinstance(value, list):
         raise DataError(f"{file} must hold a list of objects", key=str(file))
     for number, row in enumerate(value, 1):
-        yield number, row if isinstance(row, dict) else f"item {number} of the list is no object"
+        yield number, row if isinstance(row, dict) else f"item {number} of the list is not an object"
 
 
 def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[int, Row | str]]:
@@ -125,7 +124,7 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[int, Row | str]]:
             try:
                 fields = next(reader, None)
             except csv.Error as error:
-                yield reader.line_num, f"the row that begins in line {first} is no CSV: {error}"
+                yield reader.line_num, f"the row that begins in line {first} is not CSV: {error}"
                 continue
             if fields is None:
                 return
@@ -143,11 +142,11 @@ def _parquet(file: Path) -> Iterator[tuple[int, Row | str]]:
             rows = (row for batch in table.iter_batches() for row in _batch_rows(batch))
             yield from enumerate(rows, 1)
     except ArrowException as error:
-        raise DataError(f"{file} is no parquet file that can be read: {error}", key=str(file)) from error
+        raise DataError(f"{file} is not a readable parquet file: {error}", key=str(file)) from error
 
 
 def _arrow(file: Path) -> Iterator[tuple[int, Row | str]]:
-    """A stream, as `datasets` saves it, or a file with a footer (Feather)."""
+    """Read a stream, as `datasets` saves it, or a file with a footer (Feather)."""
     from pyarrow import ArrowException, ipc
 
     try:
@@ -162,7 +161,7 @@ def _arrow(file: Path) -> Iterator[tuple[int, Row | str]]:
                 batches = ipc.open_stream(opened)
             yield from enumerate((row for batch in batches for row in _batch_rows(batch)), 1)
     except ArrowException as error:
-        raise DataError(f"{file} is no Arrow file that can be read: {error}", key=str(file)) from error
+        raise DataError(f"{file} is not a readable Arrow file: {error}", key=str(file)) from error
 
 
 def _batch_rows(batch: RecordBatch) -> Iterator[Row | str]:
@@ -174,7 +173,7 @@ def _batch_rows(batch: RecordBatch) -> Iterator[Row | str]:
 
 
 def _decoded(batch: RecordBatch) -> Row | str:
-    """The row of a batch of one, or why its text cannot be read."""
+    """Return the row of a batch of one, or why its text cannot be decoded."""
     try:
         [row] = batch.to_pylist()
     except UnicodeDecodeError as error:
@@ -189,7 +188,7 @@ READERS: dict[str, Reader] = {
 
 
 def read_hub(name: str, subset: str | None, split: str) -> Iterator[dict[str, Any]]:
-    """The rows of a hub data set, downloaded or from the local cache. Raises DataError if it cannot be loaded."""
+    """Yield the rows of a hub data set, downloaded or cached. Raises DataError if it cannot be loaded."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -198,25 +197,24 @@ def read_hub(name: str, subset: str | None, split: str) -> Iterator[dict[str, An
     except (DatasetsError, OSError, ValueError) as error:
         where = f"data set '{name}'" + (f", subset '{subset}'" if subset else "") + f", split '{split}'"
         raise DataError(
-            f"{where} is no local path and cannot be had from the hub: {_first_line(error)}. Check the name and the "
-            "network, or give the path of a local folder of jsonl or parquet files",
+            f"{where} is not a local path and cannot be loaded from the hub: {_first_line(error)}. Check the name and "
+            "the network, or give the path of a local folder of jsonl or parquet files",
             key=name,
         ) from error
     yield from (without_absent(dict(row)) for row in loaded)
 
 
 def table_name(subset: str | None, name: str | None) -> str | None:
-    """The table of a data set: its `subset_name`, else its name; `schema.table` for one of another schema."""
+    """Return the table of a data set: its `subset_name`, else its name; `schema.table` for one of another schema."""
     return subset or name
 
 
 def shown(url: str) -> str:
-    """The URL of a database without its password."""
     return make_url(url).render_as_string(hide_password=True) if "://" in url else url
 
 
 def read_table(url: str, table: str | None) -> Iterator[dict[str, Any]]:
-    """The rows of a table or view in the order of its primary key, else as the database gives them.
+    """Yield the rows of a table or view in the order of its primary key, else in the database's order.
 
     Raises DataError if there is no such database or table.
     """
@@ -242,9 +240,9 @@ def _rows(engine: Engine, url: str, table: str) -> Iterator[dict[str, Any]]:
             source = Table(name, MetaData(), schema=schema or None, autoload_with=connection)
         except NoSuchTableError as error:
             inspector = inspect(connection)
-            there = [*inspector.get_table_names(), *inspector.get_view_names()]
-            there = get_close_matches(table, there) or there
-            listed = ", ".join(there[:LISTED]) + (", …" if len(there) > LISTED else "")
+            tables = [*inspector.get_table_names(), *inspector.get_view_names()]
+            tables = get_close_matches(table, tables) or tables
+            listed = ", ".join(tables[:LISTED]) + (", …" if len(tables) > LISTED else "")
             raise DataError(f"{shown(url)} has no table '{table}'; it has {listed or 'none'}", key=table) from error
         query = select(source).order_by(*source.primary_key)
         for row in connection.execution_options(yield_per=1000).execute(query).mappings():
@@ -252,7 +250,7 @@ def _rows(engine: Engine, url: str, table: str) -> Iterator[dict[str, Any]]:
 
 
 def _engine(url: str) -> Engine:
-    """Connections that cannot write. Raises DataError for a URL of no database, or of a file that is not there."""
+    """Open read-only connections. Raises DataError for an invalid URL, or a missing file."""
     try:
         parsed = make_url(url if "://" in url else f"sqlite:///{expanded(url)}")
         if parsed.get_backend_name() == "sqlite":
@@ -264,7 +262,7 @@ def _engine(url: str) -> Engine:
         is_postgresql = parsed.get_backend_name() == "postgresql"
         return create_engine(parsed, execution_options={"postgresql_readonly": True} if is_postgresql else {})
     except (ArgumentError, SQLAlchemyError, ImportError) as error:
-        raise DataError(f"{shown(url)} is no database that can be read: {type(error).__name__}: {error}") from error
+        raise DataError(f"{shown(url)} is not a readable database: {type(error).__name__}: {error}") from error
 
 
 def _decode_all_text(connection: Any, _: Any) -> None:

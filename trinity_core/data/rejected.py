@@ -1,4 +1,4 @@
-"""Rows that are rejected: logged, written to the run's folder with file, line and reason, and refused if too many."""
+"""Rejected rows: logged, written to the run's folder with file, line and reason, and refused if there are too many."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from trinity_core.files import when_room, write_atomically
 logger = logging.getLogger(__name__)
 
 LISTED = 5
-"""Reasons of rejected rows listed in messages, with a row for each; the rest are counted."""
+"""Number of reasons listed in messages, each with a row; the rest are counted."""
 
 
 FAILED_IN_A_ROW = 8
-"""Consecutive failed tasks, after which the fault is not that of rows: of steps with a task or two, a few
-bad rows may be all."""
+"""Number of consecutive failed tasks that rows alone do not explain: a step with a task or two may have only bad
+rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedRows:
-    """What happens to the rows of a data set that cannot be used."""
+    """Handles the rows of a data set that cannot be used."""
 
     max_share: float = 1.0
-    """The largest share of a data set's rows that may be rejected."""
+    """Largest fraction of a data set's rows that may be rejected."""
     folder: Path | None = None
-    """Each data set's rejected rows are written here, as `<name>.jsonl`; None: they are only logged."""
+    """Folder for each data set's rejected rows, as `<name>.jsonl`; None: they are only logged."""
 
     @classmethod
     def of(cls, config: Config, reader: str) -> RejectedRows:
-        """The rejected rows of a run; `reader` is the explorer or trainer that reads the data sets."""
+        """Return the rejected rows of a run; `reader` is the explorer or trainer that reads the data sets."""
         folder = config.layout.rejected_rows / quote(reader, safe="")
         return cls(config.buffer.max_rejected_share, folder)
 
     def settle(self, name: str, rejected: Sequence[RejectedRow], kept: int) -> None:
-        """Log and write down the rejected rows of a data set that has `kept` rows left.
+        """Log and write the rejected rows of a data set that has `kept` rows left.
 
         Raises DataError, naming the first rows and reasons, if none is left or more than `max_share` are rejected.
         """
@@ -50,22 +50,22 @@ class RejectedRows:
         if problem := self.problem(name, rejected, kept):
             raise DataError(problem, key=name)
         if rejected:
-            counted, where = _counted(rejected, kept), f"; all of them in {path}" if path else ""
+            counted, where = _count_text(rejected, kept), f"; all of them in {path}" if path else ""
             logger.warning("Data set '%s': %s rejected: %s%s", name, counted, list_rejected(rejected), where)
 
     def problem(self, name: str, rejected: Sequence[RejectedRow], kept: int) -> str:
-        """Why a data set with `kept` rows left cannot be used; "" if it can."""
+        """Return why a data set with `kept` rows left cannot be used; "" if it can."""
         if not kept:
             return f"data set '{name}' has no usable row: {list_rejected(rejected) or 'it is empty'}"
         if len(rejected) <= self.max_share * (len(rejected) + kept):
             return ""
         return (
-            f"data set '{name}': {_counted(rejected, kept)} cannot be used, more than buffer.max_rejected_share = "
+            f"data set '{name}': {_count_text(rejected, kept)} cannot be used, more than buffer.max_rejected_share = "
             f"{self.max_share:g} allows: {list_rejected(rejected)}. `trinity data check` shows what is wrong"
         )
 
     def append(self, name: str, rejected: Sequence[RejectedRow]) -> None:
-        """Log rows that were found to be bad while they were used, and add them to `<name>.jsonl`."""
+        """Log rows that turned out to be bad during the run, and add them to `<name>.jsonl`."""
         for row in rejected:
             logger.warning("rejected: %s", row)
         if self.folder is not None and rejected:
@@ -73,7 +73,8 @@ class RejectedRows:
             when_room(lambda: _append(path, rejected), path)
 
     def _write(self, name: str, rejected: Sequence[RejectedRow]) -> Path | None:
-        """The file with the rejected rows; None, and no file of an earlier start, if there are none."""
+        """Write the file of rejected rows and return it; without any, delete the file of an earlier start and return
+        None."""
         if self.folder is None:
             return None
         folder, path = self.folder, self.folder / f"{quote(name, safe='')}.jsonl"
@@ -96,17 +97,16 @@ def _append(path: Path, rejected: Sequence[RejectedRow]) -> None:
         file.write(_lines(rejected))
 
 
-def _counted(rejected: Sequence[RejectedRow], kept: int) -> str:
+def _count_text(rejected: Sequence[RejectedRow], kept: int) -> str:
     return f"{len(rejected)} of {len(rejected) + kept} rows"
 
 
 def rejected_line(row: RejectedRow) -> dict[str, str | int]:
-    """A rejected row as JSON."""
     return {"source": row.location.source, "line": row.location.line, "reason": row.reason}
 
 
 def list_rejected(rejected: Sequence[RejectedRow]) -> str:
-    """One line with each reason and the first row that has it, and the number of reasons that are left out."""
+    """Return one line with each reason and its first row, and the number of reasons left out."""
     rows = Counter(row.reason for row in rejected)
     first = {row.reason: row for row in reversed(rejected)}
     alike = {reason: f" (as in {count - 1:,} more)" if count > 1 else "" for reason, count in rows.items()}

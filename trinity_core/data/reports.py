@@ -19,26 +19,25 @@ class RowLengths:
     """Lengths of the rows of a data set, in tokens."""
 
     what: str
-    """What is measured, as `prompt`."""
+    """What is measured, such as `prompt`."""
     values: np.ndarray
-    """int64 [rows]."""
     limit: int | None
     setting: str
-    """The key of the limit."""
+    """Configuration key of the limit."""
     beyond: str
-    """What happens to longer ones."""
+    """What happens to longer rows."""
 
     @property
     def over(self) -> int:
-        """Rows beyond the limit."""
+        """Number of rows beyond the limit."""
         return 0 if self.limit is None else int((self.values > self.limit).sum())
 
     def quantile(self, share: float) -> int:
-        """The length that this share of the rows does not exceed."""
+        """Return the length that this fraction of the rows does not exceed."""
         return int(np.quantile(self.values, share, method="inverted_cdf"))
 
     def histogram(self, bins: int = 12) -> list[tuple[int, int, int]]:
-        """(shortest, longest, rows) of up to `bins` intervals of equal width, whose width is 1, 2 or 5 times 10^n."""
+        """Return (shortest, longest, rows) of up to `bins` intervals of equal width, which is 1, 2 or 5 times 10^n."""
         low, high = int(self.values.min()), int(self.values.max())
         width = next(w for w in _round_widths() if high // w - low // w < bins)
         counts = np.bincount(self.values // width - low // width)
@@ -55,51 +54,43 @@ def _round_widths() -> Iterator[int]:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row as the model sees it."""
-
     location: RowLocation
     tokens: list[int]
     pieces: list[str]
     """The tokens as the tokenizer writes them."""
     spans: list[tuple[str, bool]]
-    """The text in stretches with and without a loss."""
+    """The text in stretches with and without loss."""
     mask: list[bool]
-    """True for tokens with a loss."""
 
 
 @dataclass
 class DataSetReport:
-    """Statistics of one data set."""
-
     key: str
-    """Where the configuration names it."""
+    """Configuration key of the data set."""
     name: str
     path: str
     split: str
     use: str
     """`tasks`, `evaluation`, `demonstrations` or `preferences`."""
     rows: int = 0
-    """Usable rows."""
     rejected: list[RejectedRow] = field(default_factory=list)
     problem: str = ""
     """Why a run would refuse it; "" if it would not."""
     lengths: list[RowLengths] = field(default_factory=list)
     duplicates: list[tuple[RowLocation, RowLocation]] = field(default_factory=list)
-    """A row, and the first one that is equal: the same prompt, and the same answers if the set trains on them."""
+    """A row, and the first one equal to it: the same prompt, and the same answers if the set trains on them."""
     shared: dict[str, int] = field(default_factory=dict)
-    """Rows whose prompt is also in another set, by that set's name."""
+    """Number of rows whose prompt is also in another set, by that set's name."""
     guess: dict[str, str] = field(default_factory=dict)
     """If no `format` is configured: keys of one that reads the first rows, unless it is the default."""
     spare: list[str] = field(default_factory=list)
-    """Columns that nothing reads; of tasks any column may be read by their workflow."""
+    """Columns that nothing reads; a workflow may read any column of tasks."""
     unlearned: bool = False
     """True if the first rows have earlier answers, which carry no loss."""
     examples: list[ShownRow] = field(default_factory=list)
     prompts: set[bytes] = field(default_factory=set)
-    """Digests of the prompts' tokens."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
         return {
             "key": self.key, "name": self.name, "path": self.path, "split": self.split, "use": self.use,
             "rows": self.rows, "problem": self.problem,
@@ -125,9 +116,8 @@ def _lengths_json(lengths: RowLengths) -> dict[str, Any]:
 
 LOSS, PLAIN, RED = "\033[32m", "\033[0m", "\033[31m"
 BAR = 40
-"""Characters of the longest bar of a histogram."""
+"""Length of the longest bar of a histogram in characters."""
 REASONS, ROWS = 8, 3
-"""Reasons that are listed, and rows for each."""
 USES = {
     "tasks": "tasks to explore",
     "evaluation": "tasks for evaluation",
@@ -137,7 +127,7 @@ USES = {
 
 
 def report_text(report: DataSetReport, colour: bool) -> str:
-    """Everything but the rejected rows one by one."""
+    """Return the report without the individual rejected rows."""
     return "\n".join(_lines(report, colour))
 
 
@@ -168,7 +158,7 @@ def _lines(report: DataSetReport, colour: bool) -> Iterator[str]:
 
 
 def _reasons(rejected: list[RejectedRow]) -> Iterator[str]:
-    """The reasons by number of rows; reasons that differ in numbers alone count as one."""
+    """Yield the reasons by number of rows; reasons that differ only in numbers are merged."""
     alike: dict[str, list[RejectedRow]] = {}
     for row in rejected:
         alike.setdefault(re.sub(r"\d+", "…", row.reason), []).append(row)
@@ -195,7 +185,7 @@ def _histogram(lengths: RowLengths) -> Iterator[str]:
 
 
 def _example(row: ShownRow, colour: bool) -> Iterator[str]:
-    """A row's text and tokens; those with a loss in colour, or between « and »."""
+    """Yield a row's text and tokens; those with loss in colour, or between « and »."""
     begin, end = (LOSS, PLAIN) if colour else ("«", "»")
     marked = "in colour" if colour else "between « »"
     with_loss = f", {sum(row.mask)} of them with a loss ({marked})" if any(row.mask) else ", none with a loss"

@@ -1,9 +1,10 @@
-"""Which tasks an explore step takes, and from which task set: a state machine that draws and observes, without a clock.
+"""Decides which tasks an explore step takes, and from which task set: a state machine that draws and observes, without
+a clock.
 
-Its position is stored in the transaction that stores a step's experiences. Most selectors need nothing but the number
-of tasks drawn so far. One that learns is rebuilt from what each step observed, which is part of the step's position:
-so a run that was killed, or that went back to a checkpoint, draws the same tasks again, and the state of a million
-rows is never written down.
+Its position is stored in the transaction that stores a step's experiences. Most selectors need only the number of tasks
+drawn so far. One that learns is rebuilt from what each step observed, which is part of the step's position: so a run
+that was killed, or that went back to a checkpoint, draws the same tasks again, and the state of a million rows is never
+written.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ from trinity_core.data.taskset import PromptCheck, Taskset
 from trinity_core.errors import DataError
 
 Positions = Callable[[], Iterable[Mapping[str, Any]]]
-"""Gives the positions of all explore steps so far, in order; called only where something must be rebuilt from them."""
+"""Returns the positions of all explore steps so far, in order; called only to rebuild learned state."""
 
 
 class Mixture(Protocol):
-    """Says which task set gives each task."""
+    """Decides which task set provides each task."""
 
     def sources(self, step: int, slot: int, start: int, count: int) -> list[int]:
-        """Numbers of the task sets of the next `count` tasks, after `start` in all and `slot` of this step."""
+        """Return the indices of the task sets of the next `count` tasks, after `start` in all and `slot` of this
+        step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proportional:
-    """In an epoch every task set gives as many tasks as it has, in an order redrawn each epoch."""
+    """In an epoch every task set provides as many tasks as it has, in an order redrawn each epoch."""
 
     sizes: tuple[int, ...]
     seed: int
@@ -50,7 +52,7 @@ class Proportional:
             raise DataError("there are no rows to put in order", key="rows")
 
     def sources(self, step: int, slot: int, start: int, count: int) -> list[int]:
-        """See `Mixture`. Depends on `start` alone, so epochs run across steps."""
+        """Depends on `start` alone, so epochs run across steps."""
         if len(self.sizes) == 1:
             return [0] * count
         taken: list[int] = []
@@ -68,25 +70,25 @@ def _permuted(mixture: Proportional, epoch: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """Each step takes from the task sets by weights that may change from step to step.
+    """Each step takes tasks from the task sets by weights that may change from step to step.
 
-    Of n tasks a task set with share w gives n w, rounded up or down at random so that it gives n w in expectation
+    Of n tasks a task set with share w provides n w, rounded up or down at random so that it provides n w in expectation
     (systematic sampling), in a random order.
     """
 
     weights: tuple[Mapping[int, float], ...]
-    """For each task set step -> weight; between two of these steps the weight changes linearly."""
+    """Step -> weight for each task set; between two of these steps the weight changes linearly."""
     seed: int
 
     def shares(self, step: int) -> np.ndarray:
-        """float64 [task sets]: shares of the tasks of a step. Raises DataError where all weights are 0."""
+        """float64 [task sets]: shares of the tasks of a step. Raises DataError if all weights are 0."""
         weights = np.array([_at(points, step) for points in self.weights])
         if not weights.sum() > 0:
             raise DataError(f"at explore step {step} every task set has weight 0")
         return weights / weights.sum()
 
     def sources(self, step: int, slot: int, start: int, count: int) -> list[int]:
-        """See `Mixture`. Depends on step and slot alone."""
+        """Depends on step and slot alone."""
         random = np.random.default_rng([self.seed, len(self.weights), step, slot])
         ticks = (np.arange(count) + random.random()) / count
         bounds = np.cumsum(self.shares(step))
@@ -103,14 +105,14 @@ def _at(points: Mapping[int, float], step: int) -> float:
 class TaskSchedule:
     """Draws the tasks of explore steps. Steps count from 1 and run across epoch boundaries: no task is dropped.
 
-    For each step: `begin`, any number of `draw` and `observe`, `position`. `resume` goes to any stored position.
+    For each step: `begin`, any number of `draw` and `observe`, `position`. `resume` restores any stored position.
     """
 
     tasksets: Sequence[Taskset]
     batch_size: int
     seed: int
     explorer: str = "explorer"
-    """Name of the explorer; a part of the groups' names."""
+    """Name of the explorer, part of the groups' names."""
     sizes: tuple[int, ...] = field(init=False)
     mixture: Mixture = field(init=False)
     selectors: list[TaskSelector] = field(init=False, repr=False)
@@ -118,15 +120,15 @@ class TaskSchedule:
     """The step in progress, or the last one."""
     _selector_rows: list[SelectorRows] = field(init=False, repr=False)
     _drawn: list[int] = field(init=False)
-    """Tasks drawn so far from each task set."""
+    """Number of tasks drawn so far from each task set."""
     _slots: int = field(init=False)
-    """Tasks asked for in the step in progress."""
+    """Number of tasks requested in the step in progress."""
     _rows: list[list[int]] = field(init=False)
     """Rows of each task set drawn for the step in progress."""
     _rates: list[dict[int, list[float]]] = field(init=False)
-    """Pass rates observed for them."""
+    """Pass rates observed for these rows."""
     _learned: dict[str, Any] = field(init=False, default_factory=dict)
-    """What the last step taught the selectors, as JSON."""
+    """The last step's observations by the selectors, as JSON."""
 
     def __post_init__(self) -> None:
         if not self.tasksets:
@@ -169,26 +171,25 @@ class TaskSchedule:
 
     @property
     def epoch_length(self) -> int:
-        """Tasks of an epoch: as many as the task sets have, but for queues."""
+        """Number of tasks of an epoch: those of all task sets except queues."""
         return sum(self.sizes)
 
     def steps(self, epochs: int) -> int:
-        """Whole steps in a number of epochs, at least one."""
+        """Return the whole steps in a number of epochs, at least one."""
         return max(1, epochs * self.epoch_length // self.batch_size)
 
     def rollouts(self, step: int) -> int:
-        """Rollouts that the first tasks of a step ask for."""
+        """Return the number of rollouts of the first tasks of a step."""
         sources = self.mixture.sources(step, 0, sum(self._drawn), self.batch_size)
         return sum(self.tasksets[source].config.repeat_times or 1 for source in sources)
 
     def begin(self, step: int) -> None:
-        """Begin a step."""
         self.step, self._slots, self._learned = step, 0, {}
         self._rows = [[] for _ in self.tasksets]
         self._rates = [defaultdict(list) for _ in self.tasksets]
 
     def draw(self, count: int) -> list[Task]:
-        """The next `count` tasks of the step in progress, each with its group; fewer where a queue has none."""
+        """Return the next `count` tasks of the step in progress, each with its group; fewer if a queue has none."""
         slot, start = self._slots, sum(self._drawn)
         self._slots += count
         sources = self.mixture.sources(self.step, slot, start, count)
@@ -201,7 +202,7 @@ class TaskSchedule:
         ]
 
     def missing(self, step: int) -> dict[str, int]:
-        """How many tasks the queues lack for a step, by task set; what has arrived is read. Empty if none is lacking.
+        """Read arrived tasks; return how many the queues still lack for a step, by task set. Empty if none is missing.
 
         Queues that have ended lack nothing.
         """
@@ -217,7 +218,7 @@ class TaskSchedule:
 
     @property
     def has_queues(self) -> bool:
-        """True if tasks may have to be waited for."""
+        """True if there are queues, whose tasks may have to be waited for."""
         return bool(self._queues)
 
     @property
@@ -241,14 +242,14 @@ class TaskSchedule:
         return rows
 
     def observe(self, task: Task, scores: Sequence[float]) -> None:
-        """Take in the scores of a task's rollouts; selectors see their mean, within 0 and 1, at the step's end."""
+        """Add the scores of a task's rollouts; selectors see their mean, within 0 and 1, at the end of the step."""
         source = [taskset.name for taskset in self.tasksets].index(task.taskset)
         if scores and self.selectors[source].learns:
             rate = math.fsum(scores) / len(scores)
             self._rates[source][task.index].append(min(max(rate, 0.0), 1.0))
 
     def position(self) -> dict[str, Any]:
-        """The position after the step in progress, as JSON, with the settings that it depends on."""
+        """Return the position after the step in progress, as JSON, with the settings that it depends on."""
         for source, observed in enumerate(self._rates):
             if observed:
                 rates = {row: math.fsum(scores) / len(scores) for row, scores in observed.items()}
@@ -274,7 +275,7 @@ class TaskSchedule:
         return [selector.state for selector in self.selectors]
 
     def resume(self, position: Mapping[str, Any] | None, positions: Positions = tuple) -> None:
-        """Go on after a stored position; None: begin. `positions` are those of all steps up to it.
+        """Continue after a stored position; None: begin. `positions` are those of all steps up to it.
 
         Raises DataError if it belongs to another order of tasks (`check_order`).
         """
@@ -298,8 +299,8 @@ class TaskSchedule:
             )
 
     def _find_in_queues(self, last: Mapping[str, int]) -> None:
-        """Continue each queue after the task that was drawn last, by its id: which tasks are usable depends on settings
-        that may have changed. Raises DataError if a queue has lost tasks."""
+        """Continue each queue after the last drawn task, by its id: settings that decide which tasks are usable may
+        have changed. Raises DataError if a queue has lost tasks."""
         for source, (taskset, drawn) in enumerate(zip(self.tasksets, self._drawn, strict=True)):
             if isinstance(taskset, QueueTaskset):
                 taskset.grow()
@@ -318,7 +319,6 @@ class TaskSchedule:
                 selector.observe(dict(zip(seen["rows"], seen["rates"], strict=True)))
 
     def _order_inputs(self) -> dict[str, Any]:
-        """The settings that determine the order of tasks."""
         configs = {taskset.name: taskset.config for taskset in self.tasksets}
         settings: dict[str, Any] = {
             "batch_size": self.batch_size,
@@ -367,8 +367,8 @@ def check_order(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 def open_tasksets(
     config: Config, encoder: ChatEncoder | None, rejected_rows: RejectedRows | None = None, is_eval: bool = False
 ) -> list[Taskset]:
-    """The task sets of a run, for training or for evaluation. Without an encoder (an external model) prompts are not
-    rendered. Raises DataError as `Taskset.open` does."""
+    """Open the task sets of a run, for training or for evaluation. Without an encoder (an external model) prompts are
+    not rendered. Raises DataError like `Taskset.open`."""
     inputs, model = config.buffer.explorer_input, config.model
     longest = None if model.enable_prompt_truncation else model.max_prompt_tokens
     prompts = PromptCheck(encoder, longest) if encoder else None

@@ -1,8 +1,9 @@
-"""Which rows of a task set are drawn next.
+"""Decides which rows of a task set are drawn next.
 
 A selector is a state machine without a clock: what it draws follows from the rows, the seed, the number of tasks drawn
-so far and what it has observed. A selector that learns nothing has no state at all. One that learns is rebuilt on
-resume from what was observed in each explore step, which is stored with the step (`schedule.py`)."""
+so far and its observations. A selector that learns nothing has no state at all. One that learns is rebuilt on resume
+from the observations of each explore step, which are stored with the step (`schedule.py`).
+"""
 
 from __future__ import annotations
 
@@ -20,26 +21,22 @@ from trinity_core.errors import DataError, InputError
 from trinity_core.registry import Registry
 
 SLOW = 0.9
-"""The share of the old c in the new one (`DifficultyBased`)."""
+"""Weight of the old c in the new one (`DifficultyBased`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectorRows:
-    """The rows that a selector chooses from."""
-
     count: int
     features: np.ndarray = field(repr=False)
     """float64 [count, K]: the columns named by `task_selector.feature_keys`."""
     seed: tuple[int, int] = (0, 0)
-    """The selector's seed, and the number of the task set among the run's."""
+    """The selector's seed, and the index of the task set in the run."""
 
     def random(self, key: int) -> np.random.Generator:
-        """The random numbers of one epoch or one draw."""
         return np.random.default_rng([*self.seed, key])
 
     @property
     def fingerprint(self) -> int:
-        """Checksum of the features."""
         return zlib.crc32(np.ascontiguousarray(self.features).tobytes())
 
 
@@ -47,7 +44,7 @@ class TaskSelector:
     """Draws the rows of one task set. Arguments after `source` are those of `task_selector.kwargs`."""
 
     columns: ClassVar[Sequence[int]] = (0,)
-    """The numbers of `feature_keys` that it takes."""
+    """Allowed numbers of `feature_keys`."""
     learns: ClassVar[bool] = False
     """True if `observe` changes what is drawn."""
 
@@ -55,15 +52,16 @@ class TaskSelector:
         self.rows = source
 
     def draw(self, start: int, count: int, barred: Collection[int]) -> list[int]:
-        """`count` row numbers after `start` rows were drawn, `barred` of them for the explore step in progress."""
+        """Return `count` row numbers after `start` rows were drawn, `barred` of them for the explore step in
+        progress."""
         raise NotImplementedError
 
     def observe(self, rates: Mapping[int, float]) -> None:
-        """Take in an explore step: row -> mean reward of its rollouts, within 0 and 1. Called once a step."""
+        """Observe an explore step: row -> mean reward of its rollouts, within 0 and 1. Called once a step."""
 
     @property
     def state(self) -> int:
-        """Checksum of what was learned; 0 if nothing is."""
+        """Checksum of the learned state; 0 without any."""
         return 0
 
 
@@ -72,14 +70,14 @@ SELECTORS: Registry[type[TaskSelector]] = Registry("task selector", leading=1)
 
 
 def make_selector(name: str, rows: SelectorRows, kwargs: Mapping[str, Any]) -> TaskSelector:
-    """The selector of that name. Raises InputError for an unknown name or arguments that it does not take."""
+    """Return the selector of that name. Raises InputError for an unknown name or unknown arguments."""
     selector = SELECTORS.resolve(name)
     check_columns(name, rows.features.shape[1])
     return selector(rows, **kwargs)
 
 
 def check_columns(name: str, count: int) -> None:
-    """Raise InputError unless the selector takes so many `feature_keys`."""
+    """Raise InputError unless the selector takes `count` `feature_keys`."""
     takes = SELECTORS.resolve(name).columns
     if count not in takes:
         expected = " or ".join(map(str, takes)) if len(takes) < 5 else f"at least {min(takes)}"
@@ -87,7 +85,7 @@ def check_columns(name: str, count: int) -> None:
 
 
 def feature_values(row: Mapping[str, Any], keys: Sequence[str]) -> list[float]:
-    """The features of a row. Raises DataError where one is missing or no number."""
+    """Return the features of a row. Raises DataError if one is missing or not a number."""
     return [_number(row, key) for key in keys]
 
 
@@ -96,12 +94,12 @@ def _number(row: Mapping[str, Any], key: str) -> float:
         raise DataError(f"column '{key}' (task_selector.feature_keys) is missing", key=key)
     number = number_of(row[key])
     if number is None:
-        raise DataError(f"column '{key}' (task_selector.feature_keys) is no number: {row[key]!r}", key=key)
+        raise DataError(f"column '{key}' (task_selector.feature_keys) is not a number: {row[key]!r}", key=key)
     return number
 
 
 class EpochSelector(TaskSelector):
-    """Goes through all rows, epoch after epoch, in an order that is a pure function of the epoch."""
+    """Goes through all rows, epoch after epoch, in an order that depends only on the epoch."""
 
     _cached: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
 
@@ -110,7 +108,7 @@ class EpochSelector(TaskSelector):
         raise NotImplementedError
 
     def draw(self, start: int, count: int, barred: Collection[int]) -> list[int]:
-        """See `TaskSelector`. Draws do not depend on where one step ends and the next begins."""
+        """Draws do not depend on where one step ends and the next begins."""
         drawn: list[int] = []
         while len(drawn) < count:
             epoch, offset = divmod(start + len(drawn), self.rows.count)
@@ -125,24 +123,18 @@ class EpochSelector(TaskSelector):
 
 @SELECTORS.register("sequential")
 class Sequential(EpochSelector):
-    """As stored."""
-
     def order(self, epoch: int) -> np.ndarray:
         return np.arange(self.rows.count)
 
 
 @SELECTORS.register("shuffle")
 class Shuffle(EpochSelector):
-    """A new permutation each epoch."""
-
     def order(self, epoch: int) -> np.ndarray:
         return self.rows.random(epoch).permutation(self.rows.count)
 
 
 @SELECTORS.register("random")
 class DrawnWithReplacement(EpochSelector):
-    """Drawn with replacement."""
-
     def order(self, epoch: int) -> np.ndarray:
         return self.rows.random(epoch).integers(self.rows.count, size=self.rows.count)
 
@@ -157,13 +149,13 @@ class EasyToHard(EpochSelector):
     columns = range(1, 100)
 
     def order(self, epoch: int) -> np.ndarray:
-        """See `EpochSelector`: the same order each epoch."""
+        """The same order each epoch."""
         return np.lexsort(tuple(-self.rows.features.T[::-1]))
 
 
 @SELECTORS.register("priority")
 class ByPriority(EpochSelector):
-    """The rows of the highest priority first, those of equal priority in an order redrawn each epoch."""
+    """Rows of the highest priority first, those of equal priority in an order redrawn each epoch."""
 
     columns = (1,)
 
@@ -228,7 +220,7 @@ class DifficultyBased(TaskSelector):
         return self.passes / (self.passes + self.failures)
 
     def draw(self, start: int, count: int, barred: Collection[int]) -> list[int]:
-        """See `TaskSelector`. Rows are repeated within a step only where it takes more than there are."""
+        """Rows repeat within a step only if it takes more than there are."""
         random = self.rows.random(start)
         rates = random.beta(self.passes, self.failures) if self.do_sample else self.pass_rates
         scores = -np.abs(self.target_reward - rates)
@@ -243,7 +235,7 @@ class DifficultyBased(TaskSelector):
         return drawn
 
     def observe(self, rates: Mapping[int, float]) -> None:
-        """See `TaskSelector`. A step without any verdict changes nothing."""
+        """A step without any verdict changes nothing."""
         if not rates:
             return
         rows = np.array(list(rates))
@@ -278,7 +270,8 @@ class DifficultyBased(TaskSelector):
 
 
 def _largest(scores: np.ndarray, noise: np.ndarray, tau: float, free: np.ndarray, count: int) -> np.ndarray:
-    """The free rows of the largest scores, perturbed by `noise` at temperature `tau`, largest first; ties by noise."""
+    """Return the free rows with the largest scores, perturbed by `noise` at temperature `tau`, largest first; ties by
+    noise."""
     rows = np.flatnonzero(free)
     count = min(count, len(rows))
     keys = scores[rows] if tau == 0 else scores[rows] / tau + noise[rows]

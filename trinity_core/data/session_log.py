@@ -1,7 +1,8 @@
-"""`buffer/sessions-<explorer>.jsonl`: what was sampled in each session of the OpenAI API, as digests, when it ended.
+"""`buffer/sessions-<explorer>.jsonl`: digests of the answers sampled in each session of the OpenAI API, written at its
+end.
 
-The server writes it from what engines returned, apart from the experiences that are made later. The audit compares the
-two: every token in a loss was sampled in a session that ended, after exactly the tokens before it, with its log-prob.
+The server writes it from the engines' output, independently of the experiences made later. The audit compares the two:
+every token in a loss was sampled in a session that ended, after exactly the tokens before it, with its log-prob.
 """
 
 from __future__ import annotations
@@ -26,19 +27,21 @@ from trinity_core.files import clear_errors, is_full, when_room
 log = logging.getLogger(__name__)
 
 SESSION, ANSWERS = "session", "answers"
-"""Keys in `info` of an experience: the name of its session, and first and last + 1 place of each answer that counts."""
+"""Keys in `info` of an experience: the name of its session, and first and last + 1 position of each answer that
+counts."""
 WHY = "why"
-"""Key of a line: why the session ended, if not as usual."""
+"""Key of a line: why the session ended, if not normally."""
 
 
 def answer_digest(tokens: np.ndarray, start: int, logprobs: np.ndarray, versions: np.ndarray) -> str:
-    """Digest of an answer: int32 [P + T] tokens up to its end, P = `start`, and its log-probs and versions [T]."""
+    """Return the digest of an answer: int32 [P + T] tokens up to its end, P = `start`, and its log-probs and versions
+    [T]."""
     parts = ((tokens, "<i4"), ([start], "<i8"), (logprobs, "<f4"), (versions, "<i4"))
     return blake2b(b"".join(np.asarray(part, kind).tobytes() for part, kind in parts), digest_size=16).hexdigest()
 
 
 def answers_in_loss(one: Experience) -> tuple[list[str], int]:
-    """The digests of the answers that carry loss, and the number of tokens that carry loss outside of answers."""
+    """Return the digests of the answers that carry loss, and the number of loss-carrying tokens outside of answers."""
     assert one.logprobs is not None and one.versions is not None
     digests, left = [], one.action_mask.copy()
     for start, end in one.info.get(ANSWERS, ()):
@@ -52,7 +55,7 @@ def answers_in_loss(one: Experience) -> tuple[list[str], int]:
 class SessionLog:
     """Appends sessions to the file. Safe to use from several threads.
 
-    Sessions end in event loops, which must not wait for room on a full disk: what finds none waits in memory.
+    Sessions end in event loops, which must not wait for room on a full disk: lines without room are kept in memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +65,7 @@ class SessionLog:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, session: str, answers: Sequence[str], why: str = "") -> None:
-        """Note a session that has ended, with the digests of its answers; `why` unless as usual."""
+        """Log an ended session with the digests of its answers; `why` if it did not end normally."""
         ended = {SESSION: session, ANSWERS: list(answers)} | ({WHY: why} if why else {})
         line = json.dumps(ended).encode() + b"\n"
         with self._lock:
@@ -75,7 +78,7 @@ class SessionLog:
                 log.warning("%s; %d ended sessions wait to be noted", error, len(self._waiting))
 
     def close(self) -> None:
-        """Note what still waits, once there is room."""
+        """Write the lines kept in memory, once there is room."""
         with self._lock:
             when_room(self._write, self._path)
 
@@ -89,17 +92,16 @@ class SessionLog:
 
 
 def session_log_path(buffer: Path, explorer: str) -> Path:
-    """The file of an explorer."""
     return buffer / f"sessions-{explorer}.jsonl"
 
 
 def read_sessions(buffer: Path) -> dict[str, Counter[str]]:
-    """Digests of answers, by session, of all explorers. Lines that were cut off are left out."""
+    """Return digests of answers, by session, of all explorers. Truncated lines are left out."""
     return {line[SESSION]: Counter(line[ANSWERS]) for line in _lines(buffer)}
 
 
 def read_endings(buffer: Path) -> dict[str, str]:
-    """Why each session of all explorers ended, by its name; "" as usual."""
+    """Return why each session of all explorers ended, by its name; "" if normally."""
     return {line[SESSION]: line.get(WHY, "") for line in _lines(buffer)}
 
 

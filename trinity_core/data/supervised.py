@@ -22,23 +22,21 @@ log = logging.getLogger(__name__)
 
 Kind = Literal["demonstrations", "preferences"]
 CHUNK = 2048
-"""Rows tokenised together: enough to keep all cores busy, few enough to hold their texts in memory."""
+"""Number of rows tokenised together: enough to keep all cores busy, few enough to hold their texts in memory."""
 
 
 @dataclass(slots=True)
 class SupervisedSet:
     """A data set tokenised and checked once, when it is opened; batches are then lookups.
 
-    A row gives one experience, or for preferences two of the same group: run 0 the chosen, run 1 the rejected answer.
+    A row becomes one experience, or for preferences two of the same group: run 0 the chosen, run 1 the rejected answer.
     """
 
     name: str
     kind: Kind
     rows: list[list[EncodedConversation]]
-    """The conversations of each usable row."""
     locations: list[RowLocation]
     rejected: list[RejectedRow]
-    """Rejected rows and their reasons."""
     order: TaskSelector = field(repr=False)
     fingerprint: str
     """Hash of the usable rows as read, in order; it does not depend on the path."""
@@ -54,7 +52,7 @@ class SupervisedSet:
         selector: str = "shuffle",
         rejected_rows: RejectedRows | None = None,
     ) -> SupervisedSet:
-        """The rows of `read_supervised`, in an order; raises DataError as `of` does."""
+        """Return the rows of `read_supervised`, in an order; raises DataError like `of`."""
         read = read_supervised(config, encoder, kind, max_tokens)
         return cls.of(read, config.name or "dataset", kind, seed, selector, rejected_rows)
 
@@ -69,7 +67,7 @@ class SupervisedSet:
         rejected_rows: RejectedRows | None = None,
         number: int = 0,
     ) -> SupervisedSet:
-        """These rows in an order, which differs between data sets of another `number`.
+        """Put these rows in an order, which differs between data sets of different `number`.
 
         Raises DataError if none is usable, or more are rejected than `rejected_rows` allows.
         """
@@ -87,7 +85,7 @@ class SupervisedSet:
         return 2 if self.kind == "preferences" else 1
 
     def experiences(self, index: int, group: str = "") -> list[Experience]:
-        """The experiences of row `index`; all of them carry `group`."""
+        """Return the experiences of row `index`, all in `group`."""
         return [
             Experience(
                 tokens=conversation.tokens,
@@ -102,7 +100,7 @@ class SupervisedSet:
         ]
 
     def batch(self, step: int, size: int) -> list[Experience]:
-        """The `size` experiences of training step `step` (from 1): a pure function of (data, seed, step, size).
+        """Return the `size` experiences of train step `step` (from 1): a pure function of (data, seed, step, size).
 
         Batches run across epoch boundaries. Raises DataError if `size` splits a preference pair.
         """
@@ -115,12 +113,12 @@ class SupervisedSet:
         ]
 
     def steps(self, epochs: int, size: int) -> int:
-        """The fewest batches of `size` experiences that train each row at least `epochs` times."""
+        """Return the fewest batches of `size` experiences that train each row at least `epochs` times."""
         return -(-epochs * len(self) * self.experiences_per_row // size)
 
 
 def rows_of_batch(size: int, experiences_per_row: int) -> int:
-    """The rows of a batch of `size` experiences. Raises DataError if `size` splits a preference pair."""
+    """Return the rows of a batch of `size` experiences. Raises DataError if `size` splits a preference pair."""
     if size % experiences_per_row:
         raise DataError(
             f"a batch of preference pairs needs an even size, not train_batch_size = {size}",
@@ -131,10 +129,7 @@ def rows_of_batch(size: int, experiences_per_row: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SupervisedRows:
-    """The rows of a supervised data set, tokenised and checked."""
-
     rows: list[list[EncodedConversation]]
-    """The conversations of each usable row."""
     locations: list[RowLocation]
     rejected: list[RejectedRow]
     fingerprint: str
@@ -176,7 +171,7 @@ def encode_rows(
     kind: Kind = "demonstrations",
     max_tokens: int | None = None,
 ) -> list[list[EncodedConversation] | DataError]:
-    """The tokens of each row's conversations, or the error that rejects it."""
+    """Return the tokens of each row's conversations, or the error that rejects it."""
     conversations: list[list[formats.Conversation] | DataError] = []
     for row in rows:
         try:
@@ -208,7 +203,7 @@ def _accepted(
 
 
 def too_long(conversation: EncodedConversation, max_tokens: int | None) -> DataError | None:
-    """Why a conversation has too many tokens; None if it has not."""
+    """Return the error for a conversation with too many tokens; None if it fits."""
     count = len(conversation.tokens)
     if max_tokens is None or count <= max_tokens:
         return None
@@ -216,8 +211,8 @@ def too_long(conversation: EncodedConversation, max_tokens: int | None) -> DataE
 
 
 def apportioned(count: int, shares: Sequence[float]) -> list[int]:
-    """How many of the first `count` rows each set gives: whole numbers that add up to `count` and, as it grows, never
-    shrink."""
+    """Return how many of the first `count` rows each set provides: integers that add up to `count` and never shrink as
+    it grows."""
     counts, left, weight = [], count, sum(shares)
     for share in shares[:-1]:
         own = min(int(left * share / weight + 0.5), left)
@@ -228,9 +223,9 @@ def apportioned(count: int, shares: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class SupervisedMixture:
-    """Data sets that give rows of every batch in proportion to their shares, each in its own order.
+    """Data sets that provide rows of every batch in proportion to their shares, each in its own order.
 
-    The first is the one whose epochs count; the others are repeated, or used in part.
+    Epochs count for the first one; the others are repeated, or used in part.
     """
 
     sets: Sequence[SupervisedSet]
@@ -241,11 +236,10 @@ class SupervisedMixture:
 
     @property
     def experiences_per_row(self) -> int:
-        """2 for preferences, else 1."""
         return self.sets[0].experiences_per_row
 
     def take(self, start: int, count: int, prefix: str = "") -> list[Experience]:
-        """The experiences of `count` rows after `start` rows; with `prefix` groups are numbered within it."""
+        """Return the experiences of `count` rows after `start` rows; with `prefix` groups are numbered within it."""
         before, after = apportioned(start, self.shares), apportioned(start + count, self.shares)
         taken: list[Experience] = []
         for data, first, last in zip(self.sets, before, after, strict=True):
@@ -258,7 +252,7 @@ class SupervisedMixture:
         return self.take((step - 1) * count, count, str(step))
 
     def steps(self, epochs: int, size: int) -> int:
-        """The fewest batches that train each row of the first set at least `epochs` times."""
+        """Return the fewest batches that train each row of the first set at least `epochs` times."""
         count, wanted = rows_of_batch(size, self.experiences_per_row), epochs * len(self.sets[0])
         steps = max(1, int(wanted * sum(self.shares) / self.shares[0]) // count - 1)
         while apportioned(steps * count, self.shares)[0] < wanted:

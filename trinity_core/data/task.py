@@ -14,24 +14,22 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "max_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt, its number of rollouts, and how they are sampled and scored."""
+    """A prompt, its number of rollouts, and their sampling and scoring."""
 
     index: int
-    """The task's index among the rows of its task set."""
+    """Index among the rows of its task set."""
     raw: dict[str, Any]
-    """The row as it was read."""
+    """The row as read."""
     taskset: str
-    """Name of its task set."""
     workflow: str
     """Registered name or dotted path of its workflow."""
     repeat_times: int = 1
-    """Number of rollouts."""
     reward_fn: str | None = None
     """Registered name or dotted path of its reward function; None leaves it to the workflow."""
     rollout_args: RolloutArgs = field(default_factory=RolloutArgs)
-    """Sampling that differs from the model's settings."""
+    """Sampling arguments that differ from the model's settings."""
     format: FormatConfig = field(default_factory=FormatConfig)
-    """Which columns hold what."""
+    """Meaning of the columns."""
     workflow_args: dict[str, Any] = field(default_factory=dict)
     """The user's arguments for the workflow."""
     reward_fn_args: dict[str, Any] = field(default_factory=dict)
@@ -39,14 +37,13 @@ class Task:
     is_eval: bool = False
     """True for evaluation, whose rollouts are not trained on."""
     seed: int = 0
-    """The run's seed."""
     location: str = ""
     """File and line of the row, for messages."""
     group: str = ""
     """Unique in a run: the explorer, its step and the task's slot in the step. Its experiences carry it, or a group
-    below it that the workflow gave them (`<group>/<name>`)."""
+    below it that the workflow set (`<group>/<name>`)."""
     repeat_of: str = ""
-    """The group of the task whose repeats were made tasks of their own, where this is one of them."""
+    """Group of the original task if its repeats were made separate tasks and this is one of them."""
 
     @property
     def messages(self) -> list[formats.Message]:
@@ -55,31 +52,32 @@ class Task:
 
     @property
     def tools(self) -> list[formats.Tool] | None:
-        """The tools of the row, None if it has none."""
+        """The tools of the row; None if it has none."""
         return formats.tools(self.raw, self.format)
 
     @property
     def truth(self) -> Any:
-        """The reference answer, None if the row has none."""
+        """The reference answer; None if the row has none."""
         return formats.truth(self.raw, self.format)
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The sampling arguments set by the task set, out of temperature, top_p, top_k and max_tokens."""
+        """The sampling arguments set by the task set: temperature, top_p, top_k or max_tokens."""
         settings = {name: getattr(self.rollout_args, name) for name in SAMPLING_FIELDS}
         return {name: value for name, value in settings.items() if value is not None}
 
     @property
     def temperature(self) -> float | None:
-        """Temperature of its rollouts' log-probs: greedy ones have those of 1. None if the model's settings apply."""
+        """Temperature of its rollouts' log-probs, 1 for greedy ones. None if the model's settings apply."""
         temperature = self.rollout_args.temperature
         return temperature if temperature is None else temperature or 1.0
 
     def rollout_seed(self, run: int, turn: int = 0, conversation: str = "") -> int:
-        """A seed in [0, 2^31) for one request, from the run's seed, the task, its group, the repeat and the turn.
+        """Return a seed in [0, 2^31) for one request, from the run's seed, the task, its group, the repeat and the
+        turn.
 
-        `conversation` tells conversations of one rollout apart: with equal seeds they draw equal noise, and a policy
-        that debates with itself gives equal answers.
+        `conversation` distinguishes conversations of one rollout: with equal seeds they draw equal noise, and a policy
+        that debates with itself would give equal answers.
         """
         key = f"{self.seed}|{self.taskset}|{self.index}|{self.group}|{run}|{turn}|{conversation}".removesuffix("|")
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little") >> 1
@@ -90,5 +88,4 @@ class Task:
         return replace(self, group=self.repeat_of or self.group).rollout_seed(0)
 
     def rollout_seeds(self, turn: int = 0) -> list[int]:
-        """The seeds of one turn for all repeats."""
         return [self.rollout_seed(run, turn) for run in range(self.repeat_times)]

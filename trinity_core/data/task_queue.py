@@ -1,9 +1,10 @@
-"""Tasks that arrive while a run is in progress: a table in a SQLite file, to which anyone may add rows.
+"""Tasks that arrive during a run: a table in a SQLite file, to which anyone may add rows.
 
-    INSERT INTO taskset (task) VALUES ('{"question": "1 + 1?", "answer": "2"}');
+  INSERT INTO taskset (task) VALUES ('{"question": "1 + 1?", "answer": "2"}');
 
-A task is a JSON object with the columns that the task set's `format` names. SQLite gives ids in the order of commits,
-so the order of tasks never changes. The task `null` ends the queue: no more tasks come."""
+A task is a JSON object with the columns that the task set's `format` names. SQLite assigns ids in commit order, so the
+order of tasks never changes. The task `null` ends the queue.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +37,13 @@ END = "null"
 
 @dataclass(frozen=True, slots=True)
 class TaskQueue:
-    """The queue of one task set. Any number of processes may hold it."""
+    """The queue of one task set. Any number of processes may use it."""
 
     path: Path
     name: str
-    """The table."""
 
     def create(self) -> None:
-        """Make file and table if they are missing. Raises DataError where they cannot be, or not on a local disk."""
+        """Create file and table if missing. Raises DataError if that fails, or the disk is not local."""
         if kind := networked(self.path):
             raise DataError(f"the queue of task set '{self.name}' is on a network file system ({kind}: {self.path})")
         try:
@@ -58,15 +58,15 @@ class TaskQueue:
             raise DataError(f"{self.path} cannot be made: {error}") from error
 
     def add(self, tasks: Iterable[Row]) -> int:
-        """Add tasks in one transaction; returns how many. Raises DataError after the end."""
+        """Add tasks in one transaction; return how many. Raises DataError after the end."""
         return self._insert([json.dumps(task) for task in tasks])
 
     def end(self) -> None:
-        """No more tasks come. Raises DataError if the queue has ended already."""
+        """End the queue. Raises DataError if it has already ended."""
         self._insert([END])
 
     def after(self, last: int) -> list[tuple[int, str]]:
-        """(id, JSON text) of the tasks after the id `last`, in order."""
+        """Return (id, JSON text) of the tasks after the id `last`, in order."""
         with self._open() as connection:
             return connection.execute(
                 f"SELECT id, task FROM {self._table} WHERE id > ? ORDER BY id",  # noqa: S608 - quoted
@@ -74,7 +74,7 @@ class TaskQueue:
             ).fetchall()
 
     def count(self) -> tuple[int, bool]:
-        """The number of tasks, and whether the queue has ended."""
+        """Return the number of tasks, and whether the queue has ended."""
         with self._open() as connection:
             return self._count(connection)
 
@@ -116,27 +116,27 @@ class TaskQueue:
 
 
 def read_task(text: str) -> Any:
-    """A task's JSON. Raises DataError if it is no object."""
+    """Parse a task's JSON. Raises DataError if it is not an object."""
     try:
         task = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"the task is no JSON: {error.msg} at column {error.colno}") from error
+        raise DataError(f"the task is not JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"the task is no JSON: {error}") from error
+        raise DataError(f"the task is not JSON: {error}") from error
     if not isinstance(task, dict):
-        raise DataError("the task is no JSON object")
+        raise DataError("the task is not a JSON object")
     return task
 
 
 def read_tasks(lines: Iterable[str]) -> list[Row]:
-    """The tasks in lines of JSON. Raises DataError with the number of a line that is no object."""
+    """Parse tasks, one JSON object a line. Raises DataError with the number of an invalid line."""
     tasks = []
     for number, line in enumerate(lines, 1):
         try:
             if line.strip():
                 tasks.append(read_task(line))
         except DataError as error:
-            raise DataError(f"nothing was added, as line {number} of the input is no task: {error}") from error
+            raise DataError(f"nothing was added, as line {number} of the input is not a task: {error}") from error
     return tasks
 
 
@@ -150,13 +150,13 @@ class QueueTaskset(Taskset):
     queue: TaskQueue | None = None
     prompts: PromptCheck | None = None
     ended: bool = False
-    """True if no more tasks come."""
+    """True if the queue has ended."""
     last: int = 0
-    """Id of the last task that was read."""
 
     @classmethod
     def of(cls, config: Config, taskset: TasksetConfig, prompts: PromptCheck | None = None) -> QueueTaskset:
-        """The task set of a run, with what has arrived. Raises DataError if the queue cannot be used."""
+        """Return the task set of a run, with the tasks that have arrived. Raises DataError if the queue cannot be
+        used."""
         queue = queue_of(config, taskset)
         queue.create()
         opened = cls(taskset, [], [], seed=config.seed, queue=queue, prompts=prompts)
@@ -164,7 +164,7 @@ class QueueTaskset(Taskset):
         return opened
 
     def grow(self) -> None:
-        """Read the tasks that have arrived since."""
+        """Read newly arrived tasks."""
         assert self.queue is not None
         lines = [] if self.ended else self.queue.after(self.last)
         texts = list(takewhile(lambda line: line[1].strip() != END, lines))
@@ -175,11 +175,11 @@ class QueueTaskset(Taskset):
             self._take(read[start : start + CHUNK])
 
     def id_of(self, number: int) -> int:
-        """The id of usable task `number`, from 1; 0 for 0."""
+        """Return the id of usable task `number`, from 1; 0 for 0."""
         return self.locations[number - 1].line if number else 0
 
     def count_to(self, last: int) -> int:
-        """Number of usable tasks up to the id `last`."""
+        """Return the number of usable tasks up to the id `last`."""
         return bisect_right(self.locations, last, key=lambda location: location.line)
 
     def _location(self, number: int) -> RowLocation:
@@ -187,7 +187,7 @@ class QueueTaskset(Taskset):
         return RowLocation(f"{self.queue.path} ({self.queue.name})", number)
 
     def _take(self, read: Sequence[tuple[RowLocation, Row | DataError]]) -> None:
-        """Keep the usable ones. If the first task of all has a reference answer, each needs one."""
+        """Keep the usable tasks. If the very first task has a reference answer, each needs one."""
         rows = [row for _, row in read if not isinstance(row, DataError)]
         form = self.config.format
         answered = any(has_column(row, form.response_key) for row in (self.rows or rows)[:1])
@@ -202,7 +202,7 @@ class QueueTaskset(Taskset):
                 logger.warning("Data set '%s': a task is rejected: %s", self.name, self.rejected[-1])
 
     def features(self) -> np.ndarray:
-        """See `Taskset`: none, as the order is that of arrival."""
+        """None, as the order is that of arrival."""
         return np.empty((len(self), 0))
 
 
@@ -216,7 +216,7 @@ def _read(text: str) -> Row | DataError:
 
 
 def find_queue(configs: Sequence[Config], name: str | None) -> TaskQueue:
-    """The queue of that name among the training task sets of a run's stages; without a name the only one.
+    """Return the queue of that name among the training task sets of a run's stages; without a name the only one.
 
     Raises DataError if there is none or several.
     """
@@ -228,11 +228,10 @@ def find_queue(configs: Sequence[Config], name: str | None) -> TaskQueue:
     ]
     if len(set(queues)) != 1:
         named = f" called '{name}'" if name else ""
-        there = f"{len(set(queues))} task sets{named}" if queues else f"no task set{named}"
-        raise DataError(f"the configuration has {there} of storage_type: queue; name one with --taskset")
+        queue_count = f"{len(set(queues))} task sets{named}" if queues else f"no task set{named}"
+        raise DataError(f"the configuration has {queue_count} of storage_type: queue; name one with --taskset")
     return queues[0]
 
 
 def queue_of(config: Config, taskset: TasksetConfig) -> TaskQueue:
-    """The queue of a task set of a run."""
     return TaskQueue(task_queue_path(config, taskset), taskset.subset_name or taskset.name or "taskset")

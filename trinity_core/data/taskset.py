@@ -1,4 +1,4 @@
-"""Task sets: rows read and checked before engines or trainer start."""
+"""Task sets: rows are read and checked before engines or trainer start."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from trinity_core.registry import registry_of
 log = logging.getLogger(__name__)
 
 CHUNK = 2048
-"""Rows checked together: their rendered prompts are held in memory."""
+"""Number of rows checked together: their rendered prompts are held in memory."""
 Prompt = tuple[list[formats.Message], list[formats.Tool] | None]
-"""Messages and tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptCheck:
-    """Finds prompts that the model cannot be given."""
+    """Finds prompts that the model cannot take."""
 
     encoder: ChatEncoder
     max_tokens: int | None = None
-    """The longest prompt; None: any length will do, since prompts are truncated."""
+    """The longest prompt; None: any length, since prompts are truncated."""
 
     def problems(self, prompts: Sequence[Prompt], template: str | None) -> list[DataError | None]:
-        """Why each prompt cannot be used, rendered with the task set's own template if it has one."""
+        """Return why each prompt cannot be used, rendered with the task set's own template if it has one."""
         encoder = self.encoder.with_template(template)
         if self.max_tokens is None:
             return [text if isinstance(text, DataError) else None for text in encoder.rendered(prompts)]
@@ -52,9 +51,7 @@ class Taskset:
     config: TasksetConfig
     rows: list[Row]
     locations: list[RowLocation]
-    """The location of each row."""
     rejected: list[RejectedRow] = field(default_factory=list)
-    """Rejected rows and their reasons."""
     is_eval: bool = False
     seed: int = 0
     _fingerprint: str = field(init=False, default="", repr=False)
@@ -78,7 +75,7 @@ class Taskset:
     def read(
         cls, config: TasksetConfig, seed: int, is_eval: bool = False, prompts: PromptCheck | None = None
     ) -> Taskset:
-        """Read and check the rows, with `prompts` also as the model would be given them.
+        """Read and check the rows; with `prompts` also as the model would get them.
 
         Raises DataError if they cannot be read.
         """
@@ -101,7 +98,6 @@ class Taskset:
 
     @property
     def name(self) -> str:
-        """Its name in metrics."""
         return self.config.name or "taskset"
 
     def __len__(self) -> int:
@@ -140,12 +136,12 @@ class Taskset:
         )
 
     def tasks(self, limit: int | None = None) -> list[Task]:
-        """The tasks of an evaluation in file order: all, or the first `limit`."""
+        """Return the tasks of an evaluation in file order: all, or the first `limit`."""
         return [self[index] for index in range(len(self) if limit is None else min(limit, len(self)))]
 
 
 def prompt_too_long(count: int, max_tokens: int) -> DataError | None:
-    """Why a prompt of `count` tokens cannot be used; None if it can."""
+    """Return the error for a prompt of `count` tokens; None if it fits."""
     if count <= max_tokens:
         return None
     return DataError(
@@ -155,10 +151,10 @@ def prompt_too_long(count: int, max_tokens: int) -> DataError | None:
 
 
 def needs_prompt(config: TasksetConfig) -> bool:
-    """False if the workflow of the tasks makes prompts itself, so that rows may do without."""
+    """False if the tasks' workflow makes prompts itself, so that rows need none."""
     try:
         workflow = registry_of("default_workflow_type").resolve(config.default_workflow_type or "math_workflow")
-    except TrinityError:  # validation names it
+    except TrinityError:  # validation reports it
         return True
     return getattr(workflow, "needs_prompt", True)
 
@@ -167,7 +163,7 @@ def row_problems(
     rows: Sequence[Row], form: FormatConfig, answered: bool, features: Sequence[str], check: PromptCheck | None,
     asks: bool = True,
 ) -> list[DataError | None]:  # fmt: skip
-    """Why each row cannot be used; None for those that can. `asks`: a row needs a prompt."""
+    """Return why each row cannot be used; None for those that can. `asks`: a row needs a prompt."""
     read = [_prompt(row, form, answered, features, asks) for row in rows]
     rejected = [one if isinstance(one, DataError) else None for one in read]
     if check is None:
@@ -180,9 +176,10 @@ def row_problems(
 def _prompt(
     row: Row, form: FormatConfig, answered: bool, features: Sequence[str], asks: bool
 ) -> Prompt | DataError | None:
-    """The prompt of a row (None: it has and needs none), or why it cannot be used.
+    """Return the prompt of a row (None: it has and needs none), or why it cannot be used.
 
-    With `answered` the set has reference answers, so each row needs one, and each needs the `features` of its selector.
+    With `answered` each row needs a reference answer, as the set has some, and each needs the `features` of its
+    selector.
     """
     try:
         feature_values(row, features)

@@ -1,9 +1,9 @@
 """A data set and a model small enough to train on a laptop's CPU in minutes: `trinity tiny`.
 
-What you get: word problems in GSM8K's own format (`question`, `answer` with `<<a+b=c>>` and `#### c`), and a Qwen2
-model of about a million random parameters with its own tokenizer, as an ordinary Hugging Face folder.
-What it does not show: that arithmetic generalises. There are 57 sums and differences of numbers to 6; what is
-learned is to read a problem, to write its working down in the asked form, the facts, and when to subtract.
+You get word problems in GSM8K's own format (`question`, `answer` with `<<a+b=c>>` and `#### c`), and a Qwen2 model of
+about a million random parameters with its own tokenizer, as an ordinary Hugging Face folder. It does not show that
+arithmetic generalises. There are 57 sums and differences of numbers to 6; the model learns to read a problem, to write
+its working in the requested form, the facts, and when to subtract.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ THINGS = (
 ADDITIONS = ("finds", "buys", "gets", "wins")
 
 SUBTRACTIONS = ("loses", "sells", "drops", "lends", "mails", "breaks", "donates", "forgets")
-"""The first is the one that worked examples use; the others are rare there."""
+"""Worked examples use the first verb; the others are rare in them."""
 
 QUESTION = "{name} has {a} {thing} and {verb} {b}. How many {thing} does {name} have now?"
 
@@ -83,18 +83,18 @@ CHAT_TEMPLATE = """\
 class Difficulty:
     """The distribution of problems, and what the worked examples leave to be learned by exploring.
 
-    A verb says whether to add or to subtract. Worked examples show all sums and differences, but differences seldom,
-    and most of their verbs hardly ever: a warm-up learns to write answers and to calculate, and mostly adds.
+    A verb determines whether to add or to subtract. Worked examples show all sums and differences, but differences
+    seldom, and most of their verbs hardly ever: a warm-up learns to write answers and to calculate, and mostly adds.
     """
 
     largest: int = 6
-    """Numbers run from 1 to this."""
+    """Largest number; the smallest is 1."""
     subtractions: float = 0.6
-    """Share of differences in `train` and `test`."""
+    """Fraction of differences in `train` and `test`."""
     sft_subtractions: float = 0.2
-    """Share of differences among the worked examples."""
+    """Fraction of differences in the worked examples."""
     sft_rare_verbs: float = 0.012
-    """Share of worked examples whose verb is one of the rare ones."""
+    """Fraction of worked examples with a rare verb."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.largest <= 9:
@@ -109,13 +109,13 @@ class TinySize:
     intermediate_size: int = 384
     layers: int = 4
     heads: int = 4
-    """Attention heads; each has `hidden_size / heads` channels; vLLM wants 32, 64, 96 or 128."""
+    """Attention heads of `hidden_size / heads` channels each; vLLM requires 32, 64, 96 or 128."""
     key_value_heads: int = 2
     max_position_embeddings: int = 1024
     """The longest sequence; also the tokenizer's `model_max_length`."""
     vocabulary: int | None = None
-    """Rows of the embeddings. As in many real models those beyond the tokenizer's tokens stand for none; None: no row
-    beyond them."""
+    """Rows of the embeddings. Those beyond the tokenizer's tokens are unused, as in many real models; None: no such
+    rows."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads or self.heads % self.key_value_heads:
@@ -127,28 +127,25 @@ class TinySize:
 
 @dataclass(frozen=True, slots=True)
 class TinyFolders:
-    """The files that `make_tiny` has written."""
-
     model: Path
     data: Path
     """Holds train.jsonl, test.jsonl, sft.jsonl, calls.jsonl and dpo.jsonl."""
     parameters: int
     rows: dict[str, int]
-    """Rows by split."""
 
 
 def problems(rng: random.Random, largest: int, verbs: dict[str, float]) -> Iterator[Row]:
-    """An endless stream of problems over the numbers 1 to `largest`; texts may repeat.
+    """Yield an endless stream of problems over the numbers 1 to `largest`; texts may repeat.
 
-    `verbs` gives the weight of each of `ADDITIONS` and `SUBTRACTIONS`.
+    `verbs` holds the weight of each of `ADDITIONS` and `SUBTRACTIONS`.
     """
     for pair in pairs(rng, largest, verbs):
         yield {"question": pair["question"], "answer": pair["chosen"]}
 
 
 def pairs(rng: random.Random, largest: int, verbs: dict[str, float]) -> Iterator[Row]:
-    """Make word problems, each with the right answer (`chosen`) and one that takes a sum for a difference, or a
-    difference for a sum (`rejected`)."""
+    """Yield word problems, each with the right answer (`chosen`) and one that confuses sum and difference
+    (`rejected`)."""
     choices, weights = list(verbs), list(verbs.values())
     while True:
         (verb,) = rng.choices(choices, weights)
@@ -166,13 +163,13 @@ def pairs(rng: random.Random, largest: int, verbs: dict[str, float]) -> Iterator
 
 
 def _answer(a: int, b: int, thing: str, adds: bool) -> str:
-    """Working and result in GSM8K's form."""
+    """Return working and result in GSM8K's form."""
     working, c = (f"{a}+{b}", a + b) if adds else (f"{a}-{b}", a - b)
     return f"{working}=<<{working}={c}>>{c} {thing}.\n#### {c}"
 
 
 def _verbs(subtractions: float, rare: float | None = None) -> dict[str, float]:
-    """The weight of each verb: all alike within sums and within differences, unless the rare ones get a share."""
+    """Return the weight of each verb: equal within sums and within differences, unless the rare ones get a share."""
     common, *others = SUBTRACTIONS
     rare = subtractions * len(others) / len(SUBTRACTIONS) if rare is None else rare
     additions = dict.fromkeys(ADDITIONS, (1 - subtractions) / len(ADDITIONS))
@@ -186,9 +183,9 @@ def make_problems(
     count_sft: int = 2000,
     difficulty: Difficulty | None = None,
 ) -> dict[str, list[Row]]:
-    """Rows by split (`train`, `test`, `sft`); no problem text occurs twice, within a split or over splits.
+    """Return rows by split (`train`, `test`, `sft`); no problem text occurs twice, within a split or over splits.
 
-    Raises DataError where more different problems are asked for than the generator has.
+    Raises DataError if more different problems are requested than the generator has.
     """
     rng = random.Random(seed)
     level = difficulty or Difficulty()
@@ -200,14 +197,15 @@ def make_problems(
 
 
 def make_pairs(seed: int, count: int, taken: Iterable[Row], difficulty: Difficulty | None = None) -> list[Row]:
-    """Preferences (`question`, `chosen`, `rejected`) on problems as in `train` whose texts are not among `taken`."""
+    """Return preferences (`question`, `chosen`, `rejected`) on problems as in `train` whose texts are not in
+    `taken`."""
     level = difficulty or Difficulty()
     stream = pairs(random.Random(f"pairs {seed}"), level.largest, _verbs(level.subtractions))
     return _different(stream, count, {row["question"] for row in taken})
 
 
 def with_call(row: Row) -> Row:
-    """A worked example as a conversation (`messages`, `tools`) that lets the tool `calculate` do the sum."""
+    """Convert a worked example to a conversation (`messages`, `tools`) that calls the tool `calculate` for the sum."""
     working, _, rest = row["answer"].partition("=")
     end = rest.partition(">>")[2]
     call = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": working}}}
@@ -221,7 +219,6 @@ def with_call(row: Row) -> Row:
 
 
 def _different(stream: Iterator[Row], count: int, seen: set[str]) -> list[Row]:
-    """`count` rows whose questions are not yet in `seen`, to which they are added."""
     rows: list[Row] = []
     repeated = 0
     while len(rows) < count:
@@ -240,9 +237,10 @@ def _different(stream: Iterator[Row], count: int, seen: set[str]) -> list[Row]:
 
 
 def make_tokenizer(max_tokens: int = 1024) -> Any:
-    """A byte-level BPE tokenizer (Qwen2's class and pre-tokenizer) in which every word of the problems is one token.
+    """Return a byte-level BPE tokenizer (Qwen2's class and pre-tokenizer) with one token for every word of the
+    problems.
 
-    So is every digit. It depends on no seed. Any other text falls apart into bytes, so it is never lossy.
+    Every digit is a token too. It does not depend on a seed. Other text is split into bytes, so it is never lossy.
     """
     from transformers import Qwen2Tokenizer
 
@@ -262,7 +260,6 @@ def make_tokenizer(max_tokens: int = 1024) -> Any:
 
 @cache
 def _learnt() -> tuple[dict[str, int], Any]:
-    """The vocabulary and the merges of the tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
@@ -283,7 +280,8 @@ def _learnt() -> tuple[dict[str, int], Any]:
 
 
 def make_untrained(size: TinySize, tokenizer: Any = None) -> Any:
-    """A Qwen2 model with weights from torch's generator, on torch's default device; by default of `make_tokenizer`."""
+    """Return a Qwen2 model with weights from torch's generator, on torch's default device; by default of
+    `make_tokenizer`."""
     with lean_imports():
         from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
@@ -310,7 +308,7 @@ def make_untrained(size: TinySize, tokenizer: Any = None) -> Any:
 
 
 def make_model(folder: Path, seed: int, size: TinySize | None = None) -> int:
-    """Write a randomly initialised Qwen2 model and its tokenizer to `folder`; returns the number of parameters."""
+    """Write a randomly initialised Qwen2 model and its tokenizer to `folder`; return the number of parameters."""
     import torch
     from safetensors.torch import save_file
 
@@ -320,7 +318,7 @@ def make_model(folder: Path, seed: int, size: TinySize | None = None) -> int:
         torch.manual_seed(seed)
         model = make_untrained(size, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
-    # model.save_pretrained writes the same; it imports DeepSpeed, which takes seconds and warns, and draws a bar.
+    # model.save_pretrained writes the same, but imports DeepSpeed, which takes seconds and warns, and draws a bar.
     weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     model.config.save_pretrained(folder)
@@ -330,7 +328,7 @@ def make_model(folder: Path, seed: int, size: TinySize | None = None) -> int:
 
 
 def write_jsonl(path: Path, rows: list[Row]) -> None:
-    """One JSON object a line, UTF-8."""
+    """Write one JSON object a line, in UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
@@ -345,7 +343,7 @@ def make_tiny(
     difficulty: Difficulty | None = None,
     count_dpo: int = 1000,
 ) -> TinyFolders:
-    """Make `folder/model` and `folder/data`; the same arguments always give the same files."""
+    """Make `folder/model` and `folder/data`; the same arguments always produce the same files."""
     data = folder / "data"
     splits = make_problems(seed, count_train, count_test, count_sft, difficulty)
     splits["dpo"] = make_pairs(seed, count_dpo, [row for rows in splits.values() for row in rows], difficulty)

@@ -15,11 +15,11 @@ GENERATION = "generation_config.json"
 
 
 def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a folder or hub name.
+    """Load the tokenizer of a folder or hub name.
 
     A `tokenizer.json` is complete, and reading it needs neither torch nor the registry of model classes: 2.6 s of one
-    core against 18 s for `AutoTokenizer` (`python -X importtime`), which is used for models without that file. Raises
-    InputError for a tokenizer of mistral-common.
+    core instead of 18 s for `AutoTokenizer` (`python -X importtime`), which is used for models without that file.
+    Raises InputError for a tokenizer of mistral-common.
     """
 
     if not trust_remote_code and model_file(model_path, "tokenizer.json"):
@@ -39,19 +39,17 @@ def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
 
 
 def configured_chat_template(model: ModelConfig) -> str | None:
-    """The chat template that the configuration gives in place of the tokenizer's own; None if it gives none."""
+    """Return the configured chat template that replaces the tokenizer's own; None if there is none."""
     if model.custom_chat_template is None and model.chat_template_path:
         return expanded(model.chat_template_path).read_text(encoding="utf-8")
     return model.custom_chat_template
 
 
 def policy_encoder(model: ModelConfig) -> ChatEncoder:
-    """The policy's tokenizer with the chat template in use."""
     return _encoder(model, configured_chat_template(model))
 
 
 def auxiliary_encoder(model: AuxiliaryModelConfig) -> ChatEncoder:
-    """The tokenizer of an auxiliary model with its own chat template."""
     return _encoder(model, None)
 
 
@@ -61,16 +59,18 @@ def _encoder(model: ModelConfig | AuxiliaryModelConfig, template: str | None) ->
 
 
 def stop_tokens(model_path: str, encoder: ChatEncoder) -> tuple[int, ...]:
-    """The tokens that end an answer: the tokenizer's end of sequence, those of the model's `generation_config.json`
-    (chat models often have two), and those with which the chat template ends an answer. A base model's end of sequence
-    is not its template's: Qwen's are `<|endoftext|>` and `<|im_end|>`."""
+    """Return the tokens that end an answer: the tokenizer's end of sequence, those of the model's
+    `generation_config.json` (chat models often have two), and those with which the chat template ends an answer.
+
+    A base model's end of sequence is not its template's: Qwen's are `<|endoftext|>` and `<|im_end|>`.
+    """
     path = model_file(model_path, GENERATION)
     known = _ends_of(json.loads(Path(path).read_text(encoding="utf-8"))) if path else []
     return tuple(sorted({encoder.tokenizer.eos_token_id, *known, *encoder.turn_ends} - {None}))
 
 
 def endless_answers(encoder: ChatEncoder) -> str:
-    """A warning about a chat template that ends answers without a special token; "" for other templates."""
+    """Return a warning about a chat template that ends answers without a special token; "" for other templates."""
     if encoder.closing.end is not None:
         return ""
     eos = encoder.tokenizer.eos_token
@@ -82,8 +82,8 @@ def endless_answers(encoder: ChatEncoder) -> str:
 
 
 def write_stop_tokens(folder: Path, tokenizer: Any) -> None:
-    """Add the tokens that end an answer to the `generation_config.json` of a model's folder, so that other programs
-    stop there too. Nothing is written if they are all there, or the tokenizer has no chat template."""
+    """Add the tokens that end an answer to the `generation_config.json` in a model's folder, for other programs. Writes
+    nothing if they are all present, or the tokenizer has no chat template."""
     if not tokenizer.chat_template:
         return
     path = folder / GENERATION
@@ -100,7 +100,7 @@ def _ends_of(settings: dict[str, Any]) -> list[int]:
 
 
 def model_file(model_path: str, name: str) -> str | None:
-    """The local path of a file of a model's folder or hub name, or None if the file is missing."""
+    """Return the local path of a file of a model's folder or hub name, or None if the file is missing."""
     if Path(model_path).is_dir():
         path = Path(model_path, name)
         return str(path) if path.is_file() else None

@@ -1,7 +1,7 @@
-"""Answers as they were sampled, and the sequences that hold them: what was sampled is never tokenised again.
+"""Sampled answers and the sequences that hold them: sampled tokens are never tokenised again.
 
-The next prompt of a conversation is its recorded tokens and the tokens of what the chat template writes after them. The
-sessions of the OpenAI API and `workflows.trajectory` both go by this.
+The next prompt of a conversation is its recorded tokens plus the tokens of what the chat template writes after them.
+The sessions of the OpenAI API and `workflows.trajectory` both use this.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from trinity_core.data.session_log import answer_digest
 Message = Mapping[str, Any]
 Render = Callable[[list[Message], bool], str]
 MARK = "\ue000answer\ue001"
-"""Stands in for an answer while a template is asked what it writes after one. Private-use characters: nobody's text."""
+"""Placeholder for an answer, to find out what a template writes after one. Private-use characters occur in no real
+text."""
 
 
 class Sampled(Protocol):
-    """What was sampled for a prompt: T tokens, the end token included."""
+    """Sample for a prompt: T tokens, the end token included."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -43,19 +44,19 @@ class Sampled(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One answer: the tokens that the engine was given and those that it sampled."""
+    """One answer: the prompt tokens of the engine and the tokens it sampled."""
 
     prompt: np.ndarray
     """int32 [P]."""
     sample: Sampled
     temperature: float | None = None
-    """Temperature of its log-probs; None if not known."""
+    """Temperature of its log-probs; None if unknown."""
     free: np.ndarray | None = None
-    """bool [T]: the tokens that the policy chose freely, of an answer in a grammar; None: all. Others carry no loss."""
+    """bool [T]: tokens of a guided answer that the policy chose freely; None: all. The others carry no loss."""
 
     @property
     def counts(self) -> bool:
-        """Whether any of its tokens carries loss."""
+        """True if any of its tokens carries loss."""
         return self.free is None or bool(self.free.any())
 
     @property
@@ -79,18 +80,18 @@ class TokenSequence:
     mask: np.ndarray
     """bool [T]."""
     logprobs: np.ndarray
-    """float32 [T], 0 where not sampled here."""
+    """float32 [T], 0 if not sampled here."""
     versions: np.ndarray
-    """int32 [T], -1 where not sampled here."""
+    """int32 [T], -1 if not sampled here."""
     answers: tuple[tuple[int, int], ...]
-    """First and last + 1 place in `tokens` of each answer that counts here."""
+    """First and last + 1 position in `tokens` of each answer that counts here."""
     truncated: bool
-    """Whether its last answer was cut by a limit."""
+    """True if its last answer was cut by a limit."""
     temperature: float | np.ndarray | None = None
-    """Temperature of the log-probs; float32 [T] where answers differ (1 where not sampled here), None if not known."""
+    """Temperature of the log-probs; float32 [T] if answers differ (1 if not sampled here), None if unknown."""
 
     def experience(self, **fields: Any) -> Experience:
-        """The experience of this sequence, with `fields` (reward, run, turn, metrics, info …) set on it."""
+        """Return the experience of this sequence, with `fields` (reward, run, turn, metrics, info …) set on it."""
         fields = {"temperature": self.temperature, **fields}
         return Experience(
             tokens=self.tokens,
@@ -104,11 +105,11 @@ class TokenSequence:
 
 
 def text_after_answer(render: Render, messages: Sequence[Message], count: int) -> str | None:
-    """What the template writes after the answer that is message number `count` (from 1), up to the next answer.
+    """Return what the template writes after the answer in message number `count` (from 1), up to the next answer.
 
-    `render` takes messages and whether the start of the next answer follows. The template sees a mark in place of the
-    answer, so its own rendering of the answer and of what is before plays no part. None if the mark does not come
-    through, or a template writes tool calls in a way that cannot be told from what follows.
+    `render` takes messages and whether the start of the next answer follows. The template sees a mark instead of the
+    answer, so its rendering of the answer and of earlier messages does not matter. None if the mark is lost, or a
+    template writes tool calls that cannot be separated from what follows.
     """
     before, answer, new = list(messages[: count - 1]), messages[count - 1], list(messages[count:])
     marked = {**answer, "content": MARK}
@@ -126,7 +127,7 @@ def text_after_answer(render: Render, messages: Sequence[Message], count: int) -
 
 
 def text_after_mark(text: str) -> str | None:
-    """What follows the mark; None unless it is there once."""
+    """Return what follows the mark; None unless it occurs once."""
     parts = text.split(MARK)
     return parts[1] if len(parts) == 2 else None
 
@@ -134,15 +135,15 @@ def text_after_mark(text: str) -> str | None:
 def continued_prompt(call: Call, rest: Sequence[int]) -> np.ndarray:
     """int32 [P']: the recorded tokens, then `rest`, the tokens of the text after the answer.
 
-    The template ends the answer with the token with which the policy may have ended it: that one is not repeated.
+    The template ends the answer with the token with which the policy may have ended it; that token is not repeated.
     """
     ended = call.sample.reason == "stop" and len(rest) > 0 and rest[0] == call.sample.tokens[-1]
     return np.concatenate([call.tokens, np.asarray(rest[1:] if ended else rest, dtype=np.int32)])
 
 
 def nothing_sampled(token: int) -> TokenSequence:
-    """Placeholder for a rollout in which nothing was sampled, as after too long a prompt: it is judged, without a
-    token that could be learnt from."""
+    """Return a placeholder for a rollout in which nothing was sampled, for example after a prompt that is too long: it
+    is judged, but has no token to learn from."""
     nothing = np.zeros(1)
     return TokenSequence(
         np.array([token, token], np.int32), 1, nothing.astype(np.bool_), nothing.astype(np.float32),
@@ -151,9 +152,9 @@ def nothing_sampled(token: int) -> TokenSequence:
 
 
 def joined(chain: Sequence[Call]) -> TokenSequence:
-    """Answers of one conversation as one sequence; the prompt of each begins with the tokens of the one before.
+    """Join answers of one conversation into one sequence; the prompt of each begins with the tokens of the one before.
 
-    An answer whose every token a grammar chose is context: before the first other one it belongs to the prompt.
+    An answer whose every token a grammar chose is context; before the first other answer it belongs to the prompt.
     """
     own = [call for call in chain if call.counts]
     tokens, start = chain[-1].tokens, len((own or chain)[0].prompt)

@@ -16,16 +16,17 @@ from typing import Any
 from trinity_core.errors import DataError
 
 MAX_DEPTH = 64
-"""Levels of lists and objects in a row; JSON readers and writers fail at a few hundred."""
+"""Limit of nested lists and objects in a row; JSON readers and writers fail at a few hundred."""
 
 UNDECODABLE = "surrogateescape"
-"""How text is decoded: a byte that is not UTF-8 becomes half of a character, for which `row_problem` rejects a row."""
+"""Error handler of text decoding: a byte that is not UTF-8 becomes half of a character, for which `row_problem` rejects
+a row."""
 OBEYED = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Control characters but for the tab, ends of lines, and marks that turn the direction of text."""
+"""Control characters except the tab, ends of lines, and marks that turn the direction of text."""
 
 
 def number_of(value: Any) -> float | None:
-    """A finite number, or text that reads as one, as all columns of a CSV file are text; None for all else."""
+    """Return a finite number, also from text, because all CSV columns are text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         return None
     try:
@@ -36,7 +37,7 @@ def number_of(value: Any) -> float | None:
 
 
 def plain(value: Any) -> str | float:
-    """For `json.dumps`: dates as ISO 8601 text, exact numbers as floats. Raises DataError for what is no text."""
+    """For `json.dumps`: dates as ISO 8601 text, exact numbers as floats. Raises DataError for other types."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -45,8 +46,8 @@ def plain(value: Any) -> str | float:
 
 
 def without_absent(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of an Arrow table with the keys that its objects were given: Arrow gives each object of a column the keys
-    of all of them, with null where there was none. Columns stay."""
+    """Drop keys that Arrow added to the objects of a column: each gets the keys of all, with null for its absent ones.
+    Columns stay."""
     return {name: _present(value) for name, value in row.items()}
 
 
@@ -59,16 +60,16 @@ def _present(value: Any) -> Any:
 
 
 def json_problem(error: ValueError | RecursionError) -> str:
-    """The reason why `json.loads` refused a text, phrased to follow "the line"."""
+    """Return why `json.loads` refused a text, phrased to follow "the line"."""
     if isinstance(error, RecursionError):
         return f"is nested more than {MAX_DEPTH} levels deep"
     if isinstance(error, json.JSONDecodeError):
-        return f"is no JSON: {error.msg} at column {error.colno}"
+        return f"is not JSON: {error.msg} at column {error.colno}"
     return f"holds a number of more than {sys.get_int_max_str_digits()} digits"
 
 
 def row_problem(value: Any) -> str | None:
-    """The reason why a parsed value cannot be used, at any depth of nesting; None if it can."""
+    """Return why a parsed value cannot be used, at any depth of nesting; None if it can."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         for text in level:
@@ -81,7 +82,7 @@ def row_problem(value: Any) -> str | None:
 
 
 def visible(text: str) -> str:
-    """A line for a terminal or a log, with control characters escaped as in Python source."""
+    """Return a line for a terminal or a log, with control characters escaped as in Python source."""
     return OBEYED.sub(lambda match: repr(match[0])[1:-1], text)
 
 
@@ -92,7 +93,7 @@ def _inside(value: Any) -> list[Any]:
 
 
 def _not_unicode(text: str) -> str | None:
-    """The reason if a text cannot be encoded: JSON can hold half a surrogate pair (a cut emoji), UTF-8 cannot."""
+    """Return why a text cannot be encoded: JSON can hold half a surrogate pair (a cut emoji), UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -102,14 +102,12 @@ class Endpoint:
     """Seconds for a request with all its retries."""
     first_delay: float = FIRST_DELAY
     section: str = "explorer.external_model"
-    """Configuration section with its settings, for messages."""
     retries: int = 0
     _answered: int = 0
     _failed: int = 0
     """Requests since the last answer that finally failed and began after it."""
     _client: AsyncOpenAI | None = None
     _free: asyncio.Semaphore | None = None
-    """Slots for concurrent requests."""
 
     def __str__(self) -> str:
         return endpoint_name(self.settings)
@@ -176,12 +174,12 @@ class Endpoint:
             status, headers = error.status_code, error.response.headers
             again = status in RETRIED or status >= 500
             raise _Fault(
-                f"HTTP {status}: {self._shown(error.response.text)}", again, asked_pause(headers), status
+                f"HTTP {status}: {self._excerpt(error.response.text)}", again, asked_pause(headers), status
             ) from None
         try:
             return read_answer(response.content)
         except ValidationError:
-            raise _Fault(f"no chat completion but {self._shown(response.text)}") from None
+            raise _Fault(f"no chat completion but {self._excerpt(response.text)}") from None
 
     def _openai(self) -> AsyncOpenAI:
         """Return the client. It makes a single attempt: `ask` counts retries and ends them with the budget."""
@@ -218,14 +216,12 @@ class Endpoint:
         longest = min(self.first_delay * 2**attempt, LONGEST_DELAY)
         return longest * random.uniform(0.5, 1.0)
 
-    def _shown(self, text: str) -> str:
-        """Return the beginning of a body on one line."""
+    def _excerpt(self, text: str) -> str:
         line = " ".join(without_key(text, self.key).split())
         return line[:SHOWN] or "nothing"
 
 
 def endpoint_name(settings: ExternalModelConfig) -> str:
-    """Return the endpoint's name for messages."""
     return f"endpoint {settings.base_url} (model {settings.model_name})"
 
 

@@ -54,7 +54,6 @@ class Engine(ABC):
         self._loads = 0
         self._starting: asyncio.Task[float] | None = None
         self._finished_tokens = 0
-        """Tokens of finished samples."""
         self._checked: tuple[int, RankDigests] = (0, ())
         """The last checked version, with the parameter digests at that time."""
         self._asleep: RankDigests | None = None

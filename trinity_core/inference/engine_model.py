@@ -184,7 +184,6 @@ def _without_end(sample: Sample, ends: Sequence[int]) -> np.ndarray:
 
 
 def policy_limits(config: Config, stop_token_ids: tuple[int, ...]) -> Limits:
-    """Return the limits of the policy from the `model` section."""
     model = config.model
     sampling = Sampling(
         max_tokens=model.max_response_tokens or 1,

@@ -42,7 +42,6 @@ class ExternalModel(RolloutModel):
 
     endpoint: Endpoint
     usual: dict[str, Any] = field(default_factory=dict)
-    """Default sampling arguments."""
     outside: RunsElsewhere = in_this_loop
     """Runs the endpoint's calls in its loop if the workflow has another one."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)

@@ -62,7 +62,6 @@ class _Slot:
     handle: Engine
     load: int = 0
     scoring: int = 0
-    """Number of sequences being scored."""
     loading: bool = False
     """True while weights are loaded; the engine samples nothing then."""
     replacing: asyncio.Task[None] | None = None
@@ -94,7 +93,6 @@ class EnginePool:
     """False if no engine has sampled since its prefix cache was last emptied."""
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
     _streamed: dict[str, tuple[_Slot, GrowingSample]] = field(default_factory=dict)
-    """Streamed requests in flight, by key."""
     _looking: asyncio.Task[None] | None = None
     _fault: Exception | None = None
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -330,7 +328,7 @@ class EnginePool:
         known = {key: growth.known for key, (its, growth) in self._streamed.items() if its is slot}
         lost = slot.lost
         try:
-            sampled = await _answer(slot, slot.handle.so_far(known), self.patience, "told what it has sampled")
+            sampled = await _answer(slot, slot.handle.so_far(known), self.patience, "reported its samples")
         except EngineLost as error:  # callers waiting for its answers get the error too
             log.debug("nothing to stream: %s", error)
             return
@@ -379,12 +377,12 @@ class EnginePool:
         slot.lost.set()
         slot.watching = None  # each engine has its own watcher; the old one ends on its own
         slot.replacing = asyncio.get_running_loop().create_task(self._revive(slot))
-        slot.replacing.add_done_callback(_seen)
+        slot.replacing.add_done_callback(_retrieve_error)
 
     def _count(self, slot: _Slot, lost: EngineLost) -> None:
         self.restarts += 1
         if self.restarts > self.max_restarts:
-            self._fault = TransientFault(f"engines were lost {self.restarts} times, the last time so: {lost}")
+            self._fault = TransientFault(f"engines were lost {self.restarts} times, most recently: {lost}")
         else:
             log.warning("engine %d is replaced (%d of %d): %s", slot.index, self.restarts, self.max_restarts, lost)
 
@@ -463,7 +461,7 @@ def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
     return shares
 
 
-def _seen(task: asyncio.Task[None]) -> None:
+def _retrieve_error(task: asyncio.Task[None]) -> None:
     """Retrieve a task's error, which is kept as the pool's fault, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

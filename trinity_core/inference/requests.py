@@ -118,7 +118,6 @@ class Sample:
     """int32 [T]."""
     reason: StopReason
     top: TopLogprobs | None = None
-    """None unless requested."""
 
     def part(self, places: slice) -> Sample:
         top = self.top and self.top.part(places)
@@ -211,7 +210,6 @@ class WeightSyncReport:
 @dataclass(eq=False)
 class GrowingSample:
     handed: Sample | None = None
-    """The part handed out so far."""
     before: Sample | None = None
     """The part sampled by engines that are now lost."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)

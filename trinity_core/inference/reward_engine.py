@@ -91,7 +91,7 @@ class RewardEngine:
 
         if not is_reward_model(self.model_path):
             raise TrinityError(
-                f"{self.model_path} is no reward model: its architecture does not end with {ARCHITECTURE}",
+                f"{self.model_path} is not a reward model: its architecture does not end with {ARCHITECTURE}",
                 key=self.model_path,
             )
         tokenizer = load_tokenizer(self.model_path, self._trust)

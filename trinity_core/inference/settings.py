@@ -38,8 +38,6 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """One engine: model, limits and placement."""
-
     model_path: str
     max_model_len: int
     """Longest sequence in tokens, prompt and response together."""
@@ -142,7 +140,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSetti
         model,
         **_adapter(config.engine_adapter),
         model_path=config.model.model_path,
-        max_model_len=_known(config.model.max_model_len, "model.max_model_len"),
+        max_model_len=_resolved(config.model.max_model_len, "model.max_model_len"),
         max_num_seqs=min(model.max_num_seqs, sampled) if not on_gpu else model.max_num_seqs,
         on_gpu=on_gpu,
         threads=threads,
@@ -167,11 +165,10 @@ def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
 
 
 def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, threads: int = 1) -> EngineSettings:
-    """Return the settings of each engine of an auxiliary model."""
     return _settings(
         model,
         model_path=model.model_path,
-        max_model_len=_known(model.max_model_len, "max_model_len"),
+        max_model_len=_resolved(model.max_model_len, "max_model_len"),
         max_num_seqs=model.max_num_seqs,
         on_gpu=on_gpu,
         threads=threads,
@@ -203,7 +200,7 @@ def _settings(model: RolloutModelConfig, **arguments: object) -> EngineSettings:
     return EngineSettings(**(shared | {"grammars": model.enable_openai_api, "reasoning_parser": parser} | arguments))
 
 
-def _known(value: int | None, key: str) -> int:
+def _resolved(value: int | None, key: str) -> int:
     if value is None:
         raise ValueError(f"{key} is not resolved; load the configuration with load_config")
     return value

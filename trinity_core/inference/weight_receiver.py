@@ -100,9 +100,9 @@ def put_in_place(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         adapter = adapters.create_dummy_lora(ADAPTER, 1, manager.embedding_modules)  # of zeros
     packed = adapters.packed_modules  # a packed module takes adapters of its parts, not of a fused matrix
     places = {*adapters.modules, *(part for parts in packed.values() for part in parts)} - set(packed)
-    told = () if tensors else manager.lora_config.target_modules
+    targets = () if tensors else manager.lora_config.target_modules
     lost = {name for name in adapter.loras if tensors and name not in places}
-    lost |= {name for name in told if not any(place.split(".")[-1] == name for place in places)}
+    lost |= {name for name in targets if not any(place.split(".")[-1] == name for place in places)}
     if lost:
         raise TrinityError(
             f"vLLM cannot put an adapter on {min(lost)} of this model; leave it out of "
@@ -144,23 +144,23 @@ def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
     quantized = {id(p) for module in model.modules() if _is_quantized(module) for p in module.parameters(recurse=False)}
     absorbed = {id(p): m for m in model.modules() for p in _absorbed(m)}
     parameters = {id(p): p for p in model.parameters() if p.numel() and id(p) not in absorbed}
-    for names, parameter in _named(parameters, model.named_parameters(remove_duplicate=False)):
+    for names, parameter in _with_names(parameters, model.named_parameters(remove_duplicate=False)):
         if id(parameter) in quantized or _is_computed(parameter):
             digests[f"{names}{COMPUTED}"] = value_digest(parameter.detach().as_subclass(torch.Tensor))
         else:
             digests[names] = value_digest(parameter, dtype)
     sources = ((m, vars(m)["_modules"]["kv_b_proj"]) for m in absorbed.values())
     made_of = {id(source): m for m, source in sources if not _is_quantized(source)}
-    for names, module in _named(made_of, model.named_modules(remove_duplicate=False), ".weight"):
+    for names, module in _with_names(made_of, model.named_modules(remove_duplicate=False), ".weight"):
         digests[f"{names}{ABSORBED}"] = sum(value_digest(part, dtype) for part in _absorbed(module))
     packed = {id(m): m for m in model.modules() if vars(m).get("cpu_linear", linear) is not linear}
-    for names, module in _named(packed, model.named_modules(remove_duplicate=False), ".weight"):
+    for names, module in _with_names(packed, model.named_modules(remove_duplicate=False), ".weight"):
         digests[f"{names}{PACKED}"] = vars(module).get(DIGEST)
     _say_once(tuple(name.removesuffix(COMPUTED) for name in digests if name.endswith(COMPUTED)))
     return digests
 
 
-def _named(things: dict[int, T], named: Iterable[tuple[str, Any]], last: str = "") -> Iterator[tuple[str, T]]:
+def _with_names(things: dict[int, T], named: Iterable[tuple[str, Any]], last: str = "") -> Iterator[tuple[str, T]]:
     """Yield each of `things` (by its id) with all its names."""
     names: dict[int, list[str]] = {}
     for name, thing in named:

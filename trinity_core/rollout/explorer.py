@@ -240,7 +240,7 @@ class Explorer:
         wait = VersionWait(version, self.weights, self._open.store, self._watch, self._lineage, self._is_stopping)
         loadable = await self._waited(wait)
         if wait.went_back:
-            raise LineageChanged(f"the trainer went back while version {version} was waited for")
+            raise LineageChanged(f"the trainer went back during the wait for version {version}")
         if loadable is not None and loadable > version and self.is_synchronous:
             log.warning(NEWER_THAN_DUE, self._step + 1, loadable, version)
         return loadable
@@ -477,7 +477,7 @@ class Explorer:
         numbers["eval/seconds"] = time.perf_counter() - began
         if missing := unscored_sets(numbers):
             log.warning(
-                "version %d has no score: no answer of the eval sets %s has a verdict", version, ", ".join(missing)
+                "version %d has no score: no answer in the eval sets %s has a verdict", version, ", ".join(missing)
             )
         made_with = await asyncio.to_thread(score_fingerprint, self.config, version)
         metrics = MetricsFile(self.config.job_dir, "eval")

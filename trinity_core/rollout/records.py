@@ -102,7 +102,6 @@ class StepRecords:
 
 
 def _spread(experiences: list[Experience], count: int) -> list[Experience]:
-    """Return at most `count` experiences, evenly spaced."""
     return experiences[:: max(1, len(experiences) // count)][:count]
 
 
@@ -146,7 +145,6 @@ class OperatorInput:
     def __init__(self, config: Config) -> None:
         path = operator_input_file(config)
         self._archive = Archive(path, whole_line, file_owner(config, path)) if path else None
-        """None if no file is configured."""
 
     def resume(self, step: int) -> None:
         """Cut the file after `step`, the last stored one."""
@@ -164,7 +162,6 @@ class ExploredFile:
     def __init__(self, config: Config, store: ExperienceStore) -> None:
         path = explored_file(config)
         self._archive = Archive(path, whole_line, file_owner(config, path)) if path else None
-        """None if no file is configured."""
         self._explored = partial(store.explored, config.explorer.name)
 
     def resume(self, step: int) -> None:

@@ -120,7 +120,6 @@ class TaskRunner:
     rewards: RewardRunner
     at_once: int
     timeout: float
-    """Seconds for one attempt at one task."""
     max_retries: int = 0
     auxiliary: Sequence[RolloutModel] = ()
     records: bool = False
@@ -174,7 +173,7 @@ class TaskRunner:
                 await self._attempt(outcome)
                 if outcome.error is None:
                     return outcome
-                log.warning("%s failed: %s", _named(task), cause(outcome.error))
+                log.warning("%s failed: %s", _task_label(task), cause(outcome.error))
                 if isinstance(outcome.error, TrinityError):
                     return outcome
         return outcome
@@ -254,7 +253,7 @@ def rejected_row(task: Task, reason: str) -> RejectedRow:
     return RejectedRow(where, reason)
 
 
-def _named(task: Task) -> str:
+def _task_label(task: Task) -> str:
     where = f" ({task.location})" if task.location else ""
     return f"task {task.index} of {task.taskset}{where}"
 
@@ -326,7 +325,7 @@ def check_failures(where: str, outcomes: Sequence[Outcome]) -> None:
 
 
 def _all_lost(where: str, outcomes: Sequence[Outcome], reason: str) -> TrinityError:
-    first = _named(outcomes[0].task)
+    first = _task_label(outcomes[0].task)
     return TrinityError(f"all {len(outcomes)} tasks of {where} failed; the first, {first}, with {reason}")
 
 

@@ -43,7 +43,6 @@ DROPPED_HELD = 100
 SERVED = "served"
 """The task set of users' sessions in the ledger."""
 TAKEN = "tasks_taken"
-"""Key of a stored position."""
 CHANGED = (
     "buffer.train_batch_size or repeat_times has changed: train steps after step %d take %d tasks each, so the run has "
     "%d explore steps instead of %d"
@@ -106,7 +105,6 @@ class TaskSteps:
     """Columns added to experiences for the operators."""
     text: str = ""
     taken: TasksTaken | None = None
-    """None before `resume`."""
 
     @property
     def total_steps(self) -> int:
@@ -224,7 +222,6 @@ class ServedSteps:
         return await asyncio.to_thread(self._outcomes, step, version)
 
     async def further(self, step: int, count: int) -> list[Outcome]:
-        """Returns none: further sessions cannot be requested."""
         return []
 
     def _outcomes(self, step: int, version: int) -> list[Outcome]:
@@ -278,15 +275,12 @@ def one_answer_each(tasks: Sequence[Task]) -> list[Task]:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """The tasks of a step, including replacements."""
-
     outcomes: list[Outcome]
     experiences: list[Experience]
     """Experiences that the operators kept."""
     dropped: dict[str, dict[str, int]]
     """Group -> operator or reason -> number of experiences dropped."""
     operator_seconds: float
-    """Time the step waited for the operators."""
 
 
 async def sample_step(

@@ -156,7 +156,6 @@ class _Lane:
         return None if owner is None else self.inward.caller_of(owner())
 
     def stack(self) -> str:
-        """Return the thread's current stack."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame)[-3:])
 

@@ -44,7 +44,7 @@ class Batch:
     @property
     def excluded(self) -> Tensor:
         """bool [B]: expert rows, unscored answers and truncated prompts; excluded from advantages."""
-        asked = _asked(self.experiences)
+        asked = _sampled_groups(self.experiences)
         out = [e.is_expert or e.is_unscored or e.group not in asked for e in self.experiences]
         return torch.tensor(out, device=self.mask.device)
 
@@ -62,7 +62,7 @@ def make_batch(experiences: Sequence[Experience], device: torch.device, needs: C
     """
     if not experiences:
         raise DataError("a training batch has no rows")
-    rows = _judged(experiences, needs)
+    rows = _with_unscored(experiences, needs)
     width = max(e.response_length for e in rows)
     taught = [e.teacher_logprobs for e in rows]
     return Batch(
@@ -79,7 +79,7 @@ def make_batch(experiences: Sequence[Experience], device: torch.device, needs: C
     )
 
 
-def _judged(experiences: Sequence[Experience], needs: Collection[str]) -> list[Experience]:
+def _with_unscored(experiences: Sequence[Experience], needs: Collection[str]) -> list[Experience]:
     """Mark rows that lack one of `needs` as unscored, so that a missing value is never read as 0."""
     rollouts = [e for e in experiences if not e.is_expert and e.action_mask.any()]
     lacking = {id(e): absent for e in rollouts if (absent := [name for name in needs if _lacks(e, name)])}
@@ -120,7 +120,7 @@ def _optional(rows: Sequence[np.ndarray | None], width: int, device: torch.devic
     return None if all(row is None for row in rows) else _grid(rows, width, np.float32).to(device)
 
 
-def _asked(experiences: Sequence[Experience]) -> set[str]:
+def _sampled_groups(experiences: Sequence[Experience]) -> set[str]:
     """Return the groups with at least one sampled rollout."""
     return {e.group for e in experiences if not e.is_unsampled}
 
@@ -144,7 +144,7 @@ def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
         "response_length/truncated": float(np.mean([e.truncated for e in written])),
         "prompt_length/mean": float(np.mean([e.prompt_length for e in written])),
     }
-    groups = _asked(own)
+    groups = _sampled_groups(own)
     asked = [e for e in own if e.group in groups]
     keys = zip((e.group for e in asked), rollouts_of(asked), strict=True)
     reward_of = dict(zip(keys, rollout_rewards(asked), strict=True))

@@ -105,7 +105,7 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
     tensors = {name: p for name, p in lm.named_parameters() if p.requires_grad}
     if other := [name for name in tensors if not is_adapter(plain_name(name))]:
         raise TrinityError(
-            f"model.lora_configs[0].target_modules: {other[0]} is no matrix of a linear layer, and adapters of others "
+            f"model.lora_configs[0].target_modules: {other[0]} is not a matrix of a linear layer; adapters on others "
             "are not supported; name linear layers, or all-linear",
             key="model.lora_configs[0].target_modules",
         )

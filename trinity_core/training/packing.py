@@ -130,7 +130,6 @@ def pack(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> tupl
 
 
 def _lengths(p: np.ndarray, r: np.ndarray, prompt_of: np.ndarray) -> Lengths:
-    """Return the `Lengths` of prompts with lengths `p` and responses with lengths `r`; `prompt_of` as in `Packed`."""
     ends = np.concatenate([p, r]).cumsum()
     tokens = np.split(np.arange(ends[-1]), ends[:-1])
     prompts, responses = tokens[: len(p)], tokens[len(p) :]

@@ -249,7 +249,6 @@ def load_causal_lm(
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its class name if it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 

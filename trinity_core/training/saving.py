@@ -253,7 +253,7 @@ class _Writing:
                 self._finish(written)
             self._writer.trim()
         except Exception as error:
-            self._tell(error)
+            self._record_failure(error)
             raise
 
     def _write_own(self) -> dict[str, Entry]:
@@ -309,7 +309,7 @@ class _Writing:
                     return content
         raise TransientFault(f"rank {rank} has not written its part of the checkpoint within {WRITE_SECONDS:g} s")
 
-    def _tell(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         if not self._ranks.first:
             with suppress(OSError, TrinityError):
                 failure = {"error": str(error), "is_final": isinstance(error, TrinityError)}

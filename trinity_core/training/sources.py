@@ -155,13 +155,13 @@ class RolloutSource(BatchSource):
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
         """Return whole groups of at least `train_batch_size` rows, in a synchronous run those of a whole explore step;
         none if explorers wait for newer weights instead."""
-        telling = self._telling(step, stop, tell)
+        telling = self._reporting(step, stop, tell)
         batch = wait_lease(
             self.store, step, self.rows, step - 1, self.strategy, self.expert, self.timeout, telling, self.whole_step
         )
         return None if batch == [] and self.store.exhausted() else batch
 
-    def _telling(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> Callable[[], bool]:
+    def _reporting(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> Callable[[], bool]:
         """Wrap `stop`, which is called throughout a wait, so that it also reports what is awaited."""
         wait = Wait(f"experiences for train step {step}")
         looked = time.monotonic()
@@ -346,7 +346,7 @@ def _nothing_came(step: int, timeout: float, before: Mapping[str, int], stats: S
     known = describe_explorers(stats.explorers, stats.now)
     if all_is_dropped(stats.explorers, before, stats.now):
         return TrinityError(
-            f"{nothing}{known}. Explorers work, but nothing is left of what they make: see their metrics "
+            f"{nothing}{known}. Explorers work, but operators drop all their rows: see their metrics "
             "experiences and experiences/kept, and data_processor.experience_pipeline.operators"
         )
     return TransientFault(nothing + known)

@@ -152,7 +152,6 @@ class Trainer:
         return batch
 
     def update(self, batch: list[Experience]) -> None:
-        """Take one train step on the batch."""
         progress = self.progress
         progress.state = "training"
         step = progress.step + 1
@@ -396,7 +395,6 @@ def _note_algorithm(config: Config, step: int) -> None:
 
 
 def _shared_gpu(config: Config, stopping: Event) -> SharedGpu | None:
-    """Acquire the GPU shared with an engine; None if none is shared."""
     if not config.cluster.colocate:
         return None
     gpu = SharedGpu(config.layout.gpu_lock, "trainer")

@@ -28,7 +28,7 @@ from trinity_core.training.micro import Micro, Micros, build_micro
 
 ENLARGERS = (
     "the learning rate is too high for this model (algorithm.optimizer.lr, now {lr:g}); gradients are not clipped "
-    "(trainer.grad_clip, now {clip:g}); the numbers outgrow {dtype} (trainer.dtype)"
+    "(trainer.grad_clip, now {clip:g}); values overflow {dtype} (trainer.dtype)"
 )
 
 
@@ -288,7 +288,7 @@ def _causes(engine: TrainingEngine, lr: float, inputs: Mapping[str, Tensor | Non
         if values is not None and not bool(values.isfinite().all())
     ]
     if broken:
-        return f"Not finite before the update: {', '.join(broken)}; look for the cause there."
+        return f"Not finite before the update: {', '.join(broken)}; the cause is there."
     settings = engine.settings
     listed = ENLARGERS.format(lr=lr, clip=settings.grad_clip, dtype=str(settings.dtype).removeprefix("torch."))
-    return f"All that went in was finite. Likely causes: {listed}."
+    return f"All inputs were finite. Likely causes: {listed}."

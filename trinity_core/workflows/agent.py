@@ -109,7 +109,6 @@ PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """Variables of the explorer that a command sees; others may hold passwords."""
 LIMITED = 'ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec "$@"'
 REPORT_BYTES = 16 << 20
-"""Size limit of a report."""
 SHOWN = 500
 """Number of last characters of a command's output in its error message."""
 
@@ -163,12 +162,11 @@ class CommandWorkflow(AgentWorkflow):
     needs_prompt = False
 
     async def rollout(self, session: RolloutSession, run: int) -> Reward | float | None:
-        """Return the verdict on the command's report."""
         arguments = CommandArguments.model_validate(self.task.workflow_args)
         with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as folder:
             place = Path(folder)
             task, report = place / "task.json", place / "report.json"
-            task.write_text(json.dumps(self._told(run), default=str))
+            task.write_text(json.dumps(self._task_json(run), default=str))
             (place / "work").mkdir()
             if absent := [name for name in arguments.secrets if name not in os.environ]:
                 raise TrinityError(
@@ -186,9 +184,9 @@ class CommandWorkflow(AgentWorkflow):
                 **arguments.env,
             }
             await run_command(arguments, place / "work", environment)
-            return await self._judged(_report(report))
+            return await self._verdict(_report(report))
 
-    def _told(self, run: int) -> dict[str, Any]:
+    def _task_json(self, run: int) -> dict[str, Any]:
         """Return the task as the command sees it. Only a command that judges itself gets the row, which may hold the
         answer."""
         task = self.task
@@ -196,7 +194,7 @@ class CommandWorkflow(AgentWorkflow):
         question |= {"tools": task.tools, "run": run, "seed": task.rollout_seed(run)}
         return question if task.reward_fn is not None else {**question, "row": task.raw}
 
-    async def _judged(self, report: dict[str, Any]) -> Reward | float | None:
+    async def _verdict(self, report: dict[str, Any]) -> Reward | float | None:
         if self.task.reward_fn is None:
             if "reward" not in report:
                 raise TrinityError(
@@ -244,7 +242,7 @@ def _report(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_bytes())
     except ValueError as error:
-        raise CommandFailed(f"its report is no JSON: {error}") from None
+        raise CommandFailed(f"its report is not JSON: {error}") from None
     if not isinstance(report, dict):
-        raise CommandFailed("its report is no JSON object")
+        raise CommandFailed("its report is not a JSON object")
     return report

@@ -146,7 +146,7 @@ def _plain_numbers(experience: Experience, workflow: str) -> None:
         experience.run, experience.turn = int(experience.run), int(experience.turn)
     except (TypeError, ValueError) as error:
         raise TrinityError(
-            f"workflow '{workflow}' gave a reward, metric, run or turn that is no number: {error}", key=workflow
+            f"workflow '{workflow}' gave a reward, metric, run or turn that is not a number: {error}", key=workflow
         ) from error
     experience.state = str(experience.state)
     taught = experience.teacher_logprobs

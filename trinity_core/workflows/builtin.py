@@ -152,17 +152,17 @@ class MathRulerWorkflow(SimpleWorkflow):
         """Return `repeat_times` experiences with the judge's rewards."""
         completions = await self.answers()
         gold = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
-        judged = await self.rewards.score("llm_judge", [self._shown(one) for one in completions])
+        judged = await self.rewards.score("llm_judge", [self._judge_item(one) for one in completions])
         return [
-            self.experience(completion, _measured(reward, known), run)
+            self.experience(completion, _with_gold(reward, known), run)
             for run, (completion, reward, known) in enumerate(zip(completions, judged, gold, strict=True))
         ]
 
-    def _shown(self, completion: Completion) -> RewardItem:
+    def _judge_item(self, completion: Completion) -> RewardItem:
         return replace(self.reward_item(completion), args={"mode": "group", **self.task.workflow_args})
 
 
-def _measured(reward: Reward, gold: Reward) -> Reward:
+def _with_gold(reward: Reward, gold: Reward) -> Reward:
     """Add another reward to the metrics of a reward. An error of the other reward does not affect this one."""
     known = {} if gold.value is None else {"gold_reward": gold.value, **(gold.parts or {})}
     return replace(reward, counts={**reward.counts, **known, f"gold_{VERIFIER_ERRORS}": float(gold.error is not None)})
@@ -183,7 +183,7 @@ class DistillMathWorkflow(MathBoxedWorkflow):
         """Return `repeat_times` experiences with the teacher's log-probs."""
         teacher = self.teacher
         completions = await self.answers()
-        taught = await asyncio.gather(*(self._taught(teacher, one) for one in completions))
+        taught = await asyncio.gather(*(self._teacher_logprobs(teacher, one) for one in completions))
         rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
         return [
             self._distilled(completion, logprobs, reward, run)
@@ -200,7 +200,7 @@ class DistillMathWorkflow(MathBoxedWorkflow):
             )
         return self.auxiliary[0]
 
-    async def _taught(self, teacher: RolloutModel, completion: Completion) -> np.ndarray | str:
+    async def _teacher_logprobs(self, teacher: RolloutModel, completion: Completion) -> np.ndarray | str:
         """Return the teacher's log-probs of the sampled tokens, or why there are none. Raises TrinityError if
         tokenizers differ."""
         tokens = [int(token) for token in (*completion.prompt_tokens, *completion.tokens)]

@@ -28,9 +28,9 @@ def exclude_unscored(experiences: Sequence[Experience]) -> None:
     for turns in runs_of([one for one in experiences if not one.is_expert]):
         final = turns[-1]
         for one in turns:
-            if not _judged(final) or _failed(one):
+            if not _is_judged(final) or _failed(one):
                 _exclude(one)
-            elif not _judged(one):
+            elif not _is_judged(one):
                 one.reward = final.total_reward
                 if one.reward is None:
                     _exclude(one)
@@ -52,7 +52,7 @@ def _failed(one: Experience) -> bool:
     return one.metrics.get(VERIFIER_ERRORS, 0.0) > 0
 
 
-def _judged(one: Experience) -> bool:
+def _is_judged(one: Experience) -> bool:
     scores = (one.reward, one.token_rewards, one.teacher_logprobs)
     return not _failed(one) and any(score is not None for score in scores)
 
@@ -71,10 +71,10 @@ class CountedRewards:
         self.errors = 0
 
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        return self._counted(await self._rewards.score(name, items))
+        return self._count_errors(await self._rewards.score(name, items))
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        return self._counted(self._rewards.score_sync(name, items))
+        return self._count_errors(self._rewards.score_sync(name, items))
 
     def warn_if_ignored(self, workflow: str, experiences: Sequence[Experience]) -> None:
         """Log a warning if verifiers failed and no metric of an experience shows it (`…verifier_errors`)."""
@@ -89,6 +89,6 @@ class CountedRewards:
                 self.errors,
             )
 
-    def _counted(self, rewards: list[Reward]) -> list[Reward]:
+    def _count_errors(self, rewards: list[Reward]) -> list[Reward]:
         self.errors += sum(reward.error is not None for reward in rewards)
         return rewards

@@ -30,15 +30,12 @@ step."""
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A policy loss, found by name in `POLICY_LOSSES`."""
-
     name: str
     function: Callable[..., tuple[Tensor, Stats]]
     """(logprobs, mask, the inputs it names, **args) -> (values [B, T], stats). Inputs are 0 at masked tokens."""
     metric: str = "pg_loss"
     """A second metric name of the loss, besides `pg_loss`."""
     loss_agg_mode: str = "token-mean"
-    """The default aggregation."""
     weigh: Callable[..., Tensor] | None = None
     """(mask, aggregate, ...) -> weights, for losses whose weights differ from the aggregation's."""
     corrects_rollouts: bool = True

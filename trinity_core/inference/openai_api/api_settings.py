@@ -94,7 +94,6 @@ def workflow_models(config: Config, server: ApiServer | None, pool: EnginePool) 
 
 
 def sampling(config: Config) -> dict[str, Any]:
-    """Return the policy's default sampling."""
     model = config.model
     return {"temperature": model.temperature, "top_p": model.top_p, "top_k": max(model.top_k, 0)}
 

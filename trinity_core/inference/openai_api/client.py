@@ -62,7 +62,6 @@ class _Choice:
         return _params(self.core)
 
     def output(self, part: Sample, finished: bool) -> EngineCoreOutput:
-        """Return the part as input for vLLM's output processor."""
         return EngineCoreOutput(
             self.core.request_id,
             part.tokens.tolist(),
@@ -109,7 +108,6 @@ class _Streams:
                 yield item
 
     def stop(self, number: str) -> None:
-        """Cancel the rest of an answer."""
         if number in self._pumps:
             self._pumps.pop(number).cancel()
 
@@ -251,7 +249,6 @@ class PoolClient(EngineClient):
         return Request(f"{self._name}/{core.request_id}", prompt, sampling, params.seed, params)
 
     async def _at_once(self, choices: dict[str, _Choice]) -> AsyncIterator[tuple[str, Sample, bool]]:
-        """Yield each answer as a whole."""
         samples = await self._bridge.call(self._pool.generate([one.request for one in choices.values()]))
         for number, sample in zip(choices, samples, strict=True):
             yield number, sample, True

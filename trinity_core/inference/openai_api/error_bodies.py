@@ -70,7 +70,6 @@ def refused(request: Request, refusal: Refusal) -> JSONResponse:
 
 
 def streamed_error(chunk: str) -> str:
-    """Rewrite a chunk of a stream if it is an error."""
     if not chunk.startswith(STREAMED):
         return chunk
     data, blank, rest = chunk.removeprefix("data: ").partition("\n\n")

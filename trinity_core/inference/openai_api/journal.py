@@ -25,8 +25,6 @@ SUFFIX = ".jsonl"
 
 @dataclass(slots=True)
 class JournalEntry:
-    """A session as recorded in its file."""
-
     name: str
     task: str = ""
     requests: list[tuple[str, list[Kept]]] = field(default_factory=list)
@@ -47,7 +45,6 @@ class Journal:
         self._append(name, {"task": task})
 
     def answers(self, name: str, setting: str, kept: Sequence[Kept]) -> None:
-        """Record the answers to a request of the session."""
         self._append(name, {"setting": setting, "answers": [_line(call, history) for call, history in kept]})
 
     def drop(self, name: str, number: int) -> None:

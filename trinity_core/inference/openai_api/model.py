@@ -128,7 +128,6 @@ class ApiModel(RecordingModel):
         self._task, self._api = task, api
         self._sessions: list[OpenSession] = []
         self._opened: Counter[int] = Counter()
-        """Number of sessions opened, by rollout."""
 
     def session(self, run: int = 0) -> OpenSession:
         """Open a session for rollout `run` of the task. Each session has its own noise, so sessions of one rollout
@@ -164,7 +163,6 @@ class ApiModel(RecordingModel):
 
     @property
     def model_name(self) -> str:
-        """The policy's name in requests."""
         return self._api.model_name
 
     @property
@@ -174,7 +172,6 @@ class ApiModel(RecordingModel):
 
     @property
     def openai_async_client(self) -> AsyncOpenAI:
-        """An `openai.AsyncOpenAI` client for the workflow's own session."""
         return self._own.openai_async_client
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from trinity_core.inference.openai_api.vllm_handlers import ServedModels
 
 CLIENT_GONE = 499
-"""The status of a response to a client that has disconnected."""
 NO_CHOICES = '"choices":[]'
 END_SECONDS = 0.03
 """Delay between the last part of a stream and its end, so that a client reads the first without the second."""

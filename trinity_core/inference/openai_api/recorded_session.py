@@ -23,8 +23,6 @@ CONNECTION = "connection"
 
 
 class Connection(Protocol):
-    """A client's connection (`ClientConnection`)."""
-
     answered: Exchange | None
     """The request answered last, until another request arrives."""
     lost: bool
@@ -274,5 +272,4 @@ EXCHANGE: ContextVar[Exchange | None] = ContextVar("EXCHANGE", default=None)
 
 
 def setting_of(arguments: Mapping[str, Any]) -> str:
-    """Serialise the arguments of a chat template."""
     return json.dumps(arguments, sort_keys=True, default=str)

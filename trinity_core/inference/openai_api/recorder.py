@@ -88,20 +88,20 @@ class Recorder:
         places = (n for n, digest in enumerate(digests) if digest in self._next or digest in self._answers)
         known = max(places, default=-1)
         if known < 0:
-            return "its tools or the arguments of its chat template are none that the session had before"
+            return "its tools or chat template arguments differ from all earlier ones of the session"
         if known == len(messages):
-            return "all of its messages were there before: it asks for another answer"
+            return "all of its messages occurred before: it asks for another answer"
         expected, message = self._next.get(digests[known]), messages[known]
         if expected is None:
             return None
         where = f"message {known + 1} of {len(messages)} ({message.get('role')})"
         if not known:
-            return f"{where} begins no conversation that the session had before"
+            return f"{where} does not begin a conversation that the session had before"
         if message.get("role") != "assistant" or expected.get("role") != "assistant":
-            return f"{where} stands where another message of role {expected.get('role')} stood"
+            return f"{where} replaces another message of role {expected.get('role')}"
         sent, answered = said(message), said(expected)
         parts = [name for name in answered if sent[name] != answered[name]]
-        return f"{where} is not the answer that was given: it differs in {' and '.join(parts)}"
+        return f"{where} differs from the answer that was given in {' and '.join(parts)}"
 
     def sequences(self) -> list[TokenSequence]:
         """Return the fewest sequences in which each sampled token has mask 1 exactly once, oldest answer first."""

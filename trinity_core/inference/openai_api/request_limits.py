@@ -19,7 +19,6 @@ MOST_BYTES = 64 << 20
 MOST_BYTES_OF_ONE = 1 << 20
 """Byte limit of requests for a session, of feedback, and of tasks."""
 MOST_DEPTH = 200
-"""Greatest depth of nested brackets."""
 MOST_TOKENS = 65_000
 """Limit of strings and brackets in a body: 10,000 messages of a role and a text, 6 each, and the rest of the
 request."""

@@ -36,8 +36,6 @@ MetricName = Annotated[str, Field(max_length=100, pattern=r"^\w[\w\-. ]*(/\w[\w\
 
 
 class Feedback(BaseModel):
-    """A user's feedback on a session."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
     reward: Number
     metrics: dict[MetricName, Number] = {}

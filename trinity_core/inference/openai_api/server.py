@@ -48,8 +48,6 @@ QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model to serve, with its engines."""
-
     names: tuple[str, ...]
     """Names by which requests may call it; the first is its own."""
     path: str
@@ -60,7 +58,6 @@ class ServedModel:
     """Without effect: vLLM's server code computes nothing, but requires a number format."""
     trust_remote_code: bool = False
     speculative_config: Any = None
-    """Speculative decoding settings of the engines, if any."""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     enable_auto_tool_choice: bool = False
@@ -87,7 +84,6 @@ class ApiServer:
     port: int = 0
     """0: any free port."""
     sessions: SessionLog | None = None
-    """Where ended sessions are logged."""
     queues: Mapping[str, TaskQueue] = field(default_factory=dict)
     """Task queues that programs may add to, by the names of their task sets."""
     key: str = field(default_factory=_new_key, repr=False)
@@ -198,7 +194,7 @@ async def _listening_once_free(host: str, port: int) -> socket.socket:
                 advice = f"end that, or set explorer.api_port to another port (waited {PORT_SECONDS:g} s)"
                 raise TransientFault(f"{fault}; it is held by {held}: {advice}") from error
             if not warned:
-                log.warning("port %d is waited for, up to %g s: it is held by %s", port, PORT_SECONDS, held)
+                log.warning("waiting up to %g s for port %d, which is held by %s", PORT_SECONDS, port, held)
             warned = True
     raise AssertionError("unreachable: the port is free or the time is over")
 

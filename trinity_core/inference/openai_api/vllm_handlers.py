@@ -114,7 +114,7 @@ class RecordedChat(Chat):
         request.parallel_tool_calls = None  # False would return fewer calls than are recorded and trained on
         exchange.guided = request.extract_structured_outputs() is not None or request.tool_choice not in OWN_CHOICE
         if exchange.guided:
-            self._tell_once(GUIDED)
+            self._log_once(GUIDED)
         if request.add_generation_prompt and not request.echo:
             messages = getattr(raw_request.state, MESSAGES, None) or (await raw_request.json())["messages"]
             await self._continue(request, messages, exchange)
@@ -133,7 +133,7 @@ class RecordedChat(Chat):
         exchange.messages, exchange.setting = messages, setting_of(params.chat_template_kwargs)
         continued = exchange.session.continued(exchange.setting, messages)
         if (departure := exchange.session.departure(exchange.setting, messages)) is not None:
-            self._tell_once(NEW_SEQUENCE, departure)
+            self._log_once(NEW_SEQUENCE, departure)
         if continued is None:
             return
         call, count = continued
@@ -145,7 +145,7 @@ class RecordedChat(Chat):
             exchange.recorded = len(call.tokens)
             request.kv_transfer_params = {"prompt_token_ids": prompt.tolist()}
 
-    def _tell_once(self, message: str, *arguments: str) -> None:
+    def _log_once(self, message: str, *arguments: str) -> None:
         if message not in self._told:
             self._told.add(message)
             log.warning(message, *arguments)
@@ -167,7 +167,7 @@ class RecordedChat(Chat):
                 log.debug("a conversation begins a new sequence: %s", error)
                 text = None
             if text is None:
-                self._tell_once(NEW_SEQUENCE, "the chat template does not show where the answer before it ends")
+                self._log_once(NEW_SEQUENCE, "the chat template does not show where the answer before it ends")
                 return None
             return list(self._tokenizer.encode(text, add_special_tokens=False))
 
@@ -197,7 +197,6 @@ class RecordedCompletion(OpenAIServingCompletion):
 
 
 async def each_of(items: Iterable[T]) -> AsyncGenerator[T, None]:
-    """Yield the items from an async generator."""
     for item in items:
         yield item
 

@@ -16,7 +16,6 @@ from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Environme
 START_SECONDS = 32.0
 """Time for a full or starting server to open a session; less than the default `time_limit`."""
 MOST_BYTES = 16 << 20
-"""Size limit of a message."""
 CLOSE_SECONDS = 2.0
 """Time for a server to end a session that its client has closed."""
 
@@ -51,16 +50,15 @@ class OpenEnv:
     async def reset(self, seed: int) -> Step:
         """Begin a new episode; the first call opens the session."""
         data = {**({"seed": seed} if self._send_seed else {}), **self._reset_args}
-        return await self._begun({"type": "reset", "data": data})
+        return await self._observed_with_retries({"type": "reset", "data": data})
 
     async def step(self, action: str) -> Step:
-        """Perform the action in the policy's text."""
         data: Any = {self._action_key: action} if self._action_key else _as_object(action)
         if data is None:
             return Step(
                 f"Say a JSON object.\n{self._shown}", info={"invalid": True, "rewarded": False, "state": self._shown}
             )
-        ask = self._begun if self._channel is None else self._observed
+        ask = self._observed_with_retries if self._channel is None else self._observed
         return await ask({"type": "step", "data": data})
 
     async def tools(self) -> list[Any]:
@@ -72,7 +70,7 @@ class OpenEnv:
         if channel is not None:
             await channel.close()
 
-    async def _begun(self, message: Mapping[str, Any]) -> Step:
+    async def _observed_with_retries(self, message: Mapping[str, Any]) -> Step:
         """Like `_observed`, with retries for a server that is full or starting."""
         async for _ in poll_async(START_SECONDS, pause=1.0):
             try:
@@ -95,7 +93,9 @@ class OpenEnv:
         try:
             answer = json.loads(reply.data)
         except (ValueError, RecursionError):
-            raise EnvironmentFailed(f"OpenEnv server {self._url} said {reply.data[:200]!r}, which is no JSON") from None
+            raise EnvironmentFailed(
+                f"OpenEnv server {self._url} said {reply.data[:200]!r}, which is not JSON"
+            ) from None
         return self._step(message["type"], answer)
 
     def _step(self, asked: str, answer: Any) -> Step:

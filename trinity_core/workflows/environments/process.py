@@ -31,7 +31,6 @@ from trinity_core.workflows.environments.protocol import (
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 16 << 20
-"""Size limit of a reply."""
 SHOWN = 300
 """Number of last characters of the process's output in messages."""
 SILENT_SECONDS = 300.0
@@ -43,7 +42,6 @@ class Where:
     """The environment that a process serves. Processes with equal values are interchangeable."""
 
     name: str
-    """Name for messages."""
     target: str
     """`package.module:Class` or `file.py:Class`."""
     python: str = sys.executable
@@ -149,7 +147,7 @@ class Hosts:
             while self._used[where] >= most and not given_up.is_set():
                 self._wait(where, most, patience)
             if given_up.is_set() or queueing.is_over:
-                raise EnvironmentFailed(f"nobody waits any longer for a process of environment '{where.name}'")
+                raise EnvironmentFailed(f"the rollout no longer waits for a process of environment '{where.name}'")
             self._used[where] += 1
             waiting = self.idle.setdefault(where, [])
             kept = waiting.pop() if waiting else None

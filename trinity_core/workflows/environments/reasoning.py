@@ -76,7 +76,6 @@ def _exponent(node: ast.expr) -> float | None:
 
 HEADING = re.compile(r"####(.*)")
 Score = Callable[[str, Mapping[str, Any]], float]
-"""(answer, entry) -> score."""
 
 
 @ENVIRONMENTS.register("reasoning_gym")

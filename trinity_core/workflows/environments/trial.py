@@ -32,7 +32,7 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{option} is no JSON ({error}): {text}", key=option) from None
+        raise InputError(f"{option} is not JSON ({error}): {text}", key=option) from None
     if not isinstance(value, dict):
         raise InputError(f"{option} must be a JSON object such as '{{\"size\": 4}}', not {text}", key=option)
     return value

@@ -101,7 +101,7 @@ class EnvArguments(Arguments):
         return self
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_environment(self) -> Self:
         if ":" not in self.environment:
             kind = ENVIRONMENTS.resolve(self.environment)
             is_fixed = isinstance(kind, type) and not hasattr(kind, "__getattr__")  # a wrapper has those of another
@@ -127,8 +127,6 @@ def _check(model: Any, values: Mapping[str, Any], name: str) -> None:
 
 @dataclass
 class Episode:
-    """An environment's responses in one rollout."""
-
     first: Step
     steps: list[Step] = field(default_factory=list)
     cut_off: int = 0
@@ -146,7 +144,6 @@ class Episode:
 
     @property
     def states(self) -> list[str]:
-        """The state in which each turn acted."""
         return [step.state for step in (self.first, *self.steps)]
 
     @property
@@ -181,7 +178,6 @@ class EnvWorkflow(Workflow):
         return [one for experiences in rollouts for one in experiences]
 
     def given(self) -> EnvArguments:
-        """Return the arguments, including those in the task's columns."""
         return with_columns(self.arguments.model_validate(self.task.workflow_args), self.task.raw)
 
     async def _rollout(self, arguments: EnvArguments, run: int) -> list[Experience]:

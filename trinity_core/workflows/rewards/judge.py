@@ -75,7 +75,7 @@ async def llm_judge(
     else:
         judge_model = models.judge(model)
     judge = _Judge(judge_model, {"temperature": temperature, "max_tokens": max_tokens})
-    seen = [_seen(item, rubric, rubric_key, with_reference) for item in items]
+    seen = [_question(item, rubric, rubric_key, with_reference) for item in items]
     answers = [item.response for item in items]
     if mode == "pointwise":
         return list(await asyncio.gather(*map(judge.rating, seen, answers)))
@@ -90,8 +90,6 @@ async def llm_judge(
 
 
 class _Judge:
-    """A judge with the three kinds of questions."""
-
     def __init__(self, judge: RolloutModel, sampling: Mapping[str, Any]) -> None:
         self._judge, self._sampling = judge, sampling
 
@@ -113,7 +111,7 @@ class _Judge:
         scores = verdict["scores"]
         fit = isinstance(scores, list) and len(scores) == len(answers)
         if not fit or not all(_is_number(score) and 0 <= score <= 1 for score in scores):
-            error = f"the judge gave {scores!r} in place of {len(answers)} scores from 0 to 1"
+            error = f"the judge gave {scores!r} instead of {len(answers)} scores from 0 to 1"
             return [Reward(error=error)] * len(answers)
         return [Reward({"judge": float(score)}) for score in scores]
 
@@ -148,7 +146,7 @@ class _Judge:
         except (DataError, Unanswered) as error:
             return Reward(error=f"the judge did not answer: {error}")
         if answer.finish_reason != "stop":
-            return Reward(error=f"the judge did not come to its end ({answer.finish_reason}); give it more max_tokens")
+            return Reward(error=f"the judge's answer is incomplete ({answer.finish_reason}); give it more max_tokens")
         verdict = last_object(answer.text, key)
         if verdict is None:
             return Reward(error=f"the judge gave no {key}: {' '.join(answer.text.split())[-200:]!r}")
@@ -156,7 +154,6 @@ class _Judge:
 
 
 def last_object(text: str, key: str) -> dict[str, Any] | None:
-    """Return the last JSON object in a text that has `key`."""
     for match in reversed(_OBJECT.findall(text)):
         try:
             value = json.loads(match)
@@ -171,7 +168,7 @@ def _is_number(value: Any) -> bool:
     return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
-def _seen(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_reference: bool) -> str:
+def _question(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_reference: bool) -> str:
     """Return what a judge sees of an item besides its answer."""
     shown = "\n\n".join(f"[{message['role']}] {message.get('content', '')}" for message in conversation(item))
     parts = [f"<prompt>\n{shown}\n</prompt>"]

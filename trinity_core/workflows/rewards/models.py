@@ -77,7 +77,7 @@ class ModelRewards:
         if function is None:
             return await self.pool.score(name, items)
         rewards: list[Reward | None] = [None] * len(items)
-        for places in _alike([item.args for item in items]):
+        for places in _groups_of_equals([item.args for item in items]):
             alike = [items[place] for place in places]
             scored = await function(items=alike, models=self.models, **alike[0].args)
             for place, reward in zip(places, scored, strict=True):
@@ -90,8 +90,7 @@ class ModelRewards:
         return call_in(self.loop, self.score(name, items))
 
 
-def _alike(arguments: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Group the indices of equal arguments."""
+def _groups_of_equals(arguments: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     groups: list[list[int]] = []
     for place, own in enumerate(arguments):
         group_of_equals = next((group for group in groups if arguments[group[0]] == own), None)
@@ -103,7 +102,6 @@ def _alike(arguments: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def conversation(item: RewardItem) -> list[Message]:
-    """Return the messages that an answer replies to."""
     return [dict(message) for message in item.messages] or [{"role": "user", "content": item.prompt}]
 
 

@@ -22,7 +22,7 @@ def toolcall_reward(*, prompt: str, response: str, truth: Any, task: Mapping[str
         raise DataError("toolcall_reward needs the expected calls as the reference answer (format.response_key)")
     expected = _calls(truth)
     if expected is None:
-        raise ValueError(f"the reference is no list of calls (name, arguments): {truth!r:.80}")
+        raise ValueError(f"the reference is not a list of calls (name, arguments): {truth!r:.80}")
     return {"accuracy": float(_calls(response) == expected)}
 
 

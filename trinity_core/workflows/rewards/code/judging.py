@@ -87,7 +87,7 @@ def _read(tests: Any, name: str) -> Tests:
         return _python([one for one in tests if one.strip()], name)
     if all(isinstance(one, Mapping) and {"input", "output"} <= one.keys() for one in tests):
         return _cases(tests, name)
-    raise DataError("code_reward cannot read the row's unit tests; docs/rewards.md lists the forms that it knows")
+    raise DataError("code_reward cannot read the row's unit tests; docs/rewards.md lists the supported forms")
 
 
 def _pairs(tests: Mapping[str, Any]) -> Tests:
@@ -116,7 +116,7 @@ def _cases(tests: Sequence[Mapping[str, Any]], name: str) -> Tests:
             arguments = [json.loads(line) for line in str(one["input"]).splitlines() if line.strip()]
             expected = json.loads(str(one["output"]))
         except ValueError as error:
-            raise DataError(f"a functional test of the row is no JSON: {error}") from error
+            raise DataError(f"a functional test of the row is not JSON: {error}") from error
         calls.append({"call": called, "arguments": arguments, "expected": expected})
     return Tests(tuple(programs), tuple(calls))
 
@@ -124,7 +124,7 @@ def _cases(tests: Sequence[Mapping[str, Any]], name: str) -> Tests:
 def _python(tests: Sequence[str], name: str) -> Tests:
     if any("def check(" in test for test in tests):
         if not name:
-            raise DataError("code_reward needs the name of the function that 'check' is given: entry_point")
+            raise DataError("code_reward needs the name of the function that 'check' gets: entry_point")
         tests = [f"{test}\ncheck({name})" if "def check(" in test else test for test in tests]
     return Tests(functions=tuple({"python": test} for test in tests))
 

@@ -45,7 +45,6 @@ SPARE_THREADS = 1024
 """Threads that other processes of the same user may start while a program runs."""
 DEVICES = ("null", "zero", "random", "urandom")
 WORK = "sandbox"
-"""Working directory of the program in the sandbox."""
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 

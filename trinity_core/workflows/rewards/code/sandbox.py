@@ -53,8 +53,6 @@ class SandboxFailed(Exception):
 
 @dataclass(frozen=True)
 class CodeLimits:
-    """Resource limits of a program."""
-
     seconds: float = 6.0
     """Time limit, without waits for a CPU."""
     memory_bytes: int = 1 << 30
@@ -124,7 +122,6 @@ class Sandbox:
         return f"took longer than {self.limits.seconds:g} s"
 
     def restart_clock(self) -> None:
-        """Restart the time limit."""
         self._began = time.monotonic()
 
     def end(self) -> None:

@@ -146,7 +146,7 @@ class RemoteAnswer:
         try:
             message = json.dumps([what, encoded(list(arguments), _number_of)])
         except RecursionError:
-            raise Unjudged("the tests pass what is nested too deeply") from None
+            raise Unjudged("the tests pass a value that is nested too deeply") from None
         try:
             self._line.send(message)
             reply = self._line.receive()
@@ -207,7 +207,7 @@ class Remote:
         return hash(self.__dict__["_remote"][1])
 
     def __instancecheck__(self, one: object) -> bool:
-        raise Unjudged("the tests ask for an object's class, which is the answer's own")
+        raise Unjudged("the tests check for a class that is the answer's own")
 
 
 def _special(name: str) -> Callable[..., Any]:
@@ -338,7 +338,7 @@ def _passes(answer: RemoteAnswer, setup: str, test: dict[str, Any]) -> bool:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        raise Unjudged(f"a test is no Python: {error}") from None
+        raise Unjudged(f"a test is not valid Python: {error}") from None
     namespace = {"__name__": "tests"}
     for name in sorted(_free(tree)):
         try:
