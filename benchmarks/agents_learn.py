@@ -1,10 +1,10 @@
 """The small model learns the same word problems three ways: by `math_workflow`, through the `openai` client, and
-through a command that knows nothing but the address of the API.
+through a command that gets only the address of the API.
 
     python benchmarks/agents_learn.py [--steps 30] [--tasks 8] [--only client command]
 
-Prints one line each: mean reward of the first and of the last fifth of the steps, median seconds a step, and what
-`trinity audit` counted. The exit code is 1 where the reward did not rise or the audit found a problem.
+Prints one line for each: mean reward of the first and the last fifth of the steps, median seconds per step, and the
+counts of `trinity audit`. The exit code is 1 if a reward did not rise or the audit found a problem.
 """
 
 from __future__ import annotations

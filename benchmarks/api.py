@@ -3,9 +3,9 @@
     python benchmarks/api.py [--model DIR] [--clients 32 --turns 3 --max-new 40] [--threads 1] [--rounds 4] [--stream]
 
 Prints one JSON line: medians of requests/s and tokens/s of both, and the ratio of tokens/s (the aim: 0.9 or more). Each
-client holds a conversation of its own, so that later turns continue earlier ones: ours serves them on the recorded
-tokens, the peer renders and tokenises the whole conversation again. The two are asked in turn by the same client code,
-in a third process. Without `--model` a small model is made.
+client has its own conversation, whose later turns continue earlier ones: our server continues from the recorded tokens,
+the peer renders and tokenises the whole conversation again. The same client code, in a third process, asks the two
+servers alternately. Without `--model` a small model is made.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python benchmarks/api_logprobs.py [--conversations 1000] [--at-once 16]
 
 Random conversations of a small model: several turns, tool calls, streams, answers that the client cuts or rewrites,
-branches, forgotten beginnings. Prints one JSON line: conversations, sequences, sampled tokens, those that were found in
-the sequences, the greatest gap in a log-prob (nats), and seconds. Exits 1 if a token is missing or a gap is over 1e-5.
+branches, removed beginnings. Prints one JSON line: the numbers of conversations, sequences, sampled tokens and tokens
+found in the sequences, the largest gap in a log-prob (nats), and seconds. Exits 1 if a token is missing or a gap is
+over 1e-5.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """Wall time of synchronous and asynchronous runs against what is possible: max(explore, train) + sync.
 
-    python benchmarks/async_overlap.py            # engines and trainer that sleep: the scheduling alone
+    python benchmarks/async_overlap.py            # engines and trainer only sleep: measures the scheduling
     python benchmarks/async_overlap.py --real     # the small model, vLLM and DeepSpeed on this machine
 
-Sleeping: explorer, loops, store and weights are the real ones; the engine answers after a sleep, and an update is one.
+Sleeping: explorer, loops, store and weights are real; the engine sleeps before it answers, and an update is a sleep.
 `explore` and `train` are the seconds slept, `sync` those of publishing and loading. The floor of a synchronous run is
 their sum (`in turn`), that of an asynchronous one max(explore, train) + sync; the aim is 0.95 of it (`floor/wall`).
 Answers are all of one length, or lognormal: a step lasts as long as its longest answer. With a bound on staleness no
-scheduler reaches that floor then, because one side runs out of work while the other has a long step: `path/wall` is
-the least time that the style allows for these very steps, also to be 0.95 of the wall time.
+scheduler reaches that floor then, because one side runs out of work while the other has a long step: `path/wall` is the
+least time that the style allows for these very steps, also to be 0.95 of the wall time.
 
-Real: explore and train are the seconds in which either side works while the other one does too, each on its share of
-the cores, so that the ratio shows what waiting costs, not what the cores do to one another; the aim is 0.85. Compare
-the seconds a step between the rows for what overlap gains on this machine.
+Real: explore and train are the seconds for which each side works while the other side works too, each on its share of
+the cores, so that the ratio shows the cost of waiting and not of competition for cores; the aim is 0.85. Compare the
+seconds per step between the rows to see what overlap gains on this machine.
 """
 
 from __future__ import annotations

@@ -2,17 +2,17 @@
 
     python benchmarks/beside.py [--tasks 48] [--gap 5] [--keep DIR]
 
-The commands are a user's, the files those of `configs/gsm8k`, overridden by small sizes and `cluster.ray_address`:
+The commands are those of a user, with the files of `configs/gsm8k`, small sizes and `cluster.ray_address`:
 
     trinity run --config configs/gsm8k/trainer.yaml          # the run gsm8k-async: its trainer,
     trinity run --config configs/gsm8k/explorer.yaml         # its explorer,
     trinity run --config configs/gsm8k/explorer_new.yaml     # and a second one
-    trinity run --config configs/gsm8k/gsm8k.yaml            # the run gsm8k: an explorer and a trainer of its own
+    trinity run --config configs/gsm8k/gsm8k.yaml            # the run gsm8k: its own explorer and trainer
     trinity evaluate --config configs/gsm8k/gsm8k.yaml name=gsm8k-async
 
 They share the cluster (`ray start --head`), the checkpoint folder and the MLflow database in it. Two explorers have the
-same name, as have both trainers. Prints what each left behind, and fails if a command fails, or if anything of one was
-touched by another: logs, summaries, metrics, MLflow runs, stores, locks, shared memory.
+same name, as have both trainers. Prints what each left behind, and fails if a command fails or if one changed anything
+that belongs to another: logs, summaries, metrics, MLflow runs, stores, locks, shared memory.
 """
 
 from __future__ import annotations

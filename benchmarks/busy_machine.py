@@ -1,7 +1,7 @@
 """How much longer a training step takes while another process keeps one core busy.
 
-Steps on an idle machine and beside a busy process are taken in turn, in one command, by a trainer with as many threads
-as there are cores. With two cores a step may take 1.6 times as long: each of three threads gets two thirds of a core.
+Steps on an idle machine and next to a busy process alternate, in one command; the trainer has as many threads as there
+are cores. With two cores a step may take 1.6 times as long: each of three threads gets two thirds of a core.
 
     python benchmarks/busy_machine.py [--niceness 15] [--spin 60000]
 """

@@ -1,10 +1,10 @@
-"""Kills the processes of small runs, and says whether anything was lost or came out differently.
+"""Kill the processes of small runs, and report whether anything was lost or changed.
 
     python benchmarks/chaos.py --kills 200                # many kills, several a run, of everything
-    python benchmarks/chaos.py --equal 50 --busy half     # one kill a run; each must end with the undisturbed weights
+    python benchmarks/chaos.py --equal 50 --busy half     # one kill per run; each must end with the undisturbed weights
 
-Every number is reproducible by `--seed`, as far as the moments of the kills are. A run that ends with other weights is
-compared with the undisturbed one, and the first token or number that differs is printed; its folder is kept.
+`--seed` makes every number reproducible, except for the exact moments of the kills. A run that ends with other weights
+is compared with the undisturbed one, and the first token or number that differs is printed; its folder is kept.
 """
 
 from __future__ import annotations

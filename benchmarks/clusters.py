@@ -1,4 +1,4 @@
-"""Runs started on a Ray cluster of this machine from the files that users have."""
+"""Start runs on a Ray cluster of this machine from the configuration files that users have."""
 
 from __future__ import annotations
 

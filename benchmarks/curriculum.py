@@ -1,13 +1,13 @@
 """Steps to a fixed accuracy on the small model's data: `shuffle` against `difficulty_based`, paired by seed.
 
 Each run is GRPO of configs/quickstart on the first 256 training tasks, from the same warmed-up model (that of
-`learns.py`), so that a task comes up several times and its estimated pass rate can matter. Counted is the first
-evaluated step whose greedy accuracy on the 400 test tasks reaches the target, at which the run is stopped; a run that
-never reaches it counts with one interval more than its last step, and is marked. Printed are the steps of each run, and
-the mean difference with its 95 % interval (Student's t over the seeds' differences).
+`learns.py`), so that a task comes up several times and its estimated pass rate can matter. A run is stopped at the
+first evaluated step whose greedy accuracy on the 400 test tasks reaches the target, and that step counts; a run that
+never reaches it counts as one interval more than its last step, and is marked. Prints the steps of each run, and the
+mean difference with its 95 % interval (Student's t over the seeds' differences).
 
-Each run that has ended is a line of `--out`. Runs that stand there are not made again, so a benchmark that was
-interrupted continues, and one that is to share its machine makes a few runs at a time (`--runs`).
+Each finished run is a line of `--out`. Runs listed there are not repeated, so an interrupted benchmark continues, and
+on a shared machine it can do a few runs at a time (`--runs`).
 
     python benchmarks/curriculum.py
     python benchmarks/curriculum.py --seeds 1 2 --steps 40

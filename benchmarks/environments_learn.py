@@ -1,13 +1,13 @@
-"""The small model learns over several turns and in environments, by the recipes of configs.
+"""The small model learns in environments and over several turns, with the recipes in configs.
 
     python benchmarks/environments_learn.py [--only frozen_lake] [--steps 20]
 
-`frozen_lake`, `blackjack`, `reasoning_gym` and `openenv` (with its server) are their recipes; `tools` reckons word
-problems with a calculator; `multi_turn` has a second attempt at those of the quick start. Each begins with the warm-up
-of its recipe, on examples that err. Prints one line each: mean reward of the first and of the last fifth of the steps
-with its standard error between steps, the best possible one, median seconds a step, and the whole time. The best
-return in gymnasium's environments is computed from their transitions; all other scores end at 1. The exit code is 1
-where one hardly rose, or by less than two standard errors.
+`frozen_lake`, `blackjack`, `reasoning_gym` and `openenv` (with its server) are their recipes; `tools` solves word
+problems with a calculator; `multi_turn` gives the quick start's problems a second attempt. Each begins with the warm-up
+of its recipe, on examples with mistakes. Prints one line each: mean reward of the first and of the last fifth of the
+steps with its standard error between steps, the best possible one, median seconds a step, and the whole time. The best
+return in gymnasium's environments is computed from their transitions; all other scores end at 1. The exit code is 1 if
+a reward hardly rose, or by less than two standard errors.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python benchmarks/generation.py [--model DIR --data FILE] [--tasks 16 --repeats 8 --max-new 40] [--threads 2]
         [--rounds 10] [--block 128] [--spin 60000] [--no-ray]
 
-Prints one JSON line: medians of tokens/s of both, and their ratio (the aim: at least 0.8). Ours is everything between a
-workflow's question and its answer: chat template, tokens, the call to the engine's process, sampling with a seed for
-each answer, log-probs, decoding, experiences. The peer is given token ids, and makes text only (`LLM.generate` with
-vLLM's own defaults). Without `--model`, a small model and its data are made.
+Prints one JSON line: medians of tokens/s of both, and their ratio (the aim: at least 0.8). Our side includes everything
+between a workflow's question and its answer: chat template, tokens, the call to the engine's process, sampling with a
+seed for each answer, log-probs, decoding, experiences. The peer gets token ids and returns only text (`LLM.generate`
+with vLLM's own defaults). Without `--model`, a small model and its data are made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What only a GPU can show, in one call of at most 9 minutes, by the project's own functions.
+"""What only a GPU can show, in one call of at most 9 minutes, using the project's own functions.
 
-Each part is a process with a limit of its own, which writes OUT/PART.json at once, also when it fails. A part that
-lacks a package says so. Without a GPU nothing is done, unless `--tiny` runs every part at a small size on the CPU.
+Each part is a process with its own time limit, which writes OUT/PART.json at once, even if it fails. A part that lacks
+a package says so. Without a GPU nothing is done, unless `--tiny` runs every part at a small size on the CPU.
 
     python benchmarks/gpu.py --out results        all but the next line: torch, transformers, DeepSpeed
     python benchmarks/gpu.py --engine             engine, coexist, run and one_gpu as well: vLLM, Ray
@@ -9,7 +9,7 @@ lacks a package says so. Without a GPU nothing is done, unless `--tiny` runs eve
 
 Beside torch and transformers the first line needs deepspeed, omegaconf, pydantic, sqlalchemy and xxhash, with what they
 require; vLLM without flashinfer needs VLLM_USE_FLASHINFER_SAMPLER=0; `qlora_7b` needs requirements/qlora.txt. `push`
-(weights by NCCL) and `experts` need two GPUs and say so where there is one; `tests/sync/test_sync_nccl.py` has gloo.
+(weights by NCCL) and `experts` need two GPUs and say so if there is only one; `tests/sync/test_sync_nccl.py` has gloo.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Each of six algorithms learns: its recipe from configs/, cut short, on the small model, through `trinity run`.
 
-`sft` starts from random weights and lowers its loss. The model it leaves is where the others start, in place of each
-recipe's own warm-up stage: `grpo`, `ppo`, `opmd` and `mix` raise the reward of their rollouts, `dpo` lowers its loss.
-Printed is the mean over the first and the last fifth of the steps. The exit code is 1 where one did not improve.
+`sft` starts from random weights and lowers its loss. The others start from its model instead of each recipe's own
+warm-up stage: `grpo`, `ppo`, `opmd` and `mix` raise the reward of their rollouts, `dpo` lowers its loss. Prints the
+mean over the first and the last fifth of the steps. The exit code is 1 if one did not improve.
 
     python benchmarks/learns.py
     python benchmarks/learns.py --only ppo mix --steps 40

@@ -1,12 +1,13 @@
 """Peak host memory of several ranks that load a model and take steps, against one model with its optimizer state.
 
 What one process must hold to train in float32 is 16 bytes a parameter: weights, gradients and Adam's two moments, of 4
-each (the "model states" of Rajbhandari et al. 2020, arXiv 1910.02054). A run with a KL penalty holds a reference model
-as well, of 4. Under ZeRO 3 all are divided among the ranks, which together take at most 1.3 times that at any moment.
+each (the "model states" of Rajbhandari et al. 2020, arXiv 1910.02054). A run with a KL penalty also holds a reference
+model, of 4 more. Under ZeRO 3 all of it is divided among the ranks, which together must take at most 1.3 times that at
+any moment.
 
-A sample every 20 ms adds up the proportional set sizes of the ranks, in which a page of the file that is mapped twice
-counts once, and takes off what they had with torch, DeepSpeed and transformers imported. malloc is set as in a run.
-Layers recompute their activations, of which each rank otherwise has 0.2 GB for its two short rows.
+A sample every 20 ms adds up the proportional set sizes of the ranks, in which a page that two ranks map counts once,
+and subtracts what they had after importing torch, DeepSpeed and transformers. malloc is set as in a run. Layers
+recompute their activations, which would otherwise take 0.2 GB on each rank for its two short rows.
 
     python benchmarks/load_memory.py [--ranks 2 4] [--no-reference] [--tiny]
 """

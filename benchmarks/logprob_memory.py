@@ -2,11 +2,10 @@
 
 Usage: logprob_memory.py [--vocabulary 152000] [--positions 2048] [--hidden 896] [--dtype float32] [--repeats 3]
        [--device cpu|cuda] [--no-entropy]
-Prints one JSON line: peak bytes of either way beyond what exists before and what remains after (inputs and their
-gradients, the same for both), seconds (medians, taken in turn), the ratios, the largest differences of results, and
-the errors of log-probs and entropies against float64 on 64 positions.
-On a CPU the peak is that of the allocator as the profiler records it, so other processes do not disturb it.
-Exits 1 unless memory <= 1/10 and time <= 1.3.
+Prints one JSON line: peak bytes of each computation beyond what exists before and after it (inputs and their gradients,
+the same for both), seconds (medians, taken in turn), the ratios, the largest differences of results, and the errors of
+log-probs and entropies against float64 on 64 positions. On a CPU the peak is that of the allocator as the profiler
+records it, so other processes do not disturb it. Exits 1 unless memory <= 1/10 and time <= 1.3.
 """
 
 from __future__ import annotations

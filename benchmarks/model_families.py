@@ -1,9 +1,9 @@
 """Engines of many model families against transformers: log-probs, and weights from every source.
 
-A small model of each family, with random weights in float32, on the CPU. Printed is the largest gap in a log-prob
+Uses a small model of each family, with random weights in float32, on the CPU. Prints the largest gap in a log-prob
 (nats) between vLLM's engine and transformers: at the start from a converted checkpoint, of tokens that it samples,
-after two published versions, and after loading a folder of transformers'; or the first error. So is by how much the
-bytes that vLLM keeps of a token differ from the estimate. The claim: each is below 1e-4, for the families of
+after two published versions, and after loading a folder written by transformers; or the first error. Also prints how
+far vLLM's bytes per token in the KV cache are from the estimate. The claim: each is below 1e-4, for the families of
 docs/explorer.md.
 
     python benchmarks/model_families.py                 # all families, each in a process of its own

@@ -1,7 +1,7 @@
-"""Random mistakes in configurations, and what must be true of the answer to each.
+"""Random mistakes in configurations, and what must hold for the report of each.
 
-A mistake is made in the tree of a recipe, in its text, in an override or in the environment; `verdict` then does what
-commands do with the file. `mutations.py` makes thousands.
+A mistake is made in a recipe's tree or text, in an override or in the environment; `verdict` then does with the file
+what commands do. `mutations.py` makes thousands.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/mutations.py                  # 10,000
     python benchmarks/mutations.py --count 500 --seed 7 --show 20
 
-Prints how many were accepted and refused, the slowest, and every answer that is no good: a traceback, a problem without
-a key or with another one, a wrong suggestion, more than 2 s. Ends with 1 if there are any.
+Prints how many were accepted and refused, the slowest, and every bad report: a traceback, a problem without a key or
+with the wrong one, a wrong suggestion, more than 2 s. The exit code is 1 if there are any.
 """
 
 from __future__ import annotations

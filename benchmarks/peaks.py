@@ -1,4 +1,4 @@
-"""The largest memory that each process of a command has ever held, as Linux counts it (VmHWM of /proc/PID/status)."""
+"""The peak memory of each process of a command, as Linux counts it (VmHWM of /proc/PID/status)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python benchmarks/pictures.py --checkpoints checkpoints --run Trinity-Flows/quickstart_rft
 
-It drives the browser as the tests do. A picture is that of a window of 1400 by 900 pixels. With each it prints the
-seconds until the page has been drawn: all that Streamlit draws, or that the page of rollouts loads, but for curves.
+It drives the browser as the tests do, with a window of 1400 by 900 pixels. For each picture it prints the seconds until
+the page is drawn: everything that Streamlit draws, or that the page of rollouts loads, except curves.
 """
 
 from __future__ import annotations

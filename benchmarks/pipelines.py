@@ -1,12 +1,13 @@
-"""What both pipelines cost: rows a second and peak memory of a task pipeline, seconds a step of experience operators.
+"""What both pipelines cost: rows per second and peak memory of a task pipeline, seconds per step of experience
+operators.
 
-Tasks: the rows are made up, about 40 words each, one in ten the repeat of an earlier one. Operators: length, format,
+Tasks: the rows are generated, about 40 words each, one in ten the repeat of an earlier one. Operators: length, format,
 duplicates, contamination by 1000 eval rows. Each size runs in a process of its own. The claim: memory is bounded, so
 ten times the rows take at most 1.25 times the memory.
 
 Experiences: 16 groups of 8 answers of 200 tokens go through seven cheap operators, one after the other. The claim: they
-take less than 2 % of a step. The step is the one of a bare loop on two cores (0.66 s, generation, training and weight
-sync), or that of `--step-seconds`; of a real run `timing_s/operators` and `timing_s/step` say the same.
+take less than 2 % of a step. The step is the one of a bare loop on two cores (0.66 s for generation, training and
+weight sync), or that of `--step-seconds`; for a real run, `timing_s/operators` and `timing_s/step` show the same.
 
     python benchmarks/pipelines.py
     python benchmarks/pipelines.py --rows 100000 --step-seconds 2

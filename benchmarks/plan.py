@@ -1,15 +1,14 @@
 """Whether `trinity plan` estimates the memory that a run takes: 30 random configurations, run for two steps each.
 
 Each configuration draws a model of 1 to 100 million parameters, lengths, batches, number formats, algorithm, ZeRO
-stage, workers and checkpointing. It is run for real, on the CPU, and Linux says how much memory the largest trainer
-worker and the largest engine have ever held. The claim: in at least 27 of 30 both are within 15 % of what the plan
-says.
+stage, workers and checkpointing. It is really run, on the CPU, and Linux reports the peak memory of the largest trainer
+worker and the largest engine. The claim: in at least 27 of 30 both are within 15 % of what the plan says.
 
     python benchmarks/plan.py --results peaks.jsonl             # runs those that are missing in the file, then judges
     python benchmarks/plan.py --results peaks.jsonl --most 0    # judges those in the file
 
-Runs are added to the file as they end, so that the whole may be collected in several goes. The estimates are made anew
-each time, so that a changed formula can be judged by runs made before.
+Runs are added to the file as they end, so they can be collected in several calls. The estimates are recomputed each
+time, so that a changed formula can be judged by earlier runs.
 """
 
 from __future__ import annotations

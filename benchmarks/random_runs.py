@@ -1,14 +1,14 @@
-"""Random configurations, run for real: each is refused with a key and a line, or runs and keeps every promise.
+"""Random configurations, really run: each is refused with a key and a line, or runs and keeps every promise.
 
     python benchmarks/random_runs.py --count 20 [--first 100]     # one after another
     python benchmarks/random_runs.py --seed 7 --keep runs         # one again; its folder stays
     python benchmarks/random_runs.py --count 3000 --only-checks   # what is refused and why, without running anything
 
 `random_settings.py` draws them. A run takes a few steps of the small model. In a third of them a random process is
-killed at a random moment, and what has failed is started again. Then: exit code 0, the steps that were configured,
-finite metrics, a clean audit, whole checkpoints, weights checked in the engines, rewards in the archive those of the
-metrics, memory as the plan says, and nothing left behind, neither process nor file. A synchronous run that was killed
-must end with the weights of the same run undisturbed.
+killed at a random moment, and what has failed is started again. Then these must hold: exit code 0, the configured
+number of steps, finite metrics, a clean audit, complete checkpoints, weights checked in the engines, the same rewards
+in archive and metrics, memory within the plan, and no process or file left behind. A synchronous run that was killed
+must end with the same weights as the undisturbed run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Random configurations over the settings that matter: one seed, one configuration. `random_runs.py` runs them.
+"""Random configurations of the settings that matter, one per seed. `random_runs.py` runs them.
 
-Settings are drawn by themselves, so that they meet in combinations that no recipe has; only what would be refused most
-of the time is drawn together. What is refused all the same says whether refusals are right.
+Settings are drawn independently, so that they occur in combinations that no recipe has; only settings that would be
+refused most of the time are drawn together. The configurations that are still refused show whether refusals are right.
 """
 
 from __future__ import annotations

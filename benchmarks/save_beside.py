@@ -1,7 +1,7 @@
-"""What a checkpoint costs the steps beside which it is written: the wait at a step's boundary, and the next steps.
+"""What a checkpoint costs the steps during which it is written: the wait at the end of a step, and the next steps.
 
-One rank, or several over gloo, train a model with random weights on the same rollouts. Rounds of steps without a save
-and with one are taken in turn. A step may wait at most 10 % of itself.
+One rank, or several over gloo, train a model with random weights on the same rollouts. Rounds of steps with and without
+a save alternate. A step may wait at most 10 % of its own time.
 
     python benchmarks/save_beside.py [--ranks 2] [--size large --rows 4 --rounds 1]
 """

@@ -2,8 +2,9 @@
 
 Explorers: each has its own connection to one store, puts a group of 8 experiences a step and looks for the newest
 weights after it; one trainer leases batches of 64. Engines: one pool gives each engine two prompts of 8 requests, which
-it answers at once. Work grows with their number, so the cost per experience is to stay flat. The claim: within a factor
-of two of one explorer and one engine. Costs are processor time: one process simulates here what many do in a run.
+it answers at once. Work grows with their number, so the cost per experience should stay the same. The claim: it stays
+within a factor of two of that with one explorer and one engine. Costs are processor time, because one process simulates
+what many do in a run.
 
     python benchmarks/scale.py
 """

@@ -2,12 +2,12 @@
 
     python benchmarks/setting_reads.py
 
-Prints each setting that is neither read nor listed below with a reason, each of the list that is read after all, and
-each of the trainer's settings that the trainer does not read. Ends with 1 if there are any.
+Prints each setting that is neither read nor listed below with a reason, each listed setting that is read after all, and
+each of the trainer's settings that the trainer does not read. The exit code is 1 if there are any.
 
-An attribute counts for a section of the schema if its owner is known to be that section: from annotations, and from
-what assignments, loops and calls make of them. Where nothing is known, it counts for a setting only if no other section
-has one of the same name.
+An attribute access counts for a section of the schema if its owner is known to be that section, from annotations
+followed through assignments, loops and calls. If the owner is unknown, the access counts for a setting only if no other
+section has one of the same name.
 """
 
 from __future__ import annotations

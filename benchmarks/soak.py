@@ -1,10 +1,11 @@
-"""What a run keeps from one step to the next: memory of each of its processes, and its files, per step.
+"""How much memory each process of a run, and the run's files, grow per step.
 
     python benchmarks/soak.py [--steps 600]      # 6 minutes on two quiet cores
 
-A real run of the small model: 16 rollouts of 8 tokens a step, a checkpoint each 20 steps, of which two are kept. Memory
-is that of its own (USS), compared between a third and nine tenths of the steps. The claim: no process grows by more
-than 8 KiB a step; an explorer that kept its rollouts grew by 39. Metrics and logs grow with the steps.
+This is a real run of the small model: 16 rollouts of 8 tokens per step, and a checkpoint every 20 steps, of which two
+are kept. A process's own memory (USS) is compared between a third and nine tenths of the steps. The claim: no process
+grows by more than 8 KiB per step; an explorer that kept its rollouts grew by 39. Metrics and logs do grow with the
+steps.
 """
 
 from __future__ import annotations

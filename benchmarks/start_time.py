@@ -1,10 +1,10 @@
-"""From the command to the first training step, against the sum of what nobody can avoid.
+"""Time from the command to the first training step, against the sum of what is unavoidable.
 
-Unavoidable is what any such run must do once: import prefect, ray and mlflow; import vLLM and build an engine; import
+What any such run must do once is unavoidable: import prefect, ray and mlflow; import vLLM and build an engine; import
 torch, transformers and DeepSpeed and load the model. Each is timed in a fresh process of its own, one after another.
-The run does several of them at the same time, and more than these: it starts Prefect's server and Ray, opens the
-store, and explores the first step. The claim: at most 1.3 times the sum. Nothing is compiled on either side, as in
-`configs/`: compiling is a choice for long runs.
+The run does several of these at the same time, and more: it starts Prefect's server and Ray, opens the store, and
+explores the first step. The claim: at most 1.3 times the sum. Nothing is compiled on either side, as in `configs/`:
+compiling is a choice for long runs.
 
     python benchmarks/start_time.py
 """

@@ -1,14 +1,14 @@
-"""Two explorers and a trainer, three runs of their own on one Ray cluster of two nodes, in every order of starting.
+"""Two explorers and a trainer, three separate runs on one Ray cluster of two nodes, started in every order.
 
     python benchmarks/starting_orders.py [--order trainer,explorer,explorer_new …] [--tasks 48] [--gap 5] [--flows]
         [--taskset DIR] [--keep DIR]
 
-The three files are those of `configs/gsm8k`; the cluster is an ordinary one with its token (`ray start`, twice, on
-this machine). Overridden are `cluster.ray_address`, `cluster.gpu_per_node=0` and small sizes; the model is a small
-one. The trainer has two epochs (`--epochs`), one for the tasks of each explorer. A run starts `--gap` seconds after the
-one before. With `--flows` each is a flow (`trinity run`), otherwise the same without Prefect
-(`trinity_core.runtime.run`). `--taskset` is a folder with `train.jsonl`; without it a small one is made. With `--keep`
-the folders of the runs stay.
+The three files are those of `configs/gsm8k`; the cluster is an ordinary one with its token (`ray start`, twice, on this
+machine). Overridden are `cluster.ray_address`, `cluster.gpu_per_node=0` and small sizes; the model is a small one. The
+trainer has two epochs (`--epochs`), one for the tasks of each explorer. A run starts `--gap` seconds after the one
+before. With `--flows` each is a flow (`trinity run`), otherwise the same without Prefect (`trinity_core.runtime.run`).
+`--taskset` is a folder with `train.jsonl`; without it a small one is made. With `--keep` the folders of the runs are
+kept.
 
 Prints a row for each order: seconds until the last run ended, rows that each explorer stored, rows trained, and rows
 that were left when the trainer had finished. Fails if a run fails, if the audit finds anything lost or trained twice,

@@ -1,8 +1,8 @@
-"""How a quickstart RFT step divides, and the share that is overhead.
+"""How the time of a quickstart RFT step divides, and the share that is overhead.
 
-Generate, reward, store, train, sync weights and save are the work of a step (the weight check is a part of weight sync,
-to be below 3 %); everything else (waiting for one another,
-messages between processes, metrics, bookkeeping) is overhead. The aim: under 5 % of a step.
+Generate, reward, store, train, sync weights and save are the work of a step (the weight check, part of weight sync,
+should be below 3 %); everything else (waiting for one another, messages between processes, metrics, bookkeeping) is
+overhead. The aim: under 5 % of a step.
 
     python benchmarks/step_time.py
 """

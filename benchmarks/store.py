@@ -1,11 +1,12 @@
-"""Durable puts and leases of the experience store against raw SQLite and TransferQueue, taken in turn.
+"""Durable puts and leases of the experience store against raw SQLite and TransferQueue, measured alternately.
 
 A put stores a batch of experiences (64 tokens each, in groups of up to 8), a lease takes one for a train step. Raw
 SQLite is one table: a put is one transaction of INSERTs of the same bytes, a lease one SELECT and one UPDATE; no
-positions of explorers, no lineages, no record of what was leased to whom. Both are measured as they survive a power cut
-(`synchronous=FULL`: each commit waits for the disk), and as they survive a killed process (NORMAL, with which runs work
-between two checkpoints). The claim: with FULL at least 0.7 of raw SQLite. TransferQueue keeps experiences in memory: it
-survives neither. It runs in an environment of its own, made from requirements/transferqueue.txt where it is missing.
+positions of explorers, no lineages, no record of what was leased to whom. Both are measured with settings that survive
+a power cut (`synchronous=FULL`: each commit waits for the disk), and with settings that survive a killed process
+(NORMAL, which runs use between two checkpoints). The claim: with FULL at least 0.7 of raw SQLite. TransferQueue keeps
+experiences in memory: it survives neither. It runs in an environment of its own, made from
+requirements/transferqueue.txt where it is missing.
 
     python benchmarks/store.py
     python benchmarks/store.py --without-peer

@@ -1,11 +1,11 @@
 """Training of many model families against transformers: log-probs, entropies and gradients.
 
-A small model of each family, with random weights in float32, on the CPU. Printed is the largest gap between the
-trainer's micro-batch and transformers, which is given one row after another: of log-probs and entropies in nats, and
-of gradients in parts of the largest one. `rows` are packed or padded, as the trainer chooses; `padded`, `sliced` (the
-head in slices of the vocabulary), `recomputed` (gradient checkpointing), `critic` and `adapter` are other ways through
-the model. `untrained` is 0 if the trainer chooses no faster ways for initial weights in bfloat16, which hide much.
-The claim: each gap is below 1e-4, for the families of docs/training.md.
+Uses a small model of each family, with random weights in float32, on the CPU. Prints the largest gap between the
+trainer's micro-batch and transformers computing one row after another: in nats for log-probs and entropies, relative to
+the largest one for gradients. `rows` are packed or padded, as the trainer chooses; `padded`, `sliced` (the head in
+slices of the vocabulary), `recomputed` (gradient checkpointing), `critic` and `adapter` are other ways through the
+model. `untrained` is 0 if the trainer chooses no faster ways for initial weights in bfloat16, which hide much. The
+claim: each gap is below 1e-4, for the families of docs/training.md.
 
     python benchmarks/trained_families.py                 # all families
     python benchmarks/trained_families.py gemma2 mixtral  # these

@@ -1,8 +1,9 @@
 """The training part of a GRPO step against a plain padded loop: the same rollouts, the same optimiser, no engine.
 
-Ours is `Learner.step` with everything in it (layout, advantages, correction of the rollout gap, metrics, DeepSpeed).
-The plain loop is what one would write in twenty lines: pad, forward, log-softmax, backward, clip, fused AdamW. Ours
-computes each prompt once for all its rollouts and no padding in linear layers. The claim: at most 0.7.
+Our side is `Learner.step` with everything in it (layout, advantages, correction of the rollout gap, metrics,
+DeepSpeed). The plain loop is what one would write in twenty lines: pad, forward, log-softmax, backward, clip, fused
+AdamW. Ours computes each prompt once for all its rollouts, and linear layers compute no padding. The claim: at most
+0.7.
 
     python benchmarks/training_part.py --threads 1
 """

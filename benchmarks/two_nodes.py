@@ -2,12 +2,11 @@
 
     python benchmarks/two_nodes.py --database postgresql://user:password@host/database
 
-Both nodes are on this machine: two raylets, each with a /dev/shm of its own (`unshare -m`), so that nothing goes
-through shared memory unseen. Needs Linux, root, and an empty PostgreSQL database; no GPU. Two engines and two trainer
-workers are dealt out over both nodes and take 4 steps of GRPO on the small model; a second start resumes and takes 2
-more. Printed is what each start took, each step's gap between the trainer's and the engines' log-probs after a sync,
-and the audit of the store. Exits with 1 unless both starts end well, all 6 steps changed the weights, and the audit
-is clean.
+Both nodes are on this machine: two raylets, each with its own /dev/shm (`unshare -m`), so that nothing can pass through
+shared memory unnoticed. Needs Linux, root, and an empty PostgreSQL database; no GPU. Two engines and two trainer
+workers are spread over both nodes and take 4 steps of GRPO on the small model; a second start resumes and takes 2 more.
+Prints what each start took, the gap between the trainer's and the engines' log-probs after each step's sync, and the
+audit of the store. Exits with 1 unless both starts succeed, all 6 steps changed the weights, and the audit is clean.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 Prints a line for each Python file below DIR/trinity/common/workflows: `ok`, or the error of its import; and for each
 configuration below DIR/examples: `ok`, or each refused key with the reason. Configurations are checked with DIR as
 their `plugin_dir` and as the working folder, and with a placeholder for each variable of the environment that they
-name. The exit code is 1 if a file has no name `trinity…` that is needed; what is missing besides is a package that the
-file's own users install.
+name. The exit code is 1 if a needed name of `trinity…` is missing; other missing packages are ones that the file's
+users install themselves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whole GRPO steps (rollout, reward, store, update, weight sync, metrics) against TRL's GRPOTrainer, pair by pair.
 
 Same machine, model, prompts and lengths: 16 tasks x 8 rollouts, random weights, so that every answer has exactly the
-largest length. TRL runs in an environment of its own, made from requirements/trl.txt where it is missing. The claim:
-the ratio is at most 0.8; with an adapter 1, as each linear map of our engine becomes three (`one_adapter.py`).
+largest length. TRL runs in its own environment, made from requirements/trl.txt if it is missing. The claim: the ratio
+is at most 0.8, or 1 with an adapter, because each linear map of our engine then becomes three (`one_adapter.py`).
 
     python benchmarks/vs_trl.py --max-new-tokens 40 --pairs 3
     python benchmarks/vs_trl.py --lora                           # an adapter on either side

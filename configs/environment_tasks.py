@@ -1,13 +1,13 @@
-"""Writes task sets for environments: `train.jsonl`, `test.jsonl`, and with `--examples` also `sft.jsonl` for a warm-up.
+"""Write task sets for environments: `train.jsonl`, `test.jsonl`, and with `--examples` also `sft.jsonl` for a warm-up.
 
     python configs/environment_tasks.py frozen_lake --out lake --examples 1500
     python configs/environment_tasks.py reasoning_gym --out sums --args '{"dataset": "chain_sum"}'
 
 A task of an environment is a prompt and a seed. One of reasoning-gym has question, answer and what the verifier reads.
-Examples show how to answer and are right but with a chance of `--skill`: a warm-up learns the form, and leaves to be
-learned by exploring what is right. They play at random otherwise, or give another question's answer. In an environment
-whose moves are not listed, such as an OpenEnv server's, they say any of `--actions`, and with a chance of `--skill`
-play again until they earn `--enough`.
+Examples show how to answer, but are right only with probability `--skill`: a warm-up teaches the form, and exploration
+must find out what is right. Otherwise they play at random, or give another question's answer. In an environment that
+does not list its moves, such as an OpenEnv server's, moves are drawn from `--actions`, and with probability `--skill`
+an episode is played again until it earns `--enough`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def hindrance(action: Action, run: Run) -> str:
         case Action.CANCEL if run.state.is_over:
             return "The run is over."
         case Action.CANCEL if run.state is RunState.STOPPING:
-            return "The run is stopping already."
+            return "The run is already stopping."
         case Action.RETRY if not run.state.is_over:
             return "The run is not over."
         case Action.CANCEL | Action.RETRY if run.parent:
@@ -49,7 +49,7 @@ def hindrance(action: Action, run: Run) -> str:
         case Action.EVALUATE | Action.RETRY if run.launch is None and (
             action is Action.EVALUATE or not _deployed(run, action)
         ):
-            return "The run's configuration was not recorded, or has secrets: give the command yourself."
+            return "The run's configuration was not recorded, or has secrets: run the command yourself."
         case Action.EVALUATE if value_at(run.files.config, "explorer.external_model"):
             return ""
         case Action.EVALUATE | Action.CONVERT if run.folder is None or not JobLayout(run.folder).steps():
@@ -96,7 +96,7 @@ def _cancel(run: Run, settings: StudioSettings) -> str:
     elif (pid := _own_process(run)) is not None:
         os.kill(pid, signal.SIGTERM)
     else:
-        return "Its process has ended already."
+        return "Its process has already ended."
     return "The run will save at its next step and stop."
 
 

@@ -100,7 +100,7 @@ class ConfigDraft:
         if not there or there == self.text:
             return []
         if file != self.file:
-            return [f"`{file.name}` exists already and will be overwritten."]
+            return [f"`{file.name}` already exists and will be overwritten."]
         complaints = [] if there == self.saved else [f"`{file.name}` was changed by another program meanwhile."]
         if lost := self.lost_keys(there):
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""

@@ -61,7 +61,7 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     if fault := fault_of(file, settings):
         st.error(fault)
     elif file.exists():
-        st.error(f"`{settings.shown(file)}` exists already. Choose another name.")
+        st.error(f"`{settings.shown(file)}` already exists. Choose another name.")
     else:
         draft = ConfigDraft.opened(file, settings.drafts)
         if draft.edit("", by_title[title].text_for(file, settings.root)):

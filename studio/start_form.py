@@ -32,7 +32,7 @@ HERE = ""
 KNOWN_SECONDS = 30
 START_FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TrinityError)
 CHANGED = (
-    "It does not start: the configuration was changed elsewhere after this was opened. Close this and start again."
+    "The run was not started: the configuration was changed elsewhere meanwhile. Close this dialog and start again."
 )
 VALIDATE_SECONDS, MEASURE_SECONDS = 120.0, 900.0
 
@@ -68,7 +68,7 @@ def start_form(
             with st.spinner("Starting …"):
                 start(Launch(checked.flow, str(draft.file)), checked.config, place, settings)
     except START_FAULTS as error:
-        st.error(f"It does not start: {error}")
+        st.error(f"The run cannot start: {error}")
         return
     for refusal in against:
         st.error(refusal)
@@ -82,7 +82,7 @@ def what_is_there(config: Config) -> str:
     if record is None or config.mode == "bench" or not config.continue_from_checkpoint:
         return ""
     state = record.present_state
-    present = f"The run {escaped(f'{config.project}/{config.name}')} is there already ({state.value})"
+    present = f"The run {escaped(f'{config.project}/{config.name}')} already exists ({state.value})"
     if config.is_part:
         return f"{present}, and this part joins it."
     return f"{present} and will be resumed." if state.is_over else f"{present}: it cannot be started again now."

@@ -48,7 +48,7 @@ class Freeing(logging.Handler):
     """Makes room once somebody has waited for it for a moment."""
 
     def emit(self, record):
-        if "there is no room" in record.getMessage():
+        if "there is no space left" in record.getMessage():
             waits.append(record.getMessage())
             threading.Timer(0.1, filler.unlink, [True]).start()
 
@@ -183,7 +183,7 @@ used_up, waits = Path(os.environ["QUOTA_USED_UP"]), []
 
 class Freeing(logging.Handler):
     def emit(self, record):
-        if "there is no room" in record.getMessage():
+        if "there is no space left" in record.getMessage():
             waits.append(record)
             used_up.unlink()
 

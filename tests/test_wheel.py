@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -17,13 +16,6 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from ports import free_port
-
-from flows.local.pages import mlflow_page, start_page, wait_for_page
-from flows.local.server import UpState
-from trinity_core.tracking.mlflow_writer import served_run
-
-sys.path.append(str(Path(__file__).parent / "view"))
-from browser import opened
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("flows", "tasks", "studio", "trinity_core")
@@ -152,27 +144,6 @@ def test_the_quick_start_runs_in_a_project(quick_start, project):
     assert "Beginning flow run" in quick_start and "http://" not in quick_start, "no page is left when it has ended"
     summary = json.loads((project / "runs/quickstart/summary.json").read_text())
     assert summary["steps"] == {"sft": 2, "rft": 2} and (project / summary["hf_dir"] / "model.safetensors").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_start")
-def test_mlflow_beside_prefect_shows_the_quick_start_that_ended_before(project, tmp_path):
-    """In a browser: its experiment on the page that opens first, and by the link of Studio's page the run's charts."""
-    page, state = mlflow_page(project, free_port()), UpState("http://127.0.0.1:1/api", [])
-
-    async def look() -> None:
-        async with opened(f"{page.url}{page.home}", tmp_path, is_ours=False) as tab:
-            await tab.until("document.body?.innerText.includes('Trinity-Flows')", "the experiment")
-            await tab.call("Page.navigate", url=served_run(project / "checkpoints/Trinity-Flows/quickstart_rft"))
-            await tab.until("!!document.querySelector('.js-plotly-plot')", "the charts")
-            assert "quickstart_rft" in await tab.text("body")
-
-    assert start_page(project, page, state, print)
-    try:
-        wait_for_page(project, page, state.processes[0], print)
-        asyncio.run(look())
-    finally:
-        state.processes[0].stop()
 
 
 def test_up_refuses_a_module_that_hides_one_of_its_own(bin_folder, tmp_path):

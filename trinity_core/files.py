@@ -88,7 +88,7 @@ def when_room(write: Callable[[], T], target: Path | str) -> T:
     def may_pass(error: Exception) -> bool:
         return is_full(error) and time.monotonic() - began <= ROOM_SECONDS
 
-    return retry(write, may_pass, ROOM_SECONDS, ROOM_PAUSE, notice=f"there is no room to write {target}: free some")
+    return retry(write, may_pass, ROOM_SECONDS, ROOM_PAUSE, notice=f"there is no space left for {target}: free some")
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -163,7 +163,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         content = None
     if isinstance(content, dict):
         return content
-    log.warning("%s is damaged and is taken as missing; remove it", path)
+    log.warning("%s is damaged and is treated as missing; remove it", path)
     return None
 
 

@@ -1,4 +1,4 @@
-"""The same as a command that knows nothing but an address: the standard library alone."""
+"""The same word problems, answered by a command that gets only an address and uses only the standard library."""
 
 from __future__ import annotations
 

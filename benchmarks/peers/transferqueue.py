@@ -1,4 +1,4 @@
-"""Puts and leases a second of TransferQueue, started by benchmarks/store.py.
+"""Puts and leases per second of TransferQueue; started by benchmarks/store.py.
 
 python benchmarks/peers/transferqueue.py PROMPT RESPONSE ROUNDS BATCH ...
 """

@@ -1,4 +1,4 @@
-"""The games for one player of TextArena: `configs/environments/textarena_env.py:TextArena`."""
+"""TextArena's games for one player: `configs/environments/textarena_env.py:TextArena`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environments of verifiers 0.4 for one agent: `configs/environments/verifiers_env.py:Verifiers`."""
+"""The single-agent environments of verifiers 0.4: `configs/environments/verifiers_env.py:Verifiers`."""
 
 from __future__ import annotations
 

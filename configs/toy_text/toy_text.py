@@ -1,6 +1,6 @@
 """gymnasium's text-like environments: what they show as text, and moves read from text.
 
-This file imports nothing of ours, so that a process with its own interpreter can load it.
+This file imports nothing from this project, so that a process with another interpreter can load it.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _start_server(root: Path, port: int, state: UpState, say: Callable[[str], No
     wait_until_healthy(state.api_url, server, log_file("server", root))
     record_database(root, is_new)
     write_settings(root, state.api_url)
-    say("Making the work pool and the deployments …")
+    say("Creating the work pool and the deployments …")
     make_pool(root, state.api_url)
     _prefect(root, client_environment(state.api_url, root), "--no-prompt", "deploy", "--all")
 
@@ -177,7 +177,7 @@ def _down(root: Path, say: Callable[[str], None]) -> bool:
 def status(root: Path) -> list[str]:
     state = UpState.load(root)
     if state is None:
-        return ["Nothing is up in this folder. Start it with `trinity up`."]
+        return ["Nothing is running in this folder. Start it with `trinity up`."]
     health = "answers" if is_healthy(state.api_url) else "does not answer"
     lines = [f"{state.api_url.removesuffix('/api')} {health}"]
     lines += [
@@ -196,8 +196,8 @@ def write_settings(root: Path, api_url: str) -> None:
         if _names_server(path, api_url, server_key(root)):
             return
         raise TrinityError(
-            f'{path} is your own: move it away, or put `url = "{api_url}"` and `auth_string = "…"`, with what '
-            f"{key_file(root)} holds, below [api] in it."
+            f'{path} was not written by `trinity up`: move it away, or put `url = "{api_url}"` and '
+            f'`auth_string = "…"`, with the key in {key_file(root)}, below [api] in it.'
         )
     settings = f'{SETTINGS_NOTE}[api]\nurl = "{api_url}"\nauth_string = "{server_key(root)}"\n'
     write_atomically(path, settings.encode(), mode=0o600)

@@ -74,7 +74,7 @@ class PrefectConnection:
             for config in self._runs:
                 print(ended_by_signal(config), file=sys.stderr)
         if error is not None and _is_api_fault(error) and (lost := self._lost(server_is_gone)):
-            raise ServerLost(f"{lost}. What the run has saved is kept: the same command again resumes it.") from error
+            raise ServerLost(f"{lost}. What the run saved is kept: run the same command again to resume.") from error
         return handled
 
     def _lost(self, server_is_gone: bool) -> str:
@@ -82,7 +82,7 @@ class PrefectConnection:
         if self._temporary:
             return f"The Prefect server of this command has ended; see {self._temporary.log}" if server_is_gone else ""
         api_url = os.environ["PREFECT_API_URL"]
-        return "" if is_healthy(api_url) else f"The Prefect server at {without_password(api_url)} answers no more"
+        return "" if is_healthy(api_url) else f"The Prefect server at {without_password(api_url)} no longer answers"
 
     def run(
         self, name: str, config: Config, file: Path, overrides: Sequence[str], is_ready: bool = False, **parameters: Any
@@ -171,7 +171,7 @@ def known_server(root: Path | None) -> dict[str, str]:
         if not isinstance(getattr(error, "reason", None), SSLError):
             raise TrinityError(
                 f"No Prefect server answers at PREFECT_API_URL={without_password(api_url)} ({error}). Start it, or "
-                "correct the variable, or unset it: then the server of `trinity up`, or a temporary one, is taken."
+                "correct the variable, or unset it: then the server of `trinity up`, or a temporary one, is used."
             ) from None
     if ours is None:
         return {"PREFECT_API_URL": api_url}

@@ -95,13 +95,13 @@ class Supervisor:
             self._short_lived = self._short_lived + 1 if time.time() - ended[0].started < SHORT_SECONDS else 0
             if self._short_lived > SHORT_LIVED:
                 log.error(
-                    "the worker has ended within %g s of its start, %d times in a row: no run is taken any more. Its "
+                    "the worker ended within %g s of its start, %d times in a row, and no run is started any more. Its "
                     "log, %s, says why; then `trinity up` starts it again",
                     SHORT_SECONDS, self._short_lived, log_file("worker", self._root),
                 )  # fmt: skip
         pause = POLL_SECONDS * (2**self._short_lived - 1)
         if self._short_lived <= SHORT_LIVED and time.monotonic() - self._ended_at >= pause:
-            log.warning("the worker was gone and is started again")
+            log.warning("the worker had ended and is started again")
             up.add(start_worker(self._root, up.api_url))
             up.save(self._root)
 
@@ -138,7 +138,7 @@ class Supervisor:
             self._given_up.add(run.state.id)
             self._tell(
                 run,
-                f"The run {run.name} was killed again. {self._restarts} restarts within an hour are enough; the next "
+                f"The run {run.name} was killed again. {self._restarts} restarts were made within an hour; the next "
                 f"one comes when the hour is over. `prefect flow-run retry {run.id}` starts it now.",
             )
 

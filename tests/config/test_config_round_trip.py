@@ -63,7 +63,7 @@ def strip(node: Any) -> Any:
     return node
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(trees(Config).map(strip))
 def test_yaml_round_trip(tree: dict[str, Any]) -> None:
     """Whatever fits the types either loads, and then survives YAML and pickle, or is refused with reasons."""
@@ -77,7 +77,7 @@ def test_yaml_round_trip(tree: dict[str, Any]) -> None:
     assert resolve(config) == config
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.sampled_from(
         [name for name, known in ALGORITHMS.items() if known.uses_rollouts and known.sample_strategy != "mix"]
@@ -109,7 +109,7 @@ def test_valid_configurations_survive_yaml(
     assert config_from_text(to_yaml(config)) == config
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.dictionaries(st.sampled_from([setting.name for setting in settings_of(Config)]), PLAIN | ARGS | st.lists(PLAIN))
 )

@@ -75,7 +75,7 @@ def test_tool_calls_are_answers_and_results_are_not(tokenizer, encoder):
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 @given(contents=st.lists(st.text("ab1 .\n[]é", min_size=1, max_size=6), min_size=2, max_size=6), every=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_tokens_are_those_of_the_template(tokenizer, template, contents, every):
     """Whatever the mask, the tokens are those of the template's own tokenisation of the whole conversation."""
     messages = turns(*contents[: len(contents) // 2 * 2])
@@ -89,7 +89,7 @@ def test_tokens_are_those_of_the_template(tokenizer, template, contents, every):
 
 @pytest.mark.parametrize("template", [None, HEADERS], ids=["chatml", "headers"])
 @given(question=st.text("ab1 .é", max_size=5), answer=st.text("ab1 .é", min_size=1, max_size=5))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_demonstration_starts_with_the_rollouts_prompt(tokenizer, template, question, answer):
     encoder = ChatEncoder(tokenizer, template)
     messages = turns(question, answer)

@@ -67,7 +67,7 @@ def steps_of(order, plan, first=1):
     return drawn, positions
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sizes, selectors, weights, st.integers(0, 5), rounds, st.data())
 def test_a_killed_run_draws_the_same_tasks_again(counts, names_, weighed, seed, plan, data):
     """Killed anywhere, even within a step and its refills; resumed once or more, or sent back by a checkpoint."""

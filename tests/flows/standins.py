@@ -16,7 +16,6 @@ import psutil
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config
-from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
@@ -26,11 +25,10 @@ STEPS = 6
 
 
 class Explorer:
-    """With the fault `explorer` it dies once, in step 3. One called `patient` works until the trainer has finished."""
+    """One called `patient` works until the trainer has finished."""
 
-    def __init__(self, config: Config, fault: str) -> None:
+    def __init__(self, config: Config) -> None:
         self.config = config
-        self.fault = fault
         self.stopped = False
 
     async def prepare(self) -> None: ...
@@ -42,13 +40,6 @@ class Explorer:
         metrics = MetricsFile(self.config.job_dir, "explorer")
         for step in range(1, 10_000 if self.config.explorer.name == "patient" else STEPS + 1):
             await asyncio.sleep(0.05)
-            marker = self.config.job_dir / "explorer_died"
-            if self.fault == "explorer" and step == 3 and not marker.exists():
-                marker.touch()
-                async with asyncio.timeout(60):
-                    while not (self.config.job_dir / "attempts.jsonl").exists():  # the trainer has yet to begin
-                        await asyncio.sleep(0.05)
-                os._exit(1)
             metrics.write(step, {"reward/mean": step / STEPS})
             save_rollouts(self.config.job_dir, "explorer", step, [SampledRollout("1+1?", "2", 1.0)])
             if self.stopped or (self.config.explorer.name == "patient" and latest_whole(self.config.job_dir) == STEPS):
@@ -65,12 +56,11 @@ class Explorer:
         self.stopped = True
 
 
-FAULTS = {3: ("data", "die, then head"), 5: ("die, then head",)}
-"""Of a trainer, by the step in which they come."""
-
-
 class Trainer:
-    """Saves each second step (a slow one only when told to stop). Each of its faults comes once."""
+    """Saves each second step (a slow one only when told to stop).
+
+    With the fault `die, then head` it dies in step 3, and in step 5 the head of Ray is killed, once each.
+    """
 
     def __init__(self, config: Config, fault: str) -> None:
         self.config = config
@@ -116,18 +106,14 @@ class Trainer:
 
     def _break(self, step: int) -> None:
         marker = self.config.job_dir / f"broken_{step}"
-        if self.fault not in FAULTS.get(step, ()) or marker.exists():
+        if self.fault != "die, then head" or step not in (3, 5) or marker.exists():
             return
         marker.touch()
-        match self.fault, step:
-            case "data", _:
-                raise DataError("row 7 of train.jsonl has no answer")
-            case "die, then head", 5:
-                flow = psutil.Process(os.getppid()).parent()
-                [head] = [process for process in flow.children() if process.name() == "gcs_server"]
-                head.kill()
-            case _:
-                os._exit(1)
+        if step == 3:
+            os._exit(1)
+        flow = psutil.Process(os.getppid()).parent()
+        [head] = [process for process in flow.children() if process.name() == "gcs_server"]
+        head.kill()
         time.sleep(60)
 
 

@@ -131,7 +131,7 @@ def test_a_damaged_record_is_warned_of_and_taken_as_missing(
 ) -> None:
     state_dir(tmp_path).mkdir()
     (state_dir(tmp_path) / "up.json").write_text(left)
-    assert "Nothing is up" in status(tmp_path)[0]
+    assert "Nothing is running" in status(tmp_path)[0]
     assert "up.json is damaged" in caplog.text
     assert not down(tmp_path, print)
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +17,8 @@ import psutil
 import pytest
 import standins
 
-from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.errors import DataError, TrinityError
+from trinity_core.errors import TrinityError
 from trinity_core.runtime import configuration, run_attempt
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.pipeline import early_cluster
@@ -62,7 +60,7 @@ def use_standins(fault: str = "") -> None:
 
     def explorer(run: Any, *_: Any) -> Any:
         name = f"{run.config.name}/explorer"
-        return run.cluster.actor(standins.Explorer, name, run.config, fault, env=paths, concurrency=4)
+        return run.cluster.actor(standins.Explorer, name, run.config, env=paths, concurrency=4)
 
     def trainers(run: Any) -> list[Any]:
         name = f"{run.config.name}/trainer"
@@ -263,32 +261,6 @@ def test_a_pipeline_has_stages_of_every_kind(
     assert [path.name for path in earlier.iterdir()] == ["notes.txt"], "the run has a folder of its own, and was scored"
 
 
-def test_a_dead_actor_is_named_and_the_run_resumes(
-    tmp_path: Path,
-    prefect_api: str,
-    shared_ray: None,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also where the run began anew, beside an earlier one of its name. The second attempt opens again what preflight
-    has opened before the first."""
-    from flows.loaded import Loaded, run_flow
-
-    earlier = tmp_path / "tests/dies"
-    (earlier / "log").mkdir(parents=True)
-    use_standins(fault="explorer")
-    file, overrides = written(tmp_path, "dies"), ["continue_from_checkpoint=false"]
-    opened = mock.Mock()
-    monkeypatch.setattr("trinity_core.runtime.stage.require_ready", opened)
-    with heard(caplog):
-        run_flow("rft", Loaded(load_checked(file, overrides), str(file), overrides, is_ready=True))
-    assert opened.call_count == 1
-    (job_dir,) = set((tmp_path / "tests").glob("dies*")) - {earlier}
-    assert len(attempts(job_dir)) == 2 and latest_whole(job_dir) == standins.STEPS
-    assert re.search(r"explorer \(Explorer, process \d+\) died: The actor is dead", caplog.text)
-    assert "Its log is explorer.log" in caplog.text and "Traceback" not in caplog.text
-
-
 def test_parts_beside_each_other_recover_alone(
     tmp_path: Path, prefect_api: str, shared_ray: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,20 +283,6 @@ def test_parts_beside_each_other_recover_alone(
     # Whichever is seen first: Ray's end, or that of an actor that went with it.
     assert "Start the same run again" in caplog.text or "Ray has died" in caplog.text
     assert "Traceback" not in caplog.text
-
-
-def test_a_part_that_fails_for_good_ends_the_others(tmp_path: Path, prefect_api: str, shared_ray: None) -> None:
-    """Wrong data is not retried either."""
-    from flows.rft_async import rft_async
-
-    use_standins(fault="data")
-    state = rft_async(parts(tmp_path, "fails"), ["explorer.name=patient"], return_state=True)
-    error = state.result(raise_on_failure=False)
-    assert state.is_failed() and isinstance(error, DataError) and str(error) == "row 7 of train.jsonl has no answer"
-    runs = subflows(state)
-    ended = sorted((run.state_type.value, run.run_count) for run in runs)
-    assert ended == [("CANCELLED", 1), ("FAILED", 1)], "one saves, or is stopped in its start"
-    assert attempts(tmp_path / "tests/fails") == [0] and latest_whole(tmp_path / "tests/fails") == 2
 
 
 def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str) -> None:

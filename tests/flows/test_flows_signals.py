@@ -1,6 +1,6 @@
 """`trinity run` when it is told to stop, and when its Prefect server is killed, with light actors.
 
-Real actors, without Prefect: `tests/runtime/test_runtime_notice.py`.
+A notice to one process alone: `test_training_worker.py`, `test_run_attempt.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from test_flows_runs import HERE, model_and_data_beside_the_run, written
 
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.waits import poll
 
 __all__ = ["model_and_data_beside_the_run"]
 
@@ -66,25 +67,36 @@ def test_a_run_without_its_server_trains_to_its_end_and_then_fails(tmp_path: Pat
     assert json.loads((tmp_path / "tests/run/summary.json").read_text())["results"]["train"]["step"] == STEPS
 
 
-def test_a_run_whose_lines_nobody_reads_any_more_goes_on(tmp_path: Path) -> None:
-    """`trinity run 2>&1 | head`, or the end of `tee`."""
+def last_step(folder: Path) -> int:
+    return max(line.step for line in read_metrics(folder / "tests/run") if line.source == "trainer")
+
+
+def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The signal goes to the group of the process that was started, as in a terminal."""
+    printed = tmp_path / "printed"
+    with printed.open("w") as output:
+        child = working(tmp_path, stderr=output)
+    end_by(child, signal.SIGINT, 130)
+    assert "Traceback" not in printed.read_text()
+    step = last_step(tmp_path)
+    assert latest_whole(tmp_path / "tests/run") == step
+    assert f"step {step} of run" in printed.read_text().splitlines()[-1], "what is saved is the last line"
+
+
+def test_a_closed_terminal_ends_a_run_that_saves(tmp_path: Path) -> None:
+    """First nobody reads what the run prints, as after `| head`: it goes on. Then a shell and the kernel send a signal
+    each."""
     child = working(tmp_path, stderr=subprocess.PIPE)
     assert child.stderr is not None and child.stderr.readline()
     child.stderr.close()
-    assert child.wait(timeout=120) == 0
-    assert json.loads((tmp_path / "tests/run/summary.json").read_text())["results"]["train"]["step"] == STEPS
+    step = last_step(tmp_path)
+    assert any(last_step(tmp_path) > step for _ in poll(60))
+    end_by(child, signal.SIGHUP, 143)
+    assert latest_whole(tmp_path / "tests/run") == last_step(tmp_path)
 
 
-@pytest.mark.parametrize(("notice", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
-def test_a_notice_to_its_group_saves_and_leaves_nothing_behind(
-    tmp_path: Path, notice: signal.Signals, code: int
-) -> None:
-    """To the process that was started, and all that it has not put into groups of their own: Ctrl-C in a terminal, the
-    end of its time under `timeout` and Slurm, or the end of the terminal, which a shell and the kernel tell one after
-    the other."""
-    printed, job = tmp_path / "printed", tmp_path / "tests/run"
-    with printed.open("w") as output:
-        child = working(tmp_path, stderr=output)
+def end_by(child: subprocess.Popen[bytes], notice: signal.Signals, code: int) -> None:
+    """Send a signal to the group of a run, twice if it is SIGHUP, and see the run end with all its processes."""
     family = psutil.Process(child.pid).children(recursive=True)
     assert child.pid not in {os.getpgid(process.pid) for process in family}, "the group is the run alone"
     os.killpg(child.pid, notice)
@@ -93,7 +105,3 @@ def test_a_notice_to_its_group_saves_and_leaves_nothing_behind(
         os.killpg(child.pid, notice)
     assert child.wait(timeout=60) == code
     assert not psutil.wait_procs(family, timeout=60)[1]
-    assert "Traceback" not in printed.read_text()
-    step = max(line.step for line in read_metrics(job) if line.source == "trainer")
-    assert latest_whole(job) == step
-    assert f"step {step} of run" in printed.read_text().splitlines()[-1], "what is saved is the last line"

@@ -14,9 +14,11 @@ from flows.loaded import cancellable
 from tasks import frontend
 from tasks.frontend import PREFECT
 from trinity_core.config import load_config
+from trinity_core.errors import DataError
 from trinity_core.program import TERMINATED
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped
 from trinity_core.runtime.stage import StageRequest
+from trinity_core.waits import poll
 
 
 def requests() -> list[StageRequest]:
@@ -84,6 +86,29 @@ def test_a_component_that_someone_else_cancels_has_no_result(prefect_api: str) -
 
     with pytest.raises(CancelledRun):
         above()
+
+
+def test_a_component_that_fails_for_good_ends_the_others(prefect_api: str) -> None:
+    token, ended = CancelToken(), []
+
+    def wrong_data() -> None:
+        raise DataError("row 7 of train.jsonl has no answer")
+
+    def works() -> None:
+        for _ in poll(60):
+            try:
+                token.raise_if_cancelled()
+            except Stopped:
+                ended.append("saved")
+                raise
+
+    @flow
+    def above() -> None:
+        PREFECT.run_components(token, {"trainer": wrong_data, "explorer": works})
+
+    with pytest.raises(DataError, match="row 7"):
+        above()
+    assert ended == ["saved"]
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from judging import give_verdicts, prefect_page
 from raising import raising
 
 from flows.local.connection import require_nobody_asked
@@ -217,42 +214,6 @@ def paused_run() -> tuple[str, dict[str, Any]]:
         return str(run.id), found(lambda: form_of(run), "the paused flow has no form")
 
 
-def answer_in_a_browser(page: str, said: dict[str, str], folder: Path) -> tuple[str, dict[str, Any]]:
-    """Resume the paused run on Prefect's page, at an address, after a verdict that is none; returns what the page shows
-    and the form."""
-    from prefect.client.orchestration import get_client
-
-    run, form = paused_run()
-    with get_client(sync_client=True) as client:
-        refused = client.resume_flow_run(run, run_input={"answer_1a": "dropp"})
-    assert refused.status.value == "REJECT" and "'dropp' does not match" in refused.details.reason
-    return asyncio.run(give_verdicts(f"{page}/runs/flow-run/{run}", said, folder)), form
-
-
-@pytest.mark.slow
-def test_a_person_answers_on_prefects_page(config, prefect_api, monkeypatch, tmp_path) -> None:
-    """In a real browser: answers are shown as text, whatever is in them, and verdicts and a better answer are typed.
-
-    The form has a verdict for each answer and room for a better one; the flow learns from what was said.
-    """
-    monkeypatch.setattr("tasks.frontend.POLL_SECONDS", 0.5)
-    config = config.with_values({f"{VERDICTS}.timeout": 120.0})
-    said = {"Answer 1a": "drop", "Answer 1c": "keep\n", "A better answer to 2": "4 cups."}
-    with prefect_page(prefect_api, tmp_path / "static") as page, ThreadPoolExecutor() as threads:
-        person = threads.submit(copy_context().run, answer_in_a_browser, page, said, tmp_path)
-        state = asking(config)(return_state=True)
-        (shown, form), stage = person.result(60), state.result()
-    assert set(form["properties"]) == {
-        *(f"answer_1{letter}" for letter in "abc"), "better_1", "answer_2a", "answer_2b", "better_2",
-    }  # fmt: skip
-    assert "2 + 2?" in shown and "<b>4</b>" in shown and "6 cups." in shown
-    assert answers_of(stage.config, "preferences") == [
-        ["It is 5.<|im_end|>", "It is 4.<|im_end|>"],
-        ["4 cups.<|im_end|>", "5 cups.<|im_end|>"],
-    ]
-    assert asking(config)().config == stage.config, "nobody is asked again"
-
-
 @pytest.mark.slow
 def test_without_a_verdict_in_time_the_recipe_decides(config, prefect_api, monkeypatch) -> None:
     """The run ends with an error, or completes on the rewards."""
@@ -275,21 +236,31 @@ def test_a_retried_run_asks_again(config, prefect_api, monkeypatch) -> None:
 
     monkeypatch.setattr("tasks.frontend.POLL_SECONDS", 0.5)
 
+    said = {"answer_1a": "drop", "answer_1c": "keep\n", "better_2": "4 cups."}
+
     def answer() -> None:
-        run, _ = paused_run()
+        run, form = paused_run()
+        assert said.keys() < form["properties"].keys()
         with get_client(sync_client=True) as client:
-            client.resume_flow_run(run, run_input={"answer_1a": "drop", "answer_1c": "keep"})
+            refused = client.resume_flow_run(run, run_input={"answer_1a": "dropp"})
+            assert refused.status.value == "REJECT" and "'dropp' does not match" in refused.details.reason
+            client.resume_flow_run(run, run_input=said)
 
     failed = asking(config.with_values({f"{VERDICTS}.timeout": 1.0}))(return_state=True)
     run = failed.state_details.flow_run_id
     with get_client(sync_client=True) as client, ThreadPoolExecutor() as threads:
         PrefectRuns(prefect_api).retry(str(run))
         person = threads.submit(copy_context().run, answer)
-        flow = asking(config.with_values({f"{VERDICTS}.timeout": 60.0}))
+        flow = asking(patient := config.with_values({f"{VERDICTS}.timeout": 60.0}))
         state = run_flow(flow, flow_run=client.read_flow_run(run), return_type="state")
         person.result(60)
     assert failed.is_failed()
-    assert answers_of(state.result().config, "preferences") == [["It is 5.<|im_end|>", "It is 4.<|im_end|>"]]
+    judged = state.result().config
+    assert answers_of(judged, "preferences") == [
+        ["It is 5.<|im_end|>", "It is 4.<|im_end|>"],
+        ["4 cups.<|im_end|>", "5 cups.<|im_end|>"],
+    ]
+    assert asking(patient)().config == judged, "nobody is asked again"
 
 
 @pytest.mark.slow

@@ -27,7 +27,6 @@ import yaml
 from chaos.comparing import first_difference
 from chaos.killing import LONGEST_ATTEMPT, ChaosRun, Kill
 from chaos.pipeline import SAVE_INTERVAL, STEPS, WARM_UP_STEPS, pipeline
-from judging import sign_in
 from ports import free_port
 from studio_browser import opened, person_at
 
@@ -222,24 +221,10 @@ def test_a_pipeline_goes_its_whole_way(survivor: Deployed) -> None:
     assert archived == [step for step in range(1, STEPS + 1) for _ in range(16)]
     rewards = [line.metrics["reward/mean"] for line in read_metrics(survivor.job) if line.source == "trainer"]
     assert all(0 < reward < 1 for reward in rewards), "the plugin's reward"
-
-
-def test_prefect_lists_the_tasks_of_a_pipeline(survivor: Deployed, tmp_path: Path) -> None:
-    """On the run's own page and for the whole server. One task run with a flow run's result among its arguments
-    would empty both lists ("Invalid TaskInputResponse", PrefectHQ/prefect 18680)."""
-    prefect = survivor.up()["api_url"].removesuffix("/api")
-    tab = "document.querySelector('#task-runs, [id$=trigger-task-runs]')"
-    listed = "[...document.querySelectorAll('a')].some(e => e.innerText.trim() === 'resolve')"
-
-    async def look() -> None:
-        async with opened("about:blank", tmp_path) as page:
-            await sign_in(page, prefect, survivor.key)
-            for path in (f"/runs/flow-run/{survivor.run_id}", "/runs"):
-                await page.call("Page.navigate", url=prefect + path)
-                await page.until(f"!!{tab}", path)
-                await page.click_until(tab, listed)
-
-    asyncio.run(look())
+    # Prefect's page lists no task at all if one has a flow run's result among its arguments (PrefectHQ/prefect 18680).
+    tasks = survivor.ask("POST", "task_runs/filter", json={"limit": 200})
+    kinds = {one["input_type"] for task in tasks for inputs in task["task_inputs"].values() for one in inputs}
+    assert kinds and kinds <= {"parameter", "constant", "task_run"}
 
 
 def test_only_who_has_the_key_reaches_prefect(deployed: Deployed) -> None:
@@ -248,24 +233,8 @@ def test_only_who_has_the_key_reaches_prefect(deployed: Deployed) -> None:
     for headers in ({}, {"Origin": "https://evil.example"}, {"Host": "evil.example"}):
         assert httpx.post(url, json={}, headers=headers, timeout=60).status_code == 401
     assert deployed.ask("POST", "deployments/filter", json={})
-    assert "rft/gsm8k" in deployed.call("prefect", "deployment", "ls"), "as a user types it"
     kept = {name: (deployed.root / name).stat().st_mode & 0o777 for name in (".trinity", "prefect.toml")}
     assert kept == {".trinity": 0o700, "prefect.toml": 0o600}
-
-
-def test_the_form_of_a_run_is_empty(deployed: Deployed, tmp_path: Path) -> None:
-    """Prefect's, in a browser: a field for each setting that is not given."""
-    api = deployed.up()["api_url"]
-    deployment = deployed.ask("GET", "deployments/name/rft/gsm8k")["id"]
-    form = f"{api.removesuffix('/api')}/deployments/deployment/{deployment}/run"
-
-    async def look() -> None:
-        async with person_at("about:blank", tmp_path) as person:
-            await sign_in(person.page, form, deployed.key)
-            await person.page.until("document.body?.innerText.includes('Validate parameters')")
-            assert "None" not in await person.page.text("body")
-
-    asyncio.run(look())
 
 
 def test_the_converted_model_is_what_was_trained(survivor: Deployed, tiny_model: Any) -> None:

@@ -360,6 +360,17 @@ def test_vllm_looks_for_its_kernels_beside_proxies(tiny_engine, monkeypatch):
     _rebind_kernels([])
 
 
+def test_no_process_is_started_to_inspect_a_model(tiny_engine, monkeypatch):
+    """Also of an architecture of which vLLM has nothing in its cache yet."""
+    from vllm.model_executor.models import registry
+
+    model = registry.ModelRegistry.models["GPT2LMHeadModel"]
+    monkeypatch.setattr(type(model), "_load_modelinfo_from_cache", lambda *_: None)
+    monkeypatch.setattr(type(model), "_save_modelinfo_to_cache", lambda *_: None)
+    monkeypatch.setattr(registry, "_SUBPROCESS_COMMAND", ["false"])
+    assert model.inspect_model_cls().is_text_generation_model
+
+
 def test_oversized_prompt_is_refused_alone(tiny_engine):
     with pytest.raises(TrinityError, match="refuses"):
         generate(tiny_engine, [Request("huge", np.ones(400, np.int32), SAMPLING, 1)])

@@ -20,7 +20,7 @@ from trinity_core.runlock import hold
 from trinity_core.runtime import run_attempt
 from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import Cluster
-from trinity_core.runtime.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken, withdraw
+from trinity_core.runtime.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken, Stopped, withdraw
 from trinity_core.runtime.frontend import PLAIN
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
@@ -322,3 +322,14 @@ def test_engines_that_share_the_trainers_gpu_start_before_it(
         with pytest.raises(TrinityError):
             trainers.train(lambda trainer: None, SimpleNamespace())
     assert order == [*first, "trainers", "trainers"]
+
+
+def test_a_trainer_that_got_notice_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has saved; that the trainer is started again is up to whoever starts the run again."""
+    trainers = Trainers(Actors(WithoutRay(Config(), Machine(1, 0)), Config(), None), lambda: None, lambda: False)  # type: ignore[arg-type]
+    monkeypatch.setattr(Actors, "start_trainers", lambda _: [])
+    for name, answer in (("connect_trainers", {"total_steps": 9}), ("run_until_done", [{"step": 3, "stopped": True}])):
+        monkeypatch.setattr(f"trinity_core.runtime.trainers.{name}", lambda *_, answer=answer: answer)
+    monkeypatch.setattr("trinity_core.runtime.trainers.starting", lambda *_: None)
+    with pytest.raises(Stopped, match="SIGTERM and has saved step 3"):
+        trainers.train(lambda trainer: None, SimpleNamespace())

@@ -1,9 +1,11 @@
-"""Task operators ask models of the configuration, on a Ray and an engine of their own."""
+"""Models beside the policy as the actors of a Ray: those that task operators ask, and reward models."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ import torch
 from raising import raising
 
 from trinity_core.config import Config, config_from_dict
-from trinity_core.errors import ModelError
+from trinity_core.errors import ModelError, TransientFault, TrinityError
+from trinity_core.inference.reward_engine import RewardEngine, RewardEngines
 from trinity_core.pipelines.tasks import curated_tasks
 from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question
+from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.asked_models import RunModels
+from trinity_core.runtime.cluster import close_cluster, open_cluster
+from trinity_core.runtime.placement import Machine, place
 
 SHORT, LONG = "What is 2 + 2?", "What is 2 + 2? " * 20
 
@@ -29,6 +35,21 @@ def brief_folder(tiny_folder: Path, tiny_model: Any, tmp_path_factory: pytest.Te
     content = json.loads(path.read_text()) if path.is_file() else {}
     path.write_text(json.dumps({**content, "eos_token_id": list(range(tiny_model.config.vocab_size))}))
     return folder
+
+
+TALK = [{"role": "user", "content": "Tom has 3 apples."}, {"role": "assistant", "content": "Tom has 3."}]
+
+
+def rated(root: Path, model: Path, **reward_model: int) -> Config:
+    return config_from_dict({
+        "project": "p",
+        "name": "rated",
+        "checkpoint_root_dir": str(root),
+        "mode": "explore",
+        "model": {"model_path": str(model), "max_model_len": 64, "max_response_tokens": 8},
+        "buffer": {"batch_size": 2, "total_steps": 1, "explorer_input": {"taskset": {"path": "tasks.jsonl"}}},
+        "explorer": {"auxiliary_models": [{"model_path": str(model), **reward_model}]},
+    })  # fmt: skip
 
 
 def config_of(root: Path, model: Path, auxiliary: Path) -> Config:
@@ -50,8 +71,16 @@ def config_of(root: Path, model: Path, auxiliary: Path) -> Config:
     })  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def own_ray(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kept open, as a pipeline does for its stages."""
+    cluster = open_cluster(rated(tmp_path_factory.mktemp("ray"), tiny_folder), 0)
+    yield
+    close_cluster(cluster)
+
+
 @pytest.mark.slow
-def test_models_of_the_configuration_answer(brief_folder: Path, tiny_model: Any, tmp_path: Path) -> None:
+def test_models_of_the_configuration_answer(own_ray: None, brief_folder: Path, tiny_model: Any, tmp_path: Path) -> None:
     config = config_of(tmp_path, brief_folder, brief_folder)
     with RunModels(config) as models:
         greedy, long = models.ask(AskedModel("brief-0.9m"), [Question("", SHORT), Question("", LONG)])
@@ -74,3 +103,41 @@ def test_a_reward_model_cannot_be_asked(tiny_folder: Path, reward_folder: Path, 
     with RunModels(config_of(tmp_path, tiny_folder, reward_folder)) as models, pytest.raises(ModelError) as refused:
         models.ask(AskedModel(reward_folder.name.lower()), [Question("", SHORT)])
     assert "is a reward model, which writes no text" in str(refused.value)
+
+
+def test_a_reward_model_takes_one_gpu_each(reward_folder: Path, tmp_path: Path) -> None:
+    config = rated(tmp_path, reward_folder).with_values({"cluster.gpu_per_node": 8})
+    model = config.explorer.auxiliary_models[0].with_values({"tensor_parallel_size": 2})
+    config = config.with_values({"explorer.auxiliary_models": [model]})
+    with raising(TrinityError, key="explorer.auxiliary_models[0].tensor_parallel_size"):
+        Actors(None, config, place(config, Machine(cpus=8, gpus=8))).start_auxiliary()
+
+
+@pytest.mark.slow
+def test_a_reward_models_actors_rate_and_their_loss_is_named(
+    own_ray: None, reward_folder: Path, tmp_path: Path
+) -> None:
+    import ray
+
+    config = rated(tmp_path, reward_folder, engine_num=2)
+    placement = place(config, Machine(cpus=2, gpus=0))
+    cluster = open_cluster(config, 0)
+    try:
+        [handles] = Actors(cluster, config, placement).start_auxiliary()
+
+        async def rate() -> list:
+            engines = RewardEngines(handles, "the judge", 120.0, 60.0)
+            await engines.start()
+            both = await asyncio.gather(engines.rate([TALK]), engines.rate([TALK]))
+            for handle in handles:
+                ray.kill(handle)
+            with pytest.raises(TransientFault, match="the judge"):
+                async with asyncio.timeout(60):
+                    while True:  # `ray.kill` returns before the actor is dead
+                        await engines.rate([TALK])
+            return both
+
+        first, second = asyncio.run(rate())
+    finally:
+        close_cluster(cluster)
+    assert first == second == pytest.approx(RewardEngine(str(reward_folder), 64).rate([TALK]), abs=1e-5)

@@ -333,7 +333,8 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_to_the_store_is_found_and_named(run: Run, kind: str) -> None:
+def test_damage_to_the_store_is_found_and_named(run_in_a_file: Run, kind: str) -> None:
+    run = run_in_a_file
     statements, expected, (lost, duplicated) = DAMAGE[kind]
     run.damage(*statements)
     audit = run.audit()

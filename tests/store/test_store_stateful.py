@@ -334,6 +334,6 @@ def test_the_pace_of_an_explorer_is_that_of_the_table():
 def test_any_history_is_one_that_the_model_tells(server_url):
     """Each example's run has tables of its own, which takes PostgreSQL longer than a file."""
     options = settings(
-        max_examples=10 if server_url else 40, stateful_step_count=30, suppress_health_check=list(HealthCheck)
+        max_examples=6 if server_url else 25, stateful_step_count=30, suppress_health_check=list(HealthCheck)
     )
     run_state_machine_as_test(lambda: Life(server_url), settings=options)

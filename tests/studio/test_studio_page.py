@@ -63,61 +63,6 @@ async def save(page: Page) -> None:
 SAVED = f"{has('All changes are saved')} && !document.querySelector('{DIALOG}') && {IDLE}"
 
 
-def test_a_form_is_filled_in_and_saved(studio: Served, tmp_path: Path) -> None:
-    file = studio.root / "filled.yaml"
-    file.write_text(TEXT)
-
-    async def act(page: Page) -> None:
-        main = "document.querySelector('[data-testid=stMainBlockContainer]')"
-        await page.until(f"{main}.innerText.startsWith('File')", "the page begins with the form")
-        for entered in ("-3", "16"):
-            await page.fill(field("repeat_times"), entered)
-            await page.until(f"{TEXT_AREA}?.value.includes('repeat_times: {entered} ')")
-            faults = "[...document.querySelectorAll('[data-testid=stAlert]')].map(e => e.innerText).join()"
-            await page.until(f"{faults}.includes('at least 1') === {str(entered == '-3').lower()} && {IDLE}")
-        await save(page)
-        await page.until(SAVED)
-
-    use(studio, tmp_path, file.name, act)
-    assert file.read_text() == TEXT.replace("repeat_times: 8 ", "repeat_times: 16")
-
-
-def test_looking_through_all_settings_changes_nothing(studio: Served, tmp_path: Path) -> None:
-    """Every section and the search are opened; what is then saved is one change."""
-    file = studio.root / "looked.yaml"
-    file.write_text(TEXT)
-    pills = "[...document.querySelectorAll('[data-testid=stButtonGroup] button')]"
-    sections: list[str] = []
-
-    async def act(page: Page) -> None:
-        await page.click("document.querySelector('[data-testid=stCheckbox] label')")
-        names = (await page.until(f"{pills}.length && {pills}.map(e => e.innerText).join('|')")).split("|")
-        for name in [*names, "algorithm", "run"]:
-            await page.click(f"{pills}.find(e => e.innerText.split(' ')[0] === '{name.split()[0]}')")
-            shown = "[...document.querySelectorAll('strong')].map(e => e.innerText)"
-            await page.until(f"{shown}.includes('{name.split()[0]}') && {IDLE}")
-            assert await page.until(f"{TEXT_AREA}?.value") == TEXT, name
-            assert not await page.value("!!document.querySelector('[data-testid=stException]')"), name
-            sections.append(name.split()[0])
-        await page.fill(field("Find"), "temperature")
-        await page.until(f"!!document.querySelector('input[aria-label*=temperature]') && {IDLE}")
-        assert await page.until(f"{TEXT_AREA}?.value") == TEXT
-        await page.fill(field("Find"), "xyzzy")
-        await page.until(f"{has('No setting')} && {IDLE}", "a search without a match says so")
-        await page.fill(field("Find"), "temperature")
-        await page.until(f"!!document.querySelector('input[aria-label*=temperature]') && {IDLE}")
-        await save(page) if await page.value(f"!({button('Save')}).disabled") else None
-        assert file.read_text() == TEXT
-        await page.fill(field("temperature"), "0.7")
-        await page.until(f"{TEXT_AREA}?.value.includes('temperature: 0.7') && {IDLE}")
-        await save(page)
-        await page.until(SAVED)
-
-    use(studio, tmp_path, file.name, act)
-    assert {"algorithm", "model", "buffer", "explorer", "trainer", "monitor"} < set(sections)
-    assert file.read_text() == TEXT + "model:\n  temperature: 0.7\n"
-
-
 def test_nothing_in_a_file_is_lost_unasked(studio: Served, tmp_path: Path) -> None:
     """Keys that would go, changes by another program, and another file that is there already."""
     file, other = studio.root / "asked.yaml", studio.root / "other.yaml"
@@ -167,21 +112,6 @@ def test_a_reload_keeps_what_is_not_saved(studio: Served, tmp_path: Path) -> Non
         await page.click(button("Discard changes"))
         await page.until(SAVED)
         assert await page.until(f"{TEXT_AREA}?.value") == TEXT
-
-    use(studio, tmp_path, file.name, act)
-    assert file.read_text() == TEXT
-
-
-def test_broken_text_can_be_discarded(studio: Served, tmp_path: Path) -> None:
-    file = studio.root / "broken.yaml"
-    file.write_text(TEXT)
-
-    async def act(page: Page) -> None:
-        await write(page, "name: [")
-        await page.until(f"!!document.querySelector('[data-testid=stAlert]') && {IDLE}")
-        await page.until(f"{TEXT_AREA}.checkVisibility({{visibilityProperty: true}})", "the text can be corrected")
-        await page.click(button("Discard changes"))
-        await page.until(f"!!{field('repeat_times')} && {SAVED}")
 
     use(studio, tmp_path, file.name, act)
     assert file.read_text() == TEXT
@@ -268,25 +198,6 @@ def test_measuring_time_adds_it_to_the_plan(studio: Served, tmp_path: Path) -> N
         cache_file(config).unlink(missing_ok=True)
     assert "plan --measure" in (plugins / "told").read_text()
     assert "response_tokens: 16" in file.read_text()
-
-
-def test_a_new_file_begins_from_a_recipe(studio: Served, tmp_path: Path) -> None:
-    """A file that is not there is not said to be saved; the gallery makes it, or a text that is written beside it."""
-
-    async def act(page: Page) -> None:
-        await page.until(f"{has('new.yaml does not exist yet')} && !{has('All changes are saved')}")
-        await page.until(f"{TEXT_AREA}?.checkVisibility({{visibilityProperty: true}})")
-        assert not await page.value("!!document.querySelector('[data-testid=stCode]')"), "there is no text to show"
-        await page.fill(field("Save as"), "new.yaml")
-        await page.click(
-            "[...document.querySelectorAll('[role=radiogroup] label')].find(e => /^sft$/m.test(e.innerText))"
-        )
-        await page.until(IDLE)
-        await page.click(button("Create"))
-        await page.until(f"{has('All changes are saved in new.yaml')} && {IDLE}")
-
-    use(studio, tmp_path, "new.yaml", act)
-    assert "algorithm_type: sft" in (studio.root / "new.yaml").read_text()
 
 
 def test_a_stage_has_fields_of_its_own(studio: Served, tmp_path: Path) -> None:

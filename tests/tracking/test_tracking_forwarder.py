@@ -561,32 +561,26 @@ def test_store_password_is_kept_in_a_private_file_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("monitor", "args", "left"), [
-    ("mlflow", {}, ""), ("mlflow", {}, '{"run_id": "4'), ("wandb", {"mode": "offline"}, "null"),
-])  # fmt: skip
-def test_truncated_run_note_starts_a_new_run(root: Path, monitor: str, args: dict, left: str) -> None:
-    info = RunInfo("p", "n", root / "p" / "n", args=args)
-    note = info.job_dir / "monitor" / f"{monitor}.json"
+@pytest.mark.parametrize("left", ["", '{"run_id": "4', "null"])
+def test_truncated_run_note_starts_a_new_run(root: Path, left: str) -> None:
+    info = RunInfo("p", "n", root / "p" / "n")
+    note = info.job_dir / "monitor" / "mlflow.json"
     note.parent.mkdir(parents=True)
     note.write_text(left)
-    open_writer(monitor, info, root).close(RunOutcome.FINISHED)
-    key = "run_id" if monitor == "mlflow" else "id"
-    begun = json.loads(note.read_text())[key]
-    open_writer(monitor, info, root).close(RunOutcome.FINISHED)
-    assert json.loads(note.read_text())[key] == begun
+    open_writer("mlflow", info, root).close(RunOutcome.FINISHED)
+    begun = json.loads(note.read_text())["run_id"]
+    open_writer("mlflow", info, root).close(RunOutcome.FINISHED)
+    assert json.loads(note.read_text())["run_id"] == begun
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("monitor", "args"), [("mlflow", {}), ("wandb", {"mode": "offline"})])
-def test_a_copy_of_a_run_is_tracked_from_its_first_line_in_a_run_of_its_own(
-    root: Path, monitor: str, args: dict
-) -> None:
-    """So is a run that somebody has deleted in MLflow."""
+def test_a_copy_of_a_run_is_tracked_from_its_first_line_in_a_run_of_its_own(root: Path) -> None:
+    """So is a run that somebody has deleted in MLflow. In W&B: `test_evaluations_of_separate_explorers_…`."""
 
     def tracked(name: str, identity: str) -> tuple[str, int]:
-        info = RunInfo("p", name, root / "p" / name, args=args, identity=identity)
-        writer: Any = open_writer(monitor, info, root)
-        lines = Forwarder(info.job_dir, writer, target=monitor).poll()
+        info = RunInfo("p", name, root / "p" / name, identity=identity)
+        writer: Any = open_writer("mlflow", info, root)
+        lines = Forwarder(info.job_dir, writer, target="mlflow").poll()
         writer.close(RunOutcome.FINISHED)
         return writer.run_id, lines
 
@@ -598,9 +592,8 @@ def test_a_copy_of_a_run_is_tracked_from_its_first_line_in_a_run_of_its_own(
     copy, lines = tracked("copy", "b")
     assert (copy != first, lines) == (True, 2)
     assert tracked("copy", "b") == (copy, 0) and tracked("n", "a") == (first, 0)
-    if monitor == "mlflow":
-        mlflow_client(root).delete_run(copy)
-        assert tracked("copy", "b")[1] == 2
+    mlflow_client(root).delete_run(copy)
+    assert tracked("copy", "b")[1] == 2
 
 
 def test_a_copied_pipeline_has_a_parent_run_of_its_own(root: Path) -> None:

@@ -29,7 +29,7 @@ def _units(rows, budget, largest_mask=None):
 
 
 @given(rows, st.integers(20, 300), st.integers(1, 4), masks)
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_every_row_is_in_exactly_one_micro_batch(rows, budget, ranks, largest_mask):
     shares = plan(_units(rows, budget, largest_mask), budget, ranks, largest_mask)
     assert len(shares) == ranks
@@ -37,7 +37,7 @@ def test_every_row_is_in_exactly_one_micro_batch(rows, budget, ranks, largest_ma
 
 
 @given(rows, st.integers(20, 300), st.integers(1, 4), masks)
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_ranks_get_equal_and_fewest_micro_batches(rows, budget, ranks, largest_mask):
     shares = plan(_units(rows, budget, largest_mask), budget, ranks, largest_mask)
     counts = {len(share) for share in shares}
@@ -47,7 +47,7 @@ def test_ranks_get_equal_and_fewest_micro_batches(rows, budget, ranks, largest_m
 
 
 @given(rows, st.integers(20, 300), st.integers(1, 4), masks)
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_no_micro_batch_of_several_rows_exceeds_the_budget(rows, budget, ranks, largest_mask):
     """Each prompt once, or with too large a mask, every row as long as the longest."""
     for share in plan(_units(rows, budget, largest_mask), budget, ranks, largest_mask):
@@ -77,7 +77,7 @@ def test_long_prompts_keep_to_the_budget(monkeypatch, repeats):
 
 
 @given(rows, st.integers(20, 300), st.integers(1, 4))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_units_stay_whole_and_in_order(rows, budget, ranks):
     units = _units(rows, budget)
     shares = plan(units, budget, ranks)

@@ -161,8 +161,11 @@ def test_gradient_checkpointing_changes_nothing(lm):
 
 
 @pytest.mark.slow
-def test_compiling_changes_nothing(lm):
-    """Batches of two shapes, one after another."""
+def test_compiling_changes_nothing(lm, monkeypatch):
+    """Batches of two shapes, one after another. What torch captures of a layer, forward and backward, is run as it is:
+    a C++ compiler would take minutes. Its own code on a GPU: `benchmarks/gpu.py`."""
+    compile_ = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda lm, **how: compile_(lm, **how, backend="aot_eager"))
     batches = [make_batch(4), make_batch(5)]
     micros = [build_micro(rows, range(8), max(e.response_length for e in rows)) for rows in batches]
     truth = [_outcome(lm, FastPaths(True, True), micro, "trinity_packed") for micro in micros]
@@ -449,7 +452,7 @@ def test_values_belong_to_state_before_the_token(lm):
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=12))
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_packed_layout_has_each_prompt_once_at_right_positions(rows):
     prompts = [np.arange(100 * g, 100 * g + g + 1, dtype=np.int32) for g, _ in rows]
     responses = [np.arange(1000 + i, 1000 + i + r, dtype=np.int32) for i, (_, r) in enumerate(rows)]

@@ -54,23 +54,22 @@ def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharin
 
 
 def _grid(tiny_model):
-    """ZeRO 0 to 3 in float32 and, where supported, bfloat16: with 2 ranks, some with 1 and 4 too; two with offload."""
-    for stage, dtype in ((3, None), (0, None), (1, None), (2, None), (2, "bfloat16"), (3, "bfloat16")):
+    """ZeRO 0 to 3 in float32 and one in bfloat16: with 2 ranks, ZeRO 3 with 1 and 4 too; one with offload."""
+    for stage, dtype in ((3, None), (0, None), (1, None), (2, None), (2, "bfloat16")):
         name = f"{dtype or 'float32'}_{stage}"  # first the stage that asks for the ranks before DeepSpeed does
         by_two = _case(name, stage, tiny_model, 25 if name == "float32_3" else LARGE, dtype)
         by_two["at_once"] = 5_000 if dtype is None else by_two["at_once"]
         yield by_two
-        if name in ("float32_3", "float32_1", "bfloat16_2"):
+        if name == "float32_3":
             yield by_two | {"world_sizes": [1, 4], "saved": False}
-    for stage, dtype in ((3, None), (2, "bfloat16")):
-        yield _case(f"offloaded{stage}", stage, tiny_model, LARGE, dtype, optimizer_offload=True, param_offload=True)
+    yield _case("offloaded3", 3, tiny_model, LARGE, optimizer_offload=True, param_offload=True)
 
 
 @pytest.fixture
 def trained(tiny_model, tmp_path):
     """The results of each case by number of ranks, and the cases."""
     cases = [*_grid(tiny_model), _case("zero0_small", 0, tiny_model, 20, saved=False)]
-    cases += [_case(f"shared{stage}", stage, tiny_model, tokens, sharing=2) for stage, tokens in ((0, 60), (3, LARGE))]
+    cases += [_case(f"shared{stage}", stage, tiny_model, tokens, sharing=2) for stage, tokens in ((0, 60),)]
     cases += [_case("shared_half", 2, tiny_model, dtype="bfloat16", sharing=2, saved=False)]
     for algorithm, stage, lora in (("dpo", 0, ()), ("sft", 0, ()), ("ppo", 3, ()), ("grpo", 2, ADAPTER)):
         name = f"shared_{algorithm}{stage}"

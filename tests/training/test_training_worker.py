@@ -1,7 +1,9 @@
 """The worker from start to end: a resumed run is bit-identical to one that was never stopped."""
 
 import json
+import os
 import shutil
+import signal
 import time
 from threading import Thread
 from unittest import mock
@@ -12,7 +14,7 @@ from trained_runs import assert_same_runs, put, run
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.run import train
-from trinity_core.training.worker import TrainerWorker
+from trinity_core.training.worker import TrainerActor, TrainerWorker
 
 pytestmark = pytest.mark.slow
 
@@ -33,14 +35,16 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     put(whole)
     assert run(whole)["ended"] == "finished"
     put(stopped, (1, 2, 3))
-    worker = TrainerWorker(stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    worker = TrainerActor(stopped)
     worker.start()
     runner = Thread(target=worker.run, args=(train,))
     runner.start()
     while worker.progress()["step"] < 3 or worker.progress()["state"] != "waiting":
         runner.join(0.02)
-    worker.stop()
+    os.kill(os.getpid(), signal.SIGTERM)  # to this process alone, as to one on a machine that is taken away
     runner.join(60)
+    signal.signal(signal.SIGTERM, before)
     assert worker.progress()["state"] == "stopped" and worker.progress()["saved_step"] == 3
     shutil.rmtree(stopped.job_dir / "global_step_3")  # as if it had been killed after the checkpoint of step 2
     again = TrainerWorker(stopped)

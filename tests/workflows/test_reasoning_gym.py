@@ -71,9 +71,7 @@ def test_an_answer_is_found_in_a_response(text, answer):
 
 
 GENERATORS = (
-    "basic_arithmetic binary_matrix caesar_cipher chain_sum countdown family_relationships fraction_simplification gcd "
-    "graph_color isomorphic_strings knights_knaves largest_island letter_counting number_sorting power_function "
-    "sudoku syllogism time_intervals word_sorting zebra_puzzles"
+    "basic_arithmetic countdown family_relationships graph_color knights_knaves letter_counting sudoku time_intervals"
 )
 
 
@@ -92,7 +90,7 @@ def test_own_answers_are_right_and_others_are_not(pool, dataset):
 def test_countdown_is_judged_as_by_countdown_reward():
     """Stored solutions, the same with a sign or number changed, and randomly joined numbers."""
     rng, verdicts = random.Random(1), Counter()
-    for row in rows("countdown", 1, 30, {}):
+    for row in rows("countdown", 1, 10, {}):
         entry, solution = json.loads(row["entry"]), row["answer"]
         puzzle = {"nums": entry["metadata"]["numbers"], "target": entry["metadata"]["target"]}
         numbers = [str(number) for number in rng.sample(puzzle["nums"], len(puzzle["nums"]))]
@@ -114,7 +112,7 @@ def test_countdown_is_judged_as_by_countdown_reward():
             ours = countdown_reward(prompt="", response=f"<answer>{text}</answer>", truth=None, task=puzzle)
             assert (ours["accuracy"] == 1.0) == theirs, (text, puzzle)
             verdicts[theirs] += 1
-    assert verdicts[True] >= 90 and verdicts[False] >= 100
+    assert verdicts[True] >= 30 and verdicts[False] >= 30
 
 
 HOSTILE = (
@@ -221,7 +219,7 @@ def test_best_play_at_cards_earns_what_is_computed():
     assert best_return(cards.transitions, cards.starts, 20) == pytest.approx(-0.046556, abs=1e-6)
     for first in (0, 1):
         earned, expected = [], []
-        for seed in range(4000):
+        for seed in range(1000):
             cards.reset(seed)
             expected.append(values[cards.seen][first])
             move = first
@@ -231,7 +229,7 @@ def test_best_play_at_cards_earns_what_is_computed():
                     break
                 move = best_moves(values[cards.seen])[0]
             earned.append(reward)
-        assert statistics.mean(earned) == pytest.approx(statistics.mean(expected), abs=4 * 0.95 / 4000**0.5)
+        assert statistics.mean(earned) == pytest.approx(statistics.mean(expected), abs=4 * 0.95 / 1000**0.5)
     assert Blackjack(natural=True).transitions == Blackjack(sab=True).transitions == {}
 
 

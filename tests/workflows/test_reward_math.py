@@ -25,7 +25,7 @@ def full(response, truth, **args):
 @given(answer=written | integers.map(str), truth=written | integers.map(str))
 @example("-0", "0")
 @example("+7", "007")
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_the_fast_path_gives_the_verifiers_verdict(answer, truth):
     pytest.importorskip("math_verify")
     response, reference_answer = f"So it is.\n#### {answer}", f"work\n#### {truth}"
@@ -34,7 +34,7 @@ def test_the_fast_path_gives_the_verifiers_verdict(answer, truth):
 
 
 @given(text=st.text("#0123456789 -+.,$%{}\\boxed\n", max_size=20), truth=st.sampled_from(["#### 5", "#### -12", "3"]))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_fast_path_never_contradicts_the_verifier(text, truth):
     pytest.importorskip("math_verify")
     fast = math_fast(response=text, truth=truth)
@@ -157,7 +157,7 @@ PIECES = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " ", "
 
 @given(pieces=st.lists(PIECES, max_size=12))
 @example(pieces=["<think>", "x", "</think>", "\n", "<answer>", "x", "</answer>", "\n"])
-@settings(max_examples=300)
+@settings(max_examples=80)
 def test_think_score_is_for_thought_then_answer(pieces):
     pytest.importorskip("math_verify")
     response = "".join(pieces)

@@ -20,14 +20,14 @@ from trinity_core.weights_digest import weights_digest
 STATE = "trainer_state.json"
 """The file in a checkpoint with the trainer's state other than tensors."""
 OTHER_ROWS = (
-    "model.model_path is {now}, but the run in {folder} began with {began}{why}, which sampled what waits in its "
-    "store: it would be trained on as if this model had. To continue, give the model that it began with; to start from "
-    "another, give the run another `name`"
+    "model.model_path is {now}, but the run in {folder} began with {began}{why}, which sampled the rollouts in its "
+    "store: they would be trained on as if this model had sampled them. To continue, give the model that it began with;"
+    " to start from another, give the run another `name`"
 )
 OTHER_ADAPTER = (
     "model.lora_configs[0].path is {now}, but the run in {folder} began with another adapter or with none, which "
-    "sampled what waits in its store: it would be trained on as if this one had. To continue, give the adapter that it "
-    "began with; to start from another, give the run another `name`"
+    "sampled the rollouts in its store: they would be trained on as if this one had. To continue, give the adapter that"
+    " it began with; to start from another, give the run another `name`"
 )
 OTHER_REFERENCE = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}: its KL term would pull towards "
@@ -118,5 +118,5 @@ def begin_from(
 
 def _refusal(text: str, began: Beginning, model_path: str, job_dir: Path) -> str:
     same_name = began.model == model_name(model_path)
-    why = " when its weights were others: the folder was written again since" if same_name else ""
+    why = " with other weights: the folder has been rewritten since" if same_name else ""
     return text.format(now=model_path, folder=job_dir, began=began.model, why=why)

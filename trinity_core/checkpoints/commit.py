@@ -88,7 +88,7 @@ def damage(folder: Path, deep: bool = True) -> str | None:
     """
     seconds = READ_SECONDS if deep else 0.0
     if _when_readable(folder / ABANDONED, Path.exists, seconds):
-        return "the run went back to an earlier one and went on from there"
+        return "the run went back to an earlier one and continued from there"
     try:
         manifest = json.loads(_when_readable(folder / MANIFEST, Path.read_text, seconds))
         _refuse_other_format(folder / MANIFEST, manifest.get("format", FORMAT))

@@ -66,7 +66,7 @@ def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None, merge:
         if (step / ABANDONED).exists():
             log.warning("%s is left out: its run went back to an earlier checkpoint", step)
         elif not (_has_model(step / "actor") or is_complete(step / "actor" / "huggingface")):
-            log.info("%s holds no shards of the policy; it is passed over", step)
+            log.info("%s holds no shards of the policy; it is skipped", step)
         else:
             try:
                 folders.append(convert(step, base_model_dir, merge))

@@ -323,7 +323,7 @@ def _reason(reason: str) -> str:
         name = match.group(1)
         return f"environment variable {name} is not set; set it, or give a default: ${{oc.env:{name},DEFAULT}}."
     if match := re.search(r"Interpolation key '(.+)' not found", reason):
-        return f"refers to '{match.group(1)}', which is not there."
+        return f"refers to '{match.group(1)}', which does not exist."
     if "Recursive interpolation" in reason:
         return "refers to itself."
     return f"cannot be interpolated: {reason}."

@@ -268,7 +268,7 @@ def _thinking(config: Config) -> Iterator[Finding]:
     message = (
         f"{', '.join(thinking)}: without a reward function, math_workflow is Trinity-RFT's: unless the task has a "
         "system prompt, one asks for <think> and <answer>, and the reward is 0.1 higher for that form, else 0.1 lower. "
-        "With default_reward_fn_type: math_reward, it asks the question alone and scores the final answer alone."
+        "With default_reward_fn_type: math_reward, it asks only the question and scores only the final answer."
     )
     yield _notice(f"{thinking[0]}.workflow_args", "info", message)
 

@@ -214,7 +214,7 @@ def _gathered(keys: list[str]) -> list[str]:
 
 def commented_yaml(draft: Draft, name: str) -> str:
     """Return the text of the file; `name` is the name of its source."""
-    lines = [f"# Imported from {name} ({draft.verl.program}). veRL's words stand in the comments."]
+    lines = [f"# Imported from {name} ({draft.verl.program}). The comments name veRL's settings."]
     if draft.left_out:
         lines += ["#", "# Without a counterpart here:", *(f"# {line}" for line in left_out_lines(draft))]
     lines.append("")

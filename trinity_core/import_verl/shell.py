@@ -348,7 +348,7 @@ def _bash(command: Sequence[str], folder: Path, variables: Mapping[str, str]) ->
     if child.process.returncode == _TOO_OLD:
         raise UnreadableShell("bash 5.1 or newer reads scripts; this one is older")
     if has_ended and child.process.returncode < 0:
-        raise UnreadableShell("ended bash, perhaps for want of memory")
+        raise UnreadableShell("ended bash, perhaps for lack of memory")
     return output.decode(errors="replace"), errors.decode(errors="replace"), has_ended
 
 

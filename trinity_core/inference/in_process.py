@@ -81,6 +81,17 @@ def pass_over_proxies() -> None:
     vars(dispatcher)["hasattr"] = _has
 
 
+def inspect_models_here() -> None:
+    """Let vLLM inspect a model's class in this process, which loads the class anyway.
+
+    So as not to initialise CUDA, which this engine does not use, it starts another process for that, which imports all
+    of vLLM (ten seconds of a core), at a machine's first engine of each architecture.
+    """
+    from vllm.model_executor.models import registry
+
+    vars(registry)["_run_in_subprocess"] = lambda inspect: inspect()
+
+
 class InProcessEngine(Engine):
     """Coroutines queue jobs for a stepping thread, which alone uses vLLM."""
 
@@ -207,6 +218,7 @@ class InProcessEngine(Engine):
 
                 use_one_adapter()
             pass_over_proxies()
+            inspect_models_here()
             _freeze_imports()
             began = time.perf_counter()
             # the base of an adapter is never reloaded

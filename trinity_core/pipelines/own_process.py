@@ -46,7 +46,7 @@ class OwnProcess:
                 death = f"the process of the experience operators ({names}) {failure}{at}"
                 if self._closed or attempt == STARTS:
                     raise TransientFault(death) from None
-                log.warning("%s; it is started again, and given the step again", death)
+                log.warning("%s; it is restarted and gets the step again", death)
                 continue
             except CallFailed as failure:
                 if "TransientFault" in failure.kinds:

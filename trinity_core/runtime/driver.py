@@ -273,7 +273,7 @@ def plan_parts(files: Sequence[str], overrides: Sequence[str]) -> list[Part]:
     if twice:
         files_named = ", ".join(file for file, name in zip(files, names, strict=True) if name in twice)
         raise TrinityError(
-            f"{files_named} are one and the same part of the run ({twice[0]}). Give each explorer another "
+            f"{files_named} are the same part of the run ({twice[0]}). Give each explorer another "
             "explorer.name; a run has one trainer.",
             key="explorer.name",
         )

@@ -193,7 +193,7 @@ def loss_of(error: Exception) -> str:
     process = f", process {known['pid']}" if "pid" in known else ""
     return (
         f"{actor} ({known.get('class_name', 'actor')}{process}) died: {reason} Its log is {actor}.log below `log` in "
-        "the run's folder; where that ends without an error, the system may have ended it for lack of memory (`dmesg` "
+        "the run's folder; if that ends without an error, the system may have killed it for lack of memory (`dmesg` "
         "says so)."
     )
 

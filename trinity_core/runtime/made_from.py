@@ -187,7 +187,7 @@ def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
             raise TrinityError(
                 f"{' and '.join(map(_holder_name, locks))} of this file and {_holder_name(other)}, which is at work on "
                 f"the same run ({config.job_dir}), must have the same {', '.join(differ)}. Correct one of the files; "
-                "whoever is at work takes a new value when started again.",
+                "a running part uses a new value only after a restart.",
                 key=differ[0],
             )
         there = theirs.get(SOFTWARE, {})

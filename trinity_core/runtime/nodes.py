@@ -66,7 +66,7 @@ def bundles(config: Config, placement: Placement) -> Bundles:
                 taken[node] += gpus
                 return node
         raise TrinityError(
-            f"An engine with tensor_parallel_size {gpus:g} finds no room: after the others, none of "
+            f"An engine with tensor_parallel_size {gpus:g} does not fit: after the others, none of "
             f"{nodes} nodes with {placement.gpu_per_node} GPUs has as many left. Lower it or engine_num, or use more "
             "nodes.",
             key="explorer.rollout_model.tensor_parallel_size",

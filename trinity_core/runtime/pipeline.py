@@ -223,7 +223,7 @@ def early_cluster(config: Config) -> Iterator[None]:
     try:
         opened = open_cluster(config, gpus_of(stages(config)))
     except TransientFault as fault:
-        log.warning("Ray is not up yet, it is tried again: %s", fault)
+        log.warning("Ray did not start; it is tried again: %s", fault)
         yield
         return
     try:

@@ -44,7 +44,7 @@ from trinity_core.tracking.run_record import record_kill
 log = logging.getLogger(__name__)
 
 OTHER_MODEL = (
-    "The checkpoints of this run began from the model %s; those weights are trained further, and not those of model."
+    "The checkpoints of this run began from the model %s; training continues from those weights, not from model."
     "model_path %s. To start from that model, give the run another `name`."
 )
 
@@ -54,9 +54,9 @@ BEYOND = (
 )
 
 OTHER_STORE = (
-    "The run in %s has a checkpoint of step %s, but the store at %s has no batch of that step: it is another one, or "
-    "was emptied. Bring the run's database back, or correct buffer.trainer_input.experience_buffer.path. To train "
-    "these weights further with a new store, give the run another `name` and set model.model_path to "
+    "The run in %s has a checkpoint of step %s, but the store at %s has no batch of that step: it is a different "
+    "store, or was emptied. Restore the run's database, or correct buffer.trainer_input.experience_buffer.path. To "
+    "train these weights further with a new store, give the run another `name` and set model.model_path to "
     ".../global_step_N/actor/huggingface."
 )
 

@@ -199,7 +199,7 @@ def score_steps(attempt: RunAttempt, steps: Sequence[int]) -> dict[int, dict[str
         log.info("step %s: %s", step, scores_text(evaluation_of(config, step)))
     if steps and not scores:
         raise TrinityError(
-            f"None of the checkpoints to score is left in {config.job_dir}: the training has gone on and removed them "
+            f"None of the checkpoints to score is left in {config.job_dir}: training has continued and removed them "
             "(trainer.max_checkpoints_to_keep). Score a later one.",
             key="trainer.max_checkpoints_to_keep",
         )

@@ -130,7 +130,7 @@ class TrackingThread:
                 if not was_tracked(self._info.job_dir):
                     raise TransientFault(str(error)) from error
                 if not self._settled.is_set():
-                    log.warning("the tracking system is away (%s): metrics are kept and sent when it is back", error)
+                    log.warning("the tracking system does not answer (%s): metrics are sent when it does", error)
             self._settled.set()
             if last:
                 return None

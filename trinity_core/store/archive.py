@@ -123,7 +123,7 @@ class Archive:
                 raise TrinityError(
                     f"{self.path} is written by {writer}, and this is {', '.join(self._owner.values())}: each run, and "
                     "each explorer of a run, needs its own file. Give another path (or a folder, in which it is "
-                    "called after the explorer), or move that file away if it is no longer needed."
+                    "named after the explorer), or move that file away if it is no longer needed."
                 )
             self.path.touch()
             write_json(record, self._owner)

@@ -105,7 +105,7 @@ def _private(folder: Path) -> Path:
     with clear_errors("making", folder), suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     if not _is_own(folder):
-        raise TrinityError(f"{folder} is no folder of yours; weights are not put there. Remove it, or move the run")
+        raise TrinityError(f"{folder} does not belong to you; weights are not put there. Remove it, or move the run")
     return folder
 
 

@@ -187,7 +187,7 @@ class WeightVersions(ABC):
                 return None
         raise TransientFault(
             f"version {version} of the weights did not appear in {self.root} within {timeout:g} s (the newest "
-            f"there is {self.latest()}); see whether the trainer is alive, or raise synchronizer.sync_timeout"
+            f"there is {self.latest()}); check that the trainer is alive, or raise synchronizer.sync_timeout"
         )
 
     def load(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:

@@ -407,7 +407,7 @@ def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = (
     except Exception as error:
         if not is_away(error):
             raise
-        log.warning("the pipeline's run in MLflow stays open, because MLflow is away: %s", error)
+        log.warning("the pipeline's run in MLflow stays open, because MLflow does not answer: %s", error)
         return
     if outcome is RunOutcome.FINISHED and (summary := job_dir / "summary.json").is_file():
         try:

@@ -118,14 +118,14 @@ class RunFolders(Mapping[str, ViewedRun]):
         if name not in self:
             raise KeyError(name)
         folder = self._checkpoints / name
-        return self._open(name, stores_of(folder).get(folder.name))  # those of a pipeline's stages are theirs
+        return self._open(name, stores_of(folder).get(folder.name))  # a pipeline's stages have their own entries
 
     def _opened(self, name: str, store: str | None) -> ViewedRun:
         return ViewedRun(self._checkpoints / name, store)
 
 
 def import_for_pages() -> None:
-    """Import what advantages and tokens need: seconds for which the first page would wait."""
+    """Import what advantages and tokens need, which takes seconds, so that the first page does not wait for it."""
     import transformers.tokenization_utils_tokenizers as transformers  # noqa: F401
 
     import trinity_core.training.update as update  # noqa: F401
@@ -162,12 +162,13 @@ def viewed_runs(
 
 
 PARTS = ("algorithm_type", "advantage_fn", "advantage_fn_args", "kl_penalty_fn", "kl_penalty_fn_args")
-"""Keys of the algorithm section that advantages follow from."""
+"""Settings of the algorithm section that determine the advantages."""
 
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """Advantages of a group's rollouts, or None, and a sentence on their origin or why they are missing."""
+    """Advantages of a group's rollouts, or None, and a sentence that says how they were computed or why they are
+    missing."""
 
     values: Sequence[np.ndarray] | None
     """float32 [T] for each experience."""
@@ -175,10 +176,10 @@ class GroupAdvantages:
 
 
 def group_advantages(experiences: Sequence[Experience], algorithm: Mapping[str, Any] | None) -> GroupAdvantages:
-    """The advantages that the trainer's own function gives this group.
+    """Compute the advantages of this group with the trainer's own function.
 
-    None where it needs what the store does not hold (a critic's values, a reference model), or where the other groups
-    of the batch have a part in them.
+    The values are None if the function needs what the store does not hold (a critic's values, a reference model), or if
+    the advantages also depend on the batch's other groups.
     """
     from trinity_core.algorithms.objective import Objective
 
@@ -199,7 +200,7 @@ def group_advantages(experiences: Sequence[Experience], algorithm: Mapping[str, 
 
 
 def _another(experience: Experience) -> Experience:
-    """A row of a group with other rewards."""
+    """Return the same experience in another group and with another reward."""
     reward = None if experience.reward is None else 3.0 * experience.reward + 1.0 + experience.run
     return replace(experience, group=f"{experience.group} beside", reward=reward)
 

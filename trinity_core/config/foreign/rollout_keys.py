@@ -22,7 +22,7 @@ from trinity_core.config.foreign.key_action import (
 )
 
 VISION = refused("models see text alone: there are no images or videos.", "")
-PER_ROW = refused("the tasks of one task set have one workflow and one reward: make a task set of each.", "")
+PER_ROW = refused("all tasks of a task set have the same workflow and reward: make a separate task set for each.", "")
 PREFIX = refused("an answer begins where the chat template's prompt ends; write the prefix into a chat template.", "")
 LOCAL = noted("The store is a local database, which retries on its own.")
 WARMUP = refused(
@@ -193,7 +193,7 @@ EXPLORER: Keys = {
         SILENT,
     ),
     "dynamic_timeout": Below(
-        {"enable": noted("A workflow may take max_timeout; there is no limit that changes.", False)}, SILENT
+        {"enable": noted("A workflow may take max_timeout, which does not change.", False)}, SILENT
     ),
     "repeat_times": moved("/algorithm.repeat_times"),
     "temperature": moved("/model.temperature"),
@@ -207,7 +207,7 @@ EXPLORER: Keys = {
     ),
 }
 ENGINE: Keys = {
-    "use_v1": noted("vLLM has one engine, its first version is gone.", True),
+    "use_v1": noted("vLLM's first engine no longer exists.", True),
     "enable_chunked_prefill": noted("vLLM prefills in chunks on a GPU, and never on the CPU."),
     "data_parallel_size": ONE_GPU_GROUP,
     "pipeline_parallel_size": ONE_GPU_GROUP,

@@ -156,7 +156,7 @@ TASK_PIPELINE: Keys = {
     ),
 }
 ANNOTATED = refused(
-    "a person's verdicts come by trinity's own page: the flow pauses and asks, and they become pairs for dpo "
+    "a person's verdicts are given on Prefect's page: the flow pauses and asks, and they become pairs for dpo "
     "(docs/human.md); leave this operator out."
 )
 OPERATOR: Keys = {"name": Cases({"human_preference_annotation_mapper": ANNOTATED}, SILENT)}

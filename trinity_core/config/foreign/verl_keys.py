@@ -47,9 +47,9 @@ FUSED = noted("Log-probs are always computed in chunks, without full logits.", F
 BY_ROWS = noted("Replaced by the number of rows for each GPU.")
 AS_ACTOR = noted("Follows the actor's.")
 IN_UPDATE = noted("Values are computed in the micro-batches of the update.")
-PROFILED = noted("Work is not profiled; monitor.enable_ray_timeline draws the run's course.", {}, "")
+PROFILED = noted("Work is not profiled; monitor.enable_ray_timeline records a timeline of the run.", {}, "")
 RESUMED = "use continue_from_checkpoint: true resumes from the run's latest checkpoint, false starts over."
-SHUFFLED = noted("Each update takes the whole batch, in which the order of rows is of no consequence.", False)
+SHUFFLED = noted("Each update takes the whole batch, in which the order of rows does not matter.", False)
 COMPILED = noted("See trainer.torch_compile.")
 VISION = refused("models see text alone: there are no images or videos.", False)
 QUANTIZED = Below({"enable": refused("weights are not quantized in training.", False)}, SILENT)
@@ -119,7 +119,7 @@ ACTOR_ROLLOUT_REF = keys(
     HYDRA,
     {
         "rollout": noted("Rollouts are set up under explorer."),
-        "hybrid_engine": noted("Engines and trainer are always apart.", True),
+        "hybrid_engine": noted("Engines and trainer are always separate processes.", True),
         "nccl_timeout": noted("See synchronizer.sync_timeout."),
     },
     same(SILENT, "synchronizer explorer_name"),

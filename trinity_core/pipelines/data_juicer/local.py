@@ -66,7 +66,7 @@ class LocalDataJuicer:
                     self.close()
                     if attempt == STARTS:
                         raise
-                    log.warning("the Data-Juicer server has ended; it is started again", exc_info=True)
+                    log.warning("the Data-Juicer server has ended and is restarted", exc_info=True)
         raise AssertionError("one of the attempts returns or raises")
 
     def close(self) -> None:

@@ -202,7 +202,7 @@ def folder_fault(folder: Path) -> str:
             return ""
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"there is no room in {there} ({error.strerror}); make room, or choose another folder."
+            return f"there is no space in {there} ({error.strerror}); free some, or choose another folder."
         what = "cannot be written to" if there == folder else "cannot be made"
         return f"{folder} {what} ({error.strerror or error}); choose another folder."
 
@@ -246,7 +246,7 @@ def busy_port(config: Config) -> Iterator[Finding]:
                 message = f"{used}; end that, choose another port, or leave it out for one that is free."
                 yield Finding("explorer.api_port", port, "busy", message)
         else:
-            message = f"{host}:{port} cannot be listened at: {error.strerror}."
+            message = f"cannot listen on {host}:{port}: {error.strerror}."
             yield Finding("explorer.listen_address", host, "unavailable", message)
 
 
