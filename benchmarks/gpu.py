@@ -105,7 +105,7 @@ def tensors_of(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[t
 
 def part_digests(scale: Scale) -> Result:
     """A value digest is the same wherever it is computed."""
-    from trinity_core.sync.digest import value_digest
+    from trinity_core.sync.tensorfile import value_digest
 
     out: Result = {}
     for dtype in (torch.bfloat16, torch.float32):
@@ -556,8 +556,7 @@ def part_push(scale: Scale) -> Result:
     need_two_gpus("weights are pushed from one GPU to another")
     from trinity_core.inference.requests import WeightSource
     from trinity_core.inference.weight_receiver import with_head
-    from trinity_core.sync.nccl import PushedVersions
-    from trinity_core.sync.nccl_transfer import EngineGroup, KeptWeights, NcclSender, VllmWeights
+    from trinity_core.sync.nccl import EngineGroup, KeptWeights, NcclSender, PushedVersions, VllmWeights
     from trinity_core.training.policy import load_causal_lm
 
     async def push(model: str, folder: str) -> Result:

@@ -35,7 +35,7 @@ from trinity_core.inference.requests import Request, Sampling, WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.vllm_types import kv_bytes_of_a_token
 from trinity_core.layout import ADAPTER, shard_name
-from trinity_core.sync.digest import digest
+from trinity_core.sync.tensorfile import digest
 from trinity_core.sync.versions import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.training.lora import add_adapter

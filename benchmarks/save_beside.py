@@ -29,9 +29,9 @@ def savepoints_of(folder: Path, size: object, rank: int, ranks: int, port: int) 
     """A learner of a new model and its checkpoints."""
     from trinity_core.config import config_from_dict
     from trinity_core.data.tiny import make_model
+    from trinity_core.training.checkpoint import Savepoints
     from trinity_core.training.distributed import any_rank, join, meeting_point
     from trinity_core.training.learner import Learner
-    from trinity_core.training.savepoints import Savepoints
 
     model = folder / "model"
     group = join(rank, ranks, *(("127.0.0.1", port) if port else meeting_point()), use_gpu=False)

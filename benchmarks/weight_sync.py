@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from trinity_core.sync.digest import byte_digest, value_digest
 from trinity_core.sync.memory import MemoryVersions, memory_root
+from trinity_core.sync.tensorfile import byte_digest, value_digest
 
 
 def named(megabytes):

@@ -119,7 +119,7 @@ def _limit(path: Path) -> str:
 
 
 YIELDING = 10
-"""Added to our niceness: the process gets a tenth of a core beside a busy thread of ours, all of an idle one."""
+"""Added to the niceness: next to a busy thread of the run, the process gets a tenth of a core, otherwise all of it."""
 
 
 def yield_cores(pid: int) -> None:

@@ -32,7 +32,7 @@ HOMES = {
     "algorithm.sample_strategy": "trinity_core.store.strategies:STRATEGIES",
     "replay_buffer.priority_fn": "trinity_core.store.strategies:PRIORITY_FNS",
     "algorithm.rollout_correction": "trinity_core.algorithms.correction:CORRECTIONS",
-    "monitor.monitor_type": "trinity_core.tracking.monitors:MONITORS",
+    "monitor.monitor_type": "trinity_core.tracking.forwarder:MONITORS",
     "default_workflow_type": "trinity_core.workflows:WORKFLOWS",
     "default_reward_fn_type": "trinity_core.workflows:REWARD_FNS",
     "selector_type": "trinity_core.data.selectors:SELECTORS",

@@ -16,13 +16,13 @@ from ports import free_port
 from raising import raising
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from trinity_core.checkpoints import adapters, megatron, shards
+from trinity_core.checkpoints import adapters, shards
 from trinity_core.checkpoints import convert as convert_module
 from trinity_core.checkpoints.adapters import CONFIG, WEIGHTS, A, B
 from trinity_core.checkpoints.beginning import STATE
 from trinity_core.checkpoints.commit import PUBLISHED, remove_old, write_manifest
 from trinity_core.checkpoints.convert import convert, convert_all, find_steps, is_complete
-from trinity_core.checkpoints.shards import merge, shard_files
+from trinity_core.checkpoints.shards import merge_shards, shard_files
 from trinity_core.data.tiny import make_tokenizer
 from trinity_core.errors import DataError
 from trinity_core.layout import ABANDONED, ADAPTER, JobLayout, shard_name
@@ -259,7 +259,7 @@ def test_no_code_of_a_checkpoint_runs(tmp_path, capsys):
     (actor / shard_name("model", 1, 0)).unlink()
     (actor / ".metadata").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(DataError, match="not data"):
-        megatron.read(actor)
+        shards.read_megatron(actor)
     assert "never run" not in capsys.readouterr().out
 
 
@@ -412,7 +412,7 @@ def test_what_does_not_fit_is_refused(tmp_path, harm):
 def test_ranks_that_hold_the_same_are_merged(tmp_path):
     for rank in (0, 1):
         torch.save({"w": torch.ones(2)}, tmp_path / shard_name("model", 2, rank))
-    assert merge(tmp_path)[1]("w").tolist() == [1, 1]
+    assert merge_shards(tmp_path)[1]("w").tolist() == [1, 1]
     assert [path.name for path in shard_files(tmp_path)] == [shard_name("model", 2, r) for r in (0, 1)]
 
 
@@ -529,7 +529,7 @@ def test_an_adapter_whose_checkpoint_is_removed_meanwhile_is_not_made_again(tmp_
     write_manifest(step, 1)
 
     def read_and_remove(actor):
-        merged = merge(actor)
+        merged = merge_shards(actor)
         shutil.rmtree(step)
         return merged
 

@@ -118,5 +118,5 @@ def test_command_lists_every_setting() -> None:
     one = CliRunner().invoke(app, ["schema", "buffer.batch_size"]).output
     head, doc, *_ = one.splitlines()
     assert head == "buffer.batch_size: whole number of tasks, at least 1 [derived]"
-    assert doc.startswith("    Tasks of one explore step")
+    assert doc.startswith("    Tasks per explore step")
     assert "Did you mean 'buffer'?" in str(CliRunner().invoke(app, ["schema", "bufer"]).exception)

@@ -13,8 +13,7 @@ from ports import free_port
 
 from trinity_core.config import ExternalModelConfig
 from trinity_core.errors import EndpointError, TransientFault, Unanswered
-from trinity_core.inference.endpoint import GIVE_UP, Answer, Endpoint, asked_pause
-from trinity_core.inference.external_model import ExternalModel
+from trinity_core.inference.external_model import GIVE_UP, Answer, Endpoint, ExternalModel, asked_pause
 
 KEY = "sk-very-secret-4711"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "3 + 4?"}]}

@@ -14,7 +14,7 @@ from trinity_core.errors import WeightSyncError
 from trinity_core.inference.settings import LATENT, EngineSettings, latent_numbers
 from trinity_core.inference.vllm_types import engine_arguments
 from trinity_core.inference.weight_receiver import parameter_digests
-from trinity_core.sync.digest import value_digest
+from trinity_core.sync.tensorfile import value_digest
 from trinity_core.sync.weight_check import ABSORBED, verify_parameters
 
 

@@ -18,7 +18,7 @@ from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, TrinityError, WeightSyncError
 from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.requests import Request, Sample, Sampling, WeightSource
-from trinity_core.sync.digest import TensorDigest, digest
+from trinity_core.sync.tensorfile import TensorDigest, digest
 from trinity_core.sync.versions import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 

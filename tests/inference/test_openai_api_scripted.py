@@ -23,10 +23,9 @@ from trinity_core.config.schema.buffer import RolloutArgs
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.inference.openai_api.journal import Journal
 from trinity_core.inference.openai_api.model import ApiModel, ApiModels
 from trinity_core.inference.openai_api.recorded_session import SessionTerms
-from trinity_core.inference.openai_api.served_sessions import ServedSessions
+from trinity_core.inference.openai_api.served_sessions import Journal, ServedSessions
 from trinity_core.inference.requests import EngineLost, Sample, SampleBatch, TopLogprobs, WeightSource
 from trinity_core.rollout.metrics import scores_of, step_numbers
 from trinity_core.rollout.runner import TaskRunner
@@ -474,9 +473,9 @@ def raw(api, data: bytes, limit: float = 10.0) -> bytes:
 
 
 def test_half_a_head_does_not_keep_its_connection(api, monkeypatch):
-    from trinity_core.inference.openai_api import connections
+    from trinity_core.inference.openai_api import request_limits
 
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(request_limits, "HEAD_SECONDS", 0.3)
     for half in (b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n", b"GET /v1/mod"):
         assert raw(api, half).startswith(b"HTTP/1.1 408 ")
     whole = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"

@@ -18,10 +18,9 @@ from fastapi.responses import JSONResponse
 from trinity_core.data.turns import Call
 from trinity_core.inference.openai_api.application import application
 from trinity_core.inference.openai_api.error_bodies import session_headers
-from trinity_core.inference.openai_api.journal import Journal
 from trinity_core.inference.openai_api.recorded_session import EXCHANGE, SessionTerms
 from trinity_core.inference.openai_api.request_limits import ModelRoute
-from trinity_core.inference.openai_api.served_sessions import Feedback, ServedSessions
+from trinity_core.inference.openai_api.served_sessions import Feedback, Journal, ServedSessions
 from trinity_core.inference.openai_api.session_auth import Refusal, SessionAuth
 from trinity_core.inference.requests import Sample
 

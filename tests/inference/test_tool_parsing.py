@@ -17,7 +17,7 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import TrinityError
 from trinity_core.inference.engine_model import EngineModel, Limits
-from trinity_core.inference.openai_api.one_answer import OneAnswer
+from trinity_core.inference.openai_api.vllm_handlers import OneAnswer
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import SampleBatch, Sampling
 from trinity_core.inference.tool_parsing import ToolCallReader, parser_of

@@ -8,7 +8,7 @@ from raising import raising
 
 from trinity_core.errors import WeightSyncError
 from trinity_core.inference.weight_receiver import parameter_digests
-from trinity_core.sync.digest import CHUNK, byte_digest, digest, value_digest
+from trinity_core.sync.tensorfile import CHUNK, byte_digest, digest, value_digest
 from trinity_core.sync.weight_check import PACKED, match, verify_parameters, verify_unchanged
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]

@@ -16,12 +16,10 @@ from trinity_core.errors import TransientFault
 from trinity_core.inference.async_llm import AsyncLLMEngine
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.weight_receiver import digests_before_packing, with_head
-from trinity_core.sync import nccl_transfer
-from trinity_core.sync.digest import value_digest
+from trinity_core.sync import nccl
 from trinity_core.sync.memory import MemoryVersions
-from trinity_core.sync.nccl import PushedVersions
-from trinity_core.sync.nccl_transfer import EngineGroup, NcclSender, VllmWeights
-from trinity_core.sync.tensorfile import TensorSpec, spec_of
+from trinity_core.sync.nccl import EngineGroup, NcclSender, PushedVersions, VllmWeights
+from trinity_core.sync.tensorfile import TensorSpec, spec_of, value_digest
 from trinity_core.sync.weight_check import WeightCheck
 
 
@@ -199,7 +197,7 @@ def push(monkeypatch, tmp_path, tiny_engine, tiny_folder, tiny_model):
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
-    monkeypatch.setattr(nccl_transfer, "BUFFER_BYTES", 1 << 18)
+    monkeypatch.setattr(nccl, "BUFFER_BYTES", 1 << 18)
     store, sides = torch.distributed.FileStore(str(tmp_path / "meet"), 2), {}
 
     def meet(rank):

@@ -20,11 +20,9 @@ from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.sync import memory
 from trinity_core.sync.checkpoint import CheckpointVersions
-from trinity_core.sync.digest import digest, value_digest
 from trinity_core.sync.memory import MemoryVersions, memory_root
-from trinity_core.sync.tensorfile import TensorSpec
-from trinity_core.sync.version_record import VersionRecord
-from trinity_core.sync.versions import VersionGone, open_versions, versions_class
+from trinity_core.sync.tensorfile import TensorSpec, digest, value_digest
+from trinity_core.sync.versions import VersionGone, VersionRecord, open_versions, versions_class
 from trinity_core.sync.weight_check import WeightCheck
 
 

@@ -32,7 +32,7 @@ from trinity_core.tracking.scores import (
     valid_scores,
 )
 from trinity_core.tracking.writers import Writer
-from trinity_core.training.savepoints import Savepoints
+from trinity_core.training.checkpoint import Savepoints
 
 
 def config_of(root: Path, *overrides: str) -> Config:

@@ -31,15 +31,14 @@ from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.layout import ADAPTER
 from trinity_core.sync.checkpoint import CheckpointVersions
-from trinity_core.sync.digest import digest
+from trinity_core.sync.tensorfile import digest
 from trinity_core.sync.versions import VersionPublisher
-from trinity_core.training.checkpoint import largest_file, load, model_bytes
+from trinity_core.training.checkpoint import Savepoints, largest_file, load, model_bytes
 from trinity_core.training.distributed import Ranks, join, meeting_point
 from trinity_core.training.learner import Learner
 from trinity_core.training.lora import add_adapter, refuse_other_adapter
 from trinity_core.training.policy import FastPaths
 from trinity_core.training.publish import Publisher, kept_versions, make_weight_check, policy_weights, trainer_rank
-from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.state import base_weights, optimizer_state, weights
 
 LORA = "[{lora_rank: 4, lora_alpha: 12}]"

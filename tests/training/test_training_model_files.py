@@ -13,8 +13,8 @@ from raising import raising
 
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import TrinityError
+from trinity_core.training.checkpoint import make_model_files, write_model_files
 from trinity_core.training.policy import load_causal_lm
-from trinity_core.training.savepoints import make_model_files, write_model_files
 
 UNUSUAL = {"temperature": 0.9, "top_p": 0.6}
 """Without `do_sample`: transformers loads this with a warning, and refuses to save it."""

@@ -19,9 +19,9 @@ from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import Stage, lock_names, resume
 from trinity_core.store.run_store import open_run_store
 from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.training.checkpoint import Savepoints
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.learner import Learner
-from trinity_core.training.savepoints import Savepoints
 
 pytestmark = pytest.mark.slow
 

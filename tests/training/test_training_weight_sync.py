@@ -17,8 +17,7 @@ from trinity_core.layout import JobLayout
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync import nccl
 from trinity_core.sync.memory import MemoryVersions
-from trinity_core.sync.nccl import PushedVersions, PushPublisher
-from trinity_core.sync.nccl_transfer import VllmWeights
+from trinity_core.sync.nccl import PushedVersions, PushPublisher, VllmWeights
 from trinity_core.sync.tensorfile import spec_of
 from trinity_core.sync.versions import VersionPublisher, run_versions
 from trinity_core.sync.weight_check import WeightCheck

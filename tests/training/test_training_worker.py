@@ -72,7 +72,7 @@ def test_fault_during_wait_for_batch_costs_no_step(rollouts):
 @pytest.mark.parametrize(("named", "lora"), [(False, "[{lora_rank: 4, lora_alpha: 12}]"), (True, "[]")])
 def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monkeypatch, named, lora):
     """The next step is trained in the meantime; store and metrics go back to the previous checkpoint with the run."""
-    from trinity_core.training import savepoints
+    from trinity_core.training import checkpoint
 
     whole, killed = (rollouts(name, model__lora_configs=lora) for name in ("whole", "killed"))
     put(whole)
@@ -80,7 +80,7 @@ def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monke
     run(whole)
     worker = TrainerWorker(killed)
     worker.start()
-    commit, last = savepoints.commit, 2 if named else 4
+    commit, last = checkpoint.commit, 2 if named else 4
 
     def commit_and_die(layout, step, *args):
         if step == 2:
@@ -92,7 +92,7 @@ def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monke
         if step == last:
             raise SystemExit(-9)
 
-    monkeypatch.setattr(savepoints, "commit", commit_and_die)
+    monkeypatch.setattr(checkpoint, "commit", commit_and_die)
     with pytest.raises(SystemExit):
         worker.run(train)
     monkeypatch.undo()
@@ -103,7 +103,7 @@ def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monke
 
 
 def test_failed_write_ends_the_run_with_its_error(rollouts, monkeypatch):
-    from trinity_core.training import savepoints
+    from trinity_core.training import checkpoint
 
     config = rollouts("unwritable")
     put(config)
@@ -113,7 +113,7 @@ def test_failed_write_ends_the_run_with_its_error(rollouts, monkeypatch):
         path.write_text("a file where the folder should be")
         return path
 
-    monkeypatch.setattr(savepoints, "begin", begin)
+    monkeypatch.setattr(checkpoint, "begin", begin)
     with pytest.raises(TrinityError, match=r"writing .*rank_0.pt.* failed: a file is in the way"):
         run(config)
 

@@ -14,7 +14,7 @@ from trinity_core.store import archive
 from trinity_core.store.archive import Archive
 from trinity_core.store.schema import State
 from trinity_core.store.store import ExperienceStore
-from trinity_core.view.archived import archived_rollouts
+from trinity_core.view.app import archived_rollouts
 
 
 def batch(step: int) -> list[Experience]:

@@ -11,7 +11,7 @@ from sqlalchemy import event, insert, text
 from trinity_core.data.experience import Experience
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore
-from trinity_core.view.groups import GroupFilter, find_groups, group_row, groups_query
+from trinity_core.view.app import GroupFilter, find_groups, group_row, groups_query
 
 
 def rows_of(group: str, rewards: list[float | None], version: int) -> list[Experience]:

@@ -27,7 +27,7 @@ from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore
 from trinity_core.view.app import make_app
 from trinity_core.view.serving_page import serve
-from trinity_core.view.shared_page import shared_page
+from trinity_core.view.tokens import shared_page
 from trinity_core.view.viewed_run import viewed_runs
 
 ROWS = "[...document.querySelectorAll('#table tbody tr')]"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trinity_core.data.experience import Experience
-from trinity_core.view.samples import side_by_side
+from trinity_core.view.app import side_by_side
 from trinity_core.view.tokens import token_page, token_texts
 from trinity_core.view.viewed_run import group_advantages
 

@@ -11,7 +11,7 @@ from workflows.openenv_server import core_serving, make_app, serving
 from workflows.workflow_helpers import make_task
 
 from trinity_core.workflows import EnvironmentFailed, run_workflow
-from trinity_core.workflows.environments.openenv_tools import calls_in, result_text, schema
+from trinity_core.workflows.environments.openenv import calls_in, result_text, schema
 
 
 def play(url, *turns, repeat_times=1):

@@ -13,12 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.checkpoints import adapters, megatron
+from trinity_core.checkpoints import adapters
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.checkpoints.commit import damage
 from trinity_core.checkpoints.hub_names import HubNames, Tensors
-from trinity_core.checkpoints.shards import load_shard, shard_files
-from trinity_core.checkpoints.shards import merge as merge_shards
+from trinity_core.checkpoints.shards import (
+    find_megatron,
+    from_megatron,
+    load_shard,
+    merge_shards,
+    read_megatron,
+    shard_files,
+)
 from trinity_core.data.tokenizer import load_tokenizer, write_stop_tokens
 from trinity_core.errors import DataError
 from trinity_core.files import (
@@ -191,7 +197,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def _has_model(actor: Path) -> bool:
-    return bool(list(actor.glob("model_world_size_*_rank_*.pt"))) or megatron.find(actor) is not None
+    return bool(list(actor.glob("model_world_size_*_rank_*.pt"))) or find_megatron(actor) is not None
 
 
 def _config(target: Path, base: Path | None, base_config: Path | None) -> dict[str, Any]:
@@ -211,10 +217,10 @@ def _tensors(actor: Path, config: dict[str, Any]) -> tuple[Tensors, Callable[[st
         like, value_of = merge_shards(actor)
         names = {_plain_name(name): name for name in like}
         return {plain: like[name] for plain, name in names.items()}, lambda plain: value_of(names[plain])
-    folder = megatron.find(actor)
+    folder = find_megatron(actor)
     if folder is None:
         raise DataError(f"{actor} holds no model shards (model_world_size_*_rank_*.pt or a Megatron checkpoint)")
-    tensors = megatron.to_huggingface(megatron.read(folder), config)
+    tensors = from_megatron(read_megatron(folder), config)
     return tensors, tensors.__getitem__
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trinity_core.compat import experience, model, rewards, workflow
+from trinity_core.compat import experience, model, workflow
 from trinity_core.errors import InputError
 from trinity_core.registry import Registry
 from trinity_core.workflows.base import WORKFLOWS
@@ -48,13 +48,13 @@ _REWARDS = {
 }  # fmt: skip
 NAMES: Mapping[str, Any] = {
     **{name: kind for name, kind in vars(workflow).items() if name.endswith("Workflow")},
-    **{name: rewards.reward_class(function) for name, function in _REWARDS.items()},
+    **{name: workflow.reward_class(function) for name, function in _REWARDS.items()},
     **{kind.__name__: kind for kind in (experience.Experience, experience.EID, model.ModelWrapper)},
     **{kind.__name__: kind for kind in (workflow.GenerationConfig, workflow.Task)},
     **dict.fromkeys(("Deprecated", "Experimental"), lambda part: part),
     "WORKFLOWS": UpstreamRegistry(WORKFLOWS),
-    "RewardFn": rewards.RewardClass,
-    "REWARD_FUNCTIONS": UpstreamRegistry(REWARD_FNS, rewards.as_function),
+    "RewardFn": workflow.RewardClass,
+    "REWARD_FUNCTIONS": UpstreamRegistry(REWARD_FNS, workflow.as_function),
     "Registry": UpstreamRegistry,
     "get_logger": lambda name=None, **_: logging.getLogger(name or "trinity"),
 }

@@ -146,8 +146,7 @@ def _native(origin: YamlSource, report: Report, stage: int | None = None) -> tup
 
 
 def _notices_of(notices: list[Finding], stage: str | None) -> list[Finding]:
-    """Return the notices for a stage, with keys as in a run of its own: its own keys' and those of keys above all
-    stages."""
+    """Return a stage's notices, on its own keys and on keys of all stages, with keys as if it were a separate run."""
     own = {finding.key.removeprefix(f"{stage}."): finding for finding in notices if finding.key.startswith(f"{stage}.")}
     above = [finding for finding in notices if not finding.key.startswith("stages[") and finding.key not in own]
     return [*above, *(replace(finding, key=key) for key, finding in own.items())]

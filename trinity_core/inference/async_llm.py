@@ -34,7 +34,7 @@ REASON = re.compile(r"(?:^|[\s\])])((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
 class AsyncLLMEngine(Engine):
-    """Steps vLLM in its own processes; receives weights that the trainer pushes (`trinity_core.sync.nccl_transfer`)."""
+    """Steps vLLM in its own processes; receives weights that the trainer pushes (`trinity_core.sync.nccl`)."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
@@ -135,7 +135,7 @@ class AsyncLLMEngine(Engine):
             scores = output.prompt_logprobs if output.prompt_logprobs is not None else scores
         return vllm_types.prompt_logprobs(scores)
 
-    # ---- weights that the trainer pushes; see `trinity_core.sync.nccl_transfer` ----
+    # ---- weights that the trainer pushes; see `trinity_core.sync.nccl` ----
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest

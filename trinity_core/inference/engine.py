@@ -180,7 +180,7 @@ class Engine(ABC):
         return await self._score(list(tokens))
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Join the group in which the trainer pushes weights; see `trinity_core.sync.nccl_transfer`."""
+        """Join the group in which the trainer pushes weights; see `trinity_core.sync.nccl`."""
         raise TrinityError(
             "weights cannot be pushed to an engine on the CPU; set synchronizer.sync_method: memory",
             key="synchronizer.sync_method",

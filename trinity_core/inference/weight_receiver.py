@@ -15,7 +15,7 @@ from trinity_core.checkpoints.adapters import CONFIG, PEFT_PREFIX, A, B, plain_n
 from trinity_core.checkpoints.hub_names import HubNames
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.inference.vllm_types import ADAPTER
-from trinity_core.sync.digest import value_digest
+from trinity_core.sync.tensorfile import value_digest
 from trinity_core.sync.versions import open_versions
 from trinity_core.sync.weight_check import ABSORBED, COMPUTED, PACKED, SAME
 from trinity_core.threads import end_with

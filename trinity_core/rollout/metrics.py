@@ -13,8 +13,8 @@ import numpy as np
 from trinity_core.data.experience import Experience, mean_reward
 from trinity_core.errors import Unanswered
 from trinity_core.rollout.runner import Outcome
+from trinity_core.workflows.base import runs_of
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
-from trinity_core.workflows.unscored import runs_of
 
 COUNTED = frozenset({VERIFIER_ERRORS})
 """Metrics of experiences that are summed; all others are averaged over the rollouts that have them."""

@@ -22,9 +22,8 @@ from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
 from trinity_core.data.tokenizer import auxiliary_encoder, endless_answers, policy_encoder, stop_tokens
 from trinity_core.errors import TrinityError
-from trinity_core.inference.endpoint import Endpoint
 from trinity_core.inference.engine_model import EngineModel, auxiliary_model, policy_limits
-from trinity_core.inference.external_model import ExternalModel, usual_sampling
+from trinity_core.inference.external_model import Endpoint, ExternalModel, usual_sampling
 from trinity_core.inference.openai_api import api_settings
 from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import START_SECONDS, EnginePool
@@ -41,7 +40,6 @@ from trinity_core.processes import cores
 from trinity_core.rollout.records import ExploredFile, OperatorInput
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps, one_answer_each
-from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.versions import WeightVersions, run_versions
@@ -102,7 +100,6 @@ class Resources:
         return one_answer_each(tasks) if self.config.external_model else tasks
 
     def close(self) -> None:
-        self.runner.loops.close()
         if self.api is not None:
             self.api.stop()
             if api_settings.is_told(self.config) and self.config.mode != "serve":  # clients of mode serve come back
@@ -146,10 +143,9 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     await asyncio.gather(reading, pool.start(), *(other.start() for other in others), *rating, serving)
     read, api = reading.result(), serving.result()
     config = read.config
-    loops = WorkflowLoops()
-    policy = _model(config, read, pool, loops)
+    policy = _model(config, read, pool)
     language_models = [
-        auxiliary_model(config, model, other, encoder, stops, loops.outside)
+        auxiliary_model(config, model, other, encoder, stops)
         for model, other, (encoder, stops) in zip(config.explorer.auxiliary_models, others, read.others, strict=True)
     ]
     by_name = {model.name: model for model in language_models}
@@ -159,14 +155,13 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     at_once = external.requests_at_once if external else config.explorer.runner_per_model * len(engines)
     runner = TaskRunner(
         policy,
-        ModelRewards(reward_pool, Judges(config, by_name, reward_models, loops)),
+        ModelRewards(reward_pool, Judges(config, by_name, reward_models)),
         at_once,
         config.explorer.max_timeout,
         config.explorer.max_retry_times,
         language_models,
         config.explorer.rollout_model.enable_history,
         api_settings.workflow_models(config, api, pool),
-        loops,
     )
     data_juicer = open_data_juicer(config, serves_models=True)
     return Resources(
@@ -204,14 +199,14 @@ def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | Non
     return TaskSteps(schedule, runner, config, read.joined)
 
 
-def _model(config: Config, read: _Read, pool: EnginePool, loops: WorkflowLoops) -> EngineModel | ExternalModel:
+def _model(config: Config, read: _Read, pool: EnginePool) -> EngineModel | ExternalModel:
     if read.encoder is not None:
         engine = pool.engines[0] if pool.engines else None
         settings = engine.settings if isinstance(engine, RemoteEngine) else None
         limits = replace(policy_limits(config, read.stop_token_ids), engine=settings)
-        return EngineModel(pool, read.encoder, limits, reader=read.reader, outside=loops.outside)
+        return EngineModel(pool, read.encoder, limits, reader=read.reader)
     assert config.external_model is not None, "only an external model has no encoder"
-    return external_model(config, config.external_model, loops)
+    return external_model(config, config.external_model)
 
 
 async def _serve(
@@ -268,7 +263,6 @@ class Judges:
     config: Config
     models: Mapping[str, RolloutModel]
     reward_models: Mapping[str, RewardEngines]
-    loops: WorkflowLoops
     _endpoints: dict[tuple[str, str, str | None, int], ExternalModel] = field(default_factory=dict)
 
     def judge(self, name: str | None) -> RolloutModel:
@@ -286,17 +280,18 @@ class Judges:
             key = key_in(self.config, api_key_env, "reward_fn_args.api_key_env")
             budget = JUDGE_SHARE * self.config.explorer.max_timeout
             endpoint = Endpoint(settings, key, budget, section="reward_fn_args")
-            self._endpoints[known] = ExternalModel(endpoint, outside=self.loops.outside)
+            self._endpoints[known] = ExternalModel(endpoint)
         return self._endpoints[known]
 
     async def rated(self, name: str | None, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
-        return await self.loops.outside(_named(self.reward_models, name, "reward model").rate(conversations))
+        rates: list[float | str] = await _named(self.reward_models, name, "reward model").rate(conversations)
+        return rates
 
 
-def external_model(config: Config, external: ExternalModelConfig, loops: WorkflowLoops) -> ExternalModel:
+def external_model(config: Config, external: ExternalModelConfig) -> ExternalModel:
     """Return the model of `explorer.external_model`. Raises TrinityError if its key is not set."""
     endpoint = Endpoint(external, key_of_endpoint(config), EXTERNAL_SHARE * config.explorer.max_timeout)
-    return ExternalModel(endpoint, usual_sampling(config), loops.outside)
+    return ExternalModel(endpoint, usual_sampling(config))
 
 
 def _named(models: Mapping[str, Any], name: str | None, kind: str) -> Any:

@@ -16,9 +16,8 @@ from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import auxiliary_encoder, policy_encoder, stop_tokens
 from trinity_core.errors import DataError, InputError, ModelError, TransientFault, Unanswered
-from trinity_core.inference.endpoint import Endpoint
 from trinity_core.inference.engine_model import EngineModel, auxiliary_model
-from trinity_core.inference.external_model import ExternalModel
+from trinity_core.inference.external_model import Endpoint, ExternalModel
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import as_handle
 from trinity_core.inference.reward_engine import is_reward_model

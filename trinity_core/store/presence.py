@@ -75,7 +75,7 @@ class TrainerPresence:
 
 @dataclass(frozen=True)
 class Length:
-    """The length of an explorer's run (`total_steps`, or its explore steps), as far as the trainer agrees."""
+    """The length of an explorer's run (`total_steps`, or its explore steps), and whether the trainer agrees with it."""
 
     agreed: int | None = None
     """Length while the trainer was last active, or when the explorer first began; None: not known yet."""

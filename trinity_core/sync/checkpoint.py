@@ -24,13 +24,12 @@ from trinity_core.files import (
 )
 from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.sync.tensorfile import Layout, TensorSpec, read_layout, write
-from trinity_core.sync.version_record import VersionRecord, gather
-from trinity_core.sync.versions import DEFAULT_KEEP, WeightVersions
+from trinity_core.sync.versions import DEFAULT_KEEP, VersionRecord, WeightVersions, gather
 
 if TYPE_CHECKING:
     import torch
 
-    from trinity_core.sync.digest import TensorDigest
+    from trinity_core.sync.tensorfile import TensorDigest
     from trinity_core.sync.weight_check import WeightCheck
 
 WEIGHTS, RECORD = "weights.safetensors", "weights.json"

@@ -34,14 +34,13 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, when_room, write_atomically
 from trinity_core.pinned import pin, unpin
 from trinity_core.sync.tensorfile import Layout, TensorSpec, fill, read_layout
-from trinity_core.sync.version_record import VersionRecord, gather
-from trinity_core.sync.versions import DEFAULT_KEEP, WeightVersions
+from trinity_core.sync.versions import DEFAULT_KEEP, VersionRecord, WeightVersions, gather
 from trinity_core.waits import poll
 
 if TYPE_CHECKING:
     import torch
 
-    from trinity_core.sync.digest import TensorDigest
+    from trinity_core.sync.tensorfile import TensorDigest
     from trinity_core.sync.weight_check import WeightCheck
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private sub-folder is made and its owner checked

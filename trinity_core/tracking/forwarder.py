@@ -20,6 +20,7 @@ from trinity_core.config.secrets import without_password, without_secrets
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import read_json, temporary_sibling
 from trinity_core.layout import MANIFEST, JobLayout
+from trinity_core.tracking import mlflow_writer as mlflow_writer  # registers it
 from trinity_core.tracking.metrics_file import (
     STREAMS,
     MetricLine,
@@ -28,12 +29,12 @@ from trinity_core.tracking.metrics_file import (
     explorer_source,
     metrics_path,
 )
-from trinity_core.tracking.monitors import MONITORS
 from trinity_core.tracking.prometheus import PrometheusPage
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table, traces_dir
 from trinity_core.tracking.run_record import config_path
 from trinity_core.tracking.scores import latest_scores
 from trinity_core.tracking.writers import (
+    MONITORS,
     RunInfo,
     RunOutcome,
     Writer,

@@ -163,7 +163,7 @@ class MlflowWriter(Writer):
         self._client.log_artifact(self.run_id, str(path), folder or None)
 
     def traces(self, source: str, step: int, rollouts: Sequence[SampledRollout], time_ns: int) -> None:
-        from trinity_core.tracking.mlflow_traces import send_trace
+        from trinity_core.tracking.mlflow_facts import send_trace
 
         for index, rollout in enumerate(rollouts):
             send_trace(self.uri, self._experiment, self.run_id, f"{source} step {step} #{index}", rollout, time_ns)

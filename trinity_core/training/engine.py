@@ -295,7 +295,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def deepspeed_config(settings: TrainingEngineSettings, ranks: Ranks) -> dict[str, Any]:
-    """Return DeepSpeed's configuration. Batch sizes are placeholders: `batching.py` plans micro-batches."""
+    """Return DeepSpeed's configuration. Batch sizes are placeholders: `micro.py` plans micro-batches."""
     zero: dict[str, Any] = {"stage": settings.zero_stage}
     if ranks.device.type == "cuda":
         zero |= {"reduce_bucket_size": REDUCE_BUCKET, "stage3_max_live_parameters": MAX_LIVE}

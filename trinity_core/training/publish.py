@@ -17,8 +17,7 @@ from trinity_core.config.schema import Config
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
 from trinity_core.files import write_atomically
-from trinity_core.sync.digest import TensorDigest, digest
-from trinity_core.sync.tensorfile import TensorSpec, spec_of
+from trinity_core.sync.tensorfile import TensorDigest, TensorSpec, digest, spec_of
 from trinity_core.sync.versions import TrainerRank
 from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes

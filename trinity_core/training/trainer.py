@@ -33,11 +33,11 @@ from trinity_core.sync.versions import run_versions
 from trinity_core.timing import StepTimer
 from trinity_core.tracking import metrics_file
 from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.training.checkpoint import Savepoints
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes, join, uses_gpu
 from trinity_core.training.engine import fits_beside_engine, free_cached
 from trinity_core.training.learner import Learner
 from trinity_core.training.publish import Publisher, policy_weights, trainer_rank
-from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.sources import BatchSource, open_source, total_steps
 from trinity_core.training.state import optimizer_steps
 

@@ -1,9 +1,16 @@
-"""The page and its JSON API. Only GET, read-only; a model's text leaves only as JSON."""
+"""The page and its JSON API. Only GET, read-only; a model's text leaves only as JSON.
+
+Groups come from the store, newest first; experiences that have left it from `buffer/experience_buffer.jsonl`; samples
+of evaluations and some explore steps, which have texts but no tokens, from files.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,15 +22,14 @@ from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import Field
+from sqlalchemy import Connection, Row, Select, func, select
 
 from trinity_core.data.experience import Experience, rollout_rewards, rollouts_of
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store.schema import State
-from trinity_core.view.archived import archived_rollouts
-from trinity_core.view.groups import GroupFilter, earlier_draws, find_groups, group_row
-from trinity_core.view.samples import read_samples, sample_steps, side_by_side
-from trinity_core.view.shared_page import shared_page
-from trinity_core.view.tokens import PAGE, mean_advantage, token_page
+from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.store.archive import first_line_of, line_header
+from trinity_core.store.schema import State, Tables
+from trinity_core.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.view.tokens import PAGE, mean_advantage, shared_page, token_page
 from trinity_core.view.viewed_run import ViewedRun
 
 STATIC = Path(__file__).parent / "static"
@@ -230,3 +236,147 @@ def _cut(value: Any) -> str:
     return (
         text if len(text) <= TEXT else f"{text[: TEXT // 2]}\n… {len(text) - TEXT} characters …\n{text[-TEXT // 2 :]}"
     )
+
+
+def archived_rollouts(path: Path, step: int, group: str, group_id: int) -> list[dict[str, Any]]:
+    """Return a group's lines in the batch of train step `step`; empty if there are none.
+
+    Lines are sorted by train step, so the batch is found by bisection without reading the rest.
+    """
+    if not path.exists():
+        return []
+    names, matching = {group, f"{group}#{group_id}"}, []
+    with path.open("rb") as file:
+        file.seek(first_line_of(file, step))
+        for raw in file:
+            header = line_header(raw)
+            if header is None or header[0] > step:
+                break
+            if header[0] == step and header[1] in names:
+                matching.append(json.loads(raw))
+    return matching
+
+
+LARGEST_FILE = 64 * 2**20
+"""Maximum size of a file that is read as a whole; an evaluation's has 16 rollouts."""
+
+
+def sample_steps(job_dir: Path) -> dict[str, list[int]]:
+    """Return source → its steps with samples, ascending; evaluations first."""
+    steps: dict[str, list[int]] = defaultdict(list)
+    for source, step, _ in rollout_files(job_dir):
+        steps[source].append(step)
+    order = sorted(steps, key=lambda source: (not source.startswith("eval"), source))
+    return {source: sorted(steps[source]) for source in order}
+
+
+def read_samples(job_dir: Path, source: str, step: int) -> list[dict[str, Any]]:
+    """Return the samples of one source and step. Raises DataError if there are none."""
+    paths = [path for name, at, path in rollout_files(job_dir) if (name, at) == (source, step)]
+    if not paths or paths[0].stat().st_size > LARGEST_FILE:
+        raise DataError(f"{source} has no samples of step {step} that can be shown")
+    return [asdict(rollout) for rollout in read_rollouts(paths[0])]
+
+
+def side_by_side(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Pair the samples of two steps by task and run, in the order of the first; null if a step lacks the sample."""
+
+    def keys(samples: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
+        return {(sample["task_index"], sample["run"]): sample for sample in samples}
+
+    one, other = keys(left), keys(right)
+    return [{"left": one.get(key), "right": other.get(key)} for key in {**one, **other}]
+
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class GroupFilter:
+    """Filter for groups; None and "" match all."""
+
+    step: int | None = None
+    version: int | None = None
+    """The newest policy version that sampled a token of the group."""
+    group: str = ""
+    """Substring of the group's or task's name."""
+    state: str = ""
+    """A name of `State` in lower case."""
+    since: int | None = None
+    """Only the latest draws of tasks that were drawn both up to this explore step and after it."""
+
+
+@dataclass(frozen=True)
+class GroupPage:
+    groups: list[Json]
+    before: int | None
+    """The next page begins before this id; None: this is the last page."""
+
+
+def find_groups(
+    connection: Connection, t: Tables, wanted: GroupFilter, before: int | None = None, limit: int = 30
+) -> GroupPage:
+    query = groups_query(t, wanted, before).limit(limit + 1)
+    rows = connection.execute(query).all()
+    page = rows[:limit]
+    return GroupPage(_entries(connection, t, page), page[-1].id if len(rows) > limit else None)
+
+
+def group_row(connection: Connection, t: Tables, group_id: int) -> Json | None:
+    rows = connection.execute(select(t.groups).where(t.groups.c.id == group_id)).all()
+    return next(iter(_entries(connection, t, rows)), None)
+
+
+def earlier_draws(connection: Connection, t: Tables, groups: Sequence[Json], since: int) -> dict[str, Json]:
+    """Return task → latest group up to an explore step, for the tasks of these groups."""
+    g = t.groups.c
+    drawn = g.task.in_([group["task"] for group in groups]) & (g.step <= since)
+    latest = select(func.max(g.id)).where(drawn).group_by(g.task)
+    rows = connection.execute(select(t.groups).where(g.id.in_(latest))).all()
+    return {entry["task"]: entry for entry in _entries(connection, t, rows)}
+
+
+def groups_query(t: Tables, wanted: GroupFilter, before: int | None = None) -> Select[Any]:
+    """Select the matching groups, newest first, in one pass by primary key."""
+    g = t.groups.c
+    query = select(t.groups).order_by(g.id.desc())
+    if before is not None:
+        query = query.where(g.id < before)
+    if wanted.step is not None:
+        query = query.where(g.step == wanted.step)
+    if wanted.version is not None:
+        query = query.where(g.newest == wanted.version)
+    if wanted.group:
+        query = query.where(
+            g.name.contains(wanted.group, autoescape=True) | g.task.contains(wanted.group, autoescape=True)
+        )
+    if wanted.state:
+        query = query.where(g.state == int(State[wanted.state.upper()]))
+    if wanted.since is not None:
+        latest = select(func.max(g.id)).where(g.step > wanted.since, g.task.is_not(None)).group_by(g.task)
+        query = query.where(g.id.in_(latest), g.task.in_(select(g.task).where(g.step <= wanted.since)))
+    return query
+
+
+def _entries(connection: Connection, t: Tables, rows: Sequence[Row[Any]]) -> list[Json]:
+    """Return groups as JSON. `stored`: their experiences are in the store; `train_steps`: the steps whose batches
+    contain them."""
+    ids = [row.id for row in rows]
+    experiences, batches = t.experiences.c, t.lease_groups.c
+    stored = {*connection.scalars(select(experiences.group_id).where(experiences.group_id.in_(ids)))}
+    # A batch contains only groups older than its step.
+    since = batches.step > min((row.newest for row in rows), default=0)
+    train_steps: dict[int, list[int]] = defaultdict(list)
+    for step, group in connection.execute(
+        select(batches.step, batches.group_id).where(since, batches.group_id.in_(ids)).order_by(batches.step)
+    ):
+        train_steps[group].append(step)
+    return [
+        {
+            "id": row.id, "group": row.name, "step": row.step, "task": row.task,
+            "state": State(row.state).name.lower(), "size": row.size, "newest": row.newest, "oldest": row.oldest,
+            "tries": row.tries, "failure": row.failure, "dropped": json.loads(row.dropped) if row.dropped else {},
+            "stored": row.id in stored, "train_steps": train_steps[row.id],
+        }
+        for row in rows
+    ]  # fmt: skip

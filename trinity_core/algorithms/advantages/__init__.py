@@ -1,6 +1,6 @@
 """Advantages, found by name in `ADVANTAGES`."""
 
-from trinity_core.algorithms.advantages import group, token, trust
+from trinity_core.algorithms.advantages import group, token
 from trinity_core.algorithms.advantages.grouping import ADVANTAGES, advantage
 
-__all__ = ["ADVANTAGES", "advantage", "group", "token", "trust"]
+__all__ = ["ADVANTAGES", "advantage", "group", "token"]

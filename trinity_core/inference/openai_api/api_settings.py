@@ -14,10 +14,9 @@ from trinity_core.data.session_log import SessionLog, read_endings, session_log_
 from trinity_core.data.task_queue import queue_of
 from trinity_core.data.tokenizer import configured_chat_template
 from trinity_core.files import read_json, write_json
-from trinity_core.inference.openai_api.journal import Journal
 from trinity_core.inference.openai_api.model import UNCHANGED, ApiModels
 from trinity_core.inference.openai_api.recorded_session import SessionTerms
-from trinity_core.inference.openai_api.served_sessions import ServedSessions
+from trinity_core.inference.openai_api.served_sessions import Journal, ServedSessions
 from trinity_core.inference.openai_api.server import ApiServer, ServedModel
 from trinity_core.inference.pool import EnginePool
 

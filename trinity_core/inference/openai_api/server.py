@@ -140,7 +140,7 @@ class ApiServer:
             os.environ.setdefault(name, value)
         from uvicorn import Config, Server
 
-        from trinity_core.inference.openai_api.connections import ClientConnection
+        from trinity_core.inference.openai_api.request_limits import ClientConnection
 
         try:
             with lean_imports():

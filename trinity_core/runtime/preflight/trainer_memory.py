@@ -33,7 +33,7 @@ from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSetting
 from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET
 from trinity_core.runtime.preflight.model_shape import ModelShape, adapter_parameters, base_bytes
 from trinity_core.runtime.preflight.needs import Need, nonzero, size
-from trinity_core.training.batching import LARGEST_MASK, RowUnit, mask_elements, pairs_of, plan, units_of
+from trinity_core.training.micro import LARGEST_MASK, RowUnit, mask_elements, pairs_of, plan, units_of
 
 FLOAT = 4
 """Bytes per number in which norms and log-probs are computed, whatever the weights' dtype."""

@@ -1,7 +1,6 @@
 """Environments that a policy acts in by text, by name."""
 
-from trinity_core.workflows.environments.openenv import OpenEnv
-from trinity_core.workflows.environments.openenv_tools import OpenEnvTools
+from trinity_core.workflows.environments.openenv import OpenEnv, OpenEnvTools
 from trinity_core.workflows.environments.process import ProcessEnvironment
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Environment, EnvironmentFailed, Step
 from trinity_core.workflows.environments.reasoning import ReasoningGym

@@ -1,6 +1,6 @@
 """Reward functions by name, and the pool of killable processes that run them."""
 
-from trinity_core.workflows.rewards import boxed, code, countdown, judge, math, models, toolcall
+from trinity_core.workflows.rewards import boxed, code, countdown, judge, math, models
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, Parts, Reward, RewardFn, RewardItem, Scored
 from trinity_core.workflows.rewards.pool import RewardPool, RewardRunner
 
@@ -20,5 +20,4 @@ __all__ = [
     "judge",
     "math",
     "models",
-    "toolcall",
 ]

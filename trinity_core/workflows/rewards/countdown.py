@@ -1,4 +1,7 @@
-"""Countdown: combine given numbers, each used once, to a target with + - * / and brackets; + and - may be signs."""
+"""Countdown: combine given numbers, each used once, to a target with + - * / and brackets; + and - may be signs.
+
+Also tool calls, compared with the expected ones.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ast
 import json
 import operator
 import re
+from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -93,3 +97,39 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
             return _value(operand, numbers)
         case _:
             raise ValueError("not a number, + - * / or a bracket")
+
+
+@REWARD_FNS.register("toolcall_reward")
+def toolcall_reward(*, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **_: Any) -> Parts:
+    """`accuracy` 1 if the answer's calls are the expected ones with the expected arguments, in any order.
+
+    `response` and `truth` are lists of `{name, arguments}`, or their JSON; no call may be expected too. Raises
+    DataError without a reference, ValueError if it cannot be parsed.
+    """
+    if truth is None:
+        raise DataError("toolcall_reward needs the expected calls as the reference answer (format.response_key)")
+    expected = _calls(truth)
+    if expected is None:
+        raise ValueError(f"the reference is not a list of calls (name, arguments): {truth!r:.80}")
+    return {"accuracy": float(_calls(response) == expected)}
+
+
+def _calls(value: Any) -> Counter[str] | None:
+    """Count calls in a canonical spelling; None if they cannot be parsed."""
+    calls = _parsed(value)
+    if isinstance(calls, dict):
+        calls = [calls]
+    if not isinstance(calls, list) or not all(isinstance(call, dict) and "name" in call for call in calls):
+        return None
+    return Counter(json.dumps([call["name"], _parsed(call.get("arguments") or {})], sort_keys=True) for call in calls)
+
+
+def _parsed(value: Any) -> Any:
+    """Parse JSON, including JSON that was encoded twice."""
+    for _ in range(2):
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError:
+                return None
+    return value
