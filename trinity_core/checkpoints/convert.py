@@ -38,8 +38,8 @@ from trinity_core.files import (
     write_atomically,
     write_json,
 )
-from trinity_core.imports import OWN_ATTENTION, lean_transformers
 from trinity_core.layout import ABANDONED, ADAPTER, MANIFEST, JobLayout, step_of
+from trinity_core.lazy import OWN_ATTENTION, lean_transformers
 from trinity_core.weights_digest import model_folder, weight_files
 
 if TYPE_CHECKING:
