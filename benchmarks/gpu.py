@@ -346,7 +346,7 @@ def config_for(scale: Scale, model: str, root: str, *overrides: str) -> Any:
 def planned_bytes(config: Any, on_gpu: bool) -> int:
     """The trainer's peak by `trinity plan`."""
     from trinity_core.runtime.placement import Machine, place
-    from trinity_core.runtime.preflight.needs import total
+    from trinity_core.runtime.preflight.model_shape import total
     from trinity_core.runtime.preflight.resource_estimate import processes_of
 
     machine = Machine(os.cpu_count() or 1, int(on_gpu))

@@ -33,7 +33,7 @@ from peaks import peaks_of
 from trinity_core.config import config_from_dict
 from trinity_core.data.tiny import TinySize, make_model, make_problems, make_untrained, write_jsonl
 from trinity_core.runtime.placement import Machine
-from trinity_core.runtime.preflight.needs import total
+from trinity_core.runtime.preflight.model_shape import total
 from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, ProcessEstimate
 from trinity_core.runtime.preflight.stage_plan import plans_of
 

@@ -50,7 +50,7 @@ from trinity_core.program import ending_on_sigterm
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.placement import Machine
-from trinity_core.runtime.preflight.needs import total
+from trinity_core.runtime.preflight.model_shape import total
 from trinity_core.runtime.preflight.resource_estimate import ENGINE, TRAINER
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plan_json, plans_of
 from trinity_core.sync.memory import memory_root

@@ -32,8 +32,7 @@ from runtime.ray_clusters import ray_cluster
 
 from trinity_core.data.tiny import make_tiny
 from trinity_core.program import ending_on_sigterm
-from trinity_core.runtime.audit import audit_runs, audit_text
-from trinity_core.runtime.find_stores import open_store
+from trinity_core.runtime.audit import audit_runs, audit_text, open_store
 from trinity_core.store.audit import archived
 from trinity_core.store.store import ExperienceStore
 

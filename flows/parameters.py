@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from tasks.main_settings import MAIN_SETTINGS
+from tasks.prefect_api import MAIN_SETTINGS
 from trinity_core.config.fields import setting_at
 from trinity_core.errors import TrinityError
 

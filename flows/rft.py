@@ -19,7 +19,7 @@ from flows.parameters import (
     StageName,
     TotalSteps,
 )
-from tasks.main_settings import with_main_settings
+from tasks.prefect_api import with_main_settings
 from tasks.retries import RETRIES, RETRY_DELAY
 
 

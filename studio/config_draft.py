@@ -1,10 +1,10 @@
-"""A configuration being edited: its YAML text, its file, and a copy that survives the page."""
+"""A configuration being edited: its YAML text, its file, a copy that survives the page, its problems or its plan."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from io import StringIO
@@ -16,10 +16,12 @@ from weakref import WeakValueDictionary
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from trinity_core.config import ConfigError
+from trinity_core.config import Config, ConfigError, Problem, config_from_text
 from trinity_core.config.findings import value_at
 from trinity_core.config.source import parse
 from trinity_core.files import expanded, read_json, write_atomically, write_json
+from trinity_core.runtime.placement import flow_of
+from trinity_core.runtime.preflight.stage_plan import plan_text, plans_with_pace
 
 LISTED_DEPTH = 3
 MOST_LISTED = 300
@@ -254,3 +256,49 @@ def _yaml_files(folder: Path, depth: int) -> Iterator[Path]:
             yield from _yaml_files(path, depth - 1)
         elif path.suffix in (".yaml", ".yml") and path.is_file():
             yield path
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDraft:
+    """Either all problems, or the configuration with its plan."""
+
+    problems: list[Problem]
+    config: Config | None = None
+    plan: str = ""
+    flow: str = ""
+    unplaced: str = ""
+    """Why this machine cannot run it, or ""."""
+    measurable: bool = False
+    """True if this machine can measure a time that the plan lacks."""
+    text: str = ""
+
+
+def checked(text: str, file: Path | None = None) -> CheckedDraft:
+    """Check a configuration's YAML text, as content of `file`, without loading modules of its `plugin_dir`."""
+    try:
+        config = config_from_text(text, name=str(file or "<text>"))
+    except ConfigError as error:
+        return CheckedDraft(error.problems, text=text)
+    plans = plans_with_pace(config)
+    unplaced = " ".join(dict.fromkeys(plan.unplaced for plan in plans if plan.unplaced))
+    measurable = not unplaced and any(plan.pace is None and not plan.immeasurable for plan in plans)
+    return CheckedDraft([], config, plan_text(plans), flow_of(config), unplaced, measurable, text)
+
+
+def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:
+    """Return key → its problems, with list indices as `.0`; problems of keys outside the form are under ""."""
+    problems_by_field: dict[str, list[Problem]] = {}
+    shown = set(keys)
+    for problem in problems:
+        key = re.sub(r"\[(\d+)\]", r".\1", problem.key)
+        problems_by_field.setdefault(key if key in shown else "", []).append(problem)
+    return problems_by_field
+
+
+def by_section(problems: Iterable[Problem]) -> dict[str, int]:
+    """Return first part of a key → number of problems below it; keys without a section are under `run`."""
+    counts: dict[str, int] = {}
+    for problem in problems:
+        section = problem.key.partition(".")[0].partition("[")[0] if "." in problem.key else "run"
+        counts[section] = counts.get(section, 0) + 1
+    return counts

@@ -11,15 +11,12 @@ import streamlit as st
 import yaml
 from ruamel.yaml.error import YAMLError
 
-from studio.background import begin, is_busy, show_task, take_outcome
-from studio.checked_draft import CheckedDraft, by_field, by_section, checked
-from studio.config_draft import ConfigDraft, yaml_files
-from studio.dialogs import closed
-from studio.file_dialogs import confirm_save, new_dialog, recipe_form, save, save_as
+from studio.config_draft import CheckedDraft, ConfigDraft, by_field, by_section, checked, yaml_files
+from studio.dialogs import closed, confirm_save, new_dialog, recipe_form, save, save_as
 from studio.form import FormField, form_fields, in_sections, matching
 from studio.sections import SECTIONS
 from studio.settings import StudioSettings
-from studio.start_form import look, measure, start_dialog
+from studio.start_form import begin, is_busy, look, measure, show_task, start_dialog, take_outcome
 from studio.texts import escaped, hanging
 from trinity_core.config import ConfigError, Problem, to_dict
 from trinity_core.config.findings import value_at

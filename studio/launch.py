@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from studio.access import TOKEN_VARIABLE
-from studio.settings import StudioSettings
+from studio.settings import TOKEN_VARIABLE, StudioSettings
 from trinity_core.children import Child, start_detached
 from trinity_core.errors import TrinityError
 from trinity_core.tracking.run_record import read_record

@@ -8,10 +8,9 @@ from threading import Timer
 
 import streamlit as st
 
-from studio.access import TOKEN_VARIABLE, admits
 from studio.config_page import config_page
 from studio.runs_page import runs_page
-from studio.settings import studio_settings
+from studio.settings import TOKEN_VARIABLE, admits, studio_settings
 from trinity_core.plugins import load_plugins
 from trinity_core.view.viewed_run import import_for_pages
 

@@ -14,14 +14,13 @@ from typing import Any
 import streamlit as st
 import yaml
 
-from studio.access import TOKEN_VARIABLE
 from studio.actions import MISSING, Action, hindrance, perform
 from studio.curves import chart, first_shown, metric_names, short_titles
 from studio.runs import Run, ancestors, checkpoints_of
-from studio.settings import StudioSettings
+from studio.settings import TOKEN_VARIABLE, StudioSettings
 from studio.texts import COLOURS, duration, escaped, score_text, when
 from tasks.retries import api_faults
-from trinity_core.page_notes import rollouts_page
+from trinity_core.addresses import rollouts_page
 from trinity_core.runtime.made_from import normalised
 from trinity_core.tracking.mlflow_writer import served_run
 from trinity_core.tracking.run_record import RunState
@@ -196,7 +195,7 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
 def show_configuration(run: Run, runs: Sequence[Run]) -> None:
     """Show the configuration a run was started with, and how another run's differs."""
     if not run.files.config:
-        st.info("The run has not recorded its configuration: it was started by an older release.")
+        st.info("The run has not recorded its configuration.")
         return
     others = [other.name for other in runs if other.name != run.name and other.files.config]
     other = st.selectbox("Difference from", ["–", *others]) if others else "–"
@@ -208,7 +207,7 @@ def show_configuration(run: Run, runs: Sequence[Run]) -> None:
 
 def show_difference(configs: Mapping[str, Mapping[str, Any]]) -> None:
     if not all(configs.values()):
-        st.caption("Not every one of these runs has recorded its configuration: older releases did not.")
+        st.caption("Not every one of these runs has recorded its configuration.")
         return
     flat = {name: flatten(config) for name, config in configs.items()}
     keys = [key for own in flat.values() for key in own]

@@ -15,7 +15,7 @@ from typing import Any
 from studio.curves import Curves, RunCurves
 from studio.launch import Launch
 from studio.prefect_runs import FlowRunSeen
-from tasks.main_settings import MAIN_SETTINGS, with_main_settings
+from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
 from trinity_core.checkpoints.resume import CLAIM, read_meta, whole_steps
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at

@@ -1,8 +1,13 @@
-"""The form that starts a run of the current configuration: as a deployment's run, or as a process on this machine."""
+"""The form that starts a run of the current configuration: as a deployment's run, or as a process on this machine.
+
+Streamlit ends the code of a page when the page is redrawn, after any click and after a lost connection. Checks and
+measurements take longer, and run in threads.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from subprocess import CompletedProcess
@@ -10,9 +15,8 @@ from tempfile import NamedTemporaryFile
 
 import streamlit as st
 
-from studio.checked_draft import CheckedDraft
-from studio.config_draft import ConfigDraft, moved
-from studio.dialogs import dialog
+from studio.config_draft import CheckedDraft, ConfigDraft, moved
+from studio.dialogs import dialog, is_open
 from studio.launch import Launch, start_run, trinity
 from studio.prefect_runs import PrefectRuns
 from studio.settings import StudioSettings
@@ -20,6 +24,7 @@ from studio.texts import escaped
 from tasks.retries import api_faults
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
+from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.run_record import read_record
 
 HERE = ""
@@ -150,3 +155,66 @@ def deployments(settings: StudioSettings, flow: str) -> dict[str, str]:
 def deployments_at(api_url: str, flow: str) -> dict[str, str]:
     """Cached `PrefectRuns.deployments`."""
     return PrefectRuns(api_url).deployments(flow)
+
+
+Say = Callable[[str], object]
+Action = Callable[[ConfigDraft, StudioSettings, Say], dict[str, object]]
+"""Returns results as values for the session's state; progress messages are shown."""
+
+LOOK_SECONDS = 0.5
+TASK, FAILURE = "background task", "background failure"
+
+
+class BackgroundTask:
+    """An action that runs with a snapshot of the draft."""
+
+    def __init__(self, doing: str, action: Action, draft: ConfigDraft, settings: StudioSettings) -> None:
+        self.doing, self.text, self.said = doing, draft.text, ""
+        self.began = time.monotonic()
+        self.outcome = DaemonThreads("studio").submit(action, replace(draft), settings, self._say)
+
+    def _say(self, line: str) -> None:
+        self.said = line
+
+
+def is_busy() -> bool:
+    return TASK in st.session_state
+
+
+def begin(doing: str, action: Action, draft: ConfigDraft, settings: StudioSettings) -> None:
+    """Start the session's task, unless one runs: a second click may arrive before the buttons are redrawn."""
+    if is_busy():
+        return
+    st.session_state.pop(FAILURE, None)
+    st.session_state[TASK] = BackgroundTask(doing, action, draft, settings)
+
+
+def take_outcome() -> None:
+    """Store a finished task's results, or its failure; the draft is then checked again."""
+    task: BackgroundTask | None = st.session_state.get(TASK)
+    if task is None or not task.outcome.done():
+        return
+    del st.session_state[TASK]
+    st.session_state.pop("checked", None)  # files on disk may have changed
+    try:
+        st.session_state.update(task.outcome.result())
+    except START_FAULTS as error:
+        st.session_state[FAILURE] = (task.text, str(error))
+
+
+def show_task(text: str) -> None:
+    failed, failure = st.session_state.get(FAILURE, ("", ""))
+    if is_busy():
+        st.fragment(_show_progress, run_every=LOOK_SECONDS)(st.session_state[TASK])
+    elif failure and failed == text:
+        st.error(failure)
+
+
+def _show_progress(task: BackgroundTask) -> None:
+    if task.outcome.done():
+        if not is_open():
+            st.rerun()
+        st.caption("Done. Close the dialog to see what was found.")
+        return
+    st.caption(f"{task.doing} {time.monotonic() - task.began:.0f} s")
+    st.text(task.said)

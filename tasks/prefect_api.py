@@ -1,8 +1,9 @@
-"""Clients of Prefect's API outside of a flow."""
+"""How flows and Studio reach a flow: clients of Prefect's API outside of one, and the main settings of its form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,3 +23,20 @@ def api_client(api_url: str, key: str = "") -> Iterator[SyncPrefectClient]:
     here = temporary_settings({PREFECT_API_URL: api_url} | ({PREFECT_API_AUTH_STRING: key} if key else {}))
     with here, get_client(httpx_settings={"trust_env": False}, sync_client=True) as client:
         yield client
+
+
+MAIN_SETTINGS = {
+    "algorithm_type": "algorithm.algorithm_type",
+    "lr": "algorithm.optimizer.lr",
+    "total_steps": "buffer.total_steps",
+    "batch_size": "buffer.batch_size",
+    "repeat_times": "algorithm.repeat_times",
+}
+"""Parameter → key. Empty parameters keep the file's value."""
+
+
+def with_main_settings(overrides: Sequence[str], stage: str, **main_settings: float | str | None) -> list[str]:
+    """Return the overrides plus one for each given main setting, for the stage if one is named."""
+    prefix = f"stages.{stage}." if stage else ""
+    added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in main_settings.items() if value not in (None, "")}
+    return [*overrides, *(f"{prefix}{key}={value}" for key, value in added.items())]

@@ -14,7 +14,7 @@ import torch
 import transformers.utils
 
 from trinity_core.data.tiny import make_tokenizer
-from trinity_core.imports import COMPILER, HIDDEN, lean_imports
+from trinity_core.lazy import COMPILER, HIDDEN, lean_imports
 from trinity_core.lazy import torch as lazy
 
 ROOT = Path(__file__).parent.parent

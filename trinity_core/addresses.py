@@ -1,13 +1,22 @@
-"""Addresses and ports through which the processes of a run meet. A single machine uses the loopback interface only."""
+"""Addresses and ports through which the processes of a run meet, and the pages of `trinity up`.
+
+A single machine uses the loopback interface only.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 import psutil
+
+from trinity_core.files import read_json
 
 BASE_URL, API_KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 """The variables that OpenAI's own clients read."""
@@ -93,3 +102,40 @@ def is_orphan(process: psutil.Process) -> bool:
         return process.cmdline()[:1] != [] and process.cmdline()[0].startswith("ray::") and set(above) <= WITHOUT_RUN
     except psutil.NoSuchProcess:
         return True
+
+
+ROLLOUTS = "/rollouts"
+
+
+def page_note(checkpoint_root_dir: Path, page: str) -> Path:
+    """The note of a page, there while it is served: `url`, its address, and `uri`, the store that it shows, if any."""
+    return checkpoint_root_dir / f"{page}_page.json"
+
+
+def read_page_note(checkpoint_root_dir: Path, page: str) -> dict[str, Any]:
+    return read_json(page_note(checkpoint_root_dir, page)) or {}
+
+
+def mlflow_address(checkpoint_root_dir: Path, uri: str) -> str:
+    """Return the address where `trinity up` serves the MLflow store `uri`, or ""."""
+    note = read_page_note(checkpoint_root_dir, "mlflow")
+    return str(note["url"]) if note.get("uri") == uri else ""
+
+
+def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
+    """Return Markdown links to a run (`project/name`) and its rollouts in Studio. While Studio is not served, they give
+    its usual address and commands instead."""
+    served = read_page_note(checkpoint_root_dir, "studio").get("url")
+    studio = served or f"http://{LOOPBACK}:{STUDIO_PORT}"
+    page = f"[Run in Studio]({studio}/runs?{urlencode({'run': run})})"
+    if served:
+        return [page, f"[Rollouts]({studio}{rollouts_page(run)})"]
+    folder = shlex.quote(str(checkpoint_root_dir / run))
+    return [f"{page} after `trinity up`", f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
+
+
+def rollouts_page(run: str, other: str = "", token: str = "") -> str:
+    """Return the path of a run's sampled rollouts in Studio, next to those of `other` (`project/name`) if given."""
+    query = f"?{urlencode({'token': token})}" if token else ""
+    compared = {"tab": "samples", "other": other} if other else {}
+    return f"{ROLLOUTS}/{query}#{urlencode({'run': run} | compared)}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -37,7 +36,7 @@ SHORTEST_POLL, LONGEST_POLL = 0.01, 60.0
 """Seconds between polls. A worker that waited for a CPU gets at least the shortest poll after its time limit."""
 
 KEPT_OUTPUT = 1 << 20
-"""Bytes of kept output above which it is discarded before the next call: a worker may live for days."""
+"""Bytes of output that are read, and above which it is discarded before the next call: a worker may live for days."""
 
 _guardians: dict[int, str] = {}
 """Process id → variable in the environment of its children. A forked process has no guardian yet."""
@@ -127,24 +126,14 @@ class Child:
             guardian.kill_marked(self._variable)
 
     def output(self, characters: int, secrets: Sequence[str] = ()) -> str:
-        """Return the last `characters` of its output, with `***` for each secret; "" if output is not kept.
-
-        A secret that straddles the beginning of this range is hidden as a whole.
-        """
+        """Return the last `characters` of its output, with `***` for each secret; "" if output is not kept."""
         if self._output is None:
             return ""
-        hidden = sorted((secret.encode() for secret in secrets if secret), key=len, reverse=True)
-        start = max(0, self.output_bytes() - characters)
-        before = min(start, max(map(len, hidden), default=0))
-        self._output.seek(start - before)
-        written = self._output.read()
-        if hidden:
-            pattern = re.compile(b"|".join(map(re.escape, hidden)))
-            cut = next(
-                (match.start() for match in pattern.finditer(written) if match.start() < before < match.end()), before
-            )
-            written, before = pattern.sub(b"***", written[cut:]), 0
-        return written[before:].decode(errors="replace").strip()
+        self._output.seek(max(0, self.output_bytes() - KEPT_OUTPUT))
+        text = self._output.read().decode(errors="replace")
+        for secret in sorted(filter(None, secrets), key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text[-characters:].strip()
 
     def output_bytes(self) -> int:
         return self._output.seek(0, os.SEEK_END) if self._output else 0

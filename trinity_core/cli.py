@@ -251,7 +251,7 @@ def log(
 ) -> None:
     """Print the logs of all actors of a running or finished run as one stream, in order of time. Changes nothing."""
     from trinity_core.layout import JobLayout
-    from trinity_core.runtime.find_stores import runs_in
+    from trinity_core.runtime.audit import runs_in
     from trinity_core.tracking.logs import LogStream, entry_filter, entry_line, stream_entries
 
     folder = checkpoint_dir.absolute()

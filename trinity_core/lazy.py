@@ -1,4 +1,4 @@
-"""`torch`, `aiohttp` and `httpx`, imported when one of their attributes is first used.
+"""`torch`, `aiohttp` and `httpx`, imported when one of their attributes is first used; and faster imports.
 
 Every check of a configuration imports the files of the algorithms' parts for their names and arguments; torch takes
 seconds to import, and only computation needs it. Likewise each command and scoring process imports operators and
@@ -8,7 +8,11 @@ modules in functions and annotations, but not at import time.
 
 from __future__ import annotations
 
+import gc
 import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -31,3 +35,59 @@ else:
             return importlib.import_module, (self.__name__,)
 
     torch, aiohttp, httpx = (LazyModule(name) for name in ("torch", "aiohttp", "httpx"))
+
+
+HIDDEN = ("scipy.signal", "mlflow")
+"""vLLM imports scipy.signal for audio, DeepSpeed imports mlflow for its autotuner; both work without. Each costs an
+engine or a trainer worker a second or two of CPU time."""
+
+
+OWN_ATTENTION = {"attn_implementation": None}
+"""Makes transformers choose an attention implementation available here, whatever the model's `config.json` names: the
+package of `flash_attention_2`, say, may be missing."""
+
+COMPILER = ("torch._inductor.lowering",)
+"""vLLM imports this module only to patch it, and works without. Where nothing is compiled, the import wastes a second
+of CPU time."""
+
+
+@contextmanager
+def lean_imports(*more: str) -> Iterator[None]:
+    """Import torch, transformers, vLLM or DeepSpeed without dependencies that are not needed.
+
+    `more`: modules to hide in addition to `HIDDEN`, unless they are already imported.
+
+    Garbage collection is off meanwhile: an engine's imports create 780,000 permanent objects, which Python would
+    traverse again and again (4 of 30 s of CPU time). `gc.freeze()` afterwards exempts them from later collections.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    hidden = [name for name in (*HIDDEN, *more) if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        lean_transformers()
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+        if collecting:
+            gc.enable()
+
+
+def lean_transformers() -> None:
+    """Keep transformers from importing scikit-learn and SciPy.
+
+    transformers needs them only for assisted generation (a ROC curve) and object detection losses, but imports both
+    with the first model. That costs each engine and trainer worker seconds of CPU time at start (`python -X importtime
+    -c "import transformers.modeling_utils"`). Call this before anything imports models or generation from transformers.
+    """
+    import transformers.utils
+    import transformers.utils.import_utils
+
+    def absent() -> bool:
+        return False
+
+    transformers.utils.is_sklearn_available = absent
+    transformers.utils.is_scipy_available = absent
+    transformers.utils.import_utils.is_sklearn_available = absent
+    transformers.utils.import_utils.is_scipy_available = absent

@@ -154,11 +154,6 @@ class Registry(dict[str, T]):
         return part
 
 
-def register(registry: Registry[T], name: str) -> Callable[[T], T]:
-    """Shorthand for `registry.register(name)`: `@register(ADVANTAGES, "mine")`."""
-    return registry.register(name)
-
-
 def registry_of(key: str) -> Registry[Any]:
     """Return the registry for a configuration key (see `HOMES`), with all built-in parts."""
     module, _, name = HOMES[key].partition(":")

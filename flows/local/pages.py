@@ -27,10 +27,9 @@ from flows.local.server import (
     prefect_environment,
     start_process,
 )
-from trinity_core.addresses import LOOPBACK, STUDIO_PORT
+from trinity_core.addresses import LOOPBACK, STUDIO_PORT, page_note
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
-from trinity_core.page_notes import page_note
 from trinity_core.tracking.mlflow_writer import default_uri, describe_runs, fault_of
 from trinity_core.waits import poll
 

@@ -41,8 +41,6 @@ log = logging.getLogger(__name__)
 RESTARTS = 3
 POLL_SECONDS = 5.0
 HOUR = timedelta(hours=1)
-CLOCK_LAG = timedelta(minutes=1)
-"""Tolerance within which a clock that was set back is noticed."""
 SHORT_SECONDS = 30.0
 """A worker that ends sooner than this counts as unable to run here."""
 SHORT_LIVED = 5
@@ -65,8 +63,6 @@ class Supervisor:
         self._restarts = restarts
         self._gone: set[tuple[Any, Any]] = set()
         """Runs, with their states, whose processes were gone in the last round."""
-        self._before: set[Any] = set()
-        """States of crashed runs from before the clock was set back, which have been handled."""
         self._given_up: set[Any] = set()
         """States of crashed runs that were restarted too often; logged once."""
         self._ended_worker: Process | None = None
@@ -83,20 +79,12 @@ class Supervisor:
             if not pool_is_shared(self._client, self._root):  # else another worker's runs would look killed
                 self._end_cancelled_runs()
                 self._mark_killed_runs()
-            self._follow_clock()
             for run in crashed_runs(self._client, self._since) if self._restarts else ():
                 # While its process is still ending, Prefect's worker would fail to take the run, and end itself.
-                if run.state_id not in self._before and not isinstance(process_of(run), psutil.Process):
+                if not isinstance(process_of(run), psutil.Process):
                     self._restart_if_killed(run)
         except (*api_faults(), OSError, TrinityError, psutil.Error) as fault:
             log.warning("this round failed and is repeated: %s", fault)
-
-    def _follow_clock(self) -> None:
-        """Adjust `since` if the clock was set back: new crashes would be dated before it, and old ones might be dated
-        after it."""
-        if (now := datetime.now(UTC)) < self._since:
-            self._since = now - CLOCK_LAG
-            self._before |= {run.state_id for run in crashed_runs(self._client, now)}
 
     def _keep_worker(self) -> None:
         """Restart a worker that has ended. The pause grows with each short-lived one; after several, give up."""

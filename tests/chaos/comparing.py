@@ -9,7 +9,7 @@ import numpy as np
 
 from trinity_core.config.paths import database_url
 from trinity_core.data.experience import Experience
-from trinity_core.runtime.find_stores import open_store
+from trinity_core.runtime.audit import open_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.tracking.metrics_file import read_metrics
 

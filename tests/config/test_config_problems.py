@@ -213,7 +213,7 @@ TABLE = [
     mistake("invalid", f"{EXTRA}.max_num_batched_tokens=0"),
     mistake("invalid", f"{EXTRA}.async_scheduling=1"),
     mistake("unknown-key", f"{EXTRA}.quantisation=fp8", suggestion="quantization"),
-    mistake("unsupported-key", f"{EXTRA}.logprobs_mode=raw_logits"),
+    mistake("unknown-key", f"{EXTRA}.logprobs_mode=raw_logits"),
     mistake("conflict", f"{EXTRA}.max_model_len=99"),
     mistake("conflict", f"{EXTRA}.enforce_eager=true"),
     mistake("invalid", f"{EXTRA}.speculative_config={{method: eagle}}"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.main_settings import with_main_settings
+from tasks.prefect_api import with_main_settings
 from trinity_core.config import ConfigError, load_config, source, stages
 from trinity_core.config.json_schema import json_schema
 

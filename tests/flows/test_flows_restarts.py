@@ -136,21 +136,6 @@ def test_a_killed_run_is_scheduled_again_and_no_other(
 
 
 @pytest.mark.slow
-def test_runs_are_restarted_after_the_clock_was_set_back(
-    prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from prefect.states import Crashed, Running
-
-    with api_client(prefect_api) as client:
-        deployment = deployed(client, "clock", monkeypatch)
-        supervisor = Supervisor(client, tmp_path, datetime.now(UTC) + timedelta(hours=1), 1)
-        supervisor.look()
-        run = run_through(client, deployment, Running, Crashed)
-        supervisor.look()
-        assert client.read_flow_run(run).state.message == RESTARTED
-
-
-@pytest.mark.slow
 def test_a_cancelled_run_that_nobody_ends_is_ended(
     prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,6 @@ from test_flows_runs import HERE, model_and_data_beside_the_run, written
 
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.tracking.metrics_file import read_metrics
-from trinity_core.waits import poll
 
 __all__ = ["model_and_data_beside_the_run"]
 
@@ -84,13 +83,10 @@ def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_closed_terminal_ends_a_run_that_saves(tmp_path: Path) -> None:
-    """First nobody reads what the run prints, as after `| head`: it goes on. Then a shell and the kernel send a signal
-    each."""
+    """Nobody reads its output any more, as after `| head`; a shell and the kernel send a signal each."""
     child = working(tmp_path, stderr=subprocess.PIPE)
     assert child.stderr is not None and child.stderr.readline()
     child.stderr.close()
-    step = last_step(tmp_path)
-    assert any(last_step(tmp_path) > step for _ in poll(60))
     end_by(child, signal.SIGHUP, 143)
     assert latest_whole(tmp_path / "tests/run") == last_step(tmp_path)
 

@@ -168,7 +168,7 @@ def asking(config):
 
 def test_answers_stand_beside_their_verdicts(config) -> None:
     """Prefect's page gives the description of a whole form no room beside many fields."""
-    from tasks.verdicts import verdict_form
+    from tasks.frontend import verdict_form
 
     form = verdict_form(shown_tasks(config.buffer.trainer_input.experience_buffer)).model_json_schema()
     texts = {name: field.get("description") for name, field in form["properties"].items()}
@@ -217,7 +217,7 @@ def paused_run() -> tuple[str, dict[str, Any]]:
 @pytest.mark.slow
 def test_without_a_verdict_in_time_the_recipe_decides(config, prefect_api, monkeypatch) -> None:
     """The run ends with an error, or completes on the rewards."""
-    monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
+    monkeypatch.setattr("tasks.frontend.POLL_SECONDS", 0.5)
     short = config.with_values({f"{VERDICTS}.timeout": 1.0})
     with pytest.raises(TrinityError, match="within 1 s"):
         asking(short)()
@@ -234,7 +234,7 @@ def test_a_retried_run_asks_again(config, prefect_api, monkeypatch) -> None:
 
     from studio.prefect_runs import PrefectRuns
 
-    monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
+    monkeypatch.setattr("tasks.frontend.POLL_SECONDS", 0.5)
 
     said = {"answer_1a": "drop", "answer_1c": "keep\n", "better_2": "4 cups."}
 
@@ -269,10 +269,10 @@ def test_a_run_that_is_cancelled_while_it_is_paused_does_not_train(config, prefe
     from prefect.exceptions import Abort
 
     from studio.prefect_runs import PrefectRuns
-    from tasks import verdicts
+    from tasks import frontend
 
-    monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
-    set_running = verdicts._set_running
+    monkeypatch.setattr("tasks.frontend.POLL_SECONDS", 0.5)
+    set_running = frontend._set_running
 
     def cancel() -> str:
         run, _ = paused_run()
@@ -283,7 +283,7 @@ def test_a_run_that_is_cancelled_while_it_is_paused_does_not_train(config, prefe
         person.result(60)
         set_running()
 
-    monkeypatch.setattr(verdicts, "_set_running", after_the_cancellation)
+    monkeypatch.setattr(frontend, "_set_running", after_the_cancellation)
     flow = asking(config.with_values({f"{VERDICTS}.timeout": 4.0, f"{VERDICTS}.on_timeout": "continue"}))
     with ThreadPoolExecutor() as threads:
         person = threads.submit(copy_context().run, cancel)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from raising import raising
 
-from trinity_core.config.engine_args import OWN, REASONS, SAFE
+from trinity_core.config.engine_args import OWN, SAFE
 from trinity_core.errors import DataError, WeightSyncError
 from trinity_core.inference import vllm_types
 from trinity_core.inference.async_llm import AsyncLLMEngine, reasons_of_children
@@ -134,7 +134,7 @@ def test_arguments_that_may_be_given_are_vllms():
 
     known = {field.name for field in fields(EngineArgs)}
     ours = vllm_types.engine_arguments(EngineSettings("model", 100, on_gpu=True, sleeps=True, tensor_parallel_size=2))
-    assert not {*SAFE, *OWN, *REASONS, *ours} - known
+    assert not {*SAFE, *OWN, *ours} - known
 
 
 def test_a_step_takes_as_many_tokens_as_with_vllms_own_class(monkeypatch, tiny_folder):

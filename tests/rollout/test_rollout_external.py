@@ -17,10 +17,9 @@ from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import EndpointError, TransientFault, TrinityError
 from trinity_core.inference.external_model import ExternalSession
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.runtime.evaluation import unscored_steps
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import StageRequest, choose_stage
-from trinity_core.runtime.summary import read_summary, summary_of_scores
+from trinity_core.runtime.summary import read_summary, summary_of_scores, unscored_steps
 from trinity_core.tracking.scores import evaluation_text, score_fingerprint, valid_scores
 from trinity_core.workflows import WORKFLOWS, RewardItem, SimpleWorkflow, Workflow
 

@@ -11,9 +11,17 @@ import pytest
 
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.runtime import actors, faults, heartbeat, nodes
-from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped, result_of
-from trinity_core.runtime.heartbeat import explorer_starts, starting, within
+from trinity_core.runtime import actors, faults, nodes
+from trinity_core.runtime.faults import (
+    CANCEL_TOKEN,
+    CancelToken,
+    ProcessLost,
+    Stopped,
+    explorer_starts,
+    result_of,
+    starting,
+    within,
+)
 from trinity_core.runtime.trainers import Trainers
 from trinity_core.store.run_store import open_run_store
 from trinity_core.waits import poll
@@ -85,7 +93,7 @@ def test_a_run_that_is_cancelled_does_not_wait_for_nodes() -> None:
 
 
 def test_a_conversion_ends_if_its_worker_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(faults, "SILENCE_SECONDS", 0.05)
     cluster: Any = None
     trainers = Trainers(actors.Actors(cluster, Config(), cluster), no_check, lambda: False)
     trainers.workers = [silent("convert", "progress")]

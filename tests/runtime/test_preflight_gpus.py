@@ -15,7 +15,7 @@ from trinity_core.runtime.gpus import Gpu
 from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.preflight import checks, resource_estimate
 from trinity_core.runtime.preflight.checks import missing_bfloat16, shared_memory_shortage, shortages
-from trinity_core.runtime.preflight.needs import size, total
+from trinity_core.runtime.preflight.model_shape import size, total
 from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room, room_for
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 

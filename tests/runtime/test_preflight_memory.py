@@ -11,14 +11,12 @@ from preflight_configs import SHAPE, config_of
 from raising import raising
 
 from trinity_core.config import LoraConfig, train_settings
-from trinity_core.config.number_formats import zero_stage_of
-from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET
+from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET, zero_stage_of
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinySize, make_model
 from trinity_core.errors import TrinityError
 from trinity_core.inference.settings import EngineSettings
-from trinity_core.runtime.preflight.model_shape import ModelShape, adapter_parameters, shape_of
-from trinity_core.runtime.preflight.needs import Need, total
+from trinity_core.runtime.preflight.model_shape import ModelShape, Need, adapter_parameters, shape_of, total
 from trinity_core.runtime.preflight.resource_estimate import (
     cpu_engine_needs,
     gpu_engine_needs,

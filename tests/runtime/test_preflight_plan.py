@@ -19,8 +19,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.processes import cores
 from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.preflight import resource_estimate
-from trinity_core.runtime.preflight.model_shape import ModelShape, parameters_of, shape_from
-from trinity_core.runtime.preflight.needs import size, total
+from trinity_core.runtime.preflight.model_shape import ModelShape, parameters_of, shape_from, size, total
 from trinity_core.runtime.preflight.resource_estimate import REWARD_BASE, disk_of, room_for
 from trinity_core.runtime.preflight.stage_plan import plan_text, plans_of
 from trinity_core.runtime.preflight.steps import evaluations, kept_checkpoints, saves, stored_steps, syncs

@@ -20,9 +20,8 @@ from trinity_core.runlock import hold
 from trinity_core.runtime import run_attempt
 from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import Cluster
-from trinity_core.runtime.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken, Stopped
+from trinity_core.runtime.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken, Stopped, withdraw
 from trinity_core.runtime.frontend import PLAIN
-from trinity_core.runtime.heartbeat import withdraw
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
 from trinity_core.runtime.stage import Stage, resume

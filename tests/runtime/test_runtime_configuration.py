@@ -117,34 +117,6 @@ def test_a_judge_that_the_run_does_not_have_is_named(load, kind, name, args, mod
 
 
 @pytest.mark.parametrize(
-    ("overrides", "is_noted"),
-    [
-        ((), True),
-        (
-            (
-                f"{SET}.default_reward_fn_type=llm_judge",
-                f"{SET}.reward_fn_args={{base_url: 'http://x', model_name: m}}",
-            ),
-            True,
-        ),
-        ((f"{SET}.default_reward_fn_type=llm_judge",), False),
-        ((f"{INPUT}.eval_tasksets.e.default_workflow_type=math_rm_workflow",), False),
-        ((f"{SET}.default_workflow_type=math_ruler_workflow",), False),
-        ((f"{SET}.default_workflow_type=of_a_plugin",), False),
-        (("explorer.auxiliary_models[0].enable_openai_api=true",), False),
-        (("mode=train", "buffer.total_steps=1"), False),
-    ],
-)
-def test_auxiliary_models_that_nothing_asks_are_noted(load, overrides, is_noted):
-    """A workflow that is not built in may ask them."""
-    WORKFLOWS.register("of_a_plugin")(type("OfAPlugin", (SimpleWorkflow,), {"default_reward": "math_reward"}))
-    noted = load("explorer.auxiliary_models=[{model_path: /models/reward}]", *overrides).notices
-    assert [(finding.key, finding.severity) for finding in noted] == [
-        ("explorer.auxiliary_models", "notice")
-    ] * is_noted
-
-
-@pytest.mark.parametrize(
     ("workflow", "args"), [("command_workflow", "workflow_args.command=x"), ("agent_of_a_plugin", "name=a")]
 )
 def test_an_agent_needs_the_api_or_an_endpoint(load, workflow, args):

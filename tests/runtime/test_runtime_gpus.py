@@ -172,10 +172,10 @@ def test_gpus_that_do_not_exist_are_refused_at_once(tmp_path: Path) -> None:
 
 def test_gpus_of_a_dying_attempt_are_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(cluster, "wait_until_free", lambda wanted, wait: waits.append(wait) or 1)
     monkeypatch.setattr(cluster, "_had_room", set())
+    monkeypatch.setattr(cluster, "wait_until_free", lambda wanted, wait: waits.append(wait) or 1)
     cluster.machine(1)
-    cluster.note_room(None)
+    monkeypatch.setattr(cluster, "_had_room", {None})
     cluster.machine(1)
     assert waits == [FREE_SECONDS, cluster.AGAIN_SECONDS] and waits[0] < waits[1]
 

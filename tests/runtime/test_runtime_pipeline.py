@@ -18,8 +18,8 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import held, is_held
 from trinity_core.runtime import driver, pipeline
+from trinity_core.runtime.audit import runs_in
 from trinity_core.runtime.configuration import start_from
-from trinity_core.runtime.find_stores import runs_in
 from trinity_core.runtime.frontend import Frontend
 from trinity_core.runtime.made_from import USUAL, differences, made_from
 from trinity_core.runtime.nodes import software
@@ -307,30 +307,16 @@ def test_changed_data_plugins_and_sync_of_a_finished_stage_are_named(
     assert "seed" in caplog.text
 
 
-@pytest.mark.parametrize("recorded", ["now", "earlier"])
 @pytest.mark.parametrize("absolute_first", [True, False])
 def test_a_stage_is_done_however_its_paths_are_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    absolute_first: bool,
-    recorded: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, absolute_first: bool
 ) -> None:
-    """Earlier versions recorded one digest of each section, of the paths as they were written."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "train.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
     spellings = [f"buffer.explorer_input.taskset.path={path}" for path in (tmp_path / "rows", "rows")]
     before, now = spellings if absolute_first else reversed(spellings)
     summaries = run_all(tmp_path, before)
-    if recorded == "earlier":
-        for part, summary in zip(loaded(tmp_path), summaries, strict=True):
-            made = summary["made_from"]
-            del made["keys"]
-            for kind in ("settings", "inputs"):
-                firsts = {key: value if isinstance(value, str) else value[0] for key, value in made[kind].items()}
-                made[kind] = firsts
-            write_summary(part, summary)
     assert finished(loaded(tmp_path, now)) == summaries
     assert [record for record in caplog.records if record.name == pipeline.log.name] == []
 
@@ -357,11 +343,11 @@ def test_a_setting_that_an_update_adds_leaves_a_stage_done() -> None:
     config = Config().with_values({"explorer.runner_per_model": 3})
     now = made_from(config)
     older = json.loads(json.dumps(now))
-    older["settings"] = {name: ["other"] for name in older["settings"]}
-    del older["keys"]["explorer.max_timeout"], older["keys"]["trainer.grad_clip"]
-    older["keys"]["model.temperature"] = ["of an older default", USUAL]
+    settings = older["settings"]
+    del settings["explorer.max_timeout"], settings["trainer.grad_clip"]
+    settings["model.temperature"] = ["of an older default", USUAL]
     assert differences(older, now, "settings") == []
-    del older["keys"]["explorer.runner_per_model"]
+    del settings["explorer.runner_per_model"]
     assert differences(older, now, "settings") == ["explorer.runner_per_model"]
     changed = made_from(config.with_values({"model.temperature": 0.5}))
     assert differences(now, changed, "settings") == ["model.temperature"] == differences(changed, now, "settings")

@@ -12,7 +12,7 @@ from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.runlock import release
-from trinity_core.runtime.shared_settings import check_shared_settings
+from trinity_core.runtime.made_from import check_shared_settings
 from trinity_core.runtime.stage import lock_names, lock_run
 
 Make = Callable[..., Config]

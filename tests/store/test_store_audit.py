@@ -11,7 +11,6 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-import typer
 from commands import called
 from raising import raising
 from sqlalchemy import NullPool, create_engine, inspect
@@ -19,7 +18,7 @@ from store_helpers import make_rows
 
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.resume import update_meta
-from trinity_core.cli import audit, main
+from trinity_core.cli import main
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import hold, release
@@ -390,18 +389,6 @@ def test_a_pipelines_folder_means_its_stages(run_in_a_file: Run, tmp_path: Path)
     assert list(audit_runs(tmp_path / "project/pipe")) == ["pipe_rft_20260102030405"]
     with raising(DataError, key=str(tmp_path)):
         audit_runs(tmp_path)
-
-
-def test_pipeline_with_an_empty_store_of_its_own_means_its_stages(tmp_path: Path) -> None:
-    """The first evaluation of an older release left one in the pipeline's folder."""
-    pipeline = Run(tmp_path / "project/pipe")
-    with pytest.raises(typer.Exit):
-        audit(pipeline.layout.root)  # no task has been drawn: that is no proof
-    assert not audit_json(audit_runs(pipeline.layout.root))["clean"]
-    Run(tmp_path / "project/pipe_rft").explore(1, 0)
-    (pipeline.layout.root / "summary.json").write_text(json.dumps({"steps": {"sft": 2, "rft": 3}}))
-    assert list(audit_runs(pipeline.layout.root)) == ["pipe_rft"]
-    audit(pipeline.layout.root)
 
 
 def test_a_configured_pipeline_is_audited_by_its_stages(postgresql_url: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from ports import free_port
 
-from studio.access import TOKEN_VARIABLE
+from studio.settings import TOKEN_VARIABLE
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from studio.checked_draft import by_field, by_section, checked
-from studio.config_draft import ConfigDraft, changed, yaml_files
+from studio.config_draft import ConfigDraft, by_field, by_section, changed, checked, yaml_files
 from studio.form import BEGINNER, form_fields, in_sections, matching
 from studio.recipes import recipes
 from trinity_core.config import config_from_text

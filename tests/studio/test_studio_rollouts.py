@@ -9,9 +9,9 @@ import httpx
 from browser import opened
 from studio_served import Served, serve
 
+from trinity_core.addresses import rollouts_page
 from trinity_core.files import write_json
 from trinity_core.layout import JobLayout
-from trinity_core.page_notes import rollouts_page
 from trinity_core.store.store import ExperienceStore
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.view.viewed_run import RunFolders

@@ -11,11 +11,11 @@ import pytest
 from mlflow_store import mlflow_client
 from raising import raising
 
+from trinity_core.addresses import page_note
 from trinity_core.config import config_from_dict, public_dict
 from trinity_core.config.secrets import MASK
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
-from trinity_core.page_notes import page_note
 from trinity_core.runtime.nodes import software
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import Stage

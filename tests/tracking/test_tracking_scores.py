@@ -20,8 +20,8 @@ from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
-from trinity_core.runtime import evaluation
-from trinity_core.runtime.evaluation import unscored_steps
+from trinity_core.runtime import summary
+from trinity_core.runtime.summary import unscored_steps
 from trinity_core.tracking.forwarder import Forwarder
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.scores import (
@@ -261,9 +261,9 @@ def checkpoints(folder: Path) -> Path:
 def test_bench_scores_the_latest_or_every_checkpoint(folder: Path, latest: bool, steps: list[int]) -> None:
     config = config_of(folder, "mode=bench", f"explorer.bench_on_latest_checkpoint={latest}")
     session = SimpleNamespace(config=config)
-    assert evaluation.unscored_result(session) == steps  # type: ignore[arg-type]
+    assert summary.unscored_result(session) == steps  # type: ignore[arg-type]
     shutil.rmtree(config.job_dir)
-    assert evaluation.unscored_result(session) == [0]  # type: ignore[arg-type]
+    assert summary.unscored_result(session) == [0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("which", "steps"), [("latest", [2]), ("missing", [1, 2]), ("all", [1, 2])])
@@ -285,7 +285,7 @@ def test_checkpoints_that_training_removes_meanwhile_are_passed_over(folder: Pat
     attempt: Any = SimpleNamespace(config=config_of(folder), huggingface_folder=converted, score=scored.__setitem__)
     steps = unscored_steps(attempt.config, "missing")
     shutil.rmtree(JobLayout(checkpoints).step(1))
-    evaluation.score_steps(attempt, steps)
+    summary.score_steps(attempt, steps)
     assert scored == {3: folder / "3"}
     with raising(TrinityError, key="trainer.max_checkpoints_to_keep"):
-        evaluation.score_steps(attempt, [1])
+        summary.score_steps(attempt, [1])

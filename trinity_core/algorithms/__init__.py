@@ -24,7 +24,6 @@ from trinity_core.algorithms.objective import Objective, Weights
 from trinity_core.algorithms.value import value_loss, value_tokens
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, register_algorithm
 from trinity_core.errors import InputError
-from trinity_core.registry import register
 
 if TYPE_CHECKING:
     from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
@@ -58,7 +57,6 @@ __all__ = [
     "measure_gap",
     "overlong_penalty",
     "policy_loss",
-    "register",
     "register_algorithm",
     "token_logprobs_and_entropy",
     "value_loss",

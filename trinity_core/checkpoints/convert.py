@@ -38,8 +38,8 @@ from trinity_core.files import (
     write_atomically,
     write_json,
 )
-from trinity_core.imports import OWN_ATTENTION, lean_transformers
 from trinity_core.layout import ABANDONED, ADAPTER, MANIFEST, JobLayout, step_of
+from trinity_core.lazy import OWN_ATTENTION, lean_transformers
 from trinity_core.weights_digest import model_folder, weight_files
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _merged(
     if began and from_record(Beginning, began, state).differs(Beginning.of(base)):
         raise DataError(
             f"the adapter in {actor} belongs to {began['model']} as it was when the run began, and {base} is another "
-            "model or has been written again since; name the folder of its base with --base-model-dir"
+            "model or has been rewritten since; name the folder of its base with --base-model-dir"
         )
     folder = model_folder(base)
     files = weight_files(folder) if folder is not None else []

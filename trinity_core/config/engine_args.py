@@ -52,20 +52,11 @@ OWN = {
     "kv_cache_memory_bytes": "explorer.rollout_model.kv_cache_gib",
     "enable_sleep_mode": "cluster.colocate",
     "weight_transfer_config": "synchronizer.sync_method",
+    "enable_lora": "model.lora_configs",
+    "pipeline_parallel_size": "explorer.rollout_model.tensor_parallel_size",
+    "data_parallel_size": "explorer.rollout_model.engine_num",
 }
 """Arguments that are set through settings of other names."""
-REASONS = {
-    "logprobs_mode": "the trainer's log-probs are those of the temperature, and so must the engine's be.",
-    "skip_tokenizer_init": "engines see token ids alone; texts are decoded once, by the explorer.",
-    "worker_extension_cls": "it is how weights reach the engine.",
-    "enable_lora": "it follows from model.lora_configs.",
-    "load_format": "weights come from the model's folder, and then from the trainer.",
-    "cpu_offload_gb": "weights that are not on the GPU cannot be replaced by those of the trainer.",
-    "distributed_executor_backend": "it follows from tensor_parallel_size.",
-    "pipeline_parallel_size": "an engine is on one node; use tensor_parallel_size.",
-    "data_parallel_size": "use engine_num: the explorer balances its requests over the engines.",
-    "logits_processors": "they change the distribution, which the trainer does not see.",
-}
 
 
 def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Iterator[tuple[str, Code, str, str]]:
@@ -77,8 +68,6 @@ def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Ite
         known = SAFE.get(name)
         if name in own or name in OWN:
             yield name, "conflict", f"has its own key: {OWN.get(name, f'explorer.rollout_model.{name}')}.", ""
-        elif name in REASONS:
-            yield name, "unsupported-key", f"cannot be given: {REASONS[name]}", ""
         elif known is None:
             message = f"is not among the arguments that leave rollouts right: {', '.join(SAFE)}."
             yield name, "unknown-key", message, closest(name, SAFE)

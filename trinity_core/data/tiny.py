@@ -18,7 +18,7 @@ from typing import Any
 
 from trinity_core.errors import DataError
 from trinity_core.files import clear_errors
-from trinity_core.imports import lean_imports
+from trinity_core.lazy import lean_imports
 
 Row = dict[str, Any]
 INITIALIZER_RANGE = 0.08

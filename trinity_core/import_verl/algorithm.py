@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from trinity_core.config.foreign.run_keys import NOT_CLIPPED, NOT_CORRECTED, bound
-from trinity_core.import_verl.async_run import bypasses_async
 from trinity_core.import_verl.draft import Draft
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -171,7 +170,7 @@ def _correction(draft: Draft, loss: str, interval: int) -> None:
     for name, reason in NOT_CORRECTED.items():
         if draft.get(f"{section}.{name}"):
             draft.leave(f"{section}.{name}", reason.rstrip("."))
-    bypass = _bypasses(draft) or bypasses_async(draft)
+    bypass = _bypasses(draft)
     if bypass and draft.get(f"{section}.loss_type", "ppo_clip") != "ppo_clip":
         draft.leave(f"{section}.loss_type", NOT_CLIPPED.rstrip("."))
     new, old = f"{section}.rollout_is", "algorithm.rollout_is_level"
@@ -206,4 +205,9 @@ def _bypasses(draft: Draft) -> str:
     """Return the key that makes the rollouts' log-probs the old ones, or ""."""
     section = "algorithm.rollout_correction"
     key, asked = draft.first((f"{section}.bypass_mode", f"{section}.bypass_old_logprob_for_rollout"))
-    return key if asked is True else ""
+    computed = draft.get("async_training.compute_prox_log_prob", False)
+    own = draft.get("async_training.use_rollout_log_probs", True)
+    if asked is True:
+        return key
+    is_async = draft.verl.is_fully_async and own and not computed
+    return draft.origin("async_training.use_rollout_log_probs") if is_async else ""

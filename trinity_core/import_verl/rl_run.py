@@ -5,16 +5,11 @@ Follows the guide "align with veRL": a veRL mini-batch is a batch here, and a ve
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.import_verl.algorithm import write_algorithm
-from trinity_core.import_verl.async_run import (
-    has_rollout_gpus,
-    is_fully_async,
-    write_async_batches,
-    write_rollout_gpus,
-)
 from trinity_core.import_verl.draft import Draft, Written, whole
 from trinity_core.import_verl.run_keys import DEFAULTS, ENGINE, ROLLOUT
 from trinity_core.import_verl.tasks import write_filter, write_tasks
@@ -23,6 +18,9 @@ _ACTOR = "actor_rollout_ref.actor"
 PER_STEP = ("trainer.total_training_steps", "trainer.critic_warmup", f"{_ACTOR}.optim.lr_warmup_steps")
 """Keys that count veRL's trainer steps: of `data.train_batch_size` tasks or, if fully asynchronous, of
 `require_batches` mini-batches."""
+_ASYNC, _MINI = "async_training", f"{_ACTOR}.ppo_mini_batch_size"
+_IGNORED = ("checkpoint_engine", "use_trainer_do_validate")
+GPUS_OF_A_NODE = 8
 SHARED = 0.6
 """`gpu_memory_utilization` at which engine and trainer may share the only GPU."""
 
@@ -53,11 +51,11 @@ def gpu_layout(total: int, tensor_parallel: int, reward_model: bool) -> GpuLayou
 
 def write_reinforced(draft: Draft) -> None:
     rollouts = whole(draft, f"{ROLLOUT}.n", 1)
-    interval = (write_async_batches if is_fully_async(draft) else _batches)(draft, rollouts)
+    interval = (_async_batches if draft.verl.is_fully_async else _batches)(draft, rollouts)
     if not write_algorithm(draft, rollouts, interval):
         draft.used |= {key for key in draft.verl.values if key.startswith("critic.")}
     write_adapter(draft, "actor_rollout_ref.model")
-    steps = whole(draft, "async_training.require_batches", 1) if is_fully_async(draft) else interval
+    steps = whole(draft, "async_training.require_batches", 1) if draft.verl.is_fully_async else interval
     draft.rows(DEFAULTS[""], steps, PER_STEP)
     _truncation(draft)
     write_tasks(draft, draft.get("data.max_response_length", 512))
@@ -122,9 +120,48 @@ def _batches(draft: Draft, rollouts: int) -> int:
     draft.put("buffer.batch_size", mini, draft.origin(f"{_ACTOR}.ppo_mini_batch_size"))
     draft.put("buffer.train_batch_size", mini * rollouts, f"ppo_mini_batch_size * rollout.n = {mini} * {rollouts}")
     draft.put("synchronizer.sync_style", "fixed", "as veRL: explore, then train")
-    ahead = has_rollout_gpus(draft)
+    ahead = draft.verl.has_rollout_gpus
     draft.put("synchronizer.sync_offset", interval if ahead else 0, "one step of veRL ahead" if ahead else "")
     draft.put("synchronizer.sync_interval", interval, f"data.train_batch_size / ppo_mini_batch_size = {tasks} / {mini}")
+    return interval
+
+
+def _async_batches(draft: Draft, rollouts: int) -> int:
+    """Write batch sizes and weight sync; return the gradient steps between two syncs.
+
+    A batch is one of veRL's mini-batches. A row sampled with version v may be trained on until the next sync; if
+    rollouts run ahead by `staleness_threshold`, later by that share of the steps between two syncs.
+    """
+    mini = whole(draft, _MINI, 256)
+    trigger, batches = (whole(draft, f"{_ASYNC}.{name}", usual) for name, usual in (
+        ("trigger_parameter_sync_step", 4), ("require_batches", 1)
+    ))  # fmt: skip
+    threshold, partial = draft.get(f"{_ASYNC}.staleness_threshold", 0.1), draft.get(f"{_ASYNC}.partial_rollout", True)
+    interval = trigger * batches
+    draft.put("buffer.batch_size", mini, draft.origin(_MINI))
+    draft.put("buffer.train_batch_size", mini * rollouts, f"ppo_mini_batch_size * rollout.n = {mini} * {rollouts}")
+    draft.put("synchronizer.sync_interval", interval, "trigger_parameter_sync_step * require_batches")
+    origin = draft.origin(f"{_ASYNC}.staleness_threshold")
+    if threshold:
+        draft.put("synchronizer.sync_style", "trainer_driven", origin)
+        ahead = math.ceil(float(threshold) * interval)
+        draft.put("synchronizer.max_staleness", interval - 1 + ahead, f"{origin}: {ahead} of {interval} steps ahead")
+        draft.put("synchronizer.sync_in_flight", bool(partial), draft.origin(f"{_ASYNC}.partial_rollout"))
+    else:
+        draft.put("synchronizer.sync_style", "fixed", origin)
+        draft.put("synchronizer.sync_offset", 0, "")
+    if (samples := draft.get("rollout.total_rollout_steps")) is not None:
+        total = max(whole(draft, "rollout.total_rollout_steps", 1) // mini, 1)
+        draft.put(
+            "buffer.total_steps", total, f"rollout.total_rollout_steps / ppo_mini_batch_size = {samples} / {mini}"
+        )
+    draft.put(
+        "explorer.eval_interval", whole(draft, "rollout.test_freq", 1) * interval, "rollout.test_freq * sync_interval"
+    )
+    ignored = {"data.train_batch_size", "data.gen_batch_size", "trainer.test_freq", "rollout.n", "rollout.total_epochs"}
+    draft.used |= ignored | {
+        key for key in draft.verl.values if key.startswith(tuple(f"{_ASYNC}.{n}" for n in _IGNORED))
+    }
     return interval
 
 
@@ -138,8 +175,8 @@ def _truncation(draft: Draft) -> None:
 def _gpus(draft: Draft) -> None:
     size = whole(draft, f"{ROLLOUT}.tensor_model_parallel_size", 2)
     rewarding = bool(draft.get("reward_model.enable", False))
-    if has_rollout_gpus(draft) and not rewarding:
-        write_rollout_gpus(draft, size)
+    if draft.verl.has_rollout_gpus and not rewarding:
+        _rollout_gpus(draft, size)
         return
     nodes, gpus = whole(draft, "trainer.nnodes", 1), whole(draft, "trainer.n_gpus_per_node", 8)
     layout = gpu_layout(nodes * gpus, size, rewarding)
@@ -167,6 +204,21 @@ def _gpus(draft: Draft) -> None:
             "tensor_parallel_size": Written(1, ""),
         }
         draft.tree.setdefault("explorer", {})["auxiliary_models"] = [model]
+
+
+def _rollout_gpus(draft: Draft, size: int) -> None:
+    """Write nodes and engines if `rollout` and `trainer` have separate GPUs. `size`: GPUs per engine."""
+    of = {part: [whole(draft, f"{part}.{name}", usual) for name, usual in (("nnodes", 1), ("n_gpus_per_node", 8))]
+          for part in ("trainer", "rollout")}  # fmt: skip
+    (nodes, gpus), (rollout_nodes, rollout_gpus) = of["trainer"], of["rollout"]
+    shared = nodes == rollout_nodes and gpus + rollout_gpus <= GPUS_OF_A_NODE
+    nodes, gpus = (nodes, gpus + rollout_gpus) if shared else (nodes + rollout_nodes, max(gpus, rollout_gpus))
+    draft.put("cluster.node_num", nodes, "trainer.nnodes and rollout.nnodes")
+    draft.put("cluster.gpu_per_node", gpus, "trainer.n_gpus_per_node and rollout.n_gpus_per_node")
+    if nodes > 1:
+        draft.put("cluster.ray_address", "auto", "the cluster that veRL is started on")
+    draft.put(f"{ENGINE}.engine_num", max(rollout_nodes * rollout_gpus // size, 1), "the GPUs of rollout")
+    draft.put(f"{ENGINE}.tensor_parallel_size", size, draft.origin(f"{ROLLOUT}.tensor_model_parallel_size"))
 
 
 def _micro_batches(draft: Draft) -> None:

@@ -53,6 +53,16 @@ class VerlSettings:
         """True for supervised fine-tuning, which has other keys."""
         return "sft" in self.program.rpartition(".")[2] or "model.partial_pretrain" in self.values
 
+    @property
+    def is_fully_async(self) -> bool:
+        """True if the trainer takes batches as they arrive (veRL's docs/advance/fully_async.md)."""
+        return "fully_async" in self.program
+
+    @property
+    def has_rollout_gpus(self) -> bool:
+        """True if rollouts have separate GPUs; `one_step_off`: veRL's docs/advance/one_step_off.md."""
+        return self.is_fully_async or "one_step_off" in self.program
+
 
 def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
     """Read the settings from a shell script or a YAML file.

@@ -21,12 +21,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.imports import COMPILER, lean_imports
 from trinity_core.inference import vllm_types
 from trinity_core.inference.engine import Engine
 from trinity_core.inference.requests import EngineLost, Request, Sample, SampleBatch, WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import check_there, digests_before_packing
+from trinity_core.lazy import COMPILER, lean_imports
 from trinity_core.threads import DaemonThreads
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from trinity_core.config.number_formats import dtype_of
+from trinity_core.config.training import dtype_of
 from trinity_core.data.formats import Message
 from trinity_core.data.tokenizer import load_tokenizer, model_file
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.imports import OWN_ATTENTION
 from trinity_core.inference.remote import answer
+from trinity_core.lazy import OWN_ATTENTION
 from trinity_core.tracking.logs import Logged, start_log
 
 if TYPE_CHECKING:

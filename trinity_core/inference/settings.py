@@ -10,9 +10,9 @@ from typing import Any
 from trinity_core.addresses import LOOPBACK, short_folder
 from trinity_core.config import AuxiliaryModelConfig, Config, LoraConfig, RolloutModelConfig
 from trinity_core.config.engine_args import SAFE, is_lossy
-from trinity_core.config.number_formats import DTYPE_BYTES, dtype_of
 from trinity_core.config.rules.algorithm import restricted_sampling, unreported_temperatures
 from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.config.training import DTYPE_BYTES, dtype_of
 from trinity_core.errors import TrinityError
 from trinity_core.files import expanded
 from trinity_core.inference.requests import Sampling

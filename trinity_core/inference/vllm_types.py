@@ -15,7 +15,6 @@ from trinity_core.compiler import prepare_to_compile
 from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
 from trinity_core.files import expanded
-from trinity_core.imports import OWN_ATTENTION
 from trinity_core.inference.requests import STOP_REASONS, Request, Sample, TopLogprobs
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
@@ -27,6 +26,7 @@ from trinity_core.inference.settings import (
     kv_bytes_per_token,
     latent_numbers,
 )
+from trinity_core.lazy import OWN_ATTENTION
 from trinity_core.processes import free_memory
 from trinity_core.weights_digest import model_folder
 

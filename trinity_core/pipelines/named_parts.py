@@ -41,7 +41,6 @@ T = TypeVar("T")
 
 EXPERIENCE_OPERATORS = "data_processor.experience_pipeline.operators"
 TASK_OPERATORS_KEY = "data_processor.task_pipeline.operators"
-BUILT_IN = "trinity_core.workflows."
 PURE_MODULES = (operators.__name__, shaping.__name__)
 """Modules of experience operators that depend only on their arguments."""
 
@@ -61,8 +60,8 @@ def require_names(config: Config) -> Config:
 def check_names(config: Config, report: Report) -> Config:
     """Return the configuration with typed arguments of workflows, rewards and operators.
 
-    Reports unknown names, unsuitable arguments, and judges and teachers that the run does not have; unused auxiliary
-    models become notices. Dotted paths are trusted (`missing_names` imports them).
+    Reports unknown names, unsuitable arguments, and judges and teachers that the run does not have. Dotted paths are
+    trusted (`missing_names` imports them).
     """
     typed = _typed(config, report, imports=False)
     if config.mode != "train":
@@ -71,7 +70,6 @@ def check_names(config: Config, report: Report) -> Config:
         faults += [_miscounted_turns(config, key, taskset) for key, taskset in training_tasksets(typed)]
         for fault in chain(*faults, _unread_rewards(config, tasksets), _absent_api(config, tasksets)):
             report.add(fault)
-        typed = typed.noting(_unasked_models(typed, tasksets))
     section = typed.data_processor
     for key, pipeline, runs in (
         (EXPERIENCE_OPERATORS, section.experience_pipeline, config.explores),
@@ -273,33 +271,6 @@ def _absent_models(config: Config, key: str, taskset: TasksetConfig) -> Iterator
         elif arguments.get("model") and arguments["model"] not in names:
             message = f"is the name of no auxiliary model; there is {', '.join(names)}."
             yield Finding(f"{key}.{args}.model", arguments["model"], "unknown-name", message)
-
-
-def _unasked_models(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
-    """Yield auxiliary models that engines load although nothing is known to use them."""
-    models, operators = config.explorer.auxiliary_models, config.data_processor.task_pipeline
-    is_served = any(model.enable_openai_api for model in models)
-    operated = operators is not None and uses_pipeline(config)
-    if not models or not config.uses_engines or is_served or operated or any(_may_ask(one) for _, one in tasksets):
-        return
-    message = (
-        "No workflow and no reward of this run asks these models, which are loaded all the same. Leave them out, or "
-        "name one that does, such as default_workflow_type math_rm_workflow or default_reward_fn_type llm_judge."
-    )
-    yield Finding("explorer.auxiliary_models", None, "no-effect", message, severity="notice")
-
-
-def _may_ask(taskset: TasksetConfig) -> bool:
-    """True if the workflow or the reward of a task set calls an auxiliary model, or is not built in."""
-    workflow = WORKFLOWS.get(taskset.default_workflow_type or "")
-    if not isinstance(workflow, type) or not workflow.__module__.startswith(BUILT_IN):
-        return True
-    reward = taskset.default_reward_fn_type or getattr(workflow, "default_reward", None)
-    asks = (
-        workflow.asks_models and not taskset.workflow_args.get("base_url"),
-        reward in MODEL_REWARDS and not taskset.reward_fn_args.get("base_url"),
-    )
-    return any(asks)
 
 
 def _absent_api(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]]) -> Iterator[Finding]:

@@ -13,10 +13,18 @@ from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.config.paths import actor_prefix, engine_name, trainer_name
 from trinity_core.errors import TrinityError, on_failure
 from trinity_core.runtime.cluster import Cluster
-from trinity_core.runtime.faults import POLL_SECONDS, ProcessLost, Stopped, get, result_of, results_of
-from trinity_core.runtime.heartbeat import SILENCE_SECONDS, within
+from trinity_core.runtime.faults import (
+    POLL_SECONDS,
+    SILENCE_SECONDS,
+    ProcessLost,
+    Stopped,
+    get,
+    result_of,
+    results_of,
+    within,
+)
+from trinity_core.runtime.frontend import ProgressReport
 from trinity_core.runtime.placement import Placement
-from trinity_core.runtime.progress import ProgressReport
 from trinity_core.runtime.ray_node import RayDied
 from trinity_core.tracking.logs import log_environment
 

@@ -1,4 +1,5 @@
-"""`trinity audit`: finds a run's store and checkpoints, and checks that they account for every task drawn."""
+"""Finds the experience store of a run, or of each stage of a pipeline; `trinity audit`, which checks that store and
+checkpoints account for every task drawn."""
 
 from __future__ import annotations
 
@@ -7,11 +8,85 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trinity_core.checkpoints.resume import whole_steps
+from trinity_core.config import Config, stages, store_url
+from trinity_core.config.paths import DATABASES
 from trinity_core.data.session_log import read_sessions
 from trinity_core.errors import DataError
+from trinity_core.files import read_json
 from trinity_core.layout import JobLayout
-from trinity_core.runtime.find_stores import open_store, stores_of
+from trinity_core.runtime.configuration import load_checked
 from trinity_core.store.audit import Audit, archived, judge, read
+from trinity_core.store.database import Database, is_of_one_machine, namespaces
+from trinity_core.store.run_store import read_identity
+from trinity_core.store.schema import tables
+
+
+def stores_of(
+    folder: Path, config: Path | None = None, overrides: Sequence[str] = (), url: str | None = None
+) -> dict[str, str]:
+    """Return folder name → store URL for the run in `folder`, or for the stages of the pipeline in it.
+
+    The store is `url`, else that in `config`, a YAML file (which may hold a password and names the stages), else the
+    SQLite file in the run's `buffer` folder.
+    """
+    if config is not None:
+        configured = _configured(folder, load_checked(config, overrides))
+        return {name: url or configured_url for name, configured_url in configured.items()}
+    if url is not None:
+        return {folder.name: url}
+    return {run.name: store for run in runs_in(folder) if (store := _sqlite(run)) is not None}
+
+
+def open_store(folder: Path, url: str) -> Database:
+    namespace = _namespace(folder, namespaces(url), url)
+    return Database(url, tables(namespace), namespace, read_only=True)
+
+
+def runs_in(folder: Path) -> Sequence[Path]:
+    """Return the folders of the stages of the pipeline in `folder`, next to it; without a pipeline `folder`."""
+    recorded = read_json(JobLayout(folder).stages) or {}
+    return [folder.with_name(name) for name in recorded.values()] or [folder]
+
+
+def _sqlite(folder: Path) -> str | None:
+    databases = [path for path in sorted((folder / "buffer").glob("*")) if path.suffix in DATABASES]
+    if len(databases) > 1:
+        names = ", ".join(path.name for path in databases)
+        raise DataError(f"{folder / 'buffer'} has several databases ({names}): say with --store which one is the run's")
+    return f"sqlite:///{databases[0].absolute()}" if databases else None
+
+
+def _configured(folder: Path, config: Config) -> dict[str, str]:
+    """Return name → store of the run in `folder`, or of each stage of its pipeline that has one, by the configuration.
+
+    The folder of a configuration without stages may have been moved or renamed.
+    """
+    stage_configs = stages(config)
+    runs = [stage for stage in stage_configs if stage.name == folder.name]
+    if not config.stages:
+        runs = [stage_configs[0].with_values({"name": folder.name})]
+    elif not runs:
+        own = [stage for stage in stage_configs if stage.algorithm_type.uses_rollouts and stage.mode != "bench"]
+        runs = [stage.with_values({"name": folder.name + stage.name.removeprefix(config.name)}) for stage in own]
+    place = {"checkpoint_root_dir": str(folder.parent.parent), "project": folder.parent.name}
+    placed = [run.with_values(place) for run in runs]
+    return {run.name: store_url(run) for run in placed if run.job_dir.is_dir()}
+
+
+def _namespace(folder: Path, known: Sequence[str], url: str) -> str:
+    """Return the run's namespace in a database, as its folder records it.
+
+    Older releases recorded nothing: there it is the folder's path, or the only namespace (the folder may have been
+    moved).
+    """
+    identity = read_identity(folder)
+    if identity is not None and identity.namespace in known:
+        return identity.namespace
+    mine = [] if identity else [name for name in known if name and Path(name).resolve() == folder]
+    if mine or (identity is None and len(known) == 1 and is_of_one_machine(url)):
+        return (mine or list(known))[0]
+    raise DataError(f"the database has no run of {folder}, but of {', '.join(known) or 'none'}")
+
 
 COUNTS = (
     "tasks_drawn", "experiences_produced", "trained", "dropped", "failed", "pending", "lost", "duplicated",

@@ -134,7 +134,8 @@ class Cluster:
                         log_to_driver=False,
                         logging_level=logging.ERROR,
                     )
-                    self.nodes = [machine_of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+                    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+                    self.nodes = [Machine(int(has.get("CPU", 1)), int(has.get("GPU", 0))) for has in resources]
                 else:
                     self._locks.take(self._gpus, wait=gpu_seconds())
                     with only(self._locks.names):
@@ -310,10 +311,6 @@ def machine(gpus: int | None) -> Machine:
     return Machine(cores(), 0 if gpus == 0 else wait_until_free(gpus, gpu_seconds()))
 
 
-def machine_of(resources: dict[str, float]) -> Machine:
-    return Machine(int(resources.get("CPU", 1)), int(resources.get("GPU", 0)))
-
-
 def placement_of(config: Config) -> Placement:
     """Place a run's processes on this machine, or on the Ray cluster that it joins."""
     cluster = config.cluster
@@ -338,7 +335,7 @@ def open_cluster(config: Config, gpu_per_node: int) -> Cluster:
     is not checked, because each stage calls this itself.
     """
     opened = wait_for_cluster(config.cluster.ray_address, lambda: _opened_with_room(config, gpu_per_node))
-    note_room(config.cluster.ray_address)
+    _had_room.add(config.cluster.ray_address)
     return opened
 
 
@@ -386,10 +383,6 @@ def _keeping_sigterm() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) is not handler:
             signal.signal(signal.SIGTERM, handler)
-
-
-def note_room(address: str | None) -> None:
-    _had_room.add(address)
 
 
 def gpu_seconds() -> float:

@@ -23,7 +23,6 @@ from trinity_core.runlock import PIPELINE, held
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.evaluation import score_steps, unscored_steps
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken
 from trinity_core.runtime.frontend import PLAIN, Frontend
 from trinity_core.runtime.pipeline import (
@@ -46,7 +45,7 @@ from trinity_core.runtime.stage import (
     resume,
     unlock_run,
 )
-from trinity_core.runtime.summary import summary_of_scores, summary_text, write_summary
+from trinity_core.runtime.summary import score_steps, summary_of_scores, summary_text, unscored_steps, write_summary
 from trinity_core.store.run_store import open_run_store
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from uuid import uuid4
 from trinity_core import __version__
 from trinity_core.config import Config
 from trinity_core.config.findings import ConfigError, Finding
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import TransientFault, TrinityError, on_failure
 from trinity_core.plugins import load_plugins, python_files
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster
 from trinity_core.runtime.faults import Stopped, is_cancelled
@@ -135,12 +135,9 @@ def reserve(cluster: Cluster, config: Config, placement: Placement) -> Placement
     places = bundles(config, placement)
     wanted = [{"GPU": gpus} if gpus else {"CPU": 0.001} for gpus in places.gpus]
     nodes = ReservedNodes(places, placement_group(wanted, strategy="STRICT_SPREAD"))
-    try:
+    with on_failure(nodes.release):
         _wait([nodes.group.ready()], cluster.check, PLACE_SECONDS, f"Ray has not reserved a node each for {wanted}")
         check_nodes(nodes, config, placement.gpu_per_node, cluster.check)
-    except BaseException:
-        nodes.release()
-        raise
     return replace(placement, nodes=nodes)
 
 

@@ -115,7 +115,8 @@ def place(config: Config, machine: Machine) -> Placement:
         raise TrinityError(
             f"cluster.colocate is for one GPU, and the run has {total} GPUs: leave it out.", key="cluster.colocate"
         )
-    in_turn = (is_in_turn(config) or colocated) and bool(engines) and trains
+    is_lockstep = config.is_synchronous and SyncSchedule.of(config).is_lockstep
+    in_turn = (is_lockstep or colocated) and bool(engines) and trains
     if not total:
         trainers = (config.trainer.worker_num or 1) if trains else 0
         engine_threads, trainer_threads = threads(machine.cpus, engines + others, trainers, in_turn)
@@ -156,11 +157,6 @@ def components_of(config: Config, placement: Placement) -> set[str]:
         "train": placement.trainers > 0,
     }
     return {name for name, needed in wanted.items() if needed}
-
-
-def is_in_turn(config: Config) -> bool:
-    """True if explorer and trainer wait for each other at every step."""
-    return config.is_synchronous and SyncSchedule.of(config).is_lockstep
 
 
 def threads(cpus: int, engines: int, trainers: int, in_turn: bool) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.config import source
 from trinity_core.config.yaml_text import dump
-from trinity_core.errors import InputError, TrinityError
+from trinity_core.errors import InputError, TrinityError, on_failure
 from trinity_core.files import expanded, write_atomically
 from trinity_core.runlock import RUN_TRAINS, held, is_held, lock_path
 from trinity_core.workflows.rewards.functions import PROMPT, Functions, accepted
@@ -129,18 +129,19 @@ def _refuse_in_progress(root: Path) -> None:
 def _written(files: Mapping[Path, bytes]) -> Iterator[None]:
     """Write the files; if the block raises, restore what an earlier call wrote."""
     before = {file: file.read_bytes() if file.exists() else None for file in files}
-    try:
-        for file, content in files.items():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, content)
-        yield
-    except BaseException:
+
+    def restore() -> None:
         for file, earlier in before.items():
             if earlier is None:
                 file.unlink(missing_ok=True)
             else:
                 write_atomically(file, earlier)
-        raise
+
+    with on_failure(restore):
+        for file, content in files.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, content)
+        yield
 
 
 def _configuration(

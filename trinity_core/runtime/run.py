@@ -13,11 +13,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.program import ending_on_sigterm, run_app
-from trinity_core.runtime.evaluation import score_steps, unscored_result
 from trinity_core.runtime.frontend import PLAIN, Frontend
 from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
 from trinity_core.runtime.stage import Stage
-from trinity_core.runtime.summary import publish
+from trinity_core.runtime.summary import publish, score_steps, unscored_result
 
 if TYPE_CHECKING:
     from trinity_core.rollout.explorer import Explorer

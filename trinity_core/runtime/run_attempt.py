@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,11 +18,19 @@ from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.errors import on_failure
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
-from trinity_core.runtime.faults import CANCEL_TOKEN, Stopped, first_error_stays, result_of
-from trinity_core.runtime.heartbeat import answering, explorer_starts, starting, withdraw
+from trinity_core.runtime.faults import (
+    CANCEL_TOKEN,
+    Stopped,
+    answering,
+    explorer_starts,
+    first_error_stays,
+    result_of,
+    starting,
+    withdraw,
+)
+from trinity_core.runtime.frontend import ActorWaits, ProgressReport
 from trinity_core.runtime.nodes import reserve
 from trinity_core.runtime.placement import components_of
-from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.runtime.stage import Stage, unlock_run
 from trinity_core.runtime.tracking_thread import TrackingThread
 from trinity_core.runtime.trainers import Trainers
@@ -37,11 +46,8 @@ def open_attempt(stage: Stage) -> RunAttempt:
     components = components_of(stage.config, stage.placement)
     with on_failure(lambda: withdraw(stage.config, sys.exception(), components)):
         cluster = open_cluster(stage.config, stage.placement.gpu_per_node)
-        try:
+        with on_failure(partial(close_cluster, cluster)):
             stage = replace(stage, placement=reserve(cluster, stage.config, stage.placement))
-        except BaseException:
-            close_cluster(cluster)
-            raise
         attempt = RunAttempt(stage, cluster).start()
     log.info(
         "Ray is up: %s engine(s), %s trainer worker(s), %s GPU(s) per node",

@@ -32,11 +32,10 @@ from trinity_core.runlock import LINGER_SECONDS, PIPELINE, RUN_TRAINS, TRAINER_P
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
-from trinity_core.runtime.heartbeat import withdraw
-from trinity_core.runtime.made_from import made_from
+from trinity_core.runtime.faults import withdraw
+from trinity_core.runtime.made_from import check_shared_settings, made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, runners, sync_method
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
-from trinity_core.runtime.shared_settings import check_shared_settings
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.sync.versions import run_versions
 from trinity_core.tracking.metrics_file import rewind
@@ -75,7 +74,7 @@ class Stage:
     """The checkpoint that the run resumes from; 0 for a new run."""
     warnings: tuple[str, ...] = ()
     """Warnings before the stage starts, such as settings without effect."""
-    made_from: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    made_from: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
     """`made_from` of the configuration as loaded; in `config`, sync method and data are those actually used."""
 
 

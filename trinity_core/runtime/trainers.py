@@ -13,9 +13,8 @@ from trinity_core.config.paths import trainer_name
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.actors import SAVE_SECONDS, Actors, connect_trainers, run_until_done
-from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
-from trinity_core.runtime.heartbeat import answering, starting
-from trinity_core.runtime.progress import ActorWaits, ProgressReport
+from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, answering, get, result_of, starting
+from trinity_core.runtime.frontend import ActorWaits, ProgressReport
 
 log = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from trinity_core.addresses import own_address, reserve_port
-from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.paths import engine_name
 from trinity_core.config.sync_schedule import SyncSchedule
+from trinity_core.config.training import dtype_of
 from trinity_core.errors import TransientFault, on_failure
 from trinity_core.sync.memory import MemoryVersions, memory_root
 from trinity_core.sync.tensorfile import TensorDigest, TensorSpec, digest, spec_of

@@ -13,9 +13,9 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinity_core.addresses import read_page_note, studio_links
 from trinity_core.data.files import data_files, is_local
 from trinity_core.errors import DataError
-from trinity_core.page_notes import read_page_note, studio_links
 from trinity_core.tracking.scores import data_digest
 from trinity_core.tracking.writers import flatten
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from trinity_core.addresses import mlflow_address
 from trinity_core.config.secrets import without_password
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import networked, read_json, write_json
-from trinity_core.page_notes import mlflow_address
 from trinity_core.runlock import one_at_a_time
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.mlflow_facts import (

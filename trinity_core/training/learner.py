@@ -24,10 +24,9 @@ from trinity_core.algorithms import AGGREGATIONS, MetricAccumulator
 from trinity_core.algorithms.objective import Objective
 from trinity_core.algorithms.value import value_tokens
 from trinity_core.checkpoints.beginning import model_name
-from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.resolve import sampling_temperature
 from trinity_core.config.schema import Config, ModelConfig
-from trinity_core.config.training import CriticSettings, TrainSettings, train_settings
+from trinity_core.config.training import CriticSettings, TrainSettings, dtype_of, train_settings
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.processes import freeing_at_once

@@ -16,7 +16,7 @@ from torch.nn.functional import linear, log_softmax, nll_loss
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
-from trinity_core.imports import OWN_ATTENTION
+from trinity_core.lazy import OWN_ATTENTION
 from trinity_core.training.distributed import SequenceGroup
 from trinity_core.training.micro import LARGEST_MASK, Micro, build_micro
 from trinity_core.training.packing import ATTENTION, Packed, attention

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from trinity_core.checkpoints.adapters import B, is_adapter, plain_name
-from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.schema import Config
 from trinity_core.config.sync_schedule import SyncSchedule
+from trinity_core.config.training import dtype_of
 from trinity_core.data.experience import Experience
 from trinity_core.files import write_atomically
 from trinity_core.sync.tensorfile import TensorDigest, TensorSpec, digest, spec_of

@@ -23,8 +23,8 @@ from trinity_core.checkpoints.beginning import model_name
 from trinity_core.checkpoints.resume import read_meta, update_meta
 from trinity_core.config import to_dict
 from trinity_core.config.engine_args import is_lossy
-from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.schema import Config
+from trinity_core.config.training import dtype_of
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.plugins import load_plugins

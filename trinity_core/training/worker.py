@@ -18,7 +18,7 @@ from trinity_core.addresses import LOOPBACK
 from trinity_core.config.paths import trainer_name
 from trinity_core.config.schema import Config
 from trinity_core.errors import on_failure
-from trinity_core.imports import lean_imports
+from trinity_core.lazy import lean_imports
 from trinity_core.runlock import LINGER_SECONDS, TRAINER_PROCESS, hold, release
 from trinity_core.tracking.logs import Logged, log_environment, move_log, start_log
 from trinity_core.training.distributed import meeting_point

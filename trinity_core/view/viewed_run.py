@@ -20,8 +20,8 @@ from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, InputError
 from trinity_core.layout import JobLayout
+from trinity_core.runtime.audit import open_store, runs_in, stores_of
 from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.find_stores import open_store, runs_in, stores_of
 from trinity_core.store.database import Database
 from trinity_core.store.schema import Tables
 from trinity_core.tracking.rollouts import rollouts_dir

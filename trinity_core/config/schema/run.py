@@ -181,12 +181,6 @@ class Config(Section):
         config._of_stage = of_stage or {}
         return config
 
-    def noting(self, notices: Iterable[Finding]) -> Config:
-        """Return a copy with further notices."""
-        config = self.model_copy()
-        config._notices = (*self._notices, *notices)
-        return config
-
     @property
     def job_dir(self) -> Path:
         """The run's own folder, absolute."""

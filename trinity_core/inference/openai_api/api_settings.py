@@ -8,8 +8,8 @@ from typing import Any
 
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config import Config, RolloutModelConfig
-from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.paths import api_address_file
+from trinity_core.config.training import dtype_of
 from trinity_core.data.session_log import SessionLog, read_endings, session_log_path
 from trinity_core.data.task_queue import queue_of
 from trinity_core.data.tokenizer import configured_chat_template

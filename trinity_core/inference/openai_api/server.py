@@ -21,11 +21,11 @@ from trinity_core.addresses import LOOPBACK, holder_of, in_words, outward_addres
 from trinity_core.data.session_log import SessionLog
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.imports import lean_imports
 from trinity_core.inference.openai_api.recorded_session import RecordedSession
 from trinity_core.inference.openai_api.served_sessions import ServedSessions
 from trinity_core.inference.openai_api.session_auth import PREFIX, SessionAuth
 from trinity_core.inference.pool import EnginePool
+from trinity_core.lazy import lean_imports
 from trinity_core.threads import DaemonThreads
 from trinity_core.waits import poll_async
 

@@ -1,6 +1,6 @@
 """The task pipeline: operators on rows before a run. Importing this package registers the built-in ones."""
 
-from trinity_core.pipelines.tasks import asking, data_juicer_operator, filters
+from trinity_core.pipelines.tasks import asking, filters
 from trinity_core.pipelines.tasks.curation import (
     CuratedDataset,
     TaskPipeline,
@@ -21,7 +21,6 @@ __all__ = [
     "asking",
     "curate",
     "curated_tasks",
-    "data_juicer_operator",
     "filters",
     "with_curated_tasks",
 ]

@@ -16,9 +16,9 @@ from typing import Any
 from trinity_core.addresses import holder_of, in_words, is_orphan
 from trinity_core.config import Config, notices, stages
 from trinity_core.config.findings import ConfigError, Finding, Report, Severity
-from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.paths import explored_file, operator_input_file, output_root, uses_pipeline
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
+from trinity_core.config.training import dtype_of
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import TransientFault, TrinityError
@@ -28,6 +28,7 @@ from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, place, weakest
 from trinity_core.runtime.preflight.first_rows import long_prompts, unusable_data
+from trinity_core.runtime.preflight.model_shape import Need, least, size, total
 from trinity_core.runtime.preflight.models import (
     doubtful_template,
     missing_folders,
@@ -38,7 +39,6 @@ from trinity_core.runtime.preflight.models import (
     unfit_policy,
     unknown_parser,
 )
-from trinity_core.runtime.preflight.needs import Need, least, size, total
 from trinity_core.runtime.preflight.resource_estimate import (
     ENGINE,
     REWARDS,
@@ -58,18 +58,6 @@ WRITER_BYTES = 256 << 20
 ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
 
 
-def unready(config: Config, is_first: bool = True) -> Iterator[Finding]:
-    """Yield problems that prevent a run (a configuration without stages) from starting on this machine.
-
-    `is_first` is False for a stage that starts from the previous stage's weights. If the run joins a Ray cluster
-    (`cluster.ray_address`), only its folder is checked: once nodes are reserved, they check models, names and room
-    (`unready_node`), and open data and ports.
-    """
-    yield from _errors(_opened(config, is_first, _encoder(config)))
-    if not config.cluster.ray_address:
-        yield from oversized(config)
-
-
 def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding]] | None = None) -> None:
     """Report problems that prevent a run from starting, with file and line. Other findings of `trinity validate` go
     into `remarks`, by the run's name."""
@@ -81,7 +69,9 @@ def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding
         findings += oversized(config)
     report.extend(_errors(findings))
     if remarks is not None and not report.problems:
-        findings += [*doubtful_template(config, encoder), *small_shared_memory(config)]
+        findings += doubtful_template(config, encoder)
+        if notice := shared_memory_notice(config):
+            findings.append(Finding("", None, "unavailable", notice, severity="notice"))
         remarks[config.name] = [finding for finding in findings if finding.severity != "error"]
 
 
@@ -100,10 +90,15 @@ def load_ready(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     return load_checked(path, overrides, check_opened)
 
 
-def require_ready(config: Config, is_first: bool = True) -> None:
-    """Raise ConfigError if something prevents the run from starting, TransientFault if all problems may resolve
-    themselves."""
-    problems = list(unready(config, is_first))
+def require_ready(config: Config) -> None:
+    """Raise ConfigError if something prevents a run (a configuration without stages) from starting on this machine,
+    TransientFault if all problems may resolve themselves.
+
+    If the run joins a Ray cluster (`cluster.ray_address`), only its folder is checked: once nodes are reserved, they
+    check models, names and room (`unready_node`), and open data and ports.
+    """
+    oversize = () if config.cluster.ray_address else oversized(config)
+    problems = [*_errors(_opened(config, True, _encoder(config))), *oversize]
     if not problems:
         return
     if all(problem.code == "busy" for problem in problems):
@@ -369,11 +364,6 @@ def shared_memory_notice(config: Config) -> str:
         return ""
     (stage,) = plans_of(config)
     return shared_memory_shortage(stage, room_for(config.job_dir))
-
-
-def small_shared_memory(config: Config) -> Iterator[Finding]:
-    if notice := shared_memory_notice(config):
-        yield Finding("", None, "unavailable", notice, severity="notice")
 
 
 def shared_memory_shortage(stage: StagePlan, room: Room) -> str:

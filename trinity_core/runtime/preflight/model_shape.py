@@ -1,10 +1,10 @@
-"""The shape of a Hugging Face model, read from its files, on which memory and compute depend."""
+"""The shape of a Hugging Face model, read from its files, on which memory and compute depend; and what a part needs."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,40 @@ from trinity_core.data.files import looks_local
 from trinity_core.errors import DataError
 from trinity_core.inference.settings import head_channels, latent_numbers
 from trinity_core.weights_digest import model_folder, safetensors_header
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One item of memory or disk."""
+
+    what: str
+    bytes: int
+    why: str
+    """How the number is computed, such as `33,571,328 parameters × 4 bytes`."""
+    spared: bool = False
+    """True for memory that is used only if it is free."""
+
+
+def total(needs: Iterable[Need]) -> int:
+    return sum(need.bytes for need in needs)
+
+
+def least(needs: Iterable[Need]) -> int:
+    """Return the bytes of the needs that cannot be spared."""
+    return sum(need.bytes for need in needs if not need.spared)
+
+
+def nonzero(needs: Iterable[Need]) -> tuple[Need, ...]:
+    return tuple(need for need in needs if need.bytes)
+
+
+def size(count: float) -> str:
+    unit = 0
+    while count >= 1000 and unit < len(UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.0f} {UNITS[unit]}" if unit < 2 else f"{count:.3g} {UNITS[unit]}"
 
 
 @dataclass(frozen=True, slots=True)

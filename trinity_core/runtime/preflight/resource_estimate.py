@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, store_url, train_settings
-from trinity_core.config.number_formats import DTYPE_BYTES, dtype_of
 from trinity_core.config.paths import DATABASES
 from trinity_core.config.schema import AuxiliaryModelConfig
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
-from trinity_core.config.training import GPU_CONTEXT
+from trinity_core.config.training import DTYPE_BYTES, GPU_CONTEXT, dtype_of
 from trinity_core.data.lengths import rollouts_taken
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
@@ -32,12 +31,15 @@ from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Placement, sync_method
 from trinity_core.runtime.preflight.model_shape import (
     ModelShape,
+    Need,
     adapter_parameters,
     base_bytes,
+    nonzero,
     shape_of,
+    size,
+    total,
     why_unknown,
 )
-from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints, stored_steps
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
 from trinity_core.store.run_store import is_own_file

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config, public_dict, stages
-from trinity_core.config.number_formats import DTYPE_BYTES
 from trinity_core.config.sync_schedule import SyncSchedule
+from trinity_core.config.training import DTYPE_BYTES
 from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
 from trinity_core.processes import cores, free_memory
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, Placement, place
-from trinity_core.runtime.preflight.model_shape import shape_of, why_unknown
+from trinity_core.runtime.preflight.model_shape import Need, shape_of, size, total, why_unknown
 from trinity_core.runtime.preflight.models import model_fault
-from trinity_core.runtime.preflight.needs import Need, size, total
 from trinity_core.runtime.preflight.pace_cache import Pace, cached_pace, hindrance
 from trinity_core.runtime.preflight.resource_estimate import (
     ProcessEstimate,
