@@ -74,6 +74,7 @@ LIGHT = (
     ("import flows.cli", {"pydantic", "trinity_core.config"}),
     ("import flows.local.connection, trinity_core.algorithms, trinity_core.cli, trinity_core.config", HEAVY | HTTP),
     ("import trinity_core.workflows.rewards.pool", HEAVY | HTTP),
+    ("import trinity_core.runtime.preflight.checks, flows.pipeline", {"torch", "vllm"}),
     ("import trinity_core.rollout.explorer, trinity_core.sync.versions", {"torch", "ray", "vllm"}),
     (f"import trinity_core.checkpoints.convert{ACTORS}{TOKENIZER}{TRACKING}", {"torch"}),
 )

@@ -105,8 +105,14 @@ def _serve_again(root: Path, state: UpState, say: Callable[[str], None], restart
     """
     running = [server for server in state.named("server") if server.alive()]
     if not running:
+        _stop(state.named("supervisor"), say)  # it may start another worker meanwhile, and record it
+        state.processes[:] = (UpState.load(root) or state).processes
         port = urlsplit(state.api_url).port or 0
-        _free_api_url(root, port)
+        if not port_is_free(port):
+            raise TrinityError(
+                f"Prefect's server has ended, and port {port}, where worker and runs expect it, is in use. Free the "
+                "port, or call `trinity down`, which lets the runs save, and `trinity up --port N`."
+            )
         with ExitStack() as on_failure:
             on_failure.callback(lambda: _stop(state.named("server"), say))
             _start_server(root, port, state, say)

@@ -197,12 +197,15 @@ def client_environment(api_url: str, root: Path | None = None) -> dict[str, str]
     return prefect_environment(root) | {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": server_key(root)}
 
 
+LEASES = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
+
+
 def server_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
     """Return `client_environment` for the server itself. Its concurrency leases outlast a restart: without them Prefect
     ends runs of deployments with a `concurrency_limit`."""
     return client_environment(api_url, root) | {
         "PREFECT_SERVER_API_AUTH_STRING": server_key(root),
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        LEASES: os.environ.get(LEASES, "prefect.server.concurrency.lease_storage.filesystem"),
     }
 
 

@@ -13,7 +13,8 @@ from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience, rollouts_of
 from trinity_core.training import micro as micro_module
 from trinity_core.training.batch import batch_metrics, make_batch
-from trinity_core.training.micro import RowUnit, build_micro, mask_elements, pairs_of, plan, units_of
+from trinity_core.training.batching import RowUnit, mask_elements, pairs_of, plan, units_of
+from trinity_core.training.micro import build_micro
 from trinity_core.training.update import at_actions, prepare
 
 lengths = st.integers(1, 60)

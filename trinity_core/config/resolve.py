@@ -162,7 +162,8 @@ def shares(config: Config) -> dict[str, float]:
     """
     inputs = config.buffer.trainer_input
     if not config.is_supervised:
-        drawn = inputs.auxiliary_buffers if expert_share(config.algorithm) else {}
+        is_own = config.algorithm.sample_strategy not in ("default", "fifo", "priority", "staleness_control", "mix")
+        drawn = inputs.auxiliary_buffers if is_own or expert_share(config.algorithm) else {}
         return {key: buffer.share or 1.0 for key, buffer in drawn.items()}
     others = {key: buffer.share for key, buffer in inputs.auxiliary_buffers.items() if buffer.share}
     return {"": inputs.experience_buffer.share or 1.0, **others}

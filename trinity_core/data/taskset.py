@@ -169,7 +169,7 @@ def task_format(config: TasksetConfig) -> FormatConfig:
     """The format of a task set, with the system prompt that its workflow adds to tasks without one."""
     form = config.format
     own = getattr(_workflow(config), "own_system_prompt", None)
-    if own is None or form.system_prompt is not None:
+    if not callable(own) or form.system_prompt is not None:
         return form
     with suppress(ValidationError):  # wrong arguments: validation reports them
         return form.with_values({"system_prompt": own(config.workflow_args)})

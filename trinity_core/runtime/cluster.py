@@ -281,7 +281,7 @@ class Cluster:
 
 
 def _shut_down(ours: Sequence[psutil.Process]) -> None:
-    """Shut Ray down, and kill its processes, if they are ours, should it take longer than `SHUTDOWN_SECONDS`."""
+    """Shut Ray down. Its own processes are killed after `SHUTDOWN_SECONDS`; a joined cluster's are not ours to kill."""
     import ray
 
     def kill() -> None:
@@ -290,7 +290,8 @@ def _shut_down(ours: Sequence[psutil.Process]) -> None:
 
     limit = threading.Timer(SHUTDOWN_SECONDS, kill)
     limit.daemon = True
-    limit.start()
+    if ours:
+        limit.start()
     try:
         with _keeping_sigterm():
             ray.shutdown()

@@ -29,7 +29,7 @@ from trinity_core.runtime.nodes import software
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
 """Sections of a configuration that determine a run's result."""
 USUAL = "default"
-"""Replaces the digest of a setting with the schema's default."""
+"""Added to the digests of a setting that has the schema's default."""
 HASHED = 256 << 20
 """Largest file whose contents are compared; for larger files only the size is, which takes no time."""
 
@@ -70,10 +70,12 @@ def differences(before: Any, now: Mapping[str, Mapping[str, list[str]]], kind: s
     A setting with its default on both sides, or with its default now and unknown before, is unchanged.
     """
     recorded = before.get(kind) if isinstance(before, dict) else None
+    if kind == "settings" and recorded is not None:
+        recorded = before.get("keys", recorded)  # an earlier release recorded settings by section, and keys apart
     if not isinstance(recorded, dict):
         return [kind]
     known, present = (
-        {_place(name): (name, set(digests)) for name, digests in one.items()} for one in (recorded, now[kind])
+        {_place(name): (name, _as_set(digests)) for name, digests in one.items()} for one in (recorded, now[kind])
     )
     pairs = [(known.get(place), present.get(place)) for place in known.keys() | present.keys()]
     differing = [new or old for old, new in pairs if not (old[1] if old else {USUAL}) & (new[1] if new else set())]
@@ -82,6 +84,11 @@ def differences(before: Any, now: Mapping[str, Mapping[str, list[str]]], kind: s
 
 def _place(name: str) -> str:
     return os.path.realpath(name) if os.path.exists(name) else name  # noqa: PTH110 - Path.exists raises for long text
+
+
+def _as_set(digests: str | Sequence[str]) -> set[str]:
+    """An earlier release recorded a single digest as text."""
+    return {digests} if isinstance(digests, str) else set(digests)
 
 
 def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

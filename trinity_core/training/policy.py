@@ -17,8 +17,9 @@ from torch.nn.functional import linear, log_softmax, nll_loss
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.lazy import OWN_ATTENTION
+from trinity_core.training.batching import LARGEST_MASK
 from trinity_core.training.distributed import SequenceGroup
-from trinity_core.training.micro import LARGEST_MASK, Micro, build_micro
+from trinity_core.training.micro import Micro, build_micro
 from trinity_core.training.packing import ATTENTION, Packed, attention
 from trinity_core.training.sequence_parallel import share_of, whole
 

@@ -21,9 +21,10 @@ from trinity_core.algorithms.objective import Objective
 from trinity_core.data.experience import STEP_REWARD, Experience, rollouts_of
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.training.batch import Batch
+from trinity_core.training.batching import LARGEST_MASK, pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
-from trinity_core.training.micro import LARGEST_MASK, Micro, Micros, build_micro, pairs_of, plan, units_of
+from trinity_core.training.micro import Micro, Micros, build_micro
 
 ENLARGERS = (
     "the learning rate is too high for this model (algorithm.optimizer.lr, now {lr:g}); gradients are not clipped "

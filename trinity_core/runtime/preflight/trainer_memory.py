@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings
 from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET
 from trinity_core.runtime.preflight.model_shape import ModelShape, Need, adapter_parameters, base_bytes, nonzero, size
-from trinity_core.training.micro import LARGEST_MASK, RowUnit, mask_elements, pairs_of, plan, units_of
+from trinity_core.training.batching import LARGEST_MASK, RowUnit, mask_elements, pairs_of, plan, units_of
 
 FLOAT = 4
 """Bytes per number in which norms and log-probs are computed, whatever the weights' dtype."""
