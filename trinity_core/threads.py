@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread, get_ident, local
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 from weakref import finalize
 
 from trinity_core.waits import is_readable
@@ -156,6 +156,17 @@ def end_with(other: int, also: Sequence[int] = ()) -> None:
     Thread(target=watch, name=f"end-with-{other}", daemon=True).start()
 
 
+class RunsElsewhere(Protocol):
+    """Runs a coroutine in another event loop, for a caller in this one (`WorkflowLoops.outside`)."""
+
+    async def __call__(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+
+async def in_this_loop(work: Coroutine[Any, Any, T]) -> T:
+    """A `RunsElsewhere` for a caller that shares its loop with the work."""
+    return await work
+
+
 @dataclass(eq=False)
 class Bridge:
     """Runs coroutines in the loop `there` for callers in the loop `here`.
@@ -166,6 +177,7 @@ class Bridge:
 
     here: Loop
     there: Loop
+    calls: set[asyncio.Future[Any]] = field(default_factory=set)
     _leaving: list[tuple[Coroutine[Any, Any, Any], asyncio.Future[Any]]] = field(default_factory=list)
     _running: dict[asyncio.Future[Any], asyncio.Task[Any]] = field(default_factory=dict)
     _returning: list[tuple[asyncio.Future[Any], asyncio.Task[Any]]] = field(default_factory=list)
@@ -173,11 +185,21 @@ class Bridge:
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Run `work` and return its result as a future of `here`. Cancelling the future cancels the work."""
         future: asyncio.Future[T] = self.here.create_future()
+        self.calls.add(future)
         future.add_done_callback(self._ended)
         if not self._leaving:
             self.here.call_soon(self._leave)
         self._leaving.append((work, future))
         return future
+
+    def caller_of(self, task: asyncio.Task[Any] | None) -> asyncio.Future[Any] | None:
+        """Return the future of the call that runs as `task` in `there`, or None."""
+        return next((future for future, running in self._running.copy().items() if running is task), None)
+
+    def cancel(self) -> None:
+        """Cancel all calls. Must be called in `there`."""
+        for task in self._running.copy().values():
+            task.cancel()
 
     # ---- in `here` ----
 
@@ -190,6 +212,7 @@ class Bridge:
             self.there.call_soon_threadsafe(self._arrive, left)
 
     def _ended(self, future: asyncio.Future[Any]) -> None:
+        self.calls.discard(future)
         if future.cancelled():
             _soon(self.there, self._cancel, future)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,9 +12,15 @@ from types import TracebackType
 
 
 class BusyTimer:
-    """Adds up the time during which at least one of its `with` blocks is open, in any thread."""
+    """Adds up the time during which at least one of its `with` blocks is open, in any thread. Ends the resources that
+    its work still holds when the work is given up."""
+
+    is_over: bool
+    """True once the measured work is given up: nobody waits for it any longer."""
 
     def __init__(self) -> None:
+        self.is_over = False
+        self._held: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._open = 0
         self._since = 0.0
@@ -33,6 +39,29 @@ class BusyTimer:
             self._open -= 1
             if not self._open:
                 self._total += time.perf_counter() - self._since
+
+    def hold(self, end: Callable[[], object]) -> None:
+        """Register `end`, which is called in its own thread when the work is given up, or now if it already is. The
+        work's blocked event loop may never release the resource itself."""
+        with self._lock:
+            self._held.append(end)
+            is_over = self.is_over
+        if is_over:
+            self.give_up()
+
+    def let_go(self, end: Callable[[], object]) -> None:
+        """Unregister `end`: the work has released the resource itself."""
+        with self._lock:
+            if end in self._held:
+                self._held.remove(end)
+
+    def give_up(self) -> None:
+        """Mark the work as given up, and end the resources it still holds."""
+        with self._lock:
+            self.is_over = True
+            held, self._held = self._held, []
+        for end in held:
+            threading.Thread(target=end, name="given-up", daemon=True).start()
 
     @property
     def seconds(self) -> float:

@@ -21,6 +21,7 @@ from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.openai_api.model import ApiModels
 from trinity_core.inference.requests import EngineLost, Sampling, WeightSource
 from trinity_core.rollout.runner import TaskRunner
+from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.workflows import RewardPool
 from trinity_core.workflows.conversation import ConversationWorkflow
 
@@ -400,8 +401,9 @@ def test_conversations_of_a_rollout_draw_noise_of_their_own(api):
         limits = Limits(256, None, 12, Sampling(12, stop_token_ids=(api.tokenizer.eos_token_id,)))
         sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
         models = ApiModels(api.server, "policy", sampling, api.pool)
-        model = EngineModel(api.pool, encoder, limits)
-        runner = TaskRunner(model, RewardPool(1), 1, 60.0, api=models)
+        loops = WorkflowLoops()
+        model = EngineModel(api.pool, encoder, limits, outside=loops.outside)
+        runner = TaskRunner(model, RewardPool(1), 1, 60.0, api=models, loops=loops)
 
         async def ask():
             [outcome] = await runner.run([task])

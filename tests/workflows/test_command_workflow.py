@@ -14,6 +14,9 @@ from raising import raising
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.errors import TrinityError
+from trinity_core.threads import DaemonThreads
+from trinity_core.timing import UNCOUNTED, BusyTimer
+from trinity_core.waits import poll
 from trinity_core.workflows import RewardPool, run_workflow
 from trinity_core.workflows.agent import CommandFailed
 
@@ -110,6 +113,21 @@ def test_a_command_that_fails_says_why(tmp_path, monkeypatch, script, message):
     variables = {"secrets": ["OF_ANOTHER_SERVICE", "EMPTY"], "env": {"MINE": "token of mine", "FLAG": "1"}}
     with pytest.raises(CommandFailed, match=message):
         run(tmp_path, script, "math_reward", **limits, **variables)
+
+
+def test_command_of_an_abandoned_attempt_is_ended(tmp_path):
+    """From another thread: the workflow's own may be blocked."""
+    attempt, started = BusyTimer(), tmp_path / "started"
+
+    def rollouts():
+        UNCOUNTED.set(attempt)
+        return run(tmp_path, f"open({str(started)!r}, 'w').close()\nimport time; time.sleep(3600)")
+
+    running = DaemonThreads("rollout").submit(rollouts)
+    assert any(started.exists() for _ in poll(60, 0.05))
+    attempt.give_up()
+    with pytest.raises(CommandFailed, match="SIGKILL"):
+        running.result(60)
 
 
 def test_a_secret_that_is_not_there_is_named(tmp_path):

@@ -25,10 +25,12 @@ from trinity_core.errors import DataError, TrinityError
 from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Sampling
+from trinity_core.rollout import workflow_loops
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.step_source import one_answer_each
 from trinity_core.threads import DaemonThreads
 from trinity_core.timing import UNCOUNTED, BusyTimer
+from trinity_core.waits import poll
 from trinity_core.workflows import ENVIRONMENTS, WORKFLOWS, EnvironmentFailed, RewardPool, Workflow, run_workflow
 from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
 from trinity_core.workflows.environments.workflow import EnvArguments, opened, seed_of
@@ -373,6 +375,41 @@ def wait_until_closed(timer):
     while timer.seconds != timer.seconds:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_rollout_of_an_attempt_that_is_over_takes_no_process(odd):
+    where, queueing = Where("odd", odd), BusyTimer()
+    first = HOSTS.take(where, 10.0, 1, 1.0)
+    waiting = DaemonThreads("rollout").submit(HOSTS.take, where, 10.0, 1, 600.0, queueing)
+    while not queueing.seconds:
+        time.sleep(0.01)
+    queueing.give_up()
+    HOSTS.give(first, True)
+    with pytest.raises(EnvironmentFailed):
+        waiting.result(20)
+    assert HOSTS.take(where, 10.0, 1, 1.0) is first
+    HOSTS.give(first, False)
+
+
+def test_the_process_of_a_workflow_that_blocks_for_ever_is_ended(odd, monkeypatch):
+    """The workflow's own code never gets that far; another rollout gets the only allowed process."""
+    held = []
+
+    class Blocks(Workflow):
+        async def run(self):
+            async with opened(EnvArguments(environment=odd, processes=1), {}) as environment:
+                held.append(environment)
+                time.sleep(3600)
+
+    for limit in ("CANCEL_SECONDS", "YIELD_SECONDS"):
+        monkeypatch.setattr(workflow_loops, limit, 0.2)
+    monkeypatch.setitem(WORKFLOWS, "blocks", Blocks)
+    play("end", environment=odd, processes=1)  # its process has started then
+    tasks = [Task(0, {}, "set", "blocks", group="g")]
+    [outcome] = asyncio.run(TaskRunner(None, RewardPool(1), 8, 3.0).run(tasks))
+    assert outcome.failed
+    HOSTS.give(HOSTS.take(held[0].where, 10.0, 1, 60.0), True)
+    assert any(not any(environment.alive for environment in held) for _ in poll(60, 0.05))
 
 
 def test_waiting_for_a_process_does_not_count(odd, monkeypatch):

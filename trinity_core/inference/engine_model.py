@@ -18,6 +18,7 @@ from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Request, Sample, Sampling
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.tool_parsing import ToolCallReader
+from trinity_core.threads import RunsElsewhere, in_this_loop
 from trinity_core.workflows.rollout_model import Completion, FinishReason, RolloutModel, plain_message
 
 
@@ -46,6 +47,8 @@ class EngineModel(RolloutModel):
     """None: tool calls are ordinary text."""
     version: int = 0
     """Version of the weights in the engines; recorded for responses to prompts that are too long."""
+    outside: RunsElsewhere = in_this_loop
+    """Runs the pool's calls in the pool's loop if the workflow has another one."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _encoders: dict[str, ChatEncoder] = field(default_factory=dict)
 
@@ -91,7 +94,7 @@ class EngineModel(RolloutModel):
             Request(f"{self.name}/{next(self._numbers)}", prompt, wanted, None if seeds is None else seeds[i])
             for i in range(n)
         ]
-        samples = await self.pool.generate(requests)
+        samples = await self.outside(self.pool.generate(requests))
         answers = [_without_end(sample, encoder.turn_ends) for sample in samples]
         texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         temperature = self._logprob_temperature(wanted)
@@ -113,7 +116,7 @@ class EngineModel(RolloutModel):
         return self.reader.message(answer, tools) if self.reader and tools else plain_message(answer)
 
     async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
-        scores = await self.pool.score([int(token) for token in tokens])
+        scores = await self.outside(self.pool.score([int(token) for token in tokens]))
         return np.asarray(scores, dtype=np.float32)
 
     def _encoder(self, template: str | None) -> ChatEncoder:
@@ -202,10 +205,11 @@ def auxiliary_model(
     pool: EnginePool,
     encoder: ChatEncoder,
     stop_token_ids: tuple[int, ...],
+    outside: RunsElsewhere = in_this_loop,
 ) -> EngineModel:
     """Return an auxiliary model on its engines. Its answers default to the policy's length limit."""
     assert model.max_model_len is not None
     answer = model.max_response_tokens or config.model.max_response_tokens or model.max_model_len
     sampling = Sampling(max_tokens=answer, stop_token_ids=stop_token_ids)
     limits = Limits(model.max_model_len, model.max_prompt_tokens, answer, sampling, truncate_prompts=False)
-    return EngineModel(pool, encoder, limits, model.called)
+    return EngineModel(pool, encoder, limits, model.called, outside=outside)

@@ -28,6 +28,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Tool
 from trinity_core.data.messages import Message, with_text_arguments
 from trinity_core.errors import EndpointError, TransientFault, TrinityError, Unanswered
+from trinity_core.threads import RunsElsewhere, in_this_loop
 from trinity_core.timing import BusyTimer, uncounted
 from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rollout_model import Completion, RolloutModel, plain_message
@@ -276,6 +277,8 @@ class ExternalModel(RolloutModel):
 
     endpoint: Endpoint
     usual: dict[str, Any] = field(default_factory=dict)
+    outside: RunsElsewhere = in_this_loop
+    """Runs the endpoint's calls in its loop if the workflow has another one."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     version: int = 0
     _warned: bool = False
@@ -299,7 +302,7 @@ class ExternalModel(RolloutModel):
         sampled_with = self.usual | {name: value for name, value in sampling.items() if value is not None}
         bodies = [self._body(messages, tools, None if seeds is None else seeds[run], sampled_with) for run in range(n)]
         queueing = uncounted()
-        answers = await asyncio.gather(*(self.endpoint.ask(body, queueing) for body in bodies))
+        answers = await asyncio.gather(*(self.outside(self.endpoint.ask(body, queueing)) for body in bodies))
         return [self._completion(answer) for answer in answers]
 
     async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **_: Any) -> list[Completion]:

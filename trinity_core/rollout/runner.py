@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import sysconfig
-import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,24 +22,15 @@ from trinity_core.data.rejected import FAILED_IN_A_ROW, RejectedRows
 from trinity_core.data.task import Task
 from trinity_core.errors import EndpointError, RewardError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.inference.openai_api.model import ApiModel, ApiModels, SessionCounts
-from trinity_core.threads import DaemonThreads, InterruptibleThreads
+from trinity_core.rollout.workflow_loops import WorkflowLoops, WorkflowTimeout
+from trinity_core.threads import InterruptibleThreads, RunsElsewhere
 from trinity_core.timing import UNCOUNTED, BusyTimer
 from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
-from trinity_core.workflows.base import all_of, contained
+from trinity_core.workflows.base import all_of
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-CANCEL_SECONDS = 5.0
-"""Time for a workflow that took too long to notice that it is ended."""
-SHORTEST_WAIT = 1.0
-"""Between two looks at whether a workflow still waits for a verifier."""
-LOOK_SECONDS = 5.0
-"""Between two looks at whether the event loop turns."""
-YIELD_SECONDS = 60.0
-"""Longest stretch of synchronous code in a workflow about which the log says nothing."""
 
 OTHER_DISTRIBUTION = (
     "samples with top_p, top_k, min_tokens or its own temperature, for which vLLM on a GPU reports no log-probs "
@@ -138,6 +126,8 @@ class TaskRunner:
     """True if each workflow's model also records its calls (`enable_history`)."""
     api: ApiModels | None = None
     """Opens the sessions of workflows; None if the OpenAI API is not served."""
+    loops: WorkflowLoops = field(default_factory=WorkflowLoops)
+    """Runs workflows whose `run` is a coroutine."""
     threads: Executor = field(default_factory=lambda: InterruptibleThreads("workflow"))
     """Runs workflows whose `run` is a plain function."""
     scoring: BusyTimer = field(default_factory=BusyTimer)
@@ -160,9 +150,10 @@ class TaskRunner:
         depend on how long workflows and verifiers take.
         """
         limit = at_once or self.at_once
-        waves = [tasks[start : start + limit] for start in range(0, len(tasks), limit)] if in_waves else [tasks]
-        with telling_of_blocks():
-            return [outcome for wave in waves for outcome in await self._run(wave, limit, ended)]
+        if not in_waves:
+            return await self._run(tasks, limit, ended)
+        waves = [tasks[start : start + limit] for start in range(0, len(tasks), limit)]
+        return [outcome for wave in waves for outcome in await self._run(wave, limit, ended)]
 
     async def _run(self, tasks: Sequence[Task], at_once: int, ended: Callable[[], object]) -> list[Outcome]:
         gate = asyncio.Semaphore(at_once)
@@ -188,13 +179,25 @@ class TaskRunner:
         return outcome
 
     async def _attempt(self, outcome: Outcome) -> None:
-        """Run the task's workflow once. Faults of the run are raised."""
-        began, model = time.time(), self._model(outcome.task)
-        rewards = AttemptRewards(self.rewards, self.scoring)
-        UNCOUNTED.set(rewards.uncounted)
+        """Run the task's workflow once. Faults of the run are raised.
+
+        A start that another workflow blocked is repeated with a new model and new timers, so that the recordings and
+        open waits of the blocked one do not count.
+        """
+        began = time.time()
+        model: Any = None
+        rewards = AttemptRewards(self.rewards, self.loops.outside, self.scoring)
+
+        def start() -> Coroutine[Any, Any, list[Experience]]:
+            nonlocal model, rewards
+            _end(model, outcome, succeeded=False)
+            rewards.uncounted.give_up()
+            model = self._model(outcome.task)
+            rewards = AttemptRewards(self.rewards, self.loops.outside, self.scoring)
+            return rewards.counted(run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads))
+
         try:
-            work = run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads)
-            experiences = await within(work, self.timeout, rewards.uncounted)
+            experiences = await self.loops.run(start, self.timeout, lambda: rewards.uncounted)
             _set_temperature(outcome.task, experiences)
             outcome.experiences, outcome.error = experiences, None
         except (TransientFault, WeightSyncError, EndpointError, RewardError):
@@ -204,6 +207,7 @@ class TaskRunner:
             if self.api is not None:  # the server's answers told the agent about lost engines
                 self.api.pool.check()
         finally:
+            rewards.uncounted.give_up()
             outcome.span = (began, time.time())
             _end(model, outcome, succeeded=outcome.error is None)
 
@@ -211,50 +215,6 @@ class TaskRunner:
         if self.api is not None:
             return self.api.model(self.model, task)
         return RecordingModel(self.model) if self.records else self.model
-
-
-class WorkflowTimeout(Exception):
-    """A workflow took longer than `explorer.max_timeout`."""
-
-
-async def within(workflow: Coroutine[Any, Any, T], seconds: float, uncounted: BusyTimer) -> T:
-    """What a workflow returns. Raises what it raises, and `WorkflowTimeout` if it takes longer than `seconds`; time in
-    which `uncounted` is open is not its own."""
-    running, left = asyncio.ensure_future(contained(workflow)), seconds
-    try:
-        while left and not running.done():
-            before = uncounted.seconds
-            await asyncio.wait({running}, timeout=left)
-            left = max(spent, SHORTEST_WAIT) if (spent := uncounted.seconds - before) else 0.0
-        if running.done() and not running.cancelled():
-            return running.result()
-        if running.cancel():
-            await asyncio.wait({running}, timeout=CANCEL_SECONDS)
-            raise WorkflowTimeout(f"it took longer than {seconds:g} s (explorer.max_timeout)")
-        raise WorkflowTimeout("it was cancelled")
-    finally:
-        running.cancel()
-
-
-@contextmanager
-def telling_of_blocks() -> Iterator[None]:
-    """Within this context, log where this thread is if its event loop stands still: a workflow that does not yield
-    holds up all others, and the explorer with them."""
-    loop, here, ended = asyncio.get_running_loop(), threading.get_ident(), threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(LOOK_SECONDS):
-            turn = threading.Event()
-            loop.call_soon_threadsafe(turn.set)
-            if not turn.wait(YIELD_SECONDS) and not ended.is_set():
-                stack = "".join(traceback.format_stack(sys._current_frames()[here])[-3:])
-                log.warning("a workflow blocks all others: await, or give `run` no `async`; it is at\n%s", stack)
-
-    DaemonThreads("watch").submit(watch)
-    try:
-        yield
-    finally:
-        ended.set()
 
 
 def _end(model: Any, outcome: Outcome, succeeded: bool) -> None:
@@ -378,6 +338,7 @@ class AttemptRewards:
     """
 
     rewards: RewardRunner
+    outside: RunsElsewhere
     scoring: BusyTimer
     """Time during which answers of any attempt are scored."""
     uncounted: BusyTimer = field(default_factory=BusyTimer)
@@ -385,8 +346,15 @@ class AttemptRewards:
     asking: BusyTimer = field(default_factory=BusyTimer)
     """Time during which models compute this attempt's verdicts."""
 
+    async def counted(self, workflow: Coroutine[Any, Any, list[Experience]]) -> list[Experience]:
+        """Await the workflow; its waits for others count here (`timing.uncounted`)."""
+        UNCOUNTED.set(self.uncounted)
+        return await workflow
+
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        with self.asking if name in MODEL_REWARDS else self.uncounted, self.scoring:
+        if name not in MODEL_REWARDS:
+            return await self.outside(self._verified(name, items))
+        with self.asking, self.scoring:
             return await self.rewards.score(name, items)
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
@@ -397,3 +365,7 @@ class AttemptRewards:
         """Add the time of judge models to the error."""
         seconds = self.asking.seconds
         return WorkflowTimeout(f"{error}; verdicts of models took {seconds:.0f} s of its time") if seconds else error
+
+    async def _verified(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        with self.uncounted, self.scoring:
+            return await self.rewards.score(name, items)

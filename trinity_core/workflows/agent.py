@@ -21,6 +21,7 @@ from trinity_core.data.formats import has_prompt
 from trinity_core.errors import TrinityError
 from trinity_core.signatures import Arguments
 from trinity_core.threads import DaemonThreads, InterruptibleThreads
+from trinity_core.timing import uncounted
 from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
 from trinity_core.workflows.rewards import Reward, RewardItem
 
@@ -215,13 +216,15 @@ async def run_command(arguments: CommandArguments, folder: Path, environment: Ma
     """Run a command to its end, then end all processes that it started. Raises `CommandFailed`."""
     kib, blocks = int(arguments.memory_gib * (1 << 20)), int(arguments.file_gib * (1 << 21))  # blocks of 512 bytes
     command = ["/bin/sh", "-c", LIMITED, "sh", str(kib), str(blocks), *arguments.words]
-    child = Child(command, environment=environment, folder=folder, keep_output=True)
+    child, attempt = Child(command, environment=environment, folder=folder, keep_output=True), uncounted()
+    attempt.hold(child.kill)
     try:
         async with asyncio.timeout(arguments.time_limit):
             await asyncio.get_running_loop().run_in_executor(DaemonThreads("command"), child.process.wait)
     except TimeoutError:
         raise CommandFailed(f"it took longer than {arguments.time_limit:g} s (workflow_args.time_limit)") from None
     finally:
+        attempt.let_go(child.kill)
         child.kill()
     if child.process.returncode:
         if child.output_bytes() >= blocks * 512:

@@ -161,18 +161,6 @@ class NothingReturned(Exception):
     """A workflow returned no experience; another attempt may."""
 
 
-class WorkflowExit(Exception):
-    """A workflow tried to end the process, for instance with `sys.exit`."""
-
-
-async def contained(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a workflow's coroutine. Raises `WorkflowExit` for an exit, which would end the event loop."""
-    try:
-        return await work
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise WorkflowExit(f"it ended with {type(error).__name__}: {error}") from error
-
-
 async def run_workflow(
     task: Task,
     model: RolloutModel,
@@ -262,7 +250,7 @@ def _plain_numbers(experience: Experience, workflow: str) -> None:
 
 async def all_of(rollouts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines concurrently and return their results in order. If one raises, the others are cancelled."""
-    running = [asyncio.ensure_future(contained(rollout)) for rollout in rollouts]
+    running = [asyncio.ensure_future(rollout) for rollout in rollouts]
     try:
         return list(await asyncio.gather(*running))
     finally:

@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -123,6 +123,8 @@ class Hosts:
 
     idle: dict[Where, list[ProcessEnvironment]] = field(default_factory=dict)
     _used: Counter[Where] = field(default_factory=Counter)
+    _taken: dict[ProcessEnvironment, Callable[[], None]] = field(default_factory=dict)
+    """Process in use -> callback that records its return."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def take(
@@ -137,13 +139,14 @@ class Hosts:
         """Return a process that serves this environment, of at most `most`; call its `make` next.
 
         Waits for other rollouts to return processes, with `queueing` running. Raises EnvironmentFailed if none returns
-        one for `patience` seconds, or if `given_up` is set (`give_up`) before its turn.
+        one for `patience` seconds, or if `given_up` is set (`give_up`) or `queueing` is over before its turn. If
+        `queueing` is given up later, the process is ended.
         """
         given_up, queueing = given_up or threading.Event(), queueing or BusyTimer()
         with self._changed, queueing if self._used[where] >= most else nullcontext():
             while self._used[where] >= most and not given_up.is_set():
                 self._wait(where, most, patience)
-            if given_up.is_set():
+            if given_up.is_set() or queueing.is_over:
                 raise EnvironmentFailed(f"the rollout no longer waits for a process of environment '{where.name}'")
             self._used[where] += 1
             waiting = self.idle.setdefault(where, [])
@@ -154,6 +157,9 @@ class Hosts:
                 kept = None
             environment = kept or ProcessEnvironment(where, time_limit)
         environment.time_limit = time_limit
+        end = partial(self.give, environment, False)
+        self._taken[environment] = partial(queueing.let_go, end)
+        queueing.hold(end)
         return environment
 
     def give_up(self, given_up: threading.Event) -> None:
@@ -163,10 +169,14 @@ class Hosts:
             self._changed.notify_all()
 
     def give(self, environment: ProcessEnvironment, reusable: bool) -> None:
-        """Return a process; end it unless it is `reusable`.
+        """Return a process; end it unless it is `reusable`. Does nothing if it has been returned.
 
         Raises subprocess.TimeoutExpired if it cannot be ended.
         """
+        given_back = self._taken.pop(environment, None)
+        if given_back is None:
+            return
+        given_back()
         try:
             if reusable:
                 with self._changed:
