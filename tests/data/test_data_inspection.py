@@ -182,7 +182,11 @@ def test_rows_may_lack_a_prompt_that_the_workflow_makes(given: dict[str, Any], t
     assert (tasks.rows, tasks.problem, tasks.rejected, tasks.guess) == (2, "", [], {})
 
 
-def test_duplicates_and_shared_prompts_are_found(given: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("workflow", ["math_workflow", "math_boxed_workflow"])
+def test_duplicates_and_shared_prompts_are_found(given: dict[str, Any], workflow: str) -> None:
+    """Also if the workflow of one of the sets adds a system prompt."""
+    given["model"] |= {"max_prompt_tokens": 900, "max_model_len": 1000}
+    given["buffer"]["explorer_input"]["eval_tasksets"][0]["default_workflow_type"] = workflow
     tasks, test = inspect(config_from_dict(given))
     assert [(row.line, first.line) for row, first in tasks.duplicates] == [(4, 1)] and not test.duplicates
     assert tasks.shared == {"test": 1} and test.shared == {"sums": 1}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import compress, pairwise
 from typing import Any
 
@@ -101,7 +102,9 @@ def _inspect_tasks(
     asked = all(has_prompt(task.raw, source.format) for task in tasks)  # else a workflow makes the prompts
     own = encoder.with_template(source.format.chat_template) if encoder and asked else None
     prompts = list(_prompts(tasks, own))
-    digests = [digest for _, digest in prompts]
+    # A system prompt that the workflow adds must not hide that two sets ask the same.
+    plain = [replace(task, format=source.format) for task in tasks] if taskset.format != source.format else None
+    digests = [digest for _, digest in (_prompts(plain, own) if plain else prompts)]
     if own is not None and prompts:
         model, counts = config.model, [count for count, _ in prompts]
         longest, cuts = model.max_prompt_tokens, model.enable_prompt_truncation
