@@ -340,12 +340,12 @@ def start_again(here: Deployed) -> None:
 
 
 def serve_again(here: Deployed, job: Path) -> None:
-    """Kill Prefect's server under a run: `trinity up` starts another, and nothing else. The run goes on with it."""
+    """Kill Prefect's server under a run: `trinity up` starts another; worker and run stay, and go on with it."""
     (server := psutil.Process(here.pid("server"))).kill()
     psutil.wait_procs([server], timeout=60)
     flows, worker, before = here.flows(), here.pid("worker"), trained_steps(job)[-1]
     said = here.bring_up()
-    assert [line.split()[3] for line in said.splitlines() if line.startswith("Starting")] == ["server"]
+    assert [line.split()[2] for line in said.splitlines() if line.startswith("Starting")] == ["Prefect", "supervisor"]
     assert (here.flows(), here.pid("worker")) == (flows, worker)
     wait_until(lambda: trained_steps(job)[-1] > before)
     assert here.flows() == flows
