@@ -314,7 +314,7 @@ def full_disk(handle: int) -> None:
 def test_a_settings_file_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     own = tmp_path / SETTINGS_FILE
     own.write_text("[api]\n")
-    with pytest.raises(TrinityError, match="your own"):
+    with pytest.raises(TrinityError, match="not written by"):
         write_settings(tmp_path, "http://127.0.0.1:1/api")
     remove_settings(tmp_path)
     assert own.read_text() == "[api]\n"

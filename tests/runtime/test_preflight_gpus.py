@@ -221,7 +221,8 @@ def test_the_recipe_for_one_gpu_says_what_the_plan_says(recipe: str, model: str,
 
     plan, fits = plan_on(24)
     assert fits and not (smaller and plan_on(16)[1]) and (not smaller or plan_on(16, smaller)[1])
-    by_model = {line.split(":")[0].strip("# "): line for line in file.read_text().splitlines() if " GiB" in line}
+    head = [line for line in file.read_text().splitlines() if line.startswith("#   ")]
+    by_model = {line.split(":")[0].strip("# "): line for line in head if " GiB" in line}
     amounts = {}
     for process in plan.processes:
         assert process.memory is not None

@@ -96,7 +96,7 @@ def test_without_a_verdict_there_is_no_loss(tmp_path):
         ("raise SystemExit(os.environ['OF_ANOTHER_SERVICE'])", r"exit code 1: \*\*\*"),
         ("raise SystemExit(f'with {os.environ}')", r"'OPENAI_API_KEY': '\*\*\*'"),
         ("raise SystemExit(os.environ['MINE'] + ' at 1' + os.environ['EMPTY'])", r"exit code 1: \*\*\* at 1$"),
-        ("raise SystemExit('a' * 300 + os.environ['OF_ANOTHER_SERVICE'] + 'b' * 495)", r"exit code 1: \*\*\*b+$"),
+        ("raise SystemExit('a' * 300 + os.environ['OF_ANOTHER_SERVICE'] + 'b' * 495)", r"exit code 1: a?\*\*\*b{495}$"),
         ("os.mkfifo(os.environ['TRINITY_REPORT'])", "no report"),
         ("pass", "no report"),
         ("open(os.environ['TRINITY_REPORT'], 'w').write('{')", "not JSON"),
