@@ -58,6 +58,8 @@ UP_SECONDS = 600.0
 """Time for another `up` or `down` to end, including server start, deployments and pages."""
 ANSWER_SECONDS = 60.0
 """Time for a server that is up to answer."""
+BUSY_SECONDS = 10.0
+"""Time for it to answer `down`: without it runs end by signals, and save too, but Prefect does not hear of it."""
 PREFECT_SECONDS = 300.0
 
 
@@ -201,7 +203,8 @@ def _down(root: Path, say: Callable[[str], None]) -> bool:
         return False
     _stop(state.named("supervisor"), say)
     state = UpState.load(root) or state  # the supervisor may have started another worker
-    if any(process.alive() for process in state.named("server")) and is_healthy(state.api_url):
+    is_served = any(process.alive() for process in state.named("server"))
+    if is_served and any(is_healthy(state.api_url) for _ in poll(BUSY_SECONDS)):
         _end_runs(root, state, say)
     _stop(state.processes, say)
     _remove_notes(root, state)
