@@ -78,7 +78,7 @@ def up(
 def _up(root: Path, port: int, say: Callable[[str], None], restarts: int, pages: Sequence[Page]) -> UpState:
     state, began = UpState.load(root), datetime.now(UTC)
     if state and any(process.alive() for process in state.processes):
-        _serve_again(root, state, say, restarts)
+        state = _serve_again(root, state, say, restarts)
         served = _start_missing(root, state, pages, say, began, restarts)
     else:
         if state:
@@ -100,15 +100,14 @@ def _up(root: Path, port: int, say: Callable[[str], None], restarts: int, pages:
     return state
 
 
-def _serve_again(root: Path, state: UpState, say: Callable[[str], None], restarts: int) -> None:
-    """Start the server again if it has ended. Its worker, its pages and the runs in progress stay.
+def _serve_again(root: Path, state: UpState, say: Callable[[str], None], restarts: int) -> UpState:
+    """Start the server again if it has ended, and return the record. Worker, pages and runs in progress stay.
 
     Raises TrinityError if a server that still runs does not answer in time.
     """
-    running = [server for server in state.named("server") if server.alive()]
+    running = state.running("server")
     if not running:
-        _stop(state.named("supervisor"), say)  # it may start another worker meanwhile, and record it
-        state.processes[:] = (UpState.load(root) or state).processes
+        state = _without_supervisor(root, state, say)
         port = urlsplit(state.api_url).port or 0
         if not port_is_free(port):
             raise TrinityError(
@@ -120,7 +119,7 @@ def _serve_again(root: Path, state: UpState, say: Callable[[str], None], restart
             _start_server(root, port, state, say)
             on_failure.pop_all()
         state.save(root)
-        if not any(worker.alive() for worker in state.named("worker")):
+        if not state.running("worker"):
             _mark_left_runs(root, state.api_url, say, again=bool(restarts))
     elif any(is_healthy(state.api_url) for _ in poll(ANSWER_SECONDS)):
         say(f"Already up: {state.api_url.removesuffix('/api')}")
@@ -129,6 +128,13 @@ def _serve_again(root: Path, state: UpState, say: Callable[[str], None], restart
             f"Prefect's server (process {running[0].pid}) does not answer at {state.api_url} in {ANSWER_SECONDS:g} s. "
             f"See {log_file('server', root)}; `trinity down` saves and ends the runs, and ends the server."
         )
+    return state
+
+
+def _without_supervisor(root: Path, state: UpState, say: Callable[[str], None]) -> UpState:
+    """Stop the supervisor and return the record as it left it: it may have started another worker."""
+    _stop(state.named("supervisor"), say)
+    return UpState.load(root) or state
 
 
 def _free_api_url(root: Path, port: int) -> str:
@@ -165,15 +171,11 @@ def _start_missing(
 
     Runs are not affected. The supervisor restarts runs that crash after `since`.
     """
-
-    def is_missing(name: str) -> bool:
-        return not any(process.alive() for process in state.named(name))
-
-    served = [page for page in pages if is_missing(page.name) and start_page(root, page, state, say)]
-    if is_missing("worker"):
+    served = [page for page in pages if not state.running(page.name) and start_page(root, page, state, say)]
+    if not state.running("worker"):
         say("Starting the worker …")
         state.add(start_worker(root, state.api_url))
-    if is_missing("supervisor"):
+    if not state.running("supervisor"):
         say("Starting the supervisor …")
         ended = state.named("supervisor")
         since = datetime.fromtimestamp(ended[0].started, UTC) if ended else since
@@ -201,10 +203,8 @@ def _down(root: Path, say: Callable[[str], None]) -> bool:
     if state is None:
         remove_settings(root)
         return False
-    _stop(state.named("supervisor"), say)
-    state = UpState.load(root) or state  # the supervisor may have started another worker
-    is_served = any(process.alive() for process in state.named("server"))
-    if is_served and any(is_healthy(state.api_url) for _ in poll(BUSY_SECONDS)):
+    state = _without_supervisor(root, state, say)
+    if state.running("server") and any(is_healthy(state.api_url) for _ in poll(BUSY_SECONDS)):
         _end_runs(root, state, say)
     _stop(state.processes, say)
     _remove_notes(root, state)

@@ -159,6 +159,9 @@ class UpState:
     def named(self, name: str) -> list[Process]:
         return [process for process in self.processes if process.name == name]
 
+    def running(self, name: str) -> list[Process]:
+        return [process for process in self.named(name) if process.alive()]
+
     def is_at(self, api_url: str) -> bool:
         """True if this address leads to the server."""
         return api_url.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") == self.api_url
@@ -185,6 +188,8 @@ def prefect_environment(root: Path | None = None) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # messages logged before a flow begins
         "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": json.dumps(EVENT_SECONDS),
+        # Leases in memory would end with the server, and Prefect ends runs of a deployment that has lost its lease.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_SERVER_MEMO_STORE_PATH": str(state_dir(root) / "prefect" / "memo_store.toml"),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -197,16 +202,8 @@ def client_environment(api_url: str, root: Path | None = None) -> dict[str, str]
     return prefect_environment(root) | {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": server_key(root)}
 
 
-LEASES = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
-
-
 def server_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
-    """Return `client_environment` for the server itself. Its concurrency leases outlast a restart: without them Prefect
-    ends runs of deployments with a `concurrency_limit`."""
-    return client_environment(api_url, root) | {
-        "PREFECT_SERVER_API_AUTH_STRING": server_key(root),
-        LEASES: os.environ.get(LEASES, "prefect.server.concurrency.lease_storage.filesystem"),
-    }
+    return client_environment(api_url, root) | {"PREFECT_SERVER_API_AUTH_STRING": server_key(root)}
 
 
 def _without_proxy() -> dict[str, str]:

@@ -71,6 +71,7 @@ def _unread(config: Config) -> list[str]:
     float32 = trainer.dtype == "float32" or (trainer.dtype is None and config.cluster.gpu_per_node == 0)
     whole = float32 and (trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1))
     buffer, known = config.buffer.trainer_input.experience_buffer, ALGORITHMS[config.algorithm.algorithm_type]
+    drawn = shares(config)
     unread = {
         f"{BUFFER}.path": bool(buffer.path)
         and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts and config.mode != "explore")),
@@ -81,7 +82,7 @@ def _unread(config: Config) -> list[str]:
         and not config.is_supervised,
         f"{BUFFER}.share": buffer.share is not None and not config.is_supervised,
         **{
-            f"{AUXILIARY}.{key}": config.mode == "explore" or key not in shares(config)
+            f"{AUXILIARY}.{key}": config.mode == "explore" or key not in drawn
             for key in config.buffer.trainer_input.auxiliary_buffers
         },
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,

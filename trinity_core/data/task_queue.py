@@ -25,7 +25,7 @@ from trinity_core.config.paths import task_queue_path
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.data.files import RejectedRow, Row, RowLocation
 from trinity_core.data.formats import has_column
-from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, row_problems, task_format
+from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, row_problems
 from trinity_core.data.values import row_problem
 from trinity_core.errors import DataError
 from trinity_core.files import networked
@@ -189,7 +189,7 @@ class QueueTaskset(Taskset):
     def _take(self, read: Sequence[tuple[RowLocation, Row | DataError]]) -> None:
         """Keep the usable tasks. If the very first task has a reference answer, each needs one."""
         rows = [row for _, row in read if not isinstance(row, DataError)]
-        form = task_format(self.config)
+        form = self.format
         answered = any(has_column(row, form.response_key) for row in (self.rows or rows)[:1])
         problems = iter(row_problems(rows, form, answered, (), self.prompts, needs_prompt(self.config)))
         for location, row in read:

@@ -86,12 +86,12 @@ class Taskset:
         read = read_rows(config.path, config.split, config.subset_name, config.storage_type, config.name)
         answered = any(formats.has_column(row, config.format.response_key) for row in read.rows)
         features = () if is_eval else config.task_selector.feature_keys
-        opened, form = cls(config, [], [], list(read.rejected), is_eval, seed), task_format(config)
+        opened = cls(config, [], [], list(read.rejected), is_eval, seed)
         for notice in formats.unread_columns(read.rows, config.format):
             log.warning("data set '%s': %s", opened.name, notice)
         for start in range(0, len(read.rows), CHUNK):
             rows, locations = read.rows[start : start + CHUNK], read.locations[start : start + CHUNK]
-            problems = row_problems(rows, form, answered, features, prompts, needs_prompt(config))
+            problems = row_problems(rows, opened.format, answered, features, prompts, needs_prompt(config))
             for row, location, problem in zip(rows, locations, problems, strict=True):
                 if problem is not None:
                     opened.rejected.append(RejectedRow(location, str(problem)))
