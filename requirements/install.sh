@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv with the pinned packages: requirements/gpu.txt where there is an NVIDIA GPU, else requirements/cpu.txt.
 # Usage: requirements/install.sh [dev]   (dev adds the tools for tests, lint and types, and what tests of agents and environments need)
-# Needs only a Python 3.11 with venv and pip, and a package index. Running it again does nothing until a pin changes.
+# Needs only a Python 3.11 with venv and pip, and a package index; for a GPU also what docs/install.md lists. Running it again does nothing until a pin changes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,6 +18,12 @@ find_python() {
 kind=cpu
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then kind=gpu; fi
 files=(requirements/$kind.txt)
+if [ $kind = gpu ]; then  # before 4 GB are downloaded
+    cuda=$(nvidia-smi | sed -n 's/.*CUDA[A-Za-z ]* Version: *\([0-9]*\).*/\1/p' | head -n 1)
+    [ "${cuda:-13}" -ge 13 ] || die "the NVIDIA driver runs CUDA $cuda, and requirements/gpu.txt needs CUDA 13: install driver 580 or newer"
+    command -v "${CC:-gcc}" >/dev/null || command -v clang >/dev/null || echo "install: kernels on GPUs need a C compiler when they first run; install gcc (Debian's build-essential)" >&2
+    "$(find_python)" -c 'import os, sysconfig as s; os.stat(s.get_paths()["include"] + "/Python.h")' 2>/dev/null || echo "install: kernels on GPUs need Python.h when they first run; install Python's headers (Debian's python3-dev)" >&2
+fi
 optional=
 [ "${1:-}" = dev ] && files+=(requirements/dev.txt requirements/agents.txt requirements/openenv.txt) && optional=requirements/environments.txt
 

@@ -84,6 +84,17 @@ def test_without_a_compiler_all_else_is_installed(root: Path) -> None:
     assert (root / ".venv/without-pycosat.txt").read_text() == "gymnasium==1\n"
 
 
+@pytest.mark.parametrize(
+    ("shown", "code"), [("CUDA Version: 12.8 ", 1), ("CUDA Version: 13.0 ", 0), ("CUDA UMD Version: 12.4", 1), ("", 0)]
+)
+def test_an_old_driver_is_refused_before_anything_is_installed(shown: str, code: int, root: Path) -> None:
+    table = f"| NVIDIA-SMI 550.54.15   Driver Version: 550.54.15   {shown} |"
+    program(root / "bin/nvidia-smi", f'#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: H100" || echo "{table}"\n')
+    env = {**os.environ, "PYTHON": str(root / "python"), "PATH": f"{root / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run([root / "requirements/install.sh"], env=env, capture_output=True, text=True)
+    assert done.returncode == code and (root / ".venv").exists() == (code == 0)
+
+
 USED_WITHOUT_IMPORT = {
     "mypy": "run by make check",
     "pytest-timeout": "`timeout` in pyproject.toml",
@@ -145,6 +156,38 @@ def test_every_requirement_is_pinned(kind: str) -> None:
     assert distributions("core.in", f"{kind}.in") <= distributions(f"{kind}.txt")
 
 
+def pins(kind: str) -> dict[str, str]:
+    """Package → version in a pinned file."""
+    found = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / f"requirements/{kind}.txt").read_text(), re.M)
+    return {normalised(name): version for name, version in found}
+
+
+def test_no_two_gpu_packages_bring_the_same_file(tmp_path: Path) -> None:
+    """uv installs in parallel, so the last one written would win. Only wheels of CUDA's Python modules (100 MB); the
+    libraries have a folder each."""
+    shared = [
+        f"{name}=={version}" for name, version in pins("gpu").items() if name.startswith(("cuda-", "nvidia-cutlass"))
+    ]
+    command = [Path(sys.executable).with_name("uv"), "pip", "install", "-q", "--no-deps", "--target", tmp_path]
+    platform = ["--python-platform", "x86_64-manylinux_2_28", "--python-version", "3.11"]
+    subprocess.run([*command, *platform, *shared], check=True, timeout=300)
+    owners: dict[str, list[str]] = {}
+    for record in tmp_path.glob("*.dist-info/RECORD"):
+        for line in record.read_text().splitlines():
+            owners.setdefault(line.partition(",")[0], []).append(record.parent.name)
+    assert len(owners) > 500 and [path for path, owned in owners.items() if len(owned) > 1] == []
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_gpu_pins_satisfy_each_other(python: str, tmp_path: Path) -> None:
+    """Those of the CPU are made from another torch, which asks for less."""
+    command = [Path(sys.executable).with_name("uv"), "pip", "compile", "-q", "requirements/core.in"]
+    command += ["requirements/gpu.in", "-c", "requirements/gpu.txt", "-o", tmp_path / "all.txt"]
+    platform = ["--python-version", python, "--python-platform", "x86_64-manylinux_2_31"]
+    done = subprocess.run([*command, *platform], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 LEFT_OUT = {"gradio"}
 """What openenv-core lists for its web page, which no test opens."""
 
@@ -153,17 +196,14 @@ LEFT_OUT = {"gradio"}
 @pytest.mark.parametrize("extra", ["agents.txt", "environments.txt", "openenv.txt"])
 def test_extras_need_no_other_packages(kind: str, extra: str) -> None:
     """Extras are installed without dependencies; their own pins and those of the core satisfy them."""
-    pins: dict[str, str] = {}
-    for name in (f"{kind}.txt", extra):
-        pins |= re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "requirements" / name).read_text(), re.M)
-    pins = {normalised(name): version for name, version in pins.items()}
+    known = pins(kind) | pins(extra.removesuffix(".txt"))
     names = distributions(extra)
     if not names <= {normalised(one.name) for one in metadata.distributions()}:
         pytest.skip(f"requirements/{extra} is not installed; make dev installs it")
     for requirement in (line for name in names for line in requires(name) or ()):
         needed = Requirement(requirement)
         if needed.name not in LEFT_OUT and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
-            assert pins.get(normalised(needed.name), "none") in needed.specifier, requirement
+            assert known.get(normalised(needed.name), "none") in needed.specifier, requirement
 
 
 def test_core_imports_without_extras() -> None:
