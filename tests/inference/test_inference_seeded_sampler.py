@@ -37,3 +37,21 @@ def test_neighbouring_seeds_and_positions_are_independent():
         seen = np.bincount(first.ravel() * tokens + second.ravel(), minlength=tokens**2)
         expected = first.size / tokens**2
         assert ((seen - expected) ** 2 / expected).sum() < 130.0
+
+
+def test_gpu_engines_need_no_flashinfer_to_sample(monkeypatch):
+    """vLLM's sampler of GPUs would import it for a kernel that gives no log-probs."""
+    import sys
+
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    from trinity_core.inference.settings import EngineSettings
+
+    monkeypatch.setattr(topk_topp_sampler.current_platform, "is_cuda", lambda: True)
+    for name in ("flashinfer", "vllm.v1.attention.backends.flashinfer"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError):
+        topk_topp_sampler.flashinfer_sampler_supported()
+    for name, value in EngineSettings("model", 100, on_gpu=True).environment().items():
+        monkeypatch.setenv(name, value)
+    assert not topk_topp_sampler.flashinfer_sampler_supported()

@@ -14,7 +14,7 @@ from trinity_core.config.training import TrainSettings
 from trinity_core.runtime.gpus import Gpu
 from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.preflight import checks, resource_estimate
-from trinity_core.runtime.preflight.checks import missing_bfloat16, shared_memory_shortage, shortages
+from trinity_core.runtime.preflight.checks import shared_memory_shortage, shortages, unfit_gpus
 from trinity_core.runtime.preflight.model_shape import size, total
 from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room, room_for
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
@@ -251,9 +251,33 @@ def test_gpus_older_than_bfloat16_are_found_before_vllm_does(monkeypatch, capabi
     gpus = [Gpu(str(place), f"GPU-{place}", memory=16 * GIB, capability=one) for place, one in enumerate(capabilities)]
     monkeypatch.setattr(checks, "survey", lambda: gpus)
     config = config_of("cluster.gpu_per_node=1", *overrides)
-    assert [finding.key for finding in missing_bfloat16(config)] == ["explorer.rollout_model.dtype"] * refused
+    assert [finding.key for finding in unfit_gpus(config)] == ["explorer.rollout_model.dtype"] * refused
     on_node = [finding.key for finding in checks.unready_node(config, 1, {ENGINE: 1}, reads=False)]
     assert on_node == ["explorer.rollout_model.dtype"] * refused
+
+
+@pytest.mark.parametrize(
+    ("driver", "installed", "refused"),
+    [(12, 13, True), (13, 13, False), (14, 13, False), (0, 13, False), (12, 0, False)],
+)
+def test_an_old_driver_is_found_before_anything_starts(monkeypatch, driver, installed, refused):
+    monkeypatch.setattr(checks, "survey", lambda: [Gpu("0", "GPU-0", memory=16 * GIB, driver_cuda=driver)])
+    monkeypatch.setattr(checks, "installed_cuda", lambda: installed)
+    findings = [*unfit_gpus(config_of("cluster.gpu_per_node=1"))]
+    assert [finding.key for finding in findings] == ["cluster.gpu_per_node"] * refused
+    assert not [*unfit_gpus(config_of("cluster.gpu_per_node=0"))]
+
+
+def test_missing_compiler_of_gpu_kernels_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(checks, "survey", lambda: [Gpu("0", "GPU-0", memory=16 * GIB)])
+    monkeypatch.delenv("CC", raising=False)
+    assert not [*unfit_gpus(config_of("cluster.gpu_per_node=1"))], "gcc is here"
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    (headers,) = unfit_gpus(config_of("cluster.gpu_per_node=1"))
+    assert "Python.h" in headers.message
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (compiler,) = unfit_gpus(config_of("cluster.gpu_per_node=1"))
+    assert compiler.key == "cluster.gpu_per_node" and "Python.h" not in compiler.message
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,8 @@ class EngineSettings:
         """Return environment variables to set before the engine's process starts: they are read at import."""
         quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
         if self.on_gpu:
+            # vLLM would import flashinfer for a sampler that never serves seeded or greedy requests with log-probs.
+            quiet["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
             usual = tempfile.gettempdir()  # may differ on other nodes
             short = short_folder(usual, SOCKET_BYTES)
             return quiet if short == usual else quiet | {"VLLM_RPC_BASE_PATH": short}

@@ -50,6 +50,8 @@ class Gpu:
     """Bytes held by programs on its screen."""
     capability: tuple[int, int] = (0, 0)
     """CUDA compute capability; (0, 0) if unknown."""
+    driver_cuda: int = 0
+    """Highest major version of CUDA that the driver runs, a compatibility package included; 0 if unknown."""
 
     @property
     def lacks_bfloat16(self) -> bool:
@@ -103,6 +105,7 @@ def survey() -> list[Gpu]:
         return []
     try:
         gpus = []
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2() // 1000
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             absent = pynvml.NVMLError_NotSupported  # type: ignore[attr-defined]  # where the CPU and GPU share memory
@@ -119,7 +122,7 @@ def survey() -> list[Gpu]:
                 used, whole = memory.used, memory.total  # used: excludes the driver's own
             user, drawn = user_of(processes, used, screen)
             capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-            gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user, whole, drawn, capability))
+            gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user, whole, drawn, capability, cuda))
     finally:
         pynvml.nvmlShutdown()
     return visible(gpus, os.environ.get(VISIBLE))

@@ -10,10 +10,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from trinity_core.addresses import holder_of, in_words, is_orphan
+from trinity_core.compiler import missing_for_triton
 from trinity_core.config import Config, notices, stages
 from trinity_core.config.findings import ConfigError, Finding, Report, Severity
 from trinity_core.config.paths import explored_file, operator_input_file, output_root, uses_pipeline
@@ -173,7 +175,7 @@ def _opened(config: Config, is_first: bool, encoder: Callable[[], ChatEncoder]) 
     yield from long_prompts(config, encoder)
     yield from busy_port(config)
     yield from missing_gpus(config, cores())
-    yield from missing_bfloat16(config)
+    yield from unfit_gpus(config)
 
 
 def unwritable_folders(config: Config) -> Iterator[Finding]:
@@ -259,16 +261,35 @@ def missing_gpus(config: Config, cpus: int) -> Iterator[Finding]:
         yield Finding("cluster", config.cluster.gpu_per_node, "unavailable", str(error))
 
 
-def missing_bfloat16(config: Config) -> Iterator[Finding]:
-    """Yield engines in bfloat16, the default on GPUs, if every GPU of this machine is too old for it."""
-    dtype = config.explorer.rollout_model.dtype
-    on_gpu = "explorer.rollout_model" in config.engine_models and config.cluster.gpu_per_node != 0
-    if not on_gpu or dtype_of(dtype, on_gpu) != "bfloat16":
+def unfit_gpus(config: Config) -> Iterator[Finding]:
+    """Yield what would end the first kernel on this machine's GPUs: an old driver, no C compiler for Triton, or an
+    engine in bfloat16, the default, where every GPU is too old for it."""
+    uses_gpus = config.cluster.gpu_per_node != 0 and (config.engine_models or config.mode in ("both", "train"))
+    gpus = survey() if uses_gpus else []
+    if not gpus:
         return
-    gpus = survey()
-    if gpus and all(gpu.lacks_bfloat16 for gpu in gpus):
+    if 0 < gpus[0].driver_cuda < installed_cuda():
+        message = (
+            f"the NVIDIA driver runs CUDA {gpus[0].driver_cuda}, and the installed torch and vLLM are built for CUDA "
+            f"{installed_cuda()}: update the driver (CUDA 13 needs 580 or newer)."
+        )
+        yield Finding("cluster.gpu_per_node", config.cluster.gpu_per_node, "unavailable", message)
+    if missing := missing_for_triton():
+        message = f"kernels on GPUs are compiled at their first use, and {missing}."
+        yield Finding("cluster.gpu_per_node", config.cluster.gpu_per_node, "unavailable", message)
+    dtype = config.explorer.rollout_model.dtype
+    engines = "explorer.rollout_model" in config.engine_models
+    if engines and dtype_of(dtype, True) == "bfloat16" and all(gpu.lacks_bfloat16 for gpu in gpus):
         message = "this machine's GPUs have no bfloat16, so vLLM refuses it: set this and trainer.dtype to float16."
         yield Finding("explorer.rollout_model.dtype", dtype, "unavailable", message)
+
+
+def installed_cuda() -> int:
+    """Return the major version of CUDA that the installed packages bring; 0 if they bring none, as on the CPU."""
+    try:
+        return int(version("nvidia-cuda-runtime").partition(".")[0])  # those of CUDA 12 had a name of their own
+    except PackageNotFoundError:
+        return 0
 
 
 def _folder_of(file: Path | None) -> Path | None:
@@ -311,8 +332,8 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
         yield from missing_names(config)
     if numbers.get(ENGINE) or any(engines):
         yield from too_long_sequences(config)
-    if numbers.get(ENGINE):
-        yield from missing_bfloat16(config)
+    if gpu_per_node and (numbers.get(ENGINE) or numbers.get(TRAINER)):
+        yield from unfit_gpus(config)
     room = room_for(config.job_dir)
     (stage,) = plans_of(config, Machine(cores(), gpu_per_node))
     here = [
