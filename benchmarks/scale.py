@@ -26,6 +26,7 @@ from store import batch_of
 
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Request, Sample, SampleBatch, Sampling
+from trinity_core.inference.settings import EngineSettings
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.memory import MemoryVersions
 
@@ -82,6 +83,8 @@ class IdleEngine:
 
     async def start(self) -> float:
         return 0.0
+
+    settings = EngineSettings("", 16)
 
     async def generate(self, requests) -> SampleBatch:
         token = np.zeros(1, np.int32)

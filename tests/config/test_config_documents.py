@@ -93,6 +93,8 @@ def test_gsm8k_recipe_equals_quick_start() -> None:
     assert set(rewards) == {"math_reward"}, "math_workflow's own, named to say so"
     (asked,) = {taskset["format"].pop("system_prompt") for taskset in sets}
     assert "####" in asked, "the form of an answer that math_reward reads"
+    assert shown["explorer"].pop("runner_per_model") == 16, "on a GPU the default is a whole step"
+    assert (shown["synchronizer"].pop("sync_method"), recipe["synchronizer"].pop("sync_method")) == ("nccl", "memory")
     named = {"project": recipe["project"], "name": recipe["name"]}
     assert recipe == {**shown, **named}
 

@@ -126,9 +126,9 @@ def test_a_configuration_is_immutable() -> None:
 
 def test_with_values_returns_another_configuration() -> None:
     config = load_config(RECIPES / "gsm8k/gsm8k.yaml")
-    other = config.with_values({"name": "other", "synchronizer.sync_method": "memory", "trainer.worker_num": "2"})
-    assert (other.name, other.synchronizer.sync_method, other.trainer.worker_num) == ("other", "memory", 2)
-    assert config.synchronizer.sync_method == "nccl" and other.given == config.given
+    other = config.with_values({"name": "other", "synchronizer.sync_method": "nccl", "trainer.worker_num": "2"})
+    assert (other.name, other.synchronizer.sync_method, other.trainer.worker_num) == ("other", "nccl", 2)
+    assert config.synchronizer.sync_method == "memory" and other.given == config.given
     back = {"name": config.name, "synchronizer": config.synchronizer, "trainer": config.trainer}
     assert other.with_values(back) == config
     with pytest.raises(ValidationError, match="memroy"):

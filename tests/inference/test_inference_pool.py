@@ -16,6 +16,7 @@ from rollout.fakes import FakeEngine
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.pool import EnginePool, assign
 from trinity_core.inference.requests import EngineLost, Request, Sample, SampleBatch, Sampling, WeightSource
+from trinity_core.inference.settings import EngineSettings
 from trinity_core.sync.versions import VersionGone, open_versions
 
 SOURCE = WeightSource("memory", "somewhere")
@@ -49,6 +50,20 @@ def test_requests_of_one_tick_share_a_call():
     assert [len(sample) for sample in samples] == [1, 2, 3, 4, 5]
     [call] = engine.calls
     assert [request.key for request in call][:3] == ["w0/0", "w1/0", "w1/1"]
+
+
+def test_groups_on_a_gpu_do_not_wait_for_each_other():
+    engine = FakeEngine(settings=EngineSettings("model", 100, on_gpu=True), hangs_in=(0,))
+
+    async def main():
+        pool = await started(engine)
+        slow, *others = (asyncio.create_task(pool.generate(ask(f"w{i}", 4))) for i in (1, 0, 2))
+        await asyncio.wait_for(asyncio.gather(*others), 60)
+        assert not slow.done()
+        slow.cancel()
+
+    asyncio.run(main())
+    assert [{request.key.split("/")[0] for request in call} for call in engine.calls] == [{"w1"}, {"w0"}, {"w2"}]
 
 
 def test_later_requests_do_not_wait_for_earlier_ones():

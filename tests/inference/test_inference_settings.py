@@ -16,7 +16,7 @@ from trinity_core.config import config_from_dict
 from trinity_core.errors import TrinityError
 from trinity_core.inference import vllm_types
 from trinity_core.inference.in_process import InProcessEngine
-from trinity_core.inference.settings import EngineSettings, policy_engine
+from trinity_core.inference.settings import EngineSettings, gpu_sequences, policy_engine
 from trinity_core.inference.weight_receiver import with_head
 
 
@@ -39,9 +39,10 @@ def test_policy_engine_fits_the_run():
 
 def test_gpu_engine_keeps_vllm_defaults():
     settings = policy_engine(config(tensor_parallel_size=2), on_gpu=True)
-    assert (settings.compute_dtype, settings.max_num_seqs) == ("bfloat16", 256)
+    assert (settings.compute_dtype, settings.max_num_seqs) == ("bfloat16", None)
     arguments = vllm_types.engine_arguments(settings)
     assert arguments["tensor_parallel_size"] == 2
+    assert [gpu_sequences(gib << 30) for gib in (0, 24, 48, 80)] == [1024, 256, 256, 1024]
     assert "enable_chunked_prefill" not in arguments
     assert "OMP_NUM_THREADS" not in settings.environment()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trinity_core.inference.requests import EngineLost, Sample, SampleBatch, WeightSyncReport
+from trinity_core.inference.settings import EngineSettings
 
 
 @dataclass
@@ -16,6 +17,7 @@ class FakeEngine:
 
     answer: list[int] = field(default_factory=lambda: [1, 2, 3])
     logprob: float = -0.5
+    settings: EngineSettings = field(default_factory=lambda: EngineSettings("model", 100))
     name: str = "first"
     generation: int = 0
     dies_in: tuple[int, ...] = ()
@@ -84,6 +86,8 @@ class FakeEngine:
 
     async def successor(self, model_path: str) -> FakeEngine:
         await self.stop()
-        heir = FakeEngine(self.answer, name=f"{self.name}'s heir", generation=self.generation + 1)
+        heir = FakeEngine(
+            self.answer, settings=self.settings, name=f"{self.name}'s heir", generation=self.generation + 1
+        )
         self.heirs.append(heir)
         return heir

@@ -19,6 +19,7 @@ from trinity_core.runtime.placement import (
     runners,
     sync_method,
     threads,
+    unfilled_engine,
     weakest,
 )
 
@@ -124,9 +125,19 @@ def test_on_a_single_gpu_engine_and_trainer_take_turns() -> None:
 
 def test_a_gpu_engine_gets_as_many_workflows_as_fill_it() -> None:
     gpu, cpu = (place(configured(), Machine(8, gpus)) for gpus in (2, 0))
-    assert runners(configured(), gpu) == 256 // 4 and runners(configured(), cpu) == 8
+    assert runners(configured(), cpu) == 8
+    assert (runners(configured(), gpu, 24 << 30), runners(configured(), gpu, 80 << 30)) == (256 // 4, 1024 // 4)
     assert runners(configured(explorer={"runner_per_model": 3}), gpu) == 3
-    assert runners(configured(explorer={"rollout_model": {"max_num_seqs": 4}}), gpu) == 8
+    narrow = {"rollout_model": {"max_num_seqs": 4}}
+    assert runners(configured(explorer=narrow), gpu) == 8
+    assert runners(configured(explorer=narrow, buffer={"batch_size": 128}), gpu) == 8
+    wide = configured(buffer={"batch_size": 100}, explorer={"rollout_model": {"max_num_seqs": 256}})
+    assert runners(wide, gpu) == 100
+    assert runners(wide.with_values({"buffer.batch_size": 1000}), gpu) == 2 * 256 // 4
+    assert unfilled_engine(configured(explorer={"runner_per_model": 16}, buffer={"batch_size": 128}), gpu)
+    assert not unfilled_engine(configured(explorer={"runner_per_model": 64}, buffer={"batch_size": 128}), gpu)
+    assert not unfilled_engine(configured(explorer={"runner_per_model": 1}, buffer={"batch_size": 2}), gpu)
+    assert not unfilled_engine(configured(explorer={"runner_per_model": 16}, buffer={"batch_size": 128}), cpu)
 
 
 def test_supervised_runs_use_no_engine() -> None:

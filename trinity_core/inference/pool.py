@@ -4,8 +4,9 @@ replaced.
 An engine is lost if it died, if it hangs (it has requests but samples no token for `patience` seconds, however long its
 answers), or if it does not load weights in time.
 
-All workflows that call `generate` in the same turn of the event loop share one call to each engine. The batch of an
-engine then depends only on the tasks, and 16 tasks cost one round trip instead of 16.
+On the CPU all workflows that call `generate` in the same turn of the event loop share one call to each engine, whose
+batch then depends only on the tasks. On a GPU, whose kernels do not repeat the last bits anyway, each group is a call
+of its own and returns when its own answers have ended: else all would wait for the slowest (`benchmarks/convoy.py`).
 
 The queue is unbounded: workflows wait for their samples, so `runner_per_model` limits the requests in flight.
 """
@@ -83,6 +84,8 @@ class EnginePool:
     patience: float = PATIENCE
     load_seconds: float = LOAD_SECONDS
     restarts: int = 0
+    on_gpu: bool = False
+    """Known once the engines have started."""
     busy: BusyTimer = field(default_factory=BusyTimer)
     """Time during which at least one request was in flight."""
     tokens: int = 0
@@ -105,6 +108,7 @@ class EnginePool:
         """Start all engines concurrently. Raises the first failure."""
         self._slots = [_Slot(index, handle) for index, handle in enumerate(self.engines)]
         await asyncio.gather(*(self._start(slot) for slot in self._slots))
+        self.on_gpu = any(slot.handle.settings.on_gpu for slot in self._slots)
 
     async def stop(self) -> None:
         for task in self._serving:
@@ -263,8 +267,9 @@ class EnginePool:
         slots = [slot for slot in self._slots if slot.replacing is None] or self._slots
         shares = assign([len(pending.requests) for pending in asked], [slot.load for slot in slots])
         for slot, share in zip(slots, shares, strict=True):
-            if share:
-                self._begin(self._serve(slot, [asked[i] for i in share]))
+            calls = [[index] for index in share] if self.on_gpu else [share] if share else []
+            for call in calls:
+                self._begin(self._serve(slot, [asked[i] for i in call]))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

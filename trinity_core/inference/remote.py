@@ -94,7 +94,7 @@ class RemoteEngine:
         if self.settings.weight_transfer:
             raise TransientFault("an engine was lost, and with it the NCCL group that brings the weights")
         settings = replace(self.settings, model_path=model_path)
-        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 1000, **self.options}
+        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 100_000, **self.options}
         actor_class = ray.remote(engine_class(settings)).options(**options)
         async for _ in poll_async(NAME_SECONDS, pause=0.1):
             with suppress(ActorAlreadyExistsError):

@@ -17,6 +17,11 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import expanded
 from trinity_core.inference.requests import Sampling
 
+SEQUENCES, LARGE_SEQUENCES = 256, 1024
+"""Default number of sequences that an engine processes at once: on the CPU or a GPU, and on a large GPU."""
+LARGE_GPU = 70 << 30
+"""Bytes of a GPU's memory from which vLLM's own default is 1,024 too, except for A100s (`engine/arg_utils.py`)."""
+
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on the CPU. vLLM's default of 128 is longer than a short prompt, so the samples of a group would
 share nothing; 32 is the smallest size that its kernels support. 128 samples of 16 prompts of 35 tokens take 0.47 s of
@@ -44,7 +49,8 @@ class EngineSettings:
     on_gpu: bool = False
     dtype: str = "auto"
     """`auto`: bfloat16 on a GPU, float32 on the CPU."""
-    max_num_seqs: int = 256
+    max_num_seqs: int | None = SEQUENCES
+    """Sequences processed at once; None, on a GPU: `gpu_sequences`."""
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float | None = None
@@ -129,6 +135,11 @@ class EngineSettings:
         )
 
 
+def gpu_sequences(memory: int) -> int:
+    """Return the default of `max_num_seqs` on a GPU with that many bytes of memory; 0: unknown."""
+    return SEQUENCES if 0 < memory < LARGE_GPU else LARGE_SEQUENCES
+
+
 def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSettings:
     """Return the settings of each engine of the policy. `threads` is its share of the CPU cores.
 
@@ -143,7 +154,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSetti
         **_adapter(config.engine_adapter),
         model_path=config.model.model_path,
         max_model_len=_resolved(config.model.max_model_len, "model.max_model_len"),
-        max_num_seqs=min(model.max_num_seqs, sampled) if not on_gpu else model.max_num_seqs,
+        max_num_seqs=model.max_num_seqs if on_gpu else min(model.max_num_seqs or SEQUENCES, sampled),
         on_gpu=on_gpu,
         threads=threads,
         seed=config.seed if model.seed is None else model.seed,
@@ -171,7 +182,7 @@ def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, 
         model,
         model_path=model.model_path,
         max_model_len=_resolved(model.max_model_len, "max_model_len"),
-        max_num_seqs=model.max_num_seqs,
+        max_num_seqs=model.max_num_seqs if on_gpu else model.max_num_seqs or SEQUENCES,
         on_gpu=on_gpu,
         threads=threads,
         seed=config.seed if model.seed is None else model.seed,
@@ -215,7 +226,7 @@ def _samples_at_once(config: Config) -> int:
     Users of mode `serve` are no workflows: only `max_num_seqs` limits them.
     """
     if config.mode == "serve":
-        return config.explorer.rollout_model.max_num_seqs
+        return config.explorer.rollout_model.max_num_seqs or SEQUENCES
     tasks = config.buffer.explorer_input
     tasksets = [*tasks.tasksets, *tasks.eval_tasksets]
     repeats = max((taskset.repeat_times for taskset in tasksets), default=config.algorithm.repeat_times)
@@ -273,4 +284,4 @@ def kv_bytes(settings: EngineSettings, per_token: int, free: int) -> int:
             key="model.max_model_len",
         )
     # vLLM keeps one block for itself.
-    return max(longest, min(settings.max_num_seqs * longest, free // 4)) + block * per_token
+    return max(longest, min((settings.max_num_seqs or SEQUENCES) * longest, free // 4)) + block * per_token

@@ -21,6 +21,7 @@ from trinity_core.inference.settings import (
     CPU_BLOCK_TOKENS,
     GIB,
     EngineSettings,
+    gpu_sequences,
     head_channels,
     kv_bytes,
     kv_bytes_per_token,
@@ -47,7 +48,7 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "skip_tokenizer_init": not settings.grammars,
         "dtype": settings.compute_dtype,
         "max_model_len": settings.max_model_len,
-        "max_num_seqs": settings.max_num_seqs,
+        "max_num_seqs": settings.max_num_seqs or gpu_sequences(_gpu_memory()),
         "enable_prefix_caching": settings.enable_prefix_caching,
         "trust_remote_code": settings.trust_remote_code,
         "hf_overrides": {**settings.model_overrides, **_window(settings)},
@@ -115,6 +116,12 @@ def lora_request(settings: EngineSettings, loads: int) -> LoRARequest | None:
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"adapter-{loads}", ADAPTER, "loaded by trinity_core.inference.weight_receiver")
+
+
+def _gpu_memory() -> int:
+    from vllm.platforms import current_platform
+
+    return int(current_platform.get_device_total_memory())
 
 
 def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:

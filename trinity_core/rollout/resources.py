@@ -174,7 +174,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         model=policy,
         runner=runner,
         reward_pool=reward_pool,
-        steps=_steps(config, read, runner, api),
+        steps=_steps(config, read, runner, api, pool.on_gpu),
         eval_tasksets=read.eval_tasksets,
         weights=run_versions(config),
         source=WeightSource(config.synchronizer.sync_method, str(config.job_dir)),
@@ -192,7 +192,7 @@ def _operators(config: Config, data_juicer: DataJuicer | LocalDataJuicer | None)
     return pipeline(processed.operators if processed else [], data_juicer_server=data_juicer)
 
 
-def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | None) -> StepSource | None:
+def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | None, on_gpu: bool) -> StepSource | None:
     batch_size, name = config.buffer.batch_size, config.explorer.name
     if api is not None and api.served_sessions is not None and read.encoder is not None:
         repeats = config.algorithm.repeat_times
@@ -200,7 +200,7 @@ def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | Non
     if not read.tasksets:
         return None
     schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name)
-    return TaskSteps(schedule, runner, config, read.joined)
+    return TaskSteps(schedule, runner, config, config.is_synchronous and not on_gpu, read.joined)
 
 
 def _model(config: Config, read: _Read, pool: EnginePool, loops: WorkflowLoops) -> EngineModel | ExternalModel:

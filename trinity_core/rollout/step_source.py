@@ -101,6 +101,8 @@ class TaskSteps:
     schedule: TaskSchedule
     runner: TaskRunner
     config: Config
+    in_waves: bool = False
+    """See `TaskRunner.run`."""
     joined: JoinedInputs = field(default_factory=JoinedInputs)
     """Columns added to experiences for the operators."""
     text: str = ""
@@ -142,7 +144,7 @@ class TaskSteps:
 
     async def further(self, step: int, count: int) -> list[Outcome]:
         """The schedule observes scores as the workflows returned them, before any operator."""
-        outcomes = await self.runner.run(self.schedule.draw(count), in_waves=self.config.is_synchronous)
+        outcomes = await self.runner.run(self.schedule.draw(count), in_waves=self.in_waves)
         for outcome in outcomes:
             self.schedule.observe(outcome.task, scores_of(outcome.of_task))
             columns = self.joined.columns(outcome.task.raw)

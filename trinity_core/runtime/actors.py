@@ -39,8 +39,8 @@ EXPLORER_SECONDS = 2.0
 """Time for the explorer to end. Its rollouts are in the store, so it has nothing to save."""
 LOAD_SECONDS = 3600.0
 """Time for an engine kept from an earlier stage to load a model."""
-CALLS_AT_ONCE = 1000
-"""An engine is an asynchronous actor in which each workflow's call waits."""
+CALLS_AT_ONCE = 100_000
+"""An engine is an asynchronous actor in which the call of each group waits, and calls that load or watch pass them."""
 KEPT_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_ARENA_MAX": "2",
 }  # fmt: skip

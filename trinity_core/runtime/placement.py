@@ -12,6 +12,7 @@ from trinity_core.config.rules.resources import colocates, gpu_rules
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import TrinityError
+from trinity_core.inference.settings import gpu_sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +188,37 @@ def sync_method(config: Config, placement: Placement) -> tuple[str, str]:
     return asked, ""
 
 
-def runners(config: Config, placement: Placement) -> int:
-    """Return the number of concurrent workflows per engine: as configured, or on a GPU enough to fill
-    `max_num_seqs`."""
+QUEUED = 2
+"""Answers asked for at once, over those that a GPU engine processes at once: the rest waits in vLLM's queue. More would
+not fill it better, and waits there count towards `explorer.max_timeout`."""
+
+
+def runners(config: Config, placement: Placement, gpu_memory: int = 0) -> int:
+    """Return the number of concurrent workflows per engine: as configured, or on a GPU all tasks of a step, but at most
+    `QUEUED` times what fills `max_num_seqs`. `gpu_memory`: bytes of one of its GPUs, 0 if unknown."""
     explorer = config.explorer
     if not placement.on_gpu or config.written("explorer.runner_per_model") is not None:
         return explorer.runner_per_model
     repeats = most_repeats(config.buffer, config.algorithm)
-    return max(explorer.runner_per_model, explorer.rollout_model.max_num_seqs // repeats)
+    full = -(-(explorer.rollout_model.max_num_seqs or gpu_sequences(gpu_memory)) // repeats)
+    whole_step = -(-config.buffer.batch_size // max(placement.engines, 1))
+    return max(explorer.runner_per_model, full, min(whole_step, QUEUED * full))
+
+
+def unfilled_engine(config: Config, placement: Placement, gpu_memory: int = 0) -> str:
+    """Return a notice if `explorer.runner_per_model` leaves more than half of a GPU engine's places empty, else ""."""
+    if not (placement.on_gpu and placement.engines and config.written("explorer.runner_per_model")):
+        return ""
+    asked = config.explorer.runner_per_model
+    repeats = most_repeats(config.buffer, config.algorithm)
+    places = config.explorer.rollout_model.max_num_seqs or gpu_sequences(gpu_memory)
+    wanted = min(places, config.buffer.batch_size * repeats // placement.engines)
+    if 2 * asked * repeats >= wanted:
+        return ""
+    return (
+        f"explorer.runner_per_model: {asked} × {repeats} answers at once; an engine on this GPU would take {wanted} of "
+        "a step. Leave it out, or raise it, unless the workflows need the limit."
+    )
 
 
 def _gpus_per_node(config: Config, machine: Machine) -> int:

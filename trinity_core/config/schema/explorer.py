@@ -48,8 +48,8 @@ class RolloutModelConfig(Section):
     """Run the model without compilation and CUDA graphs: starts sooner, generates slower. By default false on a GPU and
     true on the CPU, where false needs a C++ compiler and is a fifth faster after a first start that takes 20 s
     longer."""
-    max_num_seqs: Count = 256
-    """Sequences that an engine processes at once."""
+    max_num_seqs: Count | None = None
+    """Sequences that an engine processes at once; by default 256, on a GPU of 70 GiB or more 1,024."""
     enable_prefix_caching: Flag = True
     """Keep the KV cache of prompts that requests share."""
     extra_engine_args: Args = EMPTY
@@ -122,7 +122,8 @@ class ExplorerConfig(Section):
     name: str = "explorer"
     """Name of the explorer; explorers of the same run need different names."""
     runner_per_model: Count = 8
-    """Concurrent workflows per engine; by default on a GPU enough to fill `max_num_seqs`."""
+    """Concurrent workflows per engine; by default on a GPU all tasks of a step, or twice `max_num_seqs` answers if that
+    is less."""
     max_timeout: Seconds = 900.0
     """Time limit for a workflow. It does not count verifiers, whose verdicts have their own limits, or waits for a free
     environment process, a judge or an external model (`requests_at_once`)."""

@@ -19,6 +19,7 @@ from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
     CPU_BLOCK_TOKENS,
     GIB,
+    SEQUENCES,
     EngineSettings,
     auxiliary_engine,
     kv_bytes,
@@ -115,7 +116,7 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
     for model, gpus in zip(models, placement.auxiliary_gpus, strict=True):
         settings = auxiliary_engine(config, model, placement.on_gpu)
         prompt = model.max_prompt_tokens or settings.max_model_len
-        memory = _engine(settings, model.model_path, gpu_memory, settings.max_num_seqs, prompt, 0, free)
+        memory = _engine(settings, model.model_path, gpu_memory, settings.max_num_seqs or 0, prompt, 0, free)
         process = _process(auxiliary_kind(model), model.engine_num, gpus, placement.engine_threads, memory)
         estimates.append(_on_gpu(process, settings, model.model_path))
     if placement.trainers:
@@ -219,7 +220,7 @@ def cpu_engine_needs(
     latent = shape.latent.cached if shape.latent else 0
     per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.channels, settings.compute_dtype, latent)
     packed = shape.parameters + (shape.embedding if shape.tied else 0)
-    sequences = settings.max_num_seqs
+    sequences = settings.max_num_seqs or SEQUENCES
     tokens = prefill_tokens(sequences, groups, prompt)
     channels = 3 * (shape.hidden + shape.intermediate)
     held = width * packed
