@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from preflight_configs import SHAPE, config_of
 from raising import raising
 
@@ -34,6 +36,7 @@ from trinity_core.runtime.preflight.trainer_memory import (
     worst_micro_batches,
 )
 from trinity_core.training import packing
+from trinity_core.training.batching import LARGEST_MASK, mask_elements, pairs_of, plan, units_of
 from trinity_core.training.lora import add_adapter
 from trinity_core.training.micro import build_micro
 from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
@@ -102,12 +105,11 @@ def test_micro_batches_are_those_of_the_trainer():
         config = config_of("trainer.max_token_len_per_gpu=800", *overrides)
         return worst_micro_batches(config, train_settings(config), 1)
 
-    # A group: 88 tokens of the prompt and 8 responses of 40, 408; 4 groups, each alone within 800 tokens.
+    # A group: 88 tokens of the prompt and 8 responses of 40, 408; with shorter ones the budget is filled.
     micro = planned()
-    assert (micro.count, micro.tokens, micro.targets, micro.rows, micro.longest) == (4, 408, 320, 8, 128)
-    assert micro.mask == 8 * 40 * 128, "of one of them"
-    micro = planned("trainer.max_token_len_per_gpu=816")
-    assert (micro.count, micro.tokens, micro.rows) == (2, 816, 16)
+    assert (micro.count, micro.tokens, micro.targets, micro.longest, micro.mask) == (3, 800, 800, 128, 32 * 40 * 128)
+    micro = planned("trainer.max_token_len_per_gpu=100000")
+    assert (micro.count, micro.tokens, micro.rows) == (1, 4 * 408, 32), "all of them"
     micro = planned(
         "trainer.use_dynamic_bsz=false",
         "trainer.trainer_config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
@@ -115,11 +117,34 @@ def test_micro_batches_are_those_of_the_trainer():
     assert (micro.count, micro.tokens, micro.rows) == (2, 816, 16)
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 88), st.tuples(*[st.integers(1, 40)] * 8)), min_size=4, max_size=4),
+    st.integers(100, 2000), st.sampled_from([1, 2, 4]), st.sampled_from(["grpo", "dpo"]),
+)  # fmt: skip
+def test_no_micro_batch_is_larger_than_planned(groups, budget, workers, algorithm):
+    """Any lengths within the limits (88 and 40 tokens, 4 groups of 8), packed as the trainer packs them."""
+    config = config_of(f"trainer.max_token_len_per_gpu={budget}")
+    config = config.with_values({"algorithm.algorithm_type": algorithm})
+    bound = worst_micro_batches(config, train_settings(config), workers)
+    prompts, responses = [prompt for prompt, _ in groups for _ in range(8)], [one for _, many in groups for one in many]
+    if algorithm == "dpo":
+        units = pairs_of(prompts, responses)
+    else:
+        units = units_of([row // 8 for row in range(32)], prompts, responses, budget, LARGEST_MASK)
+    of_row = {row: unit for unit in units for row in unit.rows}
+    for micro in (micro for share in plan(units, budget, workers, LARGEST_MASK) for micro in share if micro):
+        joined, *others = dict.fromkeys(of_row[row] for row in micro)
+        for unit in others:
+            joined = joined.with_(unit)
+        assert joined.cost(LARGEST_MASK) <= bound.tokens and sum(responses[row] for row in micro) <= bound.targets
+        assert mask_elements(len(micro), joined.prompt, joined.response) <= bound.mask
+
+
 def test_workers_share_the_tokens_of_a_sequence():
     config = config_of("trainer.max_token_len_per_gpu=408", "trainer.ulysses_sequence_parallel_size=2")
     settings = train_settings(config)
     whole, part = worst_micro_batches(config, settings, 1), shared_micro_batches(config, settings, 2, 2)
-    assert (whole.tokens, part.tokens, part.targets) == (408, 408, 320), "of two groups, half of each"
+    assert (whole.tokens, part.tokens, part.targets) == (408, 408, 408), "of twice the budget, half"
     assert shared_micro_batches(config, settings, 1, 1) == whole
 
 

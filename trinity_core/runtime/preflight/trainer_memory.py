@@ -26,13 +26,12 @@ host memory. Under ZeRO 1 and 2 the worker's gradients (4P/N) still stay on the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings
 from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET
 from trinity_core.runtime.preflight.model_shape import ModelShape, Need, adapter_parameters, base_bytes, nonzero, size
-from trinity_core.training.batching import LARGEST_MASK, RowUnit, mask_elements, pairs_of, plan, units_of
+from trinity_core.training.batching import LARGEST_MASK, mask_elements
 
 FLOAT = 4
 """Bytes per number in which norms and log-probs are computed, whatever the weights' dtype."""
@@ -81,9 +80,10 @@ def logit_bytes(shape: ModelShape, micro: MicroBatches) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """Micro-batches of one worker in one step."""
+    """Bounds of the micro-batches of one worker in one step."""
 
     count: int
+    """Number of micro-batches if all rows have full length."""
     tokens: int
     """Tokens of the largest one in the forward pass; a shared prompt counts once."""
     targets: int
@@ -106,36 +106,26 @@ def shared_micro_batches(
 
 
 def worst_micro_batches(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatches:
-    """Return the micro-batches of the worker that has the largest one."""
+    """Return bounds of the micro-batches that rows of any lengths within the limits can make: answers shorter than the
+    limit fill the token budget. Copies of shared prompts are counted for answers of full length."""
     prompt, response = config.model.max_prompt_tokens, config.model.max_response_tokens
-    rows = config.buffer.train_batch_size
-    pairs = config.algorithm.algorithm_type == "dpo"
+    rows, longest = config.buffer.train_batch_size, prompt + response
     repeats = 1 if config.is_supervised else config.algorithm.repeat_times
-    budget, largest = settings.max_tokens, LARGEST_MASK
     if not settings.use_dynamic_bsz and settings.micro_batch_size:
         return _of_rows(rows, settings.micro_batch_size, workers, repeats, prompt, response)
-    prompts, responses = [prompt] * rows, [response] * rows
-    if pairs:
-        units = pairs_of(prompts[: rows // 2 * 2], responses[: rows // 2 * 2])
-    else:
-        units = units_of([row // repeats for row in range(rows)], prompts, responses, budget, largest)
-    by_row = {row: unit for unit in units for row in unit.rows}
-    share = plan(units, budget, workers, largest)[0]
-    micro_batches = [_joined(list(dict.fromkeys(by_row[row] for row in micro))) for micro in share if micro]
-    costs = [unit.cost(largest) for unit in micro_batches]
-    top = micro_batches[costs.index(max(costs))]
-    shared = [len(unit.rows) for unit in micro_batches if unit.cost(largest) == unit.tokens]
-    mask = mask_elements(max(shared, default=0), prompt, response)
+    shares = mask_elements(rows, prompt, response) <= LARGEST_MASK
+    whole = -(-rows // repeats) * prompt + rows * response if shares else rows * longest
+    if config.algorithm.algorithm_type == "dpo":
+        unit = 2 * longest
+    else:  # a group beyond the budget is split
+        unit = max(longest, min(settings.max_tokens, repeats * longest))
+    here = whole if workers == 1 else -(-whole // workers) + unit
+    tokens = min(max(settings.max_tokens, unit), here)
+    cells = max(tokens, min(rows * longest, LARGEST_MASK // response))
+    mask = min(mask_elements(rows, prompt, response), LARGEST_MASK)
     return MicroBatches(
-        len(micro_batches), max(costs), len(top.rows) * response, len(top.rows), prompt + response, mask
+        -(-whole // (workers * tokens)), tokens, min(tokens, rows * response), -(-cells // longest), longest, mask
     )
-
-
-def _joined(units: Sequence[RowUnit]) -> RowUnit:
-    first, *others = units
-    for other in others:
-        first = first.with_(other)
-    return first
 
 
 def _of_rows(rows: int, micro_rows: int, workers: int, repeats: int, prompt: int, response: int) -> MicroBatches:
