@@ -27,6 +27,24 @@ def test_tolerance_is_that_of_the_coarser_dtype(trainer, engine):
         verify_weights(WeightCheck((1, 2), (-1.0,)), [-1.1])
 
 
+@pytest.mark.parametrize(
+    ("gaps", "refused"),
+    [([0.7, 0.01, 0.02, 0.03], True), ([0.7, *[0.02] * 9], False), ([0.2] * 8, False), ([math.nan, *[0.0] * 9], True)],
+)
+def test_single_tokens_may_differ_where_digests_agree(gaps, refused):
+    """In bfloat16: 0.5 nats, and a mean of an eighth."""
+    check = WeightCheck(tuple(range(len(gaps) + 1)), (-1.0,) * len(gaps), "bfloat16")
+    got = [-1.0 - gap for gap in gaps]
+    if refused:
+        with pytest.raises(WeightSyncError):
+            verify_weights(check, got, "bfloat16", digests_agree=True)
+    else:
+        assert verify_weights(check, got, "bfloat16", digests_agree=True) == pytest.approx(max(gaps))
+    if max(gaps) > 0.5:
+        with pytest.raises(WeightSyncError):
+            verify_weights(check, got, "bfloat16")
+
+
 def test_weight_check_survives_json():
     check = WeightCheck((5, 6, 7), (-0.1234567, -3.0), "bfloat16")
     assert WeightCheck.from_json(check.to_json()) == check

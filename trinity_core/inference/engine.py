@@ -136,7 +136,8 @@ class Engine(ABC):
 
     async def _check(self, versions: WeightVersions, version: int) -> float | None:
         """Check the parameters; return the gap of the weight check if `version` has one."""
-        if values := await asyncio.to_thread(versions.values, version, self.settings.compute_dtype):
+        values = await asyncio.to_thread(versions.values, version, self.settings.compute_dtype)
+        if values:
             ranks = await self._parameter_digests()
             if all(map(is_adapter, values)):  # the base is not compared
                 ranks = [{name: value for name, value in rank.items() if is_adapter(name)} for rank in ranks]
@@ -155,7 +156,7 @@ class Engine(ABC):
         if (check := versions.check(version)) is None:
             return None
         engine = "fp8" if self.settings.is_lossy else self.settings.compute_dtype
-        return verify_weights(check, await self.score(check.tokens), engine)
+        return verify_weights(check, await self.score(check.tokens), engine, digests_agree=bool(values))
 
     @abstractmethod
     async def reset_prefix_cache(self) -> None:

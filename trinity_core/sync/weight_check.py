@@ -11,6 +11,7 @@ all ranks sum to those of the tensors that belong there.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,10 +20,14 @@ from typing import Any
 
 from trinity_core.errors import WeightSyncError
 
+log = logging.getLogger(__name__)
+
 TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "fp8": 2.0}
 """Largest difference of a token's log-prob (nats) between kernels with the same weights, by compute dtype. The log-prob
 is a difference of logits of size 10 to 40: one bfloat16 rounding (2^-8, relative) is 0.04 to 0.16. The value for an
 engine with fp8 weights or cache is assumed, not measured."""
+MEAN_SHARE = 0.25
+"""Share of the tolerance that the mean difference may reach where digests agree."""
 PACKED = " (packed)"
 """Suffix for a weight of which the engine's kernels keep a copy in their own layout."""
 COMPUTED = " (computed)"
@@ -59,18 +64,28 @@ class WeightCheck:
         return cls(tuple(value["tokens"]), tuple(value["logprobs"]), value["dtype"])
 
 
-def verify_weights(check: WeightCheck, got: Sequence[float], dtype: str = "float32") -> float:
+def verify_weights(
+    check: WeightCheck, got: Sequence[float], dtype: str = "float32", digests_agree: bool = False
+) -> float:
     """Compare the engine's log-probs `got` with the trainer's; return the largest difference in nats.
 
     `dtype` is the engine's; the tolerance is that of the coarser of both compute dtypes. Raises WeightSyncError if a
-    difference exceeds the tolerance or is not a number, or if the lengths differ.
+    difference exceeds the tolerance or is not a number, or if the lengths differ. With `digests_agree` (the engine is
+    known to hold the published tensors) single tokens beyond it only warn, as rounding in a large model may take them
+    there; the mean may be up to `MEAN_SHARE` of it.
     """
     expected, tolerance = check.logprobs, max(TOLERANCES[check.dtype], TOLERANCES[dtype])
     if len(expected) != len(got):
         raise WeightSyncError(f"the engine returned {len(got)} log-probs for a weight check of {len(expected)}")
     gaps = [abs(float(a) - float(b)) for a, b in zip(expected, got, strict=True)]
     worst = max(range(len(gaps)), key=lambda i: math.inf if math.isnan(gaps[i]) else gaps[i])
-    if math.isnan(gaps[worst]) or gaps[worst] > tolerance:
+    if digests_agree and gaps[worst] > tolerance and sum(gaps) / len(gaps) <= MEAN_SHARE * tolerance:
+        log.warning(
+            "%d of the weight check's %d log-probs differ by up to %.3g nats from the trainer's (mean %.3g), although "
+            "the engine holds its weights: watch rollout_gap in the metrics, and max_rollout_gap",
+            sum(gap > tolerance for gap in gaps), len(gaps), gaps[worst], sum(gaps) / len(gaps),
+        )  # fmt: skip
+    elif math.isnan(gaps[worst]) or gaps[worst] > tolerance:
         raise WeightSyncError(
             f"the engine does not hold the weights that the trainer published: log-prob {worst} of the weight check is "
             f"{float(got[worst]):.6g} in the engine and {float(expected[worst]):.6g} in the trainer (allowed gap "
