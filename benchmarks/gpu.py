@@ -187,7 +187,7 @@ def part_paths(scale: Scale) -> Result:
             lm.set_attn_implementation(attention)
             lm.zero_grad()
             micro = build_micro(rows, range(len(rows)), after, packing).to(scale.device)
-            logprobs, _ = Policy(lm, FastPaths(packing, packing, packing and by_length))(micro, 1.0, False)
+            logprobs, _ = Policy(lm, FastPaths(packing, packing, packing and by_length))(micro, 1.0, "none")
             logprobs.mean().backward()
             gradient = torch.cat([p.grad.float().flatten() for p in lm.parameters() if p.grad is not None])
             outputs.append((micro.grid(logprobs.detach()), gradient))
@@ -317,7 +317,7 @@ def torch_alone(learner: Any, rows: list[Any]) -> Callable[[], None]:
 
     def run() -> None:
         for micro in micros:
-            loss = learner.engine.module(micro, 1.0, False)[0].mean()
+            loss = learner.engine.module(micro, 1.0, "none")[0].mean()
             for copy, gradient in zip(copies, torch.autograd.grad(loss, weights), strict=True):
                 copy.grad = gradient
         torch.nn.utils.clip_grad_norm_(copies, 1.0, foreach=True)

@@ -158,7 +158,7 @@ def policy_gaps(lm, plain):
     expected, paths = expected_policy(plain), find_fast_paths(lm)
 
     def of(packing):
-        return gap(expected, outcome(lm, *Policy(lm, paths)(micro(packing), 0.7, True)))
+        return gap(expected, outcome(lm, *Policy(lm, paths)(micro(packing), 0.7, "loss")))
 
     gaps = {"rows": of(paths.packing), "padded": of(False)}
     if paths.own_head:
@@ -188,7 +188,7 @@ def adapter_gap(folder):
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.1)
     paths = find_fast_paths(lm)
-    actual = outcome(lm, *Policy(lm, paths)(micro(paths.packing), 0.7, True))
+    actual = outcome(lm, *Policy(lm, paths)(micro(paths.packing), 0.7, "loss"))
     lm.eval().set_attn_implementation("eager")
     return gap(expected_policy(lm), actual)
 

@@ -265,8 +265,8 @@ def test_kl_with_sft_covers_expert_tokens():
 def test_what_a_run_needs():
     assert Objective(ALGORITHMS["grpo"]).needs_reference
     assert not Objective(spec_of("grpo", kl_loss_fn_args={"kl_coef": 0.0})).needs_reference
-    assert not Objective(ALGORITHMS["grpo"]).entropy_has_gradient
-    assert Objective(spec_of("grpo", entropy_loss_fn_args={"entropy_coef": 0.1})).entropy_has_gradient
+    assert Objective(ALGORITHMS["grpo"]).entropy_use == "metric"
+    assert Objective(spec_of("grpo", entropy_loss_fn_args={"entropy_coef": 0.1})).entropy_use == "loss"
     assert not Objective(ALGORITHMS["sft"]).needs_old_logprobs
     assert Objective(ALGORITHMS["sft"]).advantages(torch.ones(2, 3).bool()).advantages.shape == (2, 3)
 

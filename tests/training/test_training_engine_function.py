@@ -75,7 +75,7 @@ def trainer_logprobs(folder: Path, overrides: dict[str, Any], chosen: list[int])
     fast_paths = find_fast_paths(lm)
     with torch.no_grad():
         micro = build_micro(rows(), chosen, LONG - 1, fast_paths.packing).to(torch.device("cpu"))
-        return np.asarray(micro.grid(Policy(lm, fast_paths)(micro, 1.0, False)[0])[0, : ROW - 1])
+        return np.asarray(micro.grid(Policy(lm, fast_paths)(micro, 1.0, "none")[0])[0, : ROW - 1])
 
 
 def own_logprobs(folder: Path, seen: int) -> np.ndarray:

@@ -137,7 +137,7 @@ def test_logprobs_align_with_their_tokens(lm):
     micro = build_micro(rows, range(len(rows)), width).to(torch.device("cpu"))
     lm.set_attn_implementation("trinity_packed")
     with torch.no_grad():
-        grid = micro.grid(Policy(lm, FastPaths(True, True))(micro, 1.0, False)[0])
+        grid = micro.grid(Policy(lm, FastPaths(True, True))(micro, 1.0, "none")[0])
         lm.set_attn_implementation("eager")
         for row, e in enumerate(rows):
             logprobs = lm(torch.tensor(e.tokens[None]).long()).logits[0].log_softmax(-1)
@@ -269,7 +269,7 @@ def test_sliding_window_of_all_layers_is_detected(tmp_path):
     plain = load_causal_lm(str(tmp_path), torch.float32)
     plain.set_attn_implementation("eager")
     with torch.no_grad():
-        grid = micro.grid(Policy(lm, fast_paths)(micro, 1.0, False)[0])
+        grid = micro.grid(Policy(lm, fast_paths)(micro, 1.0, "none")[0])
         for row, e in enumerate(rows):
             tokens = torch.tensor(e.tokens).long()
             logprobs = plain(tokens[None]).logits[0, 9:-1].log_softmax(-1)
@@ -303,7 +303,7 @@ def test_attention_of_other_shapes(kind, packing, tmp_path):
     assert fast_paths == FastPaths(packing, own_head=True)
     rows = make_batch(2)
     micro = build_micro(rows, range(4), max(e.response_length for e in rows), packing).to(torch.device("cpu"))
-    logprobs = Policy(lm, fast_paths)(micro, 1.0, False)[0]
+    logprobs = Policy(lm, fast_paths)(micro, 1.0, "none")[0]
     logprobs.sum().backward()
     assert all(p.grad.isfinite().all() for p in lm.parameters() if p.grad is not None)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
@@ -397,8 +397,8 @@ def test_dropout_is_off_in_training(kind, tmp_path):
     rows = make_batch(2)
     micro = build_micro(rows, range(4), max(e.response_length for e in rows)).to(torch.device("cpu"))
     with torch.no_grad():
-        training = Policy(lm.train(), fast_paths).train()(micro, 1.0, False)[0]
-        evaluating = Policy(lm, fast_paths).eval()(micro, 1.0, False)[0]
+        training = Policy(lm.train(), fast_paths).train()(micro, 1.0, "none")[0]
+        evaluating = Policy(lm, fast_paths).eval()(micro, 1.0, "none")[0]
     assert torch.equal(training, evaluating)
 
 
@@ -426,16 +426,16 @@ def test_router_noise_is_off_in_training(kind, checkpointing, tmp_path):
     rows = make_batch(2)
     micro = build_micro(rows, range(4), max(e.response_length for e in rows), packing=False)
     policy = Policy(lm, FastPaths(packing=False, own_head=True)).train()
-    first, second = policy(micro, 1.0, False)[0], policy(micro, 1.0, False)[0]
+    first, second = policy(micro, 1.0, "none")[0], policy(micro, 1.0, "none")[0]
     assert first.requires_grad and torch.equal(first, second)
     recomputed = []
     for layer in lm.base_model.layers:
         layer.register_forward_pre_hook(lambda *_: recomputed.append(1))
-    policy(micro, 1.0, False)[0].sum().backward()
+    policy(micro, 1.0, "none")[0].sum().backward()
     assert len(recomputed) == (4 if checkpointing else 2)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with torch.no_grad():
-        truth = Policy(plain, FastPaths(packing=False, own_head=False)).eval()(micro, 1.0, False)[0]
+        truth = Policy(plain, FastPaths(packing=False, own_head=False)).eval()(micro, 1.0, "none")[0]
     torch.testing.assert_close(first.detach(), truth, atol=1e-5, rtol=0)
 
 

@@ -138,7 +138,7 @@ def test_rows_have_log_probs_at_their_own_temperature(learner, monkeypatch, at_o
         for row, temperature in zip(rows, temperatures, strict=True):
             row.temperature = temperature
         micro = build_micro(rows, range(16), max(row.response_length for row in rows))
-        grids = [micro.grid(values)[chosen] for values in module(micro, 1.3, True)]
+        grids = [micro.grid(values)[chosen] for values in module(micro, 1.3, "loss")]
         return grids + [torch.autograd.grad(grid.sum(), head, retain_graph=True)[0] for grid in grids]
 
     for temperature in (None, 0.5, 2.0):
@@ -287,7 +287,7 @@ def test_half_precision_sums_micro_batches_in_float32(learner, stage):
 
     def norm(*factors):
         for i, factor in enumerate(factors, 1):
-            engine.backward(factor * engine(micro, 1.0, False)[0].mean(), last=i == len(factors))
+            engine.backward(factor * engine(micro, 1.0, "none")[0].mean(), last=i == len(factors))
         return engine.step(0.0)
 
     assert norm(512, *[1] * 20) == pytest.approx(532 * norm(1), rel=1e-3)

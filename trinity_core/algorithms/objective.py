@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trinity_core.algorithms.advantages import ADVANTAGES
 from trinity_core.algorithms.advantages.grouping import token_rewards_of
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 REWARDS = ("rewards", "token_rewards")
+EntropyUse = Literal["none", "metric", "loss"]
 
 
 class Weights(NamedTuple):
@@ -124,9 +125,11 @@ class Objective:
         return frozenset(name for name, needed in (("reward", rewarded), ("teacher_logprobs", taught)) if needed)
 
     @property
-    def entropy_has_gradient(self) -> bool:
-        """True if the entropy is a term of the loss; otherwise it is only a metric and needs no graph."""
-        return self.entropy_loss.name != "none" and self.entropy_coef != 0
+    def entropy_use(self) -> EntropyUse:
+        """What reads the policy's entropy: the loss, a metric alone, which needs no graph, or nothing."""
+        if self.entropy_loss.name == "none":
+            return "none"
+        return "metric" if self.entropy_coef == 0 else "loss"
 
     def state(self) -> dict[str, float]:
         """Return the current KL coefficients, for a checkpoint."""
@@ -262,7 +265,7 @@ class Objective:
         if entropy is not None and self.entropy_loss.name != "none":
             value = (weights.entropy * torch.where(mask, entropy, 0.0)).sum()
             accumulator.total("entropy_loss", value)
-            if self.entropy_has_gradient:
+            if self.entropy_use == "loss":
                 loss = loss - self.entropy_coef * value
         accumulator.total("final_loss", loss)
         return loss

@@ -225,7 +225,7 @@ class Learner:
         """Return, for each engine by its checkpoint folder, a function that computes a loss with a zero gradient."""
         micro = build_micro(sample(self.model_config.get_text_config().vocab_size), [0], SAMPLE_WIDTH, self.cut.packing)
         moved = micro.to(self.ranks.device)
-        zero_losses: dict[str, Callable[[], Tensor]] = {"actor": lambda: self.engine(moved, 1.0, False)[0].sum() * 0.0}
+        zero_losses: dict[str, Callable[[], Tensor]] = {"actor": lambda: self.engine(moved, 1.0, "none")[0].sum() * 0.0}
         if self.critic is not None:
             critic = self.critic.engine
             zero_losses["critic"] = lambda: critic(moved).sum() * 0.0
@@ -235,13 +235,13 @@ class Learner:
         """Old log-probs [B, T] of the importance ratio; None if they are the stop-gradient of the new ones."""
         if not needs_old_logprobs_first(self.objective, self.settings.epochs):
             return None
-        return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[0], self.ranks)
+        return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, "none")[0], self.ranks)
 
     def _entropies(self, batch: Batch, micros: Micros) -> Tensor | None:
         """The policy's entropy [B, T] in nats, if the advantage uses it."""
         if "entropies" not in self.objective.advantage_inputs:
             return None
-        return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[1], self.ranks)
+        return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, "metric")[1], self.ranks)
 
     def _reference(self, batch: Batch, micros: Micros) -> Tensor | None:
         if self.reference is None:
@@ -249,7 +249,7 @@ class Learner:
         if self.reference_cut != self.cut:
             micros = micro_batches(batch, self.reference_cut, self.ranks)
         with self.reference.on_device() as reference:
-            return forward_batch(batch, micros, lambda micro: reference(micro, self.temperature, False)[0], self.ranks)
+            return forward_batch(batch, micros, lambda micro: reference(micro, self.temperature, "none")[0], self.ranks)
 
 
 def _actor(name: str) -> str:

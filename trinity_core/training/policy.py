@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, log_softmax, nll_loss
 
+from trinity_core.algorithms.objective import EntropyUse
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.lazy import OWN_ATTENTION
@@ -95,39 +96,37 @@ def decoder(lm: Any) -> Any:
 
 
 class Policy(Backbone):
-    def forward(self, micro: Micro, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    def forward(self, micro: Micro, temperature: float, entropy_use: EntropyUse) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies, float32 [K] each, at the rows' own temperatures.
 
-        `temperature` is the default for rows without one. The entropies carry a gradient only if `entropy_gradient` is
-        true.
+        `temperature` is the default for rows without one. The entropies carry a gradient only if they are
+        for the loss; if nobody uses them they are 0 and cost nothing.
         """
         if self.sequence is not None:
             part, own = share_of(micro, self.sequence)
-            logprobs, entropy = self._values(part, temperature, entropy_gradient)
+            logprobs, entropy = self._values(part, temperature, entropy_use)
             count = len(micro.targets)
             return whole(logprobs, own, count, self.sequence), whole(entropy, own, count, self.sequence)
-        return self._values(micro, temperature, entropy_gradient)
+        return self._values(micro, temperature, entropy_use)
 
-    def _values(self, micro: Micro, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    def _values(self, micro: Micro, temperature: float, entropy_use: EntropyUse) -> tuple[Tensor, Tensor]:
         temperatures = _temperatures(micro, temperature)
         if not self.fast_paths.own_head:
-            return self._through_the_model(micro, temperatures, entropy_gradient)
+            return self._through_the_model(micro, temperatures, entropy_use)
         temperatures = temperatures / self.fast_paths.head_scale
         hidden = self.hidden(micro)
         head = self.lm.get_output_embeddings()
         if len(hidden) * len(head.weight) > LOGITS_AT_ONCE:
-            logprobs, entropy = _sliced(hidden, head, micro.targets, temperatures)
-            return logprobs, entropy if entropy_gradient else entropy.detach()
-        return _logprobs(linear(hidden, head.weight, head.bias), micro.targets, temperatures, entropy_gradient)
+            logprobs, entropy = _sliced(hidden, head, micro.targets, temperatures, entropy_use != "none")
+            return logprobs, entropy if entropy_use == "loss" else entropy.detach()
+        return _logprobs(linear(hidden, head.weight, head.bias), micro.targets, temperatures, entropy_use)
 
     def _through_the_model(
-        self, micro: Micro, temperature: float | Tensor, entropy_gradient: bool
+        self, micro: Micro, temperature: float | Tensor, entropy_use: EntropyUse
     ) -> tuple[Tensor, Tensor]:
         assert not isinstance(micro.inputs, Packed)
         logits = self.lm(micro.inputs.tokens, attention_mask=micro.inputs.present, use_cache=False).logits
-        return _logprobs(
-            logits.flatten(0, 1).index_select(0, micro.source), micro.targets, temperature, entropy_gradient
-        )
+        return _logprobs(logits.flatten(0, 1).index_select(0, micro.source), micro.targets, temperature, entropy_use)
 
 
 class ValueModel(Backbone):
@@ -162,16 +161,19 @@ def _temperatures(micro: Micro, default: float) -> float | Tensor:
     return default if temperatures is None else temperatures
 
 
-def _sliced(hidden: Tensor, head: Any, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+def _sliced(
+    hidden: Tensor, head: Any, targets: Tensor, temperature: float | Tensor, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
     """Return log-probs and entropies [K] without computing all logits at once, one temperature after the other."""
     from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 
     if not isinstance(temperature, Tensor):
-        return token_logprobs_and_entropy(hidden, head.weight, targets, temperature, bias=head.bias)
+        return token_logprobs_and_entropy(hidden, head.weight, targets, temperature, head.bias, None, with_entropy)
     logprobs, entropy = hidden.new_zeros((2, len(targets)), dtype=torch.float32).unbind()
     for shared in temperature.unique().tolist():
         rows = (temperature == shared).nonzero()[:, 0]
-        values = token_logprobs_and_entropy(hidden[rows], head.weight, targets[rows], shared, bias=head.bias)
+        part = (hidden[rows], head.weight, targets[rows], shared, head.bias, None, with_entropy)
+        values = token_logprobs_and_entropy(*part)
         logprobs, entropy = (
             total.index_copy(0, rows, part.to(total.dtype))
             for total, part in zip((logprobs, entropy), values, strict=True)
@@ -180,7 +182,7 @@ def _sliced(hidden: Tensor, head: Any, targets: Tensor, temperature: float | Ten
 
 
 def _logprobs(
-    logits: Tensor, targets: Tensor, temperature: float | Tensor, entropy_gradient: bool
+    logits: Tensor, targets: Tensor, temperature: float | Tensor, entropy_use: EntropyUse
 ) -> tuple[Tensor, Tensor]:
     logits = logits.float()
     if isinstance(temperature, Tensor):
@@ -189,7 +191,9 @@ def _logprobs(
         logits = logits / temperature
     logprobs = log_softmax(logits, -1)
     chosen = -nll_loss(logprobs, targets, reduction="none")
-    if not entropy_gradient:
+    if entropy_use == "none":
+        return chosen, torch.zeros_like(chosen)
+    if entropy_use == "metric":
         logprobs = logprobs.detach()
     return chosen, -(logprobs.exp() * logprobs).sum(-1)
 
@@ -362,7 +366,7 @@ def find_fast_paths(lm: Any) -> FastPaths:
 def _tried(lm: Any, paths: FastPaths, micro: Micro) -> Tensor:
     """Return log-probs [K] on these paths. Evaluation mode disables an adapter's dropout, which would make passes
     differ."""
-    logprobs: Tensor = Policy(lm, paths).eval()(micro, 1.0, False)[0]
+    logprobs: Tensor = Policy(lm, paths).eval()(micro, 1.0, "none")[0]
     return logprobs
 
 

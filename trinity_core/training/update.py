@@ -205,7 +205,7 @@ def update(
     weights = objective.weights(batch.mask, batch.is_expert, step)
     accumulator = MetricAccumulator()
     for i, micro in enumerate(micros):
-        logprobs, entropy = engine(micro, temperature, objective.entropy_has_gradient)
+        logprobs, entropy = engine(micro, temperature, objective.entropy_use)
         loss = objective.loss(
             accumulator,
             weights.rows(micro.rows),
