@@ -69,7 +69,7 @@ class AsyncLLMEngine(Engine):
     async def _sample(self, request: Request) -> Sample:
         from vllm.exceptions import VLLMValidationError
 
-        prompt: Any = {"prompt_token_ids": request.prompt.tolist()}
+        prompt = vllm_types.tokens_prompt(request.prompt.tolist())
         try:
             async for output in self._vllm.generate(
                 prompt, vllm_types.sampling_params(request), request.key, lora_request=self._adapter
@@ -128,7 +128,7 @@ class AsyncLLMEngine(Engine):
         await self._vllm.reset_prefix_cache()
 
     async def _score(self, tokens: list[int]) -> list[float]:
-        prompt: Any = {"prompt_token_ids": tokens}
+        prompt = vllm_types.tokens_prompt(tokens)
         scores: Any = None
         key = f"score-{uuid4().hex}"
         async for output in self._vllm.generate(prompt, vllm_types.score_params(), key, lora_request=self._adapter):

@@ -243,7 +243,7 @@ class InProcessEngine(Engine):
         if not call.future.set_running_or_notify_cancel():
             return
         for slot, request in enumerate(requests):
-            prompt: Any = {"prompt_token_ids": request.prompt.tolist()}
+            prompt = vllm_types.tokens_prompt(request.prompt.tolist())
             try:
                 self._vllm.add_request(
                     request.key, prompt, vllm_types.sampling_params(request), lora_request=self._adapter
@@ -280,7 +280,7 @@ class InProcessEngine(Engine):
 
     def _step_until_scored(self, tokens: list[int]) -> list[float]:
         """Step the engine until the sequence is scored; other requests in flight continue."""
-        prompt: Any = {"prompt_token_ids": tokens}
+        prompt = vllm_types.tokens_prompt(tokens)
         key = f"score-{time.monotonic_ns()}"
         self._vllm.add_request(key, prompt, vllm_types.score_params(), lora_request=self._adapter)
         while True:

@@ -209,6 +209,11 @@ def check_compiler(settings: EngineSettings) -> None:
         prepare_to_compile("explorer.rollout_model.enforce_eager is false", "leave enforce_eager out")
 
 
+def tokens_prompt(tokens: list[int]) -> Any:
+    """Return vLLM's prompt of token ids, in the form that needs no renderer and its thread."""
+    return {"type": "token", "prompt_token_ids": tokens}
+
+
 def sampling_params(request: Request) -> SamplingParams:
     """Return vLLM's parameters of a request, without text decoding and hence without stop strings.
 

@@ -161,8 +161,7 @@ class Actors:
     def _start_engine(self, name: str, settings: EngineSettings, gpus: float, where: Any) -> Any:
         from trinity_core.inference.engine import engine_class
 
-        env = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
-        env |= log_environment(self.config, name)
+        env = settings.environment() | log_environment(self.config, name)
         cls = engine_class(settings)
         engine = self.cluster.actor(cls, name, settings, gpus=gpus, env=env, concurrency=CALLS_AT_ONCE, where=where)
         engine.start.remote()
@@ -176,7 +175,7 @@ class Actors:
             key = f"explorer.auxiliary_models[{config.explorer.auxiliary_models.index(model)}].tensor_parallel_size"
             raise TrinityError(f"{key}: a reward model runs on one GPU each: set it to 1", key=key)
         env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
-        env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+        env |= log_environment(config, name)
         arguments = (model.model_path, model.max_model_len, placement.on_gpu, model.dtype, model.trust_remote_code)
         engine = self.cluster.actor(RewardEngine, name, *arguments, gpus=float(placement.on_gpu), env=env, where=where)
         engine.start.remote()
@@ -277,4 +276,4 @@ def trainer_environment(placement: Placement) -> dict[str, str]:
     if placement.on_gpu:
         # Micro-batches vary in size: expandable segments avoid fragmentation.
         return common | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    return common | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} | PASSIVE_THREADS | KEPT_MEMORY | KERNELS
+    return common | {"DS_ACCELERATOR": "cpu"} | PASSIVE_THREADS | KEPT_MEMORY | KERNELS

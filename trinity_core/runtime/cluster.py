@@ -164,6 +164,7 @@ class Cluster:
         """
         import ray
 
+        hidden = {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}  # Ray would show it all GPUs
         options: dict[str, Any] = {
             "name": name,
             "num_cpus": 0,
@@ -171,7 +172,7 @@ class Cluster:
             "max_restarts": 0,
             "max_task_retries": 0,
             "scheduling_strategy": where,
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", **(env or {})}},
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", **hidden, **(env or {})}},
         }
         if concurrency:
             options["max_concurrency"] = concurrency
