@@ -139,7 +139,7 @@ class TrainingEngine:
         if self.plain:
             self._move_state(HOST)
         else:
-            self.deepspeed.offload_states(pin_memory=self.device.type == "cuda")
+            self.deepspeed.offload_states(pin_memory=False)  # as in `_move_state`
             self._link()
         self.module.to(HOST)  # also what is not trained
 

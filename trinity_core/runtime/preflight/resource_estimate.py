@@ -64,6 +64,9 @@ TEXT_BYTES = 5
 (`pytest tests/runtime/test_preflight_plan.py -k full_answers`)."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch and `sync_method: memory` share tensors
 REWARD_BASE = Need("process", 100 * MIB, "Python, NumPy, SymPy, math-verify; up to 4 GiB more for an answer")
+PINNED = 2
+"""Bound of pinned host memory over what it holds: torch rounds each allocation up to a power of two, and vLLM's sleep
+makes one for each piece of the weights. A 7B model takes 26.8 GiB for 14.2."""
 ENGINE, TRAINER, AUXILIARY, REWARDS = "engine", "trainer worker", "auxiliary engine", "reward worker"
 
 
@@ -145,7 +148,13 @@ def _on_gpu(
     least = () if shape is None else least_engine_needs(settings, shape, lora)
     if not sleeps:
         return replace(process, least=least, host=(HOST_BASE,))
-    asleep = tuple(replace(need, what="weights while it sleeps") for need in least if need.what == "weights")
+    asleep = tuple(
+        Need(
+            "weights while it sleeps", PINNED * need.bytes, f"{PINNED} × {size(need.bytes)}: torch rounds pinned memory"
+        )
+        for need in least
+        if need.what == "weights"
+    )
     return replace(process, least=least, host=(HOST_BASE, *asleep), resting=(GPU_BASE,))
 
 
