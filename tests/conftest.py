@@ -53,7 +53,6 @@ LONGEST = (
     "runtime/test_runtime_asked_models.py",
     "workflows/test_reward_pool.py",
     "inference/test_inference_async_llm.py",
-    "test_compiler.py",
     "workflows/test_reasoning_gym.py",
     "store/test_store_stateful.py",
     "studio/test_studio_app.py",

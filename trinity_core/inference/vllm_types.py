@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trinity_core.checkpoints.adapters import linear_names
-from trinity_core.compiler import prepare_to_compile
+from trinity_core.compiler import require_compiler
 from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
 from trinity_core.files import expanded
@@ -206,7 +206,7 @@ def check_model(model_path: str) -> None:
 def check_compiler(settings: EngineSettings) -> None:
     """Raise `TrinityError` if the model is to be compiled on the CPU and there is no compiler."""
     if not settings.eager and not settings.on_gpu:
-        prepare_to_compile("explorer.rollout_model.enforce_eager is false", "leave enforce_eager out")
+        require_compiler("explorer.rollout_model.enforce_eager is false", "leave enforce_eager out")
 
 
 def tokens_prompt(tokens: list[int]) -> Any:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from trinity_core.compiler import prepare_to_compile
+from trinity_core.compiler import require_compiler
 from trinity_core.config.schema import Config
 from trinity_core.config.training import AT_ONCE_ON_CPU, GPU_CONTEXT, MAX_LIVE, REDUCE_BUCKET
 from trinity_core.pinned import CopyStream
@@ -324,7 +324,7 @@ def deepspeed_config(settings: TrainingEngineSettings, ranks: Ranks) -> dict[str
 def compile_layers(lm: nn.Module, device: torch.device) -> None:
     """Compile each decoder layer of `lm` at its first use. Raises `TrinityError` without a C++ compiler."""
     if device.type == "cpu":
-        prepare_to_compile("trainer.torch_compile is true", "leave torch_compile out")
+        require_compiler("trainer.torch_compile is true", "leave torch_compile out")
     for layer in decoder_layers(lm):
         layer.compile(dynamic=True)
 
