@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,10 @@ from trinity_core.config import load_config
 from trinity_core.config.training import TrainSettings
 from trinity_core.runtime.gpus import Gpu
 from trinity_core.runtime.placement import Machine
-from trinity_core.runtime.preflight import checks, resource_estimate
+from trinity_core.runtime.preflight import checks
 from trinity_core.runtime.preflight.checks import shared_memory_shortage, shortages, unfit_gpus
 from trinity_core.runtime.preflight.model_shape import size, total
-from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room, room_for
+from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 GIB = 1 << 30
@@ -278,14 +277,3 @@ def test_missing_compiler_of_gpu_kernels_is_found(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     (compiler,) = unfit_gpus(config_of("cluster.gpu_per_node=1"))
     assert compiler.key == "cluster.gpu_per_node" and "Python.h" not in compiler.message
-
-
-@pytest.mark.parametrize(
-    ("gpu_gib", "drawn_gib", "share", "fits"), [(24, 3.0, 0.9, False), (24, 2.0, 0.9, True), (20, 2.5, 0.85, True)]
-)
-def test_an_engines_share_is_one_of_the_whole_gpu(tmp_path, monkeypatch, gpu_gib, drawn_gib, share, fits):
-    """vLLM takes its share of all memory, and refuses if less is free: programs on the screen hold some."""
-    gpus = [Gpu("0", "GPU-0", "", gpu_gib * GIB, int(drawn_gib * GIB))]
-    monkeypatch.setattr(resource_estimate, "survey", lambda: gpus)
-    plan = planned(tmp_path, "Qwen3-0.6B", 1, gpu_gib, f"{SHARES}={share}", "mode=explore")
-    assert bool([*shortages(plan, replace(room_for(tmp_path), memory=999 * GIB))]) != fits

@@ -1,12 +1,8 @@
-"""Which GPUs a run takes. The locks are real; what is on the GPUs is given, for want of some."""
+"""Which GPUs a run takes; what is on them is given, for want of some."""
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,9 +13,8 @@ from trinity_core.runtime import cluster
 from trinity_core.runtime.gpus import (
     FREE_SECONDS,
     IDLE_BYTES,
-    SCREEN_BYTES,
     Gpu,
-    GpuLocks,
+    free_gpus,
     only,
     refusal,
     survey,
@@ -67,107 +62,31 @@ def test_a_refusal_names_free_gpus_and_users_of_the_others() -> None:
 
 
 def test_processes_and_memory_make_a_gpu_used() -> None:
-    assert user_of([], 0) == user_of([], IDLE_BYTES) == ("", 0)
-    assert user_of([os.getpid()], 0)[0].startswith(f"process {os.getpid()} (")
-    assert user_of([2**22 + 1], 0) == (f"process {2**22 + 1}", 0), "of another container"
-    assert user_of([], 3 * IDLE_BYTES) == ("a process unknown (3.0 GiB are taken)", 0)
+    assert user_of([], 0) == user_of([], IDLE_BYTES) == ""
+    assert user_of([os.getpid()], 0).startswith(f"process {os.getpid()} (")
+    assert user_of([2**22 + 1], 0) == f"process {2**22 + 1}", "of another container"
+    assert user_of([], 2 * IDLE_BYTES) == "a process unknown (8.0 GiB are taken)"
 
 
-def test_a_gpu_that_draws_a_screen_is_free_but_for_what_that_holds() -> None:
-    desktop = {7: IDLE_BYTES, 8: IDLE_BYTES}
-    assert user_of([], 3 * IDLE_BYTES, desktop) == ("", 3 * IDLE_BYTES)
-    assert user_of([8], 2 * IDLE_BYTES, desktop) == ("", 2 * IDLE_BYTES), "a browser computes, too"
-    assert user_of([], SCREEN_BYTES, {7: 0}) == ("", SCREEN_BYTES), "a driver that does not say how much"
-    assert user_of([8, 2**22 + 1], 9 * IDLE_BYTES, desktop) == (f"process {2**22 + 1}", 2 * IDLE_BYTES)
-
-
-def test_what_renders_and_computes_uses_a_gpu() -> None:
-    """As simulators do, and what is left of a run that ended on a server whose GPUs each have an idle Xorg."""
-    renders = 2**22 + 1
-    for processes in ([renders], []):
-        assert user_of(processes, 38 * IDLE_BYTES, {renders: 38 * IDLE_BYTES, 7: 2**22})[0] == f"process {renders}"
-    for screen in ({7: 2**22}, {7: 0}):
-        assert user_of([], 60 * IDLE_BYTES, screen)[0].startswith("a process unknown (")
-
-
-def test_a_gpu_without_a_screen_is_taken_first(tmp_path: Path) -> None:
-    locks = GpuLocks(tmp_path)
-    for wanted, names in ((1, ["1"]), (2, ["1", "0"])):
-        locks.take(wanted, lambda: [Gpu("0", "GPU-00", drawn=2**31), Gpu("1", "GPU-11")], wait=0)
-        assert locks.names == names
-        locks.release()
-
-
-@given(st.lists(st.integers(1, 4), max_size=4), st.lists(st.booleans(), min_size=4, max_size=4))
-def test_runs_beside_each_other_never_share_a_gpu(tmp_path_factory, wishes: list[int], busy: list[bool]) -> None:
-    """Each takes as many as it wants of those that are free, or none."""
-    folder = tmp_path_factory.mktemp("locks")
+@given(st.integers(1, 4), st.lists(st.booleans(), min_size=4, max_size=4))
+def test_a_run_takes_free_gpus(wanted: int, busy: list[bool]) -> None:
     gpus = [Gpu(gpu.name, gpu.uuid, "process 7" * used) for gpu, used in zip(FOUR, busy, strict=True)]
     free = [gpu.name for gpu in gpus if not gpu.user]
-    runs = []
-    for wanted in wishes:
-        run = GpuLocks(folder)
-        try:
-            run.take(wanted, lambda: gpus, wait=0)
-            assert run.names == free[:wanted]
-        except TransientFault:
-            assert len(free) < wanted and not run.names
-        free = free[len(run.names) :]
-        runs.append(run)
-    for run in runs:
-        run.release()
+    if len(free) < wanted:
+        with pytest.raises(TransientFault):
+            free_gpus(wanted, lambda: gpus, wait=0)
+    else:
+        assert free_gpus(wanted, lambda: gpus, wait=0) == free[:wanted]
 
 
-def test_a_run_without_gpus_does_not_look_for_any(tmp_path: Path) -> None:
+def test_a_run_without_gpus_does_not_look_for_any() -> None:
     """One that is broken would end it."""
-    GpuLocks(tmp_path).take(0, lambda: pytest.fail("looked"))
+    assert free_gpus(0, lambda: pytest.fail("looked")) == []
 
 
-def test_a_gpu_is_free_again_when_its_run_was_killed(tmp_path: Path) -> None:
-    program = (
-        "import sys, time; from pathlib import Path; from trinity_core.runtime.gpus import Gpu, GpuLocks\n"
-        f"locks = GpuLocks(Path({str(tmp_path)!r})); locks.take(1, lambda: [Gpu('0', 'GPU-00')])\n"
-        "print(locks.names, flush=True); time.sleep(100)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None and other.stdout.readline() == b"['0']\n"
-        mine = GpuLocks(tmp_path)
-        with pytest.raises(TransientFault, match=rf"GPU 0 is used by another run \(process {other.pid}\)"):
-            mine.take(1, lambda: FOUR[:1], wait=0)
-        mine.take(1, lambda: FOUR[:2], wait=0)
-        assert mine.names == ["1"]
-        mine.release()
-        other.kill()
-        mine.take(1, lambda: FOUR[:1])
-        assert mine.names == ["0"]
-        mine.release()
-
-
-def test_the_lock_of_a_user_with_a_strict_umask_is_readable_to_others(tmp_path: Path) -> None:
-    mine, before = GpuLocks(tmp_path), os.umask(0o077)
-    try:
-        mine.take(1, lambda: FOUR[:1])
-    finally:
-        os.umask(before)
-    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o644]
-    mine.release()
-
-
-def test_a_lock_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    lock = tmp_path / ".trinity_gpu_GPU-00.lock"
-    lock.touch(mode=0)
-    mine, user = GpuLocks(tmp_path), os.geteuid()
-    os.seteuid(user or 65534)  # root may read all
-    try:
-        with pytest.raises(TransientFault, match=re.escape(str(lock))):
-            mine.take(1, lambda: FOUR[:1], wait=0)
-    finally:
-        os.seteuid(user)
-
-
-def test_gpus_that_do_not_exist_are_refused_at_once(tmp_path: Path) -> None:
+def test_gpus_that_do_not_exist_are_refused_at_once() -> None:
     with pytest.raises(TrinityError, match="wants 5 of this machine's GPUs, but of 4 only 4 are free"):
-        GpuLocks(tmp_path).take(5, lambda: FOUR)
+        free_gpus(5, lambda: FOUR)
 
 
 def test_gpus_of_a_dying_attempt_are_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError, on_failure
 from trinity_core.processes import cores, die_with_parent, end, families
 from trinity_core.runtime.faults import is_cancelled
-from trinity_core.runtime.gpus import FREE_SECONDS, GpuLocks, only, wait_until_free
+from trinity_core.runtime.gpus import FREE_SECONDS, free_gpus, only, wait_until_free
 from trinity_core.runtime.placement import Machine, Placement, place, weakest
 from trinity_core.runtime.ray_node import ClusterAway, RayDied, RayNode, reach, start_ray
 from trinity_core.waits import retry
@@ -63,7 +63,6 @@ class Cluster:
         """Actors that Ray has not started yet: reference that becomes ready on start → (name, time of the request)."""
         self._namespace = config.ray_namespace or "trinity"
         self._gpus = 0
-        self._locks = GpuLocks()
         self._node: RayNode | None = None
         self._looked_at = 0.0
 
@@ -137,8 +136,7 @@ class Cluster:
                     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
                     self.nodes = [Machine(int(has.get("CPU", 1)), int(has.get("GPU", 0))) for has in resources]
                 else:
-                    self._locks.take(self._gpus, wait=gpu_seconds())
-                    with only(self._locks.names):
+                    with only(free_gpus(self._gpus, wait=gpu_seconds())):
                         start_ray(self._namespace, max(self.nodes[0].cpus, 1), self._gpus)
         except (TrinityError, TransientFault):
             raise
@@ -278,7 +276,6 @@ class Cluster:
             _shut_down(ours)
             if killed := end(ours, END_SECONDS):
                 log.warning("did not end with Ray and were killed: %s", ", ".join(killed))
-        self._locks.release()
 
 
 def _shut_down(ours: Sequence[psutil.Process]) -> None:

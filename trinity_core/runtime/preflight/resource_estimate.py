@@ -352,7 +352,7 @@ class Room:
     memory: int
     """Total host memory, including what is in use."""
     gpu_memory: int
-    """Memory of the smallest GPU, minus the least that screen programs hold on any GPU; 0 without GPUs."""
+    """Memory of the smallest GPU; 0 without GPUs."""
     disk: int
     """Free disk space for the run, plus what the run has already written."""
     shared_memory: int = sys.maxsize
@@ -367,6 +367,6 @@ def room_for(job_dir: Path) -> Room:
     usage = shutil.disk_usage(there)
     free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
     gpus = survey()
-    gpu_memory = max(min((gpu.memory for gpu in gpus), default=0) - min((gpu.drawn for gpu in gpus), default=0), 0)
+    gpu_memory = min((gpu.memory for gpu in gpus), default=0)
     shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else sys.maxsize
     return Room(memory_limit(), gpu_memory, free + written, shared)
