@@ -360,36 +360,13 @@ def _plain(value: Any) -> Any:
 
 SLIPS = 2
 """Largest edit distance of a misspelt built-in name; beyond it, a name belongs to another workflow."""
-NEAREST = (
-    (("_mm_", "_vlm"), "models see text alone: there are no images or videos"),
-    (("frozen_lake",), "it comes with --plugin-dir configs/toy_text (docs/environments.md)"),
-    (
-        ("alfworld", "sciworld", "scienceworld", "webshop", "sudoku", "frozenlake", "intercode", "env_"),
-        "env_workflow plays environments, also those of an OpenEnv server (docs/environments.md)",
-    ),
-    (("distill", "opd", "sdpo"), "on_policy_distill_math_workflow learns from a teacher (docs/workflows.md)"),
-    (
-        ("agentscope", "react", "search", "agent"),
-        "an AgentWorkflow runs an agent, whichever framework it is written in (docs/agents.md)",
-    ),
-    (
-        ("ruler", "rubric", "judge"),
-        "math_ruler_workflow and rubric_judge_workflow ask a judge (docs/rewards.md)",
-    ),
-    (("math", "boxed", "dapo"), "math_boxed_workflow and math_workflow score answers (docs/workflows.md)"),
-)
-"""Parts of names, and a sentence about the alternative here; the first match is used."""
 
 
 def unknown_workflow(name: str) -> str:
     """Return a message with the alternative to an unknown name, and how to register a custom workflow."""
-    meant = closest(name, WORKFLOWS)
-    if meant and distance(name, meant) <= SLIPS:
+    if (meant := closest(name, WORKFLOWS)) and distance(name, meant) <= SLIPS:
         return f"there is no workflow '{name}'; did you mean '{meant}'? Your own is found through --plugin-dir."
-    lower = name.lower()
-    near = next((sentence for parts, sentence in NEAREST if any(part in lower for part in parts)), "")
-    here = near or f"there are {', '.join(sorted(WORKFLOWS))}"
     return (
-        f"there is no workflow '{name}'; {here}. docs/porting.md says how one of Trinity-RFT is run; your own is "
-        "found through --plugin-dir or as package.module.Name."
+        f"there is no workflow '{name}'; there are {', '.join(sorted(WORKFLOWS))}. docs/porting.md says how one of "
+        "Trinity-RFT is run; your own is found through --plugin-dir or as package.module.Name."
     )
