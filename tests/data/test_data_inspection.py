@@ -287,3 +287,17 @@ def test_histograms_have_round_intervals_and_every_row() -> None:
     assert lengths.histogram(6) == [(0, 19, 3), (20, 39, 0), (40, 59, 1), (60, 79, 0), (80, 99, 0), (100, 119, 1)]
     assert RowLengths("prompt", np.array([7, 7]), None, "", "").histogram() == [(7, 7, 2)]
     assert [lengths.quantile(q) for q in (0.0, 0.5, 1.0)] == [3, 19, 118] and lengths.over == 2
+
+
+@pytest.mark.parametrize("reward", ["math_reward", "math_boxed_reward", "math_dapo_reward", None])
+def test_references_that_are_no_mathematics_are_listed(
+    given: dict[str, Any], tmp_path: Path, reward: str | None
+) -> None:
+    answers = ["18 dollars", "\\frac{1}{2}", "B", "BAC", "12:00", "See the solution above.", "it depends", 5.0]
+    write_jsonl(tmp_path / "train.jsonl", [{"question": f"{n}?", "answer": answer} for n, answer in enumerate(answers)])
+    given["buffer"]["explorer_input"]["default_reward_fn_type"] = reward
+    tasks, _ = inspect(config_from_dict(given))
+    assert [row.line for row in tasks.worded] == [6, 7]
+    assert len(tasks.to_dict()["worded_references"]) == 2
+    given["buffer"]["explorer_input"]["default_reward_fn_type"] = "countdown_reward"
+    assert inspect(config_from_dict(given))[0].worded == []

@@ -45,11 +45,14 @@ def test_bad_rows_are_rejected_and_listed(tmp_path, caplog):
         {"question": "c", "answer": 0},
         {"question": "d"},
         {"question": "e", "answer": " \n"},
+        {"question": "f", "answer": float("nan")},
+        {"question": "g", "answer": float("-inf")},
+        {"question": "h", "answer": 1e16},
     ]
     with caplog.at_level(logging.WARNING):
         taskset = Taskset.open(written(tmp_path, rows), seed=0)
-    assert [task.raw["question"] for task in taskset.tasks()] == ["a", "c"]
-    assert sorted(row.location.line for row in taskset.rejected) == [2, 3, 4, 6, 7]
+    assert [task.raw["question"] for task in taskset.tasks()] == ["a", "c", "h"]
+    assert sorted(row.location.line for row in taskset.rejected) == [2, 3, 4, 6, 7, 8, 9]
     assert "'gsm8k'" in caplog.text and f"{tmp_path}/train.jsonl:3: " in caplog.text
     assert all("format.response_key" in row.reason for row in taskset.rejected[2:])
 

@@ -14,7 +14,8 @@ from trinity_core.pipelines.shaping import pass_rate_calculator
 from trinity_core.rollout.metrics import eval_numbers, scores_of
 from trinity_core.rollout.runner import Outcome
 from trinity_core.workflows import Reward, RewardItem, RewardPool
-from trinity_core.workflows.rewards.boxed import boxed_answer, boxed_fast, math_boxed_reward, math_dapo_reward
+from trinity_core.workflows.rewards.boxed import boxed_fast, math_boxed_reward, math_dapo_reward
+from trinity_core.workflows.rewards.math import boxed_answer
 
 SOLUTIONS = [  # MATH (Hendrycks et al. 2021): answers as they stand in its solutions, and the same said otherwise
     ("\\boxed{\\frac{243}{625}}", "\\frac{243}{625}", True),
@@ -38,6 +39,14 @@ ANSWERS = [  # DAPO-Math-17k asks for a last line "Answer: $Answer"
     ("answer : 35\nAnswer: 34", "34", True),
     ("Answer: 34\nno, \\boxed{35}", "34", False),
     ("\\boxed{35}\nAnswer: 34", "34", True),
+    ("Answer: $\\frac{1}{2}$.", "\\frac{1}{2}", True),
+    ("**Answer**: 42", "42", True),
+    ("**Answer:** 42.", "42", True),
+    ("__Answer__: $42$", "42", True),
+    ("Answer：42", "42", True),
+    ("Answer: **42**", "42", True),
+    ("Answer: $(1, 2)$.", "(1,2)", True),
+    ("Answer: 42 or 43", "42", False),
     ("34", "34", False),
     ("Answer:", "34", False),
 ]

@@ -262,7 +262,7 @@ def test_math_reward_through_workers_and_without(plugins):
     try:
         fast = pool.score_sync("math_reward", [RewardItem(f"#### {n}", "#### 3") for n in (3, 4)])
         assert [reward.value for reward in fast] == [1, 0] and pool.started == 0
-        mixed = ["#### 3", "#### 3.0", "three", "\\boxed{\\frac{6}{2}}", "#### 2.9"]
+        mixed = ["#### 3", "#### 3.0", "three", "\\boxed{\\sqrt{9}}", "#### 2.9"]
         rewards = pool.score_sync("math_reward", [RewardItem(text, "#### 3") for text in mixed])
         assert [reward.value for reward in rewards] == [1, 1, 0, 1, 0] and pool.started == 1
     finally:

@@ -27,7 +27,7 @@ from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.reports import DataSetReport, RowLengths, ShownRow
 from trinity_core.data.supervised import Kind, SupervisedRows, read_supervised, too_long
 from trinity_core.data.task import Task
-from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, prompt_too_long
+from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, prompt_too_long, reference_kind
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError
 from trinity_core.registry import registry_of
@@ -115,6 +115,9 @@ def _inspect_tasks(
             tasks, locations = list(compress(tasks, fits)), list(compress(locations, fits))
             digests = list(compress(digests, fits))
         report.examples = [_prompt_example(tasks[i], locations[i], own, longest) for i in _spread(len(tasks), examples)]
+    if kind := reference_kind(source):
+        truths = [(task.truth, location) for task, location in zip(tasks, locations, strict=True)]
+        report.worded = [location for truth, location in truths if truth is not None and kind(truth) == "text"]
     return _with_counts(config, report, digests, digests, locations)
 
 

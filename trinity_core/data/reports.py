@@ -87,6 +87,8 @@ class DataSetReport:
     """Columns that nothing reads; a workflow may read any column of tasks."""
     unlearned: bool = False
     """True if the first rows have earlier answers, which carry no loss."""
+    worded: list[RowLocation] = field(default_factory=list)
+    """Rows whose reference answer is no number, formula or choice, though the reward compares mathematics."""
     examples: list[ShownRow] = field(default_factory=list)
     prompts: set[bytes] = field(default_factory=set)
 
@@ -98,7 +100,7 @@ class DataSetReport:
             "lengths": {lengths.what: _lengths_json(lengths) for lengths in self.lengths},
             "duplicates": [[str(row), str(first)] for row, first in self.duplicates],
             "shared_prompts": self.shared, "guessed_format": self.guess, "spare_columns": self.spare,
-            "unlearned_answers": self.unlearned,
+            "unlearned_answers": self.unlearned, "worded_references": [str(row) for row in self.worded],
             "examples": [
                 {"row": str(one.location), "text": "".join(text for text, _ in one.spans), "tokens": one.tokens,
                  "loss_mask": one.mask}
@@ -151,6 +153,9 @@ def _lines(report: DataSetReport, colour: bool) -> Iterator[str]:
         yield f"  duplicates  {len(report.duplicates):,} equal to an earlier row, as {row} to {first}"
     else:
         yield "  duplicates  none"
+    if report.worded:
+        where = ", ".join(map(str, report.worded[:ROWS])) + (", …" if len(report.worded) > ROWS else "")
+        yield f"  references  {len(report.worded):,} are neither a number nor a formula nor a choice  ({where})"
     for name, count in report.shared.items():
         yield visible(f"  shared      {count:,} prompts are also in '{name}'")
     for example in report.examples:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,6 +177,18 @@ def task_format(config: TasksetConfig) -> FormatConfig:
     return form
 
 
+def reference_kind(config: TasksetConfig) -> Callable[[Any], str] | None:
+    """How the tasks' reward function reads a reference answer, such as `number` or `text`; None if it does not say."""
+    own_reward = getattr(_workflow(config), "own_reward", lambda _: None)
+    try:
+        reward = registry_of("default_reward_fn_type").resolve(
+            config.default_reward_fn_type or own_reward(config.workflow_args) or ""
+        )
+    except TrinityError:
+        return None
+    return getattr(reward, "reference_kind", None)
+
+
 def _workflow(config: TasksetConfig) -> Any:
     """The workflow class of the tasks; None if there is no such workflow, which validation reports."""
     try:
@@ -214,9 +227,11 @@ def _prompt(
         answer = formats.truth(row, form)
     except DataError as error:
         return error
-    if answered and (answer is None or (isinstance(answer, str) and not answer.strip())):
-        wrong = (
+    is_number = not isinstance(answer, float) or math.isfinite(answer)
+    if not is_number or (answered and (answer is None or (isinstance(answer, str) and not answer.strip()))):
+        missing = (
             "is empty" if formats.has_column(row, form.response_key) else "is missing here, while other rows have it"
         )
+        wrong = missing if is_number else f"is {answer}"
         return DataError(f"column '{form.response_key}' (format.response_key) {wrong}", key=form.response_key)
     return prompt, tools

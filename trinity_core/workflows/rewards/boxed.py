@@ -10,24 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity_core.errors import DataError
+from trinity_core.workflows.rewards.answers import same
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
-from trinity_core.workflows.rewards.math import braced, final_answer, plain_verdict, same
+from trinity_core.workflows.rewards.math import boxed_answer, plain_verdict, reference, reference_kind
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
-_BARE = re.compile(r"[^\s$]+")
-_ANSWER_LINE = re.compile(r"answer[ \t]*:[ \t]*([^\n]+)", re.IGNORECASE)
-
-
-def boxed_answer(text: str) -> str | None:
-    """Return the content of the last `\\boxed{}` or `\\fbox{}` (also `\\boxed 5`); None without one, or if it is
-    empty."""
-    last = max(_BOX.finditer(text), key=re.Match.start, default=None)
-    if last is None:
-        return None
-    if text[last.end() : last.end() + 1] == "{":
-        return braced(text, last.end() + 1)
-    bare = _BARE.match(text, last.end())
-    return bare[0] if bare and last.group().endswith((" ", "\t")) else None
+_ANSWER_LINE = re.compile(r"answer[*_ \t]*[:：][ \t]*([^\n]+)", re.IGNORECASE)
 
 
 def stated_answer(text: str) -> str | None:
@@ -36,18 +23,6 @@ def stated_answer(text: str) -> str | None:
     if line is None or max(text.rfind("\\boxed"), text.rfind("\\fbox")) > line.start():
         return boxed_answer(text)
     return line[1].strip().strip("*$").strip() or None
-
-
-def boxed_reference(truth: Any) -> str:
-    """Return the boxed answer of the reference, its declared final answer, or all of it. Raises DataError if empty."""
-    text = "" if truth is None else str(truth).strip()
-    answer = boxed_answer(text) or final_answer(text) or text
-    if not answer:
-        raise DataError(
-            "the row has no reference answer to compare with; set format.response_key to its column",
-            key="format.response_key",
-        )
-    return answer
 
 
 def has_one_thought(text: str) -> bool:
@@ -71,15 +46,15 @@ def math_boxed_reward(
 
     With `with_think`, `format` is minus `format_score_coef` for a response without exactly one `<think>…</think>`.
     """
-    answer, gold = boxed_answer(response), boxed_reference(truth)
+    answer, gold = boxed_answer(response), reference(truth)
     return _with_format(answer is not None and same(answer, gold, prompt), response, with_think, format_score_coef)
 
 
 def boxed_fast(
     *, response: str, truth: Any, with_think: bool = False, format_score_coef: float = 0.1, **_: Any
 ) -> Parts | None:
-    """Return `math_boxed_reward`'s verdict if it needs no verifier: no boxed answer, or two plain integers."""
-    right = plain_verdict(boxed_answer(response), boxed_reference(truth))
+    """Return `math_boxed_reward`'s verdict if it needs no verifier: no boxed answer, or two plain numbers."""
+    right = plain_verdict(boxed_answer(response), reference(truth))
     return None if right is None else _with_format(right, response, with_think, format_score_coef)
 
 
@@ -110,7 +85,7 @@ def math_dapo_reward(
     A `wrong_score` is a separate part: that score for a wrong answer, 0 for a right one. With
     `enable_overlong_penalty`, `format` is DAPO's soft punishment of long answers (arXiv 2503.14476, eq. 13).
     """
-    answer, gold = stated_answer(response), boxed_reference(truth)
+    answer, gold = stated_answer(response), reference(truth)
     right = answer is not None and same(answer, gold, prompt)
     parts = {"accuracy": float(right)}
     if wrong_score:
@@ -142,5 +117,6 @@ def overlong_punishment(tokens: int, longest: int, cache: int, factor: float) ->
     return -factor * min(1.0, max(0.0, (tokens - (longest - cache)) / cache))
 
 
+vars(math_boxed_reward)["reference_kind"] = vars(math_dapo_reward)["reference_kind"] = reference_kind
 FAST_PATHS["math_boxed_reward"] = boxed_fast
 WARM_UPS["math_boxed_reward"] = WARM_UPS["math_dapo_reward"] = WARM_UPS["math_reward"]

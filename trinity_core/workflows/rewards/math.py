@@ -9,46 +9,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from trinity_core.errors import DataError
+from trinity_core.workflows.rewards.answers import plain, read, same, without_verifier
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
 
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 _OPEN, _CLOSE, _THINK = "<answer>", "</answer>", "<think>"
 _FROM_THOUGHT_TO_ANSWER = re.compile(r"</think>\s*<answer>")
 _BOX = "\\boxed{"
-_TEXT = re.compile(r"\\(?:text|math)(?:rm|bf|it|normal)?\s*\{([^{}]*)\}")
-_WRAPPING = re.compile(r"(?:\bUS)?\\?\$|[€£¥₹]|(?<!\\)\\[()\[\]]")
-_MARKS = re.compile(r"\*\*|__|`|\\approx|\\[,!;:]|\\(?=[% ])")
-_LETTER = "[^\\W\\d_²³½¼¾⅓⅔半一二三四五六七八九十百千万亿萬億]"
-_WORD = rf"(?:{_LETTER}(?:['’-]?{_LETTER})+['’]?(?!{_LETTER})|\b[ai](?=\s+{_LETTER}))"
-_SCALES = {"half": 0.5, "quarter": 0.25, "dozen": 12, "hundred": 100, "thousand": 1000, "million": 1e6, "billion": 1e9}
-_SENTENCE = re.compile(
-    rf"(?i)((?:{_WORD}[\s:=,.]+|[=≈(]\s*)*+)"
-    r"([-+−–]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+))"
-    rf"(?:\s*({'|'.join(_SCALES)})s?\b-?)?"
-    rf"((?:[\s(]*(?:/?{_WORD}|(?-i:[mg])(?!{_LETTER})|[°¢%](?:\s?[CF]\b)?)(?:\^?\{{?[23²³]\}}?)?(?:/[a-z]\b)?[),.:]*)*+\.?)"
-)
-_OTHER_NUMBER = re.compile(
-    r"(?i)\b(not?|nor|never|\w+n['’]t|or|minus|negative|plus|log|ln|exp|sin|cos|tan|sqrt|root|mod|pi|twice|double|triple|"
-    r"squared|cubed|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|halves|thirds?|quarters?|"
-    r"(twen|thir|four|for|fif|six|seven|eigh|nine)(teen|ty)|(four|fif|six|seven|eigh|nin|ten)ths?|dozens?|lakhs?|crores?|"
-    r"(hundred|thousand|million|billion|trillion)(s|ths?)?|grand(?! total)|point(?=\s+\w)|"
-    r"(times|than|over|under|below|above|least|most|up to)(?=\s+0))\b"
-)
-"""Words that change the meaning of an adjacent number (0 here): numbers, operations and bounds."""
-_INTEGER = re.compile(r"[+-]?[0-9]{1,15}")
+_ANY_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+_BARE = re.compile(r"[^\s$]+")
+_HEADING = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
 
 
 def final_answer(text: str) -> str | None:
-    """Return the final answer that a text declares, stripped; None if it declares none or an empty one."""
-    declared = [(match.start(), _outside_tags(match[1])) for match in _HASHES.finditer(text)][-1:]
-    declared += next(([(start, answer)] for start, answer in tagged_answers(text) if answer), [])
-    start, answer = max(declared, default=(-1, ""))
+    """Return the final answer that a text declares, stripped; None if it declares none or an empty one.
+
+    A line `#### Check` after a box or `<answer>` is a heading.
+    """
+    start, answer = next(((start, answer) for start, answer in tagged_answers(text) if answer), (-1, ""))
     box = text.rfind(_BOX)
-    return braced(text, box + len(_BOX)) if box > start else answer or None
+    if box > start:
+        start, answer = box, braced(text, box + len(_BOX)) or ""
+    hashes = max(_HASHES.finditer(text), key=re.Match.start, default=None)
+    line = _outside_tags(hashes[1]) if hashes and hashes.start() > start else ""
+    return (answer if not line or (answer and _HEADING.search(line)) else line) or None
 
 
 def tagged_answers(text: str) -> Iterator[tuple[int, str]]:
@@ -79,11 +66,30 @@ def braced(text: str, start: int) -> str | None:
     return None
 
 
-def reference(truth: Any) -> str:
-    """Return the reference answer of a row: its declared final answer, else all of it. Raises DataError if empty."""
+def boxed_answer(text: str) -> str | None:
+    """Return the content of the last `\\boxed{}` or `\\fbox{}` (also `\\boxed 5`); None without one, or if it is
+    empty."""
+    last = max(_ANY_BOX.finditer(text), key=re.Match.start, default=None)
+    if last is None:
+        return None
+    if text[last.end() : last.end() + 1] == "{":
+        return braced(text, last.end() + 1)
+    bare = _BARE.match(text, last.end())
+    return bare[0] if bare and last.group().endswith((" ", "\t")) else None
+
+
+def _declared(truth: Any) -> str:
     text = "" if truth is None else str(truth).strip()
-    answer = final_answer(text) or text
-    if not answer:
+    return final_answer(text) or boxed_answer(text) or text
+
+
+def reference(truth: Any) -> str:
+    """Return the reference answer of a row: its declared final answer, else all of it.
+
+    Raises DataError if it is empty or NaN, as columns of floats have it for a missing number.
+    """
+    answer = _declared(truth)
+    if answer.lower() in ("", "nan"):
         raise DataError(
             "the row has no reference answer to compare with; set format.response_key to its column",
             key="format.response_key",
@@ -91,38 +97,10 @@ def reference(truth: Any) -> str:
     return answer
 
 
-def same(answer: str, truth: str, question: str = "") -> bool:
-    """True if math-verify considers two expressions equal. Raises ValueError if it cannot parse the reference."""
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    # The pool's timeout replaces math-verify's own. A formula that LaTeX cannot parse has no number to extract.
-    read = partial(parse, parsing_timeout=None, raise_on_error=True)
-    formula = partial(read, extraction_config=[LatexExtractionConfig(try_extract_without_anchor=False)])
-    agree = partial(verify, timeout_seconds=None, raise_on_error=True)
-    gold = read(f"{_BOX}{truth}}}")
-    if not gold:
-        raise ValueError(f"math-verify cannot read the reference answer {truth!r}")
-    return any(agree(gold, formula(f"{_BOX}{reading}}}")) for reading in readings(answer, question))
-
-
-def readings(answer: str, question: str) -> list[str]:
-    """Return the formulas that an answer may stand for: all of it and, if it is words around one number, that number.
-
-    A dozen, thousand… after the number multiplies it, unless the question asks "how many dozen" or "in thousands". If a
-    word changes the number's meaning ("18 and a half", "less than 18"), the number is not included.
-    """
-    answer = _WRAPPING.sub("", answer)
-    plain = _MARKS.sub("", _TEXT.sub(r"\1", answer.replace("{,}", ",")).replace("~", " ")).strip()
-    match = _SENTENCE.fullmatch(plain)
-    if not match:
-        return [answer]
-    before, number, scale, after = match.groups()
-    if _OTHER_NUMBER.search(f"{before}0{after}"):
-        return [plain]
-    number = re.sub("[−–]", "-", number)
-    if scale and not re.search(rf"\b(how many ([\w'-]+ ){{0,3}}{scale}|in {scale}s\b)", question, re.IGNORECASE):
-        number += rf" \cdot {_SCALES[scale.lower()]}"
-    return [plain, number]
+def reference_kind(truth: Any) -> str:
+    """Return the kind of a reference answer: a key of `answers.KINDS`; `choice` for several letters too."""
+    answer = read(plain(_declared(truth)))
+    return "choice" if answer.kind == "text" and re.fullmatch("[A-Z]+", answer.text) else answer.kind
 
 
 @REWARD_FNS.register("math_reward")
@@ -144,7 +122,7 @@ def math_reward(
 def math_fast(
     *, response: str, truth: Any, format_weight: float = 0.0, think_score: float = 0.0, **_: Any
 ) -> Parts | None:
-    """Return `math_reward`'s verdict if it needs no verifier: no declared answer, or two plain integers."""
+    """Return `math_reward`'s verdict if it needs no verifier: no declared answer, or two plain numbers."""
     gold = reference(truth)
     answer = final_answer(response)
     right = plain_verdict(answer, gold)
@@ -152,12 +130,11 @@ def math_fast(
 
 
 def plain_verdict(answer: str | None, gold: str) -> bool | None:
-    """Return the verdict if it needs no verifier: there is no answer, or both are plain integers. Otherwise None."""
-    if answer is None:
-        return False
-    return int(answer) == int(gold) if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold) else None
+    """Return the verdict if it needs no verifier: there is no answer, or both are plain numbers. Otherwise None."""
+    return False if answer is None else without_verifier(answer, gold)
 
 
+vars(math_reward)["reference_kind"] = reference_kind
 FAST_PATHS["math_reward"] = FAST_PATHS["accuracy_reward"] = math_fast
 WARM_UPS["math_reward"] = WARM_UPS["accuracy_reward"] = lambda: same("\\frac{1}{2}", "0.5")
 

@@ -1,0 +1,517 @@
+"""When two final answers are the same: what is a number, a list, text or a formula, for reference and answer alike.
+
+`plain` spells both in one LaTeX; `read` finds the first kind of `KINDS` that fits. Numbers are compared exactly, text
+as text, lists item by item; math-verify compares formulas. A text with several numbers in words is no number.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|pi|rho|sigma|tau|omega"
+_FUNCTIONS = r"arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|ln|log|sqrt|(?:sec|gcd|lcm|max|min)(?=\s*[({])"
+_SYMBOLS = {
+    **dict.fromkeys("−–—‐‑‒", "-"), **dict.fromkeys("·⋅∙", "\\cdot "), **dict.fromkeys("\u200b\u200c\u2060\ufeff", ""),
+    **{c: unicodedata.normalize("NFKC", c).replace("⁄", "}{").join(("\\frac{", "}")) for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"},
+    **{c: f"\\{name} " for c, name in zip("αβγδεθλμφπρστω", _GREEK.split("|"), strict=True)},
+    **{c: f"\\mathbb{{{unicodedata.normalize('NFKC', c)}}}" for c in "ℝℤℕℚℂ"},
+    "×": "\\times ", "÷": "/", "∕": "/", "∶": ":", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ",
+    "±": "\\pm ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "≈": "\\approx ", "°": "^\\circ ",
+    "√": "sqrt", "∛": "\\sqrt[3]", "∠": "\\angle ", "¢": " cents ",
+}  # fmt: skip
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
+_LETTER = "[^\\W\\d_半一二三四五六七八九十百千万亿萬億]"
+_SPELLINGS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?|\\(?:display|text)style(?![a-zA-Z])|\\!\s*", ""),
+        (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
+        (r"(?:\bUS)?\\?\$|[€£¥₹]|(?<!\\)\\[()\[\]]|[`\"“”]|(?<!\w)__|__(?!\w)", ""),
+        (r"(?<![\w)}])\*\*|\*\*(?![\w(\\])", ""),
+        (r"\s+", " "),
+        (r"\\([%#&_])", r"\1"),
+        (r"\\[dtc]frac", r"\\frac"),
+        (r"\\[lr]brace(?![a-zA-Z])", lambda match: "\\{" if match[0][1] == "l" else "\\}"),
+        (r"(?i)_? ?\{? ?\(?\bbase ?=? ?\{? ?(\w+) ?\}? ?\)? ?\}?", r"_{\1}"),
+        (r"\*\*", "^"),
+        (r"\*", r"\\cdot "),
+        (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty"),
+        (rf"(?<![A-Za-z\\])({_FUNCTIONS}|{_GREEK})(?![A-Za-z])", r"\\\1"),
+        (r"(?<=\d)i(?![A-Za-z])", " i"),  # math-verify takes only a separate i for the imaginary unit
+        (r"(?<![A-Za-z\\])cbrt", r"\\sqrt[3]"),
+        (r"<=", r"\\le "),
+        (r">=", r"\\ge "),
+        (r"!=", r"\\ne "),
+        (r"(\\sqrt(?:\[\d\])?|[\^_]) ?([-+]?\d+(?:\.\d+)?)", r"\1{\2}"),
+        (r"(?<=\d) ?\^? ?\{? ?(?:st|nd|rd|th)(?![A-Za-z]) ?\}?", ""),
+        (r"\\[lr]angle(?![a-z])", lambda match: "(" if match[0][1] == "l" else ")"),
+        (r"(?i) ?\b(?:percent(?:age)?|pct)(?!\w)", "%"),
+        (r"(?<!\w)(\d+)C(\d+)(?!\w)", r"\\binom{\1}{\2}"),
+        (r"(?<=[\d}]) ?(?:\^\{? ?\\circ ?\}?|\\degree)(?: ?[CFK](?!\w))?(?=[\s.]|$)", " degrees "),
+        (r"(?i)\b([ap])\.\s?m\b\.?", r"\1m"),
+    )
+]  # fmt: skip
+_FONT = re.compile(
+    r"\\(?:(text(?:rm|bf|it|sf|tt|normal|up|md)?|mbox)|math(?:rm|bf|it|sf|tt)|operatorname\*?|boldsymbol|bm|boxed|fbox)"
+    r"\s*\{([^{}]*)\}"
+)
+_LABEL = re.compile(
+    r"(?i)(?:(?:so|thus|hence|therefore|the|my|final|correct)[\s,]+)*answer\s*(?:is\b)?\s*[:=]?\s*(?=\S)"
+)
+_OPENERS = {"\\sqrt": ("\\sqrt{", "}"), "\\sqrt[3]": ("\\sqrt[3]{", "}"), "exp": ("e^{", "}"), "\\exp": ("e^{", "}"),
+            "^": ("^{", "}"), "_": ("_{", "}"), "abs": ("|", "|")}  # fmt: skip
+_OPENER = re.compile(r"(?:\\sqrt(?:\[3\])?|\\?(?<![A-Za-z])exp|(?<![A-Za-z])abs|[\^_])\s*\(|[()]")
+
+
+def plain(text: str) -> str:
+    """Return an answer in one spelling: LaTeX without fonts, marks and spacing, a label before it or a full stop."""
+    if not text.isascii():
+        text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda match: f"^{{{match[0].translate(_RAISED)}}}", text)
+        text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda match: f"_{{{match[0].translate(_RAISED)}}}", text)
+        text = unicodedata.normalize("NFKC", "".join(_SYMBOLS.get(c, c) for c in text))
+        text = "".join(str(unicodedata.decimal(c, c)) for c in text)
+    text = text.replace("{,}", ",")
+    for _ in range(4):
+        text = _FONT.sub(lambda match: f" {match[2]} " if match[1] else match[2], text)
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
+    text = _LABEL.sub("", _with_braces(text).strip(), count=1)
+    return re.sub(r"(?<!\.)[.,;]$|(?<=[a-z]{3})!$", "", text.strip()).strip()
+
+
+def _with_braces(text: str) -> str:
+    """Replace the brackets of `sqrt(2)`, `x^(1/2)`, `exp(16)` by LaTeX's braces."""
+    closers: list[str] = []
+
+    def one(match: re.Match[str]) -> str:
+        if match[0] == ")":
+            return closers.pop() if closers else ")"
+        opening, closing = _OPENERS.get(match[0][:-1].strip(), ("(", ")"))
+        closers.append(closing)
+        return opening
+
+    return _OPENER.sub(one, text)
+
+
+_DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d+(?:_\d{3})+|\d+)(?:\.\d*)?|\.\d+"
+_POWER = r"[eE](?P<e>[-+]?\d{1,4})|\s*(?:\\times|\\cdot|[xX])\s*10\s*\^\{\s*(?P<power>[-+]?\d{1,4})\s*\}"
+_PART = (
+    r"\s*(?:\\frac\s*(?:\{\s*(?P<a>\d+)\s*\}|(?P<c>\d))\s*(?:\{\s*(?P<b>\d+)\s*\}|(?P<d>\d))"
+    r"|(?P<over>\d+)\s*/\s*(?P<under>\d+))"
+)
+_REPEATING = r"(?P<int>\d*)\.(?P<once>\d*)(?:\\(?:overline|bar|dot)\s*\{?\s*(?P<again>\d+)\s*\}?|\((?P<round>\d+)\))|"
+_REPEATING += r"(?P<start>\d*)\.(?P<then>\d*?)(?P<dots>\d)(?P=dots)+\s*(?:\.{3}|\\[lc]?dots)"
+_LITERAL = (
+    rf"(?P<sign>[-+]?)\s*(?:(?P<digits>{_DIGITS})(?:{_POWER})?|"
+    rf"(?:(?P<whole>\d+)(?:\s*(?=\\frac)|\s+(?:and\s+)?))?{_PART}|{_REPEATING})\s*(?P<percent>%?)"
+)
+_NUMBER = re.compile(_LITERAL)
+_UNIT = re.compile(r"(?<=[\d\s}])(?:[mg]|(?<=\s)[sLhNJVW])(?:\^\{\d\})?(?:/[a-zA-Z]+(?:\^\{\d\})?)?$")
+LONGEST = 300
+"""Characters of a number that is read digit by digit; a longer one is a formula."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An exact value, and how much of it was written down."""
+
+    value: Fraction
+    rounding: Fraction = Fraction(0)
+    """Half a unit of the last place of a decimal that may have been rounded: six places or more."""
+    percent: bool = False
+
+
+def _number(text: str, question: str) -> Number | None:
+    match = _NUMBER.fullmatch(text) if len(text) <= LONGEST else None
+    if match is None:
+        return None
+    part = {name: value for name, value in match.groupdict().items() if value}
+    rounding = Fraction(0)
+    if digits := part.get("digits"):
+        digits, power = re.sub("[, _]", "", digits), int(part.get("e") or part.get("power") or 0)
+        value = Fraction(digits.rstrip(".")) * Fraction(10) ** power
+        places, significant = len(digits.partition(".")[2]) - power, len(digits.replace(".", "").strip("0"))
+        if places >= 6 and significant >= 4:
+            rounding = max(Fraction(1, 2 * 10**places), abs(value) / 10**12 if significant >= 15 else Fraction(0))
+    elif again := part.get("again") or part.get("round") or part.get("dots"):
+        whole, once = part.get("int", part.get("start", "0")), part.get("once", part.get("then", ""))
+        value = Fraction(int(whole + once + again) - int(whole + once), 10 ** len(once) * (10 ** len(again) - 1))
+    else:
+        over = int(part.get("a") or part.get("c") or part["over"])
+        under = int(part.get("b") or part.get("d") or part["under"])
+        if under == 0:
+            return None
+        value = int(part.get("whole", 0)) + Fraction(over, under)
+    return Number(-value if part.get("sign") == "-" else value, rounding, "percent" in part)
+
+
+_SCALES = {"half": 0.5, "quarter": 0.25, "dozen": 12, "hundred": 100, "thousand": 1000, "million": 1e6, "billion": 1e9}
+_OTHER_NUMBER = re.compile(
+    r"(?i)\b(not?|nor|never|\w+n['’]t|or|minus|negative|plus|mod|root|twice|double|triple|if|maybe|perhaps|otherwise|else|unless|"
+    r"squared|cubed|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|halves|thirds?|quarters?|"
+    r"(twen|thir|four|for|fif|six|seven|eigh|nine)(teen|ty)|(four|fif|six|seven|eigh|nin|ten)ths?|dozens?|lakhs?|crores?|"
+    r"(hundred|thousand|million|billion|trillion)(s|ths?)?|grand(?! total)|point(?=\s+\w)|"
+    r"(times|than|over|under|below|above|least|most|up to)(?=\s+0))\b"
+)
+"""Words that change the meaning of an adjacent number (0 here): numbers, operations, doubts and bounds."""
+_TELLING = [
+    set(group.split())
+    for group in (
+        "am pm", "bc ad", "nor sou eas wes", "lef rig", "jan feb mar apr may jun jul aug sep oct nov dec",
+        "mon tue wed thu fri sat sun", "sec min hou day wee mon yea", "mm cm m km", "met kil cen mil", "mg g kg",
+        "dol cen eur pou rup yen",
+    )
+]  # fmt: skip
+"""How words begin that tell one number from another: "March 3" is not "April 3"."""
+_WORDS = re.compile(rf"\\[A-Za-z]+|(?:{_LETTER}(?:['’]?{_LETTER})+['’]?|\b[ai](?=\s+{_LETTER}{{2}}))")
+_PRODUCT = re.compile(
+    r"(?!(?:[cmk]m|[mk]g|ml|ft|lbs?|hrs?|yd|mph|[ap]m|a[stn]|[bm]y|st|[nr]d|th|sq|pts)\b)(?!.*(.).*\1)"
+    r"(?:[a-df-hj-np-tv-z]{2}|[b-df-hj-np-tv-z]{3,4}|[abcxyz]{3,4}|abcd|ie|ei|[a-z]i)"
+)
+"""Letters that are variables side by side: neither a word nor a unit."""
+_SENTENCE = re.compile(r"((?:\0[\s:,.]*)*+)([^\0]+)((?:\0(?:\s*\^\{\d\})?(?:/[a-zA-Z]\b)?[\s(),.:/!-]*)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as it is compared. `text` is its LaTeX without words around it."""
+
+    kind: str
+    value: Any
+    text: str
+    words: frozenset[str] = frozenset()
+    whole: str = ""
+    name: str = ""
+    """All of an equation, and what it states the value of."""
+
+
+_BASES = {
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+    "twelve": 12,
+}
+
+
+def _base(text: str, question: str) -> tuple[str, int] | Fraction | None:
+    match = re.fullmatch(r"\(?\s*(-?[0-9A-Za-z.]+)\s*\)?\s*_\s*\{\s*(\w+)\s*\}", text)
+    if match is None or not re.search(r"\d|[A-F]{2}", match[1]):
+        return None
+    base = _BASES.get(match[2]) or int(match[2] if match[2].isdecimal() else 0)
+    digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"[:base]
+    written = match[1].upper().lstrip("0") or "0"
+    if base == 10 and (number := _number(written, question)):
+        return number.value
+    return (written, base) if 2 <= base <= 36 and all(digit in digits + ".-" for digit in written) else None
+
+
+def _time(text: str, question: str) -> tuple[int, ...] | None:
+    match = re.fullmatch(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?", text)
+    return None if match is None or "ratio" in question.lower() else tuple(int(part or 0) for part in match.groups())
+
+
+def _ratio(text: str, question: str) -> Any:
+    """Return the one number that `1:2` is, or the terms of `1:2:3` as multiples of the first."""
+    terms = [_number(term.strip(), question) for term in text.split(":")] if text.count(":") in range(1, 10) else []
+    if not terms or any(term is None or term.percent or not term.value for term in terms):
+        return None
+    first, *others = [term.value for term in terms if term]
+    if len(others) == 1:
+        return first / others[0]
+    return tuple(other / first for other in others)
+
+
+def _choice(text: str, question: str) -> str | None:
+    """Return the letter of `B`, `(B)`, `Option B`."""
+    match = re.fullmatch(r"(?:[Oo]ption |[Cc]hoice )?[(\[]?\s*([A-H])\s*[.)\]]*", text)
+    return None if match is None else match[1].lower()
+
+
+def _split(text: str, separators: str) -> list[str]:
+    """Split a text where a separator stands outside of brackets."""
+    parts, start, depth = [], 0, 0
+    for match in re.finditer(rf"[(\[{{}}\])]|{separators}", text):
+        if match[0] in ("(", "[", "{", "}", "]", ")"):
+            depth += 1 if match[0] in "([{" else -1
+        elif depth == 0:
+            parts.append(text[start : match.start()].strip())
+            start = match.end()
+    return [*parts, text[start:].strip()]
+
+
+def _items(text: str, question: str) -> tuple[str, list[str]] | None:
+    """Split a list at commas, semicolons, "and" and "or". Its shape is that of its brackets: `()`, `[)`, `{}`, none."""
+    opening = "\\{" if text.startswith("\\{") else text[:1]
+    is_closed = opening in ("(", "[", "{", "\\{") and _closed(text, len(opening)) == len(text)
+    shape = opening[-1] + text[-1] if is_closed else ""
+    inner = text[len(opening) : -2 if text.endswith("\\}") else -1] if shape else text
+    comma = "," if shape else r"(?:,(?!\d{3}(?!\d))|(?<!\d),)"  # not 1,234
+    items = _split(inner, rf"(?:{comma}|;)(?:\s*(?:and|or)\b)?|(?<!\w)(?:and|or)(?!\w)")
+    return (shape, items) if all(items) and (len(items) > 1 or shape not in ("", "()")) else None
+
+
+def _closed(text: str, start: int) -> int:
+    """Return where the bracket that is open at `start` is closed, or a length beyond the text."""
+    depth = 1
+    for match in re.compile(r"[(\[{}\])]").finditer(text, start):
+        depth += 1 if match[0] in "([{" else -1
+        if depth == 0:
+            return match.end()
+    return len(text) + 1
+
+
+def _equation(text: str, question: str) -> Answer | None:
+    """Read the value of `x = 42`, `2 + 40 = 42`, `x ∈ [1, 2]`; None if the equation does not state a value.
+
+    Sides without a variable must be equal. A side with numbers in it (`2x = 84`) is a name only if the question has it.
+    """
+    name, *values = _split(text, r"(?<![<>!\\:])=(?!=)|\\(?:in|approx|equiv)(?![a-z])")
+    if not values or not all(values) or len(values) > 4 or _OTHER_NUMBER.search(name):
+        return None
+    bare = re.sub(r"_(?:\w|\{[^{}]*\})|\([^()]*\)", "", name)
+    if name and not re.search(r"[^\W\d]", re.sub(r"\\[a-z]+", "", name)):
+        values = [name, *values]
+    elif re.search(r"\d|\\(?:ne|le|ge|pm)(?![a-z])|[<>]", bare) and _closely(name) not in _closely(question):
+        return None
+    answers = [read(value, question) for value in values]
+    agree = answers[-1].kind not in ("text", "choice") and all(
+        _equal(one, answers[-1], question) for one in answers[:-1]
+    )
+    return replace(answers[-1], whole=text, name=_closely(name)) if agree else None
+
+
+def _sentence(text: str, question: str) -> Answer | None:
+    """Read words around one number or formula; None if a word changes its meaning ("18 and a half", "less than 18").
+
+    A dozen, thousand… after a number multiplies it, unless the question asks "how many dozen" or "in thousands".
+    """
+    if unit := _UNIT.search(text):
+        number = _number(text[: unit.start()].strip(), question)
+        return None if number is None else Answer("number", number, text[: unit.start()], frozenset([unit[0]]))
+    words: list[str] = []
+
+    def word(match: re.Match[str]) -> str:
+        if match[0].startswith("\\") or _PRODUCT.fullmatch(match[0]):
+            return match[0]
+        words.append(match[0].lower())
+        return "\0"
+
+    match = _SENTENCE.fullmatch(_WORDS.sub(word, text))
+    if match is None or not words:
+        return None
+    before, core, after = match[1].count("\0"), match[2].lstrip(" :").rstrip(" (/-:"), words[match[1].count("\0") :]
+    scale = next((scale for scale in _SCALES if after and after[0].removesuffix("s") == scale), None)
+    if _OTHER_NUMBER.search(" ".join([*words[:before], "0", *after[scale is not None :]])):
+        return None
+    answer = read(core.rstrip(".,") if core.count("(") == core.count(")") else core, question)
+    if scale and not re.search(rf"\b(how many ([\w'-]+ ){{0,3}}{scale}|in {scale}s\b)", question, re.IGNORECASE):
+        if answer.kind != "number":
+            return None
+        answer = Answer("number", Number(answer.value.value * Fraction(_SCALES[scale])), core)
+    return None if answer.kind == "text" else Answer(answer.kind, answer.value, answer.text, frozenset(words))
+
+
+def _text(text: str, question: str) -> str | None:
+    """Return the letters of words, names, labels (`B2`) and orders (`ABC`; `A, B, C`) without their spacing."""
+    letters = re.sub(r"[\s.,;()]+(?:and\s+)?", " ", text).strip()
+    if re.fullmatch(r"[A-Z](?: [A-Z])+", letters):
+        letters = letters.replace(" ", "")
+    if not letters or (re.fullmatch(r"[A-Za-z]", letters) or _PRODUCT.fullmatch(letters)):
+        return None
+    is_text = re.fullmatch(rf"{_LETTER}(?:{_LETTER}|['’ -])*|[A-Za-z]+\d\w*", letters) and not re.search(
+        r"(?<![^ ])\w -|- ?\w(?= |$)", letters
+    )
+    return letters.casefold() if is_text else None
+
+
+_NOT_ONE_FORMULA = re.compile(
+    r"\\(?:approx|equiv|to|implies|[lv]or|vee)(?![a-z])|\?|\d \d|\\frac\{[^{}]*\}\{[^{}]*\} ?\d|^$"
+)
+
+
+def _formula(text: str, question: str) -> str | None:
+    """Return what math-verify is to read: one formula or equation without words."""
+    words = (match[0] for match in _WORDS.finditer(text) if match[0][0] != "\\" and not _PRODUCT.fullmatch(match[0]))
+    if not text.isascii() or _NOT_ONE_FORMULA.search(text) or len(_split(text, "=")) > 2:
+        return None
+    return text if "\\begin" in text or all(word.isupper() for word in words) else None
+
+
+KINDS: dict[str, Callable[[str, str], Any]] = {
+    "choice": _choice,
+    "number": _number,
+    "base": _base,
+    "time": _time,
+    "ratio": _ratio,
+    "text": _text,
+    "list": _items,
+    "equation": _equation,
+    "sentence": _sentence,
+    "formula": _formula,
+}
+"""What an answer may be, and who reads it, in the order in which they are asked; any other answer is text."""
+
+
+def read(text: str, question: str = "") -> Answer:
+    """Read an answer that `plain` has spelled."""
+    for kind, reader in KINDS.items():
+        if (value := reader(text, question)) is not None:
+            if isinstance(value, Answer):
+                return value
+            if isinstance(value, Fraction):
+                return Answer("number", Number(value), text)
+            return Answer(kind, value, text)
+    return Answer("text", re.sub(r"\s+", " ", text).casefold(), text)
+
+
+def same(answer: str, truth: str, question: str = "") -> bool:
+    """True if two final answers are equal. Raises ValueError if the reference is empty or unreadable mathematics."""
+    gold = read(plain(truth), question)
+    if _equal(read(plain(answer), question), gold, question):
+        return True
+    if not gold.text or (gold.kind == "formula" and _expression(gold) is None):
+        raise ValueError(f"math-verify cannot read the reference answer {truth!r:.80}")
+    return False
+
+
+def without_verifier(answer: str, truth: str) -> bool | None:
+    """Return `same` if both are written as plain numbers, else None. Linear time: it runs in the explorer's process."""
+    if len(answer) > LONGEST or len(truth) > LONGEST:
+        return None
+    given, gold = _number(answer, ""), _number(truth, "")
+    return None if given is None or gold is None or given.percent or gold.percent else _numbers_equal(given, gold, "")
+
+
+def _equal(given: Answer, gold: Answer, question: str) -> bool:
+    if given.name != gold.name:
+        equations = [_formula(one.whole or one.text, question) or "" for one in (given, gold)]
+        if all("=" in equation for equation in equations):
+            return _formulas_equal(*(Answer("formula", equation, equation) for equation in equations))
+    if given.kind == gold.kind and _closely(given.text) == _closely(gold.text) and given.words == gold.words:
+        return True
+    told, telling = ({word[:3] for word in one.words} for one in (given, gold))
+    if any(told & group and telling & group and told & group != telling & group for group in _TELLING):
+        return False
+    match given.kind, gold.kind:
+        case "number", "number":
+            return _numbers_equal(given.value, gold.value, question)
+        case "list", "list":
+            return _lists_equal(given.value, gold.value, question)
+        case "list", "number" | "formula" if len(given.value[1]) == 1:
+            return _equal(read(given.value[1][0], question), gold, question)
+        case "number" | "formula", "list" if len(gold.value[1]) == 1:
+            return _equal(given, read(gold.value[1][0], question), question)
+        case "number", "base" if re.search(rf"base[ -]?\$?({gold.value[1]}|\w+)\b", question):
+            return re.sub(r"\s", "", given.text) == gold.value[0]
+        case ("formula", "formula" | "list" | "number") | ("list" | "number", "formula"):
+            return _formulas_equal(given, gold)
+        case "choice", "formula":
+            return bool(given.value == gold.text.lower())
+        case _, "choice" if given.kind != "choice":
+            label = re.match(r"[(\[]?([A-E])[.)\]:](?!.*\b([A-E]|or|and|not|maybe)\b)", given.text)
+            return (label[1] if label else given.text).lower() == gold.value
+        case _:
+            return given.kind == gold.kind and bool(given.value == gold.value)
+
+
+def _closely(text: str) -> str:
+    """Return a text without its spaces, except those between digits."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
+
+
+def _numbers_equal(given: Number, gold: Number, question: str) -> bool:
+    """Compare exactly, up to the rounding of long decimals. `50 %` is 0.5, and 50 where percent are the unit."""
+    readings = [(given.value, gold.value)]
+    if given.percent != gold.percent:
+        share, plain_value = (given, gold.value) if given.percent else (gold, given.value)
+        readings = [(share.value / 100, plain_value)]
+        if plain_value.denominator == 1 or abs(plain_value) > 1 or re.search("percent|%", question):
+            readings.append((share.value, plain_value))
+    return any(abs(one - other) <= max(given.rounding, gold.rounding) for one, other in readings)
+
+
+def _lists_equal(given: tuple[str, list[str]], gold: tuple[str, list[str]], question: str) -> bool:
+    """Compare item by item: in order in pairs and intervals, in any order in sets and lists without brackets."""
+    (shape, items), (form, wanted) = given, gold
+    if len(items) != len(wanted) or (shape != form and {shape, form} not in ({"", "()"}, {"", "{}"})):
+        return False
+    left, ordered = [read(item, question) for item in items], bool({shape, form} - {"", "{}"})
+    for item in wanted:
+        want = read(item, question)
+        place = next((n for n, one in enumerate(left[: 1 if ordered else None]) if _equal(one, want, question)), None)
+        if place is None:
+            return False
+        del left[place]
+    return True
+
+
+def _formulas_equal(given: Answer, gold: Answer) -> bool:
+    """Compare numbers by their values, other formulas with math-verify."""
+    wanted, answer = _expression(gold), _expression(given)
+    if (
+        wanted is None
+        or answer is None
+        or ("=" in given.text) != ("=" in gold.text)
+        or ("\\pm" in given.text and gold.kind == "number")
+    ):
+        return False
+    from math_verify import verify
+
+    if all(getattr(one, "is_number", False) for one in (wanted, answer)):
+        return _values_equal(answer, wanted, max(getattr(one.value, "rounding", 0) for one in (given, gold)))
+    return bool(verify(wanted, answer, numeric_precision=100, timeout_seconds=None, raise_on_error=True))
+
+
+def _values_equal(one: Any, other: Any, rounding: Fraction) -> bool:
+    """Compare two numbers of SymPy, up to a rounding: rational ones exactly, others to 40 digits."""
+    from sympy import Rational, simplify
+
+    one, other = one.doit(), other.doit()
+    if one == other or not (one.is_finite and other.is_finite):
+        return bool(one == other)
+    if not (one.is_Rational and other.is_Rational):
+        size = max(abs(one.evalf(60)), abs(other.evalf(60)))
+        if size < Rational(1, 10**40):
+            return bool(simplify(one - other) == 0)
+        one, other, rounding = one.evalf(60), other.evalf(60), max(rounding, Fraction(str(size)) / 10**40)
+    return bool(abs(one - other) <= Rational(rounding.numerator, rounding.denominator))
+
+
+@lru_cache(maxsize=1)
+def _reader() -> Callable[[str], list[Any]]:
+    from functools import partial
+
+    from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse
+
+    spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
+    config = LatexExtractionConfig(try_extract_without_anchor=False, normalization_config=spelling)
+    # The pool's timeout replaces math-verify's own.
+    return partial(
+        parse, extraction_config=[config], fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True
+    )
+
+
+def _expression(answer: Answer) -> Any:
+    """Parse a formula with math-verify, decimals as exact fractions; None if it is none."""
+    from sympy import Float, Rational
+
+    if answer.kind == "number":
+        value = answer.value.value
+        return Rational(value.numerator, value.denominator) * (Rational(1, 100) if answer.value.percent else 1)
+    parsed = _reader()(f"\\boxed{{{answer.text}}}")
+    if not parsed or isinstance(parsed[0], str):
+        return None
+    return parsed[0].xreplace({number: Rational(str(number)) for number in parsed[0].atoms(Float)})
