@@ -1,3 +1,4 @@
+import asyncio
 from contextlib import closing
 
 import numpy as np
@@ -13,7 +14,7 @@ from trinity_core.errors import DataError
 from trinity_core.pipelines.shaping import pass_rate_calculator
 from trinity_core.rollout.metrics import eval_numbers, scores_of
 from trinity_core.rollout.runner import Outcome
-from trinity_core.workflows import Reward, RewardItem, RewardPool
+from trinity_core.workflows import Reward, RewardItem, RewardPool, run_workflow
 from trinity_core.workflows.rewards.boxed import boxed_fast, math_boxed_reward, math_dapo_reward
 from trinity_core.workflows.rewards.math import boxed_answer
 
@@ -102,6 +103,42 @@ def test_a_missing_thought_costs_its_coefficient(response, score):
         "accuracy": 1.0,
         "format": score,
     }
+
+
+@pytest.mark.parametrize(
+    "end, opened", [("<think>\n", True), ("<think>", True), ("", False), ("<think>\n\n</think>\n", False)]
+)
+@pytest.mark.parametrize(
+    "workflow, text, rewards",
+    [
+        ("math_boxed_workflow", "1+1</think>\\boxed{2}", (0.9, 1.0)),
+        ("math_workflow", "1+1</think> <answer>2</answer>", (0.9, 1.1)),
+    ],
+)
+def test_a_thought_that_the_prompt_opens_counts(tiny_folder, end, opened, workflow, text, rewards):
+    """Templates of R1, QwQ and Qwen3-Thinking end the prompt with `<think>`, so that no answer contains it."""
+    from rollout.fakes import FakeEngine
+
+    from trinity_core.data.chat import ChatEncoder
+    from trinity_core.data.tokenizer import load_tokenizer
+    from trinity_core.inference.engine_model import EngineModel, Limits
+    from trinity_core.inference.pool import EnginePool
+    from trinity_core.inference.requests import Sampling
+
+    tokenizer = load_tokenizer(str(tiny_folder), False)
+    tokenizer.chat_template += "{% if add_generation_prompt %}{{ " + repr(end) + " }}{% endif %}"
+    answer = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+    async def main():
+        pool = EnginePool([FakeEngine(answer=answer)], "model")
+        await pool.start()
+        model = EngineModel(pool, ChatEncoder(tokenizer), Limits(900, 800, 64, Sampling(64), True))
+        task = make_task(workflow, repeat_times=1, workflow_args={"with_think": True})
+        return await run_workflow(task, model, rewards=RewardPool())
+
+    [row] = asyncio.run(main())
+    assert row.info["response"] == text
+    assert row.reward == pytest.approx(rewards[opened])
 
 
 def test_overlong_answers_lose_what_dapo_takes():

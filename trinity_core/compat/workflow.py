@@ -25,6 +25,7 @@ from trinity_core.workflows.builtin import THINK_PROMPT
 from trinity_core.workflows.rewards.base import INPUTS, REWARD_FNS, VERIFIER_ERRORS, RewardFn, RewardItem
 from trinity_core.workflows.rewards.functions import accepted
 from trinity_core.workflows.rewards.pool import RewardRunner
+from trinity_core.workflows.rollout_model import opened_thought
 
 
 class RewardClass:
@@ -225,7 +226,8 @@ class BaseSimpleWorkflow(Workflow):
     def scored(self, responses: list[Experience]) -> list[Experience]:
         """Set each answer's reward and the reward's parts."""
         for i, response in enumerate(responses):
-            parts = self.reward_fn(response=response.response_text, truth=self.truth)
+            answer = opened_thought(response.prompt_text or "") + (response.response_text or "")
+            parts = self.reward_fn(response=answer, truth=self.truth)
             response.reward, response.eid.run = sum(parts.values()), i + self.run_id_base
             response.metrics |= parts
         return responses

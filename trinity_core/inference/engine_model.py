@@ -19,7 +19,7 @@ from trinity_core.inference.requests import Request, Sample, Sampling
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.tool_parsing import ToolCallReader
 from trinity_core.threads import RunsElsewhere, in_this_loop
-from trinity_core.workflows.rollout_model import Completion, FinishReason, RolloutModel, plain_message
+from trinity_core.workflows.rollout_model import Completion, FinishReason, RolloutModel, opened_thought, plain_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,10 @@ class EngineModel(RolloutModel):
         answers = [_without_end(sample, encoder.turn_ends) for sample in samples]
         texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         temperature = self._logprob_temperature(wanted)
+        opened = opened_thought(self.tokenizer.decode(prompt[-16:]))
         return [
-            self._completion(prompt, sample, text, temperature) for sample, text in zip(samples, texts, strict=True)
+            self._completion(prompt, sample, text, temperature, opened)
+            for sample, text in zip(samples, texts, strict=True)
         ]
 
     def render(
@@ -158,9 +160,9 @@ class EngineModel(RolloutModel):
         engine = self.limits.engine
         return sampling.logprob_temperature if engine is None or engine.reports_logprobs_of(sampling) else np.nan
 
-    def _completion(self, prompt: np.ndarray, sample: Sample, text: str, temperature: float) -> Completion:
+    def _completion(self, prompt: np.ndarray, sample: Sample, text: str, temperature: float, opened: str) -> Completion:
         reason: FinishReason = "stop" if sample.reason == "stop" else "length"
-        return Completion(prompt, sample.tokens, sample.logprobs, sample.versions, text, reason, temperature)
+        return Completion(prompt, sample.tokens, sample.logprobs, sample.versions, text, reason, temperature, opened)
 
     def _too_long(self, prompt: Sequence[int], n: int) -> list[Completion]:
         if not self.limits.truncate_prompts:

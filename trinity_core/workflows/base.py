@@ -326,10 +326,16 @@ class SimpleWorkflow(Workflow):
         return str(self.task.messages[-1].get("content", ""))
 
     def reward_item(self, completion: Completion) -> RewardItem:
-        """Return the input of the reward function."""
+        """Return the input of the reward function. Its response begins with a `<think>` that stands in the prompt."""
         task, length = self.task, len(completion.tokens)
         return RewardItem(
-            completion.text, task.truth, self.prompt_text, task.raw, task.reward_fn_args, length, self.messages
+            completion.opened + completion.text,
+            task.truth,
+            self.prompt_text,
+            task.raw,
+            task.reward_fn_args,
+            length,
+            self.messages,
         )
 
     def experience(self, completion: Completion, reward: Reward, run: int) -> Experience:

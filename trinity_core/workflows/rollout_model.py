@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -15,6 +16,13 @@ from trinity_core.threads import call_in
 from trinity_core.workflows.rewards.base import Reward
 
 FinishReason = Literal["stop", "length", "prompt_too_long"]
+
+
+def opened_thought(prompt: str) -> str:
+    """Return the `<think>` that ends a prompt, with its whitespace: the templates of reasoning models write it there.
+    Empty if the prompt ends otherwise."""
+    match = re.search(r"<think>\s{0,9}$", prompt[-32:])
+    return match[0] if match else ""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +45,8 @@ class Completion:
     temperature: float | None = None
     """Temperature of the distribution of the log-probs: that of the call, 1 for a greedy one. NaN if the trainer cannot
     compute that distribution (vLLM on a GPU, with a `top_p` of the call's own); None if unknown."""
+    opened: str = ""
+    """The `<think>` with which the prompt ends; reward functions get it before `text`."""
 
     @property
     def versions(self) -> np.ndarray:
