@@ -18,6 +18,8 @@ from trinity_core.data.inspection import guessed_format, inspect
 from trinity_core.data.messages import ROLES
 from trinity_core.data.reports import LOSS, PLAIN, RowLengths, report_text
 from trinity_core.data.tiny import write_jsonl
+from trinity_core.data.tokenizer import policy_encoder
+from trinity_core.runtime.preflight.first_rows import empty_thoughts
 
 FORM = {"prompt_key": "question", "response_key": "answer"}
 ROWS = [
@@ -301,3 +303,24 @@ def test_references_that_are_no_mathematics_are_listed(
     assert len(tasks.to_dict()["worded_references"]) == 2
     given["buffer"]["explorer_input"]["default_reward_fn_type"] = "countdown_reward"
     assert inspect(config_from_dict(given))[0].worded == []
+
+
+@pytest.mark.parametrize(
+    ("thinking", "content", "count"), [(None, "2", 1), (False, "2", 0), (None, "<think>\n1+1\n</think>\n\n2", 0)]
+)
+def test_empty_thoughts_that_carry_loss_are_counted(
+    given: dict[str, Any], tmp_path: Path, thinking: bool | None, content: str, count: int
+) -> None:
+    """As Qwen3's template writes them; with `enable_thinking: false` they end the prompt."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and '<think>' not in m.content %}"
+        "<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}"
+        "<|im_start|>assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    )
+    given["model"] |= {"custom_chat_template": template, "enable_thinking": thinking, "max_model_len": 200}
+    write_jsonl(tmp_path / "talk.jsonl", [{"messages": [TALK[0], TALK[1] | {"content": content}]}])
+    config = supervised(given, "sft", tmp_path / "talk.jsonl", {"prompt_type": "messages"})
+    [report] = inspect(config)
+    assert (report.rows, report.thoughtless) == (1, count)
+    found = list(empty_thoughts(config, lambda: policy_encoder(config.model)))
+    assert [finding.key for finding in found] == ["model.enable_thinking"] * count

@@ -25,7 +25,7 @@ from trinity_core.data.files import RejectedRow, RowLocation, first_rows
 from trinity_core.data.formats import has_prompt, spare_columns
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.reports import DataSetReport, RowLengths, ShownRow
-from trinity_core.data.supervised import Kind, SupervisedRows, read_supervised, too_long
+from trinity_core.data.supervised import Kind, SupervisedRows, has_empty_thought, read_supervised, too_long
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, prompt_too_long, reference_kind
 from trinity_core.data.tokenizer import policy_encoder
@@ -160,6 +160,7 @@ def _inspect_answers(
     problems = [next(filter(None, (too_long(one, longest) for one in row)), None) for row in read.rows]
     fits = _set_aside(report, problems, read.locations)
     rows, locations = list(compress(read.rows, fits)), list(compress(read.locations, fits))
+    report.thoughtless = sum(any(has_empty_thought(one, encoder) for one in row) for row in rows)
     report.examples = [_example(encoder, locations[i], one) for i in _spread(len(rows), examples) for one in rows[i]]
     digests = [_digest([one.tokens.tolist() for one in row]) for row in rows]
     prompts = [_digest(row[0].tokens[: row[0].prompt_length].tolist()) for row in rows]

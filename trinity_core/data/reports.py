@@ -87,6 +87,8 @@ class DataSetReport:
     """Columns that nothing reads; a workflow may read any column of tasks."""
     unlearned: bool = False
     """True if the first rows have earlier answers, which carry no loss."""
+    thoughtless: int = 0
+    """Number of rows whose answer begins with an empty thought, which carries loss."""
     worded: list[RowLocation] = field(default_factory=list)
     """Rows whose reference answer is no number, formula or choice, though the reward compares mathematics."""
     examples: list[ShownRow] = field(default_factory=list)
@@ -100,7 +102,8 @@ class DataSetReport:
             "lengths": {lengths.what: _lengths_json(lengths) for lengths in self.lengths},
             "duplicates": [[str(row), str(first)] for row, first in self.duplicates],
             "shared_prompts": self.shared, "guessed_format": self.guess, "spare_columns": self.spare,
-            "unlearned_answers": self.unlearned, "worded_references": [str(row) for row in self.worded],
+            "unlearned_answers": self.unlearned, "empty_thoughts": self.thoughtless,
+            "worded_references": [str(row) for row in self.worded],
             "examples": [
                 {"row": str(one.location), "text": "".join(text for text, _ in one.spans), "tokens": one.tokens,
                  "loss_mask": one.mask}
@@ -120,6 +123,10 @@ LOSS, PLAIN, RED = "\033[32m", "\033[0m", "\033[31m"
 BAR = 40
 """Length of the longest bar of a histogram in characters."""
 REASONS, ROWS = 8, 3
+EMPTY_THOUGHTS = (
+    "the policy learns not to think. With model.enable_thinking: false the template writes it in the prompt, where it "
+    "has no loss"
+)
 USES = {
     "tasks": "tasks to explore",
     "evaluation": "tasks for evaluation",
@@ -142,6 +149,8 @@ def _lines(report: DataSetReport, colour: bool) -> Iterator[str]:
         yield f"  not read: {visible(', '.join(report.spare))}"
     if report.unlearned:
         yield "  only last answers carry loss; format.enable_concatenated_multi_turn: true adds the earlier ones"
+    if report.thoughtless:
+        yield f"  {report.thoughtless:,} answers begin with an empty thought, which carries loss: {EMPTY_THOUGHTS}"
     if report.problem:
         yield f"  {RED if colour else ''}unusable: {visible(report.problem)}{PLAIN if colour else ''}"
     yield f"  rows        {report.rows:,} usable, {len(report.rejected):,} rejected"

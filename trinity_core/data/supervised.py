@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -208,6 +209,16 @@ def too_long(conversation: EncodedConversation, max_tokens: int | None) -> DataE
     if max_tokens is None or count <= max_tokens:
         return None
     return DataError(f"the row has {count} tokens, more than model.max_model_len = {max_tokens}")
+
+
+def has_empty_thought(conversation: EncodedConversation, encoder: ChatEncoder) -> bool:
+    """True if the last answer begins with `<think></think>`, as Qwen3's template writes it where a row has no thought.
+
+    It carries loss, and teaches the policy not to think; with `model.enable_thinking: false` it belongs to the prompt.
+    """
+    starts = np.flatnonzero(np.diff(conversation.answer, prepend=False) & conversation.answer)
+    text = encoder.tokenizer.decode(conversation.tokens[starts[-1] : starts[-1] + 32].tolist())
+    return re.match(r"\s*<think>\s*</think>", text) is not None
 
 
 def apportioned(count: int, shares: Sequence[float]) -> list[int]:

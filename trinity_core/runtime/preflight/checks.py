@@ -29,7 +29,7 @@ from trinity_core.processes import cores
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, place, weakest
-from trinity_core.runtime.preflight.first_rows import long_prompts, unusable_data
+from trinity_core.runtime.preflight.first_rows import empty_thoughts, long_prompts, unusable_data
 from trinity_core.runtime.preflight.model_shape import Need, least, size, total
 from trinity_core.runtime.preflight.models import (
     doubtful_template,
@@ -173,6 +173,7 @@ def _opened(config: Config, is_first: bool, encoder: Callable[[], ChatEncoder]) 
     yield from missing_names(config)
     yield from unusable_data(config, is_first)
     yield from long_prompts(config, encoder)
+    yield from empty_thoughts(config, encoder)
     yield from busy_port(config)
     yield from missing_gpus(config, cores())
     yield from unfit_gpus(config)

@@ -18,6 +18,8 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.files import Row, data_files, first_rows, is_local, looks_local
 from trinity_core.data.inspection import supervised_inputs
 from trinity_core.data.joined import input_row, inputs_of
+from trinity_core.data.reports import EMPTY_THOUGHTS
+from trinity_core.data.supervised import encode_rows, has_empty_thought
 from trinity_core.data.taskset import PromptCheck, needs_prompt, row_problems, task_format
 from trinity_core.errors import DataError
 from trinity_core.runtime.preflight.models import hub_error
@@ -87,6 +89,25 @@ def long_prompts(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator
         too_long = [problem for problem in problems if problem is not None and problem.key == MAX_PROMPT]
         if too_long:
             yield _too_long(config, taskset, too_long, len(rows))
+
+
+def empty_thoughts(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
+    """Yield the trainer's local data sets in whose first rows the chat template writes an empty thought with loss."""
+    local = [source for source in supervised_inputs(config) if source[1].path and is_local(source[1].path)]
+    if config.mode == "explore" or not local or not Path(config.model.model_path).is_dir():
+        return
+    for _, buffer, kind in local:
+        try:
+            own = encoder().with_template(buffer.format.chat_template)
+            rows = first_rows(buffer.path or "", buffer.split, buffer.subset_name, "file", buffer.name, ROWS).rows
+        except (DataError, OSError, ValueError):
+            continue  # reported elsewhere
+        encoded = [row for row in encode_rows(rows, buffer.format, own, kind) if not isinstance(row, DataError)]
+        if count := sum(any(has_empty_thought(one, own) for one in row) for row in encoded):
+            message = f"{count} of the first {len(rows)} answers of {buffer.path} begin with an empty thought, which "
+            message += f"carries loss: {EMPTY_THOUGHTS}."
+            thinking = config.model.enable_thinking
+            yield Finding("model.enable_thinking", thinking, "conflict", message, severity="warning")
 
 
 def _too_long(config: Config, taskset: TasksetConfig, too_long: list[DataError], read: int) -> Finding:
