@@ -454,6 +454,15 @@ def test_a_registered_reward_class_scores_native_workflows_too(play):
     assert [one.reward for one in rows] == [0.5 * len(one.info["response"]) + 1.0 for one in rows]
 
 
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [("<think>1+1</think> <answer>2</answer>", 1.1), ("<answer>2</answer>", 0.9), ("<answer>3</answer>", -0.1)],
+)
+def test_the_mathematical_reward_class_scores_the_form_as_upstream(plugin, answer, reward):
+    [one] = play_scripted(make_task("up_checked", repeat_times=1), Turns(answer), RewardPool(plugin_dir=str(plugin)))
+    assert one.reward == pytest.approx(reward)
+
+
 def test_a_verifier_that_fails_is_no_wrong_answer(plugin, monkeypatch):
     @REWARD_FNS.register("breaks")
     def breaks(**_):

@@ -21,7 +21,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.threads import InterruptibleThreads, call_in
 from trinity_core.workflows.base import Workflow as OurWorkflow
 from trinity_core.workflows.base import all_of, runs_of
-from trinity_core.workflows.builtin import THINK_PROMPT
+from trinity_core.workflows.builtin import THINK_PROMPT, THINK_SCORE
 from trinity_core.workflows.rewards.base import INPUTS, REWARD_FNS, VERIFIER_ERRORS, RewardFn, RewardItem
 from trinity_core.workflows.rewards.functions import accepted
 from trinity_core.workflows.rewards.pool import RewardRunner
@@ -51,12 +51,14 @@ class PooledReward(RewardClass):
 
     function: ClassVar[str] = ""
     """Its name in `REWARD_FNS`."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Arguments that Trinity-RFT's class of this name has, and the function has not."""
 
     def __init__(self, **args: Any) -> None:
         scoring = SCORING.get()
         if scoring is None:
             raise TrinityError(f"{type(self).__name__} needs the run's reward workers: make it where a workflow runs")
-        self._scoring, self._args = scoring, args
+        self._scoring, self._args = scoring, {**self.defaults, **args}
 
     def __call__(self, response: str = "", truth: Any = None, prompt: Any = None, **inputs: Any) -> dict[str, float]:
         """Return the parts. `inputs` that the function does not take are ignored."""
@@ -69,9 +71,13 @@ class PooledReward(RewardClass):
 
 
 def reward_class(name: str) -> type[RewardClass]:
-    """Return the reward class of that name: the plugin's own, or one that calls the reward function."""
+    """Return the reward class of that name: the plugin's own, or one that calls the reward function.
+
+    As in Trinity-RFT, `math_reward` also scores the form `<think>…</think> <answer>…</answer>`.
+    """
     own: type[RewardClass] | None = getattr(REWARD_FNS.resolve(name), "upstream", None)
-    return own or type(name, (PooledReward,), {"function": name})
+    defaults = {"think_score": THINK_SCORE} if name == "math_reward" else {}
+    return own or type(name, (PooledReward,), {"function": name, "defaults": defaults})
 
 
 def as_function(kind: type[RewardClass]) -> RewardFn:
