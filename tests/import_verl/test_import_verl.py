@@ -215,7 +215,8 @@ def test_guide_grpo_script_is_the_guide_recipe() -> None:
 
 def _same_run(config: Config, recipe: Config) -> None:
     """What the guide writes for a script is what is imported from it, but for prompts that are too long: the guide
-    keeps their tasks without a loss, veRL drops them beforehand."""
+    keeps their tasks without a loss, veRL drops them beforehand; and but for evaluations and checkpoints, which veRL
+    counts in steps of its own, four of the guide's."""
     assert recipe.model.enable_prompt_truncation and not config.model.enable_prompt_truncation
     config = config.with_values({"model.enable_prompt_truncation": True})
     assert (config.project, config.name) == (recipe.project, recipe.name)
@@ -224,9 +225,11 @@ def _same_run(config: Config, recipe: Config) -> None:
         assert getattr(config.buffer, name) == getattr(recipe.buffer, name), name
     for name in ("algorithm_type", "repeat_times", "optimizer", "advantage_fn", "kl_penalty_fn", "kl_loss_fn"):
         assert getattr(config.algorithm, name) == getattr(recipe.algorithm, name), name
-    for name in ("rollout_model", "eval_interval", "eval_on_startup"):
+    assert config.explorer.eval_interval == 4 * recipe.explorer.eval_interval
+    assert config.trainer.save_interval == 4 * recipe.trainer.save_interval
+    for name in ("rollout_model", "eval_on_startup"):
         assert getattr(config.explorer, name) == getattr(recipe.explorer, name), name
-    for name in ("save_interval", "gradient_checkpointing", "max_token_len_per_gpu"):
+    for name in ("gradient_checkpointing", "max_token_len_per_gpu"):
         assert getattr(config.trainer, name) == getattr(recipe.trainer, name), name
     assert config.synchronizer.sync_interval == recipe.synchronizer.sync_interval == 4
     assert config.algorithm.rollout_correction == recipe.algorithm.rollout_correction == "bypass"
@@ -260,7 +263,11 @@ def test_dapo_recipe(tmp_path: Path) -> None:
     assert config.algorithm.policy_loss_fn_args.items() >= clipping.items()
     assert (config.buffer.batch_size, config.buffer.train_batch_size, config.synchronizer.sync_interval) == (16, 128, 4)
     assert (config.buffer.total_steps, config.algorithm.optimizer.lr_warmup_steps) == (400, 40), "steps of four updates"
-    assert (config.explorer.max_refill_rounds, config.explorer.eval_interval, config.trainer.save_interval) == (9, 7, 0)
+    assert (config.explorer.max_refill_rounds, config.explorer.eval_interval, config.trainer.save_interval) == (
+        9,
+        28,
+        0,
+    )
     assert config.data_processor.experience_pipeline is not None
     assert config.data_processor.experience_pipeline.operators[0].name == "dynamic_sampling"
     (tasks,), (evaluation,) = config.buffer.explorer_input.tasksets, config.buffer.explorer_input.eval_tasksets
@@ -303,6 +310,77 @@ def test_rollouts_on_gpus_of_their_own_stay_asynchronous(
     assert (config.cluster.gpu_per_node, config.explorer.rollout_model.engine_num) == (8, 2)
     assert (config.algorithm.optimizer.lr_warmup_steps, config.explorer.eval_interval) == (20, 40)
     assert config.algorithm.rollout_correction == "bypass" and "async_training" not in left_out
+
+
+RENAMED = [(line.split()[0], line.split()[1]) for line in """
+    reward_model.reward_manager=dapo reward.reward_manager.name=dapo
+    reward_model.reward_kwargs.overlong_buffer_cfg.enable=True reward.reward_kwargs.overlong_buffer_cfg.enable=True
+    reward_model.reward_kwargs.overlong_buffer_cfg.len=512 reward.reward_kwargs.overlong_buffer_cfg.len=512
+    actor_rollout_ref.actor.ulysses_sequence_parallel_size=2 actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2
+    reward_model.enable=True reward.reward_model.enable=True
+    reward_model.model.path=org/rm reward.reward_model.model_path=org/rm
+""".strip().splitlines()]  # fmt: skip
+
+
+@pytest.mark.parametrize("models", [False, True])
+def test_keys_that_verl_moved_give_the_same_run(tmp_path: Path, models: bool) -> None:
+    """The file's comments have the names of the script."""
+    of_model = ("reward_model.enable", "reward_model.model")
+    pairs = [pair for pair in RENAMED if pair[0].startswith(of_model) is models or "ulysses" in pair[0]]
+    old, new = (" ".join(names) for names in zip(*pairs, strict=True))
+    (before, _), (after, left_out) = (imported(tmp_path, f"{COMMAND} {MODEL} {given}\n") for given in (old, new))
+    assert after == before and after.trainer.ulysses_sequence_parallel_size == 2 and "reward.reward" not in left_out
+    text = import_verl(tmp_path / "run.sh").text
+    assert (
+        "reward.reward_" in text and "# reward_model.reward_manager" not in text and "# reward_model.enable" not in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "listed"),
+    [
+        ("actor_rollout_ref.rollout.agent.num_workers=8", True),
+        ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", True),
+        ("actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent", False),
+        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5", True),
+        ("actor_rollout_ref.rollout.multi_turn.max_user_turns=5", True),
+        ("actor_rollout_ref.rollout.max_num_batched_tokens=9000", True),
+        ("distillation.enabled=True", True),
+    ],
+)
+def test_no_key_of_2026_is_dropped_without_a_line(tmp_path: Path, settings: str, listed: bool) -> None:
+    _, left_out = imported(tmp_path, f"{COMMAND} {MODEL} {settings}\n")
+    assert (settings in left_out) is listed
+
+
+@pytest.mark.parametrize("value", ["$1", "$(ls models)", "${M:-$(cat m)}", "'${other.key}'"])
+def test_a_model_or_data_set_that_is_not_known_is_never_verls_own(tmp_path: Path, value: str) -> None:
+    keys = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files", "actor_rollout_ref.actor.optim.lr")
+    script = f"{COMMAND} {' '.join(f'{key}={value}' for key in keys)}\n"
+    with pytest.raises(ConfigError) as error:
+        imported(tmp_path, script)
+    where = "buffer.explorer_input"
+    wanted = {
+        "model.model_path",
+        f"{where}.tasksets[0].path",
+        f"{where}.eval_tasksets[0].path",
+        "algorithm.optimizer.lr",
+    }
+    assert {problem.key for problem in error.value.problems} == wanted
+    left_out = "\n".join(import_verl(tmp_path / "run.sh").left_out)
+    assert all(f"{key}=" in left_out for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("given", "interval"), [("rollout.test_freq=5", 40), ("trainer.test_freq=5", 40), ("trainer.test_freq=-1", 0)]
+)
+def test_an_asynchronous_run_evaluates_and_saves_by_weight_versions(tmp_path: Path, given: str, interval: int) -> None:
+    config, _ = imported(
+        tmp_path,
+        f"python -m verl.experimental.fully_async_policy.fully_async_main {MODEL} {given} trainer.save_freq=3 "
+        "async_training.trigger_parameter_sync_step=4 async_training.require_batches=2\n",
+    )
+    assert (config.explorer.eval_interval, config.trainer.save_interval) == (interval, 24)
 
 
 def test_one_step_off_is_one_step_ahead(tmp_path: Path) -> None:
@@ -583,3 +661,20 @@ def test_comments_hold_what_the_script_says(tmp_path: Path) -> None:
     )
     text = import_verl(tmp_path / "run.sh").text
     assert "Unread" not in text and "trainer.n_gpus_per_node=$(nproc)" in text
+
+
+@pytest.mark.parametrize(
+    ("program", "settings", "dynamic", "tokens"),
+    [
+        ("sft_trainer", "data.micro_batch_size_per_gpu=4", True, 8192),
+        ("sft_trainer", "data.max_token_len_per_gpu=4096", True, 4096),
+        ("sft_trainer", "data.use_dynamic_bsz=False data.micro_batch_size_per_gpu=4", False, 8192),
+        ("fsdp_sft_trainer", "data.micro_batch_size_per_gpu=4", False, None),
+    ],
+)
+def test_supervised_batches_are_counted_as_by_the_program(
+    tmp_path: Path, program: str, settings: str, dynamic: bool, tokens: int | None
+) -> None:
+    config, _ = imported(tmp_path, f"torchrun -m verl.trainer.{program} model.path=org/model {settings}\n")
+    assert config.trainer.use_dynamic_bsz is dynamic
+    assert tokens is None or config.trainer.max_token_len_per_gpu == tokens

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trinity_core.config.fields import setting_at
@@ -22,7 +23,7 @@ from trinity_core.config.foreign.key_action import (
 from trinity_core.config.foreign.verl_keys import SAID
 from trinity_core.config.schema import Config
 from trinity_core.config.yaml_text import dump_line
-from trinity_core.import_verl.run_keys import counterpart, prefixes, verl_actions, verl_settings
+from trinity_core.import_verl.run_keys import RENAMED, counterpart, prefixes, verl_actions, verl_settings
 from trinity_core.import_verl.verl_settings import Unread, VerlSettings
 
 OFF: tuple[Any, ...] = (None, False, "", [], {}, "???", "None", -1)
@@ -50,9 +51,19 @@ class Draft:
     """Reason → veRL keys, with their values."""
     used: set[str] = field(default_factory=set)
     """veRL keys that have been handled."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """veRL's older name of a key → the name that the file has."""
 
     def __post_init__(self) -> None:
         self.actions = verl_actions(self.verl.is_sft)
+        values = dict(self.verl.values)
+        for new, old in RENAMED.items():
+            for key in [key for key in values if key == new or (new.endswith(".") and key.startswith(new))]:
+                target = f"{old}{key[len(new) :]}"
+                if values.get(target) is None:
+                    values[target] = values.pop(key)
+                    self.renamed[target] = key
+        self.verl = replace(self.verl, values=values)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a veRL key, which then counts as used; `default` if it is not given."""
@@ -62,6 +73,11 @@ class Draft:
             self.leave(key, "the file does not say what this is; give key=value after it")
             return default
         return default if value is None or value == "???" else value
+
+    def path(self, key: str, default: Any) -> Any:
+        """Return a model or data set; `???` if the file does not say which, never veRL's own."""
+        value = self.get(key)
+        return "???" if isinstance(self.verl.values.get(key), Unread) else value or default
 
     def first(self, keys: Iterable[str], default: Any = None) -> tuple[str, Any]:
         """Return the first of these veRL keys that is given, with its value; otherwise the first key and the
@@ -85,7 +101,8 @@ class Draft:
         self.used.add(key)
         value = self.verl.values.get(key)
         text = shown(value.text if isinstance(value, Unread) else value)
-        entry = key if value is None else f"{key}={text}"
+        name = self.renamed.get(key, key)
+        entry = name if value is None else f"{name}={text}"
         entries = self.left_out.setdefault(reason, [])
         if entry not in entries:
             entries.append(entry)
@@ -94,15 +111,22 @@ class Draft:
         """Record a remark that belongs to no single key."""
         self.left_out.setdefault(text, [])
 
-    def rows(self, defaults: Mapping[str, Any], interval: int = 1, per_step: Iterable[str] = ()) -> None:
-        """Write every key that has a counterpart, and veRL's `defaults` for missing ones.
+    def rows(self, defaults: Mapping[str, Any], steps: Mapping[str, int] | None = None) -> None:
+        """Write every key that has a counterpart, and veRL's `defaults` for missing ones; `???` for a value that is not
+        in the file, unless it is only a name.
 
-        Values of the keys `per_step` count veRL's steps, each of which is `interval` steps here.
+        `steps` are the steps here of one of veRL's, for keys that count such.
         """
         left = {key: value for key, value in defaults.items() if self.verl.values.get(key) in (None, "???")}
         for key in [*left, *(key for key in self.verl.values if key not in left)]:
             native, action = counterpart(self.actions, key)
-            if not native or key in self.used or (value := self.get(key, defaults.get(key))) is None:
+            if not native or key in self.used:
+                continue
+            if isinstance(self.verl.values.get(key), Unread) and native not in ("project", "name"):
+                self.get(key)
+                self.put(native, "???", key)
+                continue
+            if (value := self.get(key, defaults.get(key))) is None:
                 continue
             written = _converted(action, value)
             if written is None:
@@ -114,8 +138,8 @@ class Draft:
             if choices and isinstance(written, str) and written not in choices:
                 self.leave(key, f"{native} knows {', '.join(choices)}")
                 continue
-            origin = self.origin(key)
-            if key in per_step and isinstance(written, int) and interval != 1 and written:
+            origin, interval = self.origin(key), (steps or {}).get(key, 1)
+            if isinstance(written, int) and interval != 1 and written:
                 written, origin = written * interval, f"{origin} * {interval}"
             self.put(native, written, origin)
 
@@ -221,7 +245,10 @@ def commented_yaml(draft: Draft, name: str) -> str:
     for section in Config.model_fields:
         if section in draft.tree:
             lines += _lines({section: draft.tree[section]}, 0, draft.verl.values)
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    for old, new in draft.renamed.items():
+        text = re.sub(rf"(?<![\w.]){re.escape(old)}(?![\w.])", new, text)
+    return text
 
 
 def _lines(section: dict[str, Any], indent: int, verl: dict[str, Any]) -> Iterator[str]:

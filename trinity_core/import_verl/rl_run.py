@@ -15,9 +15,11 @@ from trinity_core.import_verl.run_keys import DEFAULTS, ENGINE, ROLLOUT
 from trinity_core.import_verl.tasks import write_filter, write_tasks
 
 _ACTOR = "actor_rollout_ref.actor"
-PER_STEP = ("trainer.total_training_steps", "trainer.critic_warmup", f"{_ACTOR}.optim.lr_warmup_steps")
+_PER_STEP = ("trainer.total_training_steps", "trainer.critic_warmup", f"{_ACTOR}.optim.lr_warmup_steps")
 """Keys that count veRL's trainer steps: of `data.train_batch_size` tasks or, if fully asynchronous, of
 `require_batches` mini-batches."""
+_PER_SYNC = ("trainer.save_freq", "trainer.test_freq")
+"""Keys that count weight versions."""
 _ASYNC, _MINI = "async_training", f"{_ACTOR}.ppo_mini_batch_size"
 _IGNORED = ("checkpoint_engine", "use_trainer_do_validate")
 GPUS_OF_A_NODE = 8
@@ -56,7 +58,7 @@ def write_reinforced(draft: Draft) -> None:
         draft.used |= {key for key in draft.verl.values if key.startswith("critic.")}
     write_adapter(draft, "actor_rollout_ref.model")
     steps = whole(draft, "async_training.require_batches", 1) if draft.verl.is_fully_async else interval
-    draft.rows(DEFAULTS[""], steps, PER_STEP)
+    draft.rows(DEFAULTS[""], dict.fromkeys(_PER_STEP, steps) | dict.fromkeys(_PER_SYNC, interval))
     _truncation(draft)
     write_tasks(draft, draft.get("data.max_response_length", 512))
     write_filter(draft)
@@ -155,9 +157,12 @@ def _async_batches(draft: Draft, rollouts: int) -> int:
         draft.put(
             "buffer.total_steps", total, f"rollout.total_rollout_steps / ppo_mini_batch_size = {samples} / {mini}"
         )
-    draft.put(
-        "explorer.eval_interval", whole(draft, "rollout.test_freq", 1) * interval, "rollout.test_freq * sync_interval"
-    )
+    evaluated, frequency = draft.first(("rollout.test_freq", "trainer.test_freq"), 1)
+    if frequency == -1:
+        draft.put("explorer.eval_interval", 0, evaluated)
+    else:
+        origin = f"{evaluated} * sync_interval"
+        draft.put("explorer.eval_interval", whole(draft, evaluated, 1) * interval, origin)
     ignored = {"data.train_batch_size", "data.gen_batch_size", "trainer.test_freq", "rollout.n", "rollout.total_epochs"}
     draft.used |= ignored | {
         key for key in draft.verl.values if key.startswith(tuple(f"{_ASYNC}.{n}" for n in _IGNORED))
@@ -197,7 +202,7 @@ def _gpus(draft: Draft) -> None:
     if nodes * gpus == 1 and isinstance(memory, int | float) and memory > SHARED:
         draft.put(f"{ENGINE}.gpu_memory_utilization", SHARED, f"{memory}, but engine and trainer share the GPU")
     if rewarding:
-        path = draft.get("reward_model.model.path", "${oc.env:HOME}/models/FsfairX-LLaMA3-RM-v0.1")
+        path = draft.path("reward_model.model.path", "${oc.env:HOME}/models/FsfairX-LLaMA3-RM-v0.1")
         model = {
             "model_path": Written(path, "reward_model.model.path"),
             "engine_num": Written(layout.reward_models, "GPUs for the reward model"),

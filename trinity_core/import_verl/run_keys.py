@@ -62,7 +62,10 @@ REINFORCED: Keys = keys(
             "top_p": imported("model.top_p"),
             "top_k": imported("model.top_k", top_k_or_all),
             "multi_turn": Noted(TURNS, asked_by="enable"),
-            "agent": Noted(TURNS, asked_by=f"{ROLLOUT}.multi_turn.enable"),
+            "agent": noted(TURNS),
+            "agent.num_workers": noted("All rollouts of a step run at once (explorer.runner_per_model)."),
+            "agent.default_agent_loop": noted(TURNS, "single_turn_agent"),
+            "max_num_batched_tokens": noted("See explorer.rollout_model.extra_engine_args.", 8192),
             "prometheus": Noted("See monitor.prometheus_port.", asked_by="enable"),
             "trace": Noted("See monitor.traces_per_step.", asked_by="backend"),
             "disaggregation": Noted("Engines are set up under explorer.rollout_model.", asked_by="enabled"),
@@ -76,6 +79,11 @@ REINFORCED: Keys = keys(
                 "Engines load full weights by weight sync.", asked_by="actor_rollout_ref.model.lora_rank"
             ),
         },
+        same(
+            noted(TURNS, 1, 256),
+            "multi_turn.max_assistant_turns multi_turn.max_user_turns multi_turn.max_parallel_calls "
+            "multi_turn.max_tool_response_length",
+        ),
         same(
             imported(f"{ENGINE}.*"),
             "gpu_memory_utilization dtype enforce_eager max_num_seqs enable_prefix_caching seed",
@@ -104,6 +112,19 @@ REINFORCED: Keys = keys(
         "ray_init": noted("The run starts its own Ray, or joins cluster.ray_address."),
     },
 )  # fmt: skip
+
+RENAMED: dict[str, str] = {
+    "reward.reward_manager": "reward_model.reward_manager",
+    "reward.reward_manager.name": "reward_model.reward_manager",
+    "reward.reward_model.enable": "reward_model.enable",
+    "reward.reward_model.model_path": "reward_model.model.path",
+    "reward.reward_kwargs.": "reward_model.reward_kwargs.",
+    "reward.custom_reward_function.": "custom_reward_function.",
+    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": (
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    ),
+}
+"""veRL's keys of 2026, or sections with a dot at the end, and where the same settings were before."""
 
 SUPERVISED: Keys = keys(
     within("model", {
@@ -174,7 +195,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "optim.warmup_steps_ratio": 0.1,
         "optim.lr_scheduler": "cosine",
     },
-    "sft_trainer": {"optim.lr": 1e-3},
+    "sft_trainer": {"optim.lr": 1e-3, "data.use_dynamic_bsz": True, "data.max_token_len_per_gpu": 8192},
 }
 """veRL's defaults that differ from ours: for reinforcement learning, for supervised fine-tuning, and for each of its
 two programs."""

@@ -78,7 +78,11 @@ def _column(draft: Draft, name: str) -> str | None:
 
 def _micro_batches(draft: Draft) -> None:
     key, rows = draft.first(("data.micro_batch_size_per_gpu", "data.micro_batch_size"))
-    if draft.get("data.use_dynamic_bsz", False) or not isinstance(rows, int) or rows < 1:
+    if (
+        draft.get("data.use_dynamic_bsz", draft.verl.program.endswith(".sft_trainer"))
+        or not isinstance(rows, int)
+        or rows < 1
+    ):
         return
     draft.put("trainer.use_dynamic_bsz", False, key)
     draft.put(f"{ROOT}.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", rows, key)

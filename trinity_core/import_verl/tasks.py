@@ -15,7 +15,7 @@ _UNBOUNDED = 99
 
 def files(draft: Draft, key: str, default: str) -> list[str]:
     """Return the paths of `data.train_files` or `data.val_files`: one, or a list; an empty list counts as not given."""
-    paths = draft.get(key) or default
+    paths = draft.path(key, default)
     return [str(path) for path in (paths if isinstance(paths, list) else [paths])]
 
 
@@ -24,7 +24,7 @@ def data_set_names(paths: list[str], suffix: str = "") -> list[str]:
     names: list[str] = []
     for path in paths:
         parts = PurePosixPath(path).parts
-        last = PurePosixPath(path).stem or "tasks"
+        last = PurePosixPath(path.replace("???", "tasks")).stem or "tasks"
         name = parts[-2] if last in ("train", "test", "validation", "val") and len(parts) > 1 else last
         name = f"{name.replace('$', '').strip('{}').rpartition(':')[2]}{suffix}"
         names.append(name if name not in names else f"{name}_{len(names) + 1}")
@@ -113,7 +113,7 @@ def _validation(draft: Draft) -> dict[str, Any]:
 def _reward(draft: Draft, responses: Any) -> dict[str, Any]:
     """Return the reward function of all task sets. If none is named, it is the workflow's own, for mathematics."""
     enabled = draft.get("reward_model.enable", False)
-    manager = draft.get("reward_model.reward_manager", draft.get("reward.reward_manager.name", "naive"))
+    manager = draft.get("reward_model.reward_manager", "naive")
     path = draft.get("custom_reward_function.path")
     if path is not None:
         name = draft.get("custom_reward_function.name", "compute_score")

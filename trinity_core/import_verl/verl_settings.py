@@ -210,7 +210,7 @@ def _with_overrides(settings: VerlSettings, words: Sequence[str]) -> VerlSetting
 
 def _read(raw: str) -> Any:
     """Parse the value of an override in Hydra's grammar (equal to YAML's for such lines)."""
-    if UNKNOWN in raw:
+    if UNKNOWN in raw or not raw:
         return Unread(shown(raw))
     try:
         return _plain(parse_value(raw))
