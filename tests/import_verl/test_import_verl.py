@@ -312,21 +312,23 @@ def test_rollouts_on_gpus_of_their_own_stay_asynchronous(
     assert config.algorithm.rollout_correction == "bypass" and "async_training" not in left_out
 
 
-RENAMED = [(line.split()[0], line.split()[1]) for line in """
-    reward_model.reward_manager=dapo reward.reward_manager.name=dapo
-    reward_model.reward_kwargs.overlong_buffer_cfg.enable=True reward.reward_kwargs.overlong_buffer_cfg.enable=True
-    reward_model.reward_kwargs.overlong_buffer_cfg.len=512 reward.reward_kwargs.overlong_buffer_cfg.len=512
-    actor_rollout_ref.actor.ulysses_sequence_parallel_size=2 actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2
-    reward_model.enable=True reward.reward_model.enable=True
-    reward_model.model.path=org/rm reward.reward_model.model_path=org/rm
-""".strip().splitlines()]  # fmt: skip
+MODEL_KEYS = [
+    ("reward_model.enable=True", "reward.reward_model.enable=True"),
+    ("reward_model.model.path=org/rm", "reward.reward_model.model_path=org/rm"),
+]
+OVERLONG = [
+    (f"reward_model.reward_kwargs.overlong_buffer_cfg.{one}", f"reward.reward_kwargs.overlong_buffer_cfg.{one}")
+    for one in ("enable=True", "len=512")
+]
+SPLIT = "ulysses_sequence_parallel_size=2"
+RENAMED = [("reward_model.reward_manager=dapo", "reward.reward_manager.name=dapo"), *OVERLONG]
 
 
-@pytest.mark.parametrize("models", [False, True])
-def test_keys_that_verl_moved_give_the_same_run(tmp_path: Path, models: bool) -> None:
+@pytest.mark.parametrize("pairs", [MODEL_KEYS, RENAMED])
+def test_keys_that_verl_moved_give_the_same_run(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
     """The file's comments have the names of the script."""
-    of_model = ("reward_model.enable", "reward_model.model")
-    pairs = [pair for pair in RENAMED if pair[0].startswith(of_model) is models or "ulysses" in pair[0]]
+    actor = "actor_rollout_ref.actor"
+    pairs = [*pairs, (f"{actor}.{SPLIT}", f"{actor}.fsdp_config.{SPLIT}")]
     old, new = (" ".join(names) for names in zip(*pairs, strict=True))
     (before, _), (after, left_out) = (imported(tmp_path, f"{COMMAND} {MODEL} {given}\n") for given in (old, new))
     assert after == before and after.trainer.ulysses_sequence_parallel_size == 2 and "reward.reward" not in left_out
