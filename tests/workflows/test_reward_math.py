@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from raising import raising
 
 from trinity_core.errors import DataError
-from trinity_core.workflows.rewards.answers import plain, read, same
+from trinity_core.workflows.rewards.answers import read, same
 from trinity_core.workflows.rewards.boxed import math_boxed_reward, math_dapo_reward
 from trinity_core.workflows.rewards.math import final_answer, format_reward, math_fast, math_reward, reference
+from trinity_core.workflows.rewards.spelling import plain
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the pool's time limits replace its own
 PAIRS = [

@@ -1,103 +1,19 @@
 """When two final answers are the same: what is a number, a list, text or a formula, for reference and answer alike.
 
-`plain` spells both in one LaTeX; `read` finds the first kind of `KINDS` that fits. Numbers are compared exactly, text
-as text, lists item by item; math-verify compares formulas. A text with several numbers in words is no number.
+Both are spelled alike (`spelling.plain`); `read` finds the first kind of `KINDS` that fits. Numbers are compared
+exactly, text as text, lists item by item; math-verify compares formulas.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|pi|rho|sigma|tau|omega"
-_FUNCTIONS = r"arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|ln|log|sqrt|(?:sec|gcd|lcm|max|min)(?=\s*[({])"
-_SYMBOLS = {
-    **dict.fromkeys("−–—‐‑‒", "-"), **dict.fromkeys("·⋅∙", "\\cdot "), **dict.fromkeys("\u200b\u200c\u2060\ufeff", ""),
-    **{c: unicodedata.normalize("NFKC", c).replace("⁄", "}{").join(("\\frac{", "}")) for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"},
-    **{c: f"\\{name} " for c, name in zip("αβγδεθλμφπρστω", _GREEK.split("|"), strict=True)},
-    **{c: f"\\mathbb{{{unicodedata.normalize('NFKC', c)}}}" for c in "ℝℤℕℚℂ"},
-    "×": "\\times ", "÷": "/", "∕": "/", "∶": ":", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ",
-    "±": "\\pm ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "≈": "\\approx ", "°": "^\\circ ",
-    "√": "sqrt", "∛": "\\sqrt[3]", "∠": "\\angle ", "¢": " cents ",
-}  # fmt: skip
-_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
-_LETTER = "[^\\W\\d_半一二三四五六七八九十百千万亿萬億]"
-_SPELLINGS = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?|\\(?:display|text)style(?![a-zA-Z])|\\!\s*", ""),
-        (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
-        (r"(?:\bUS)?\\?\$|[€£¥₹]|(?<!\\)\\[()\[\]]|[`\"“”]|(?<!\w)__|__(?!\w)", ""),
-        (r"(?<![\w)}])\*\*|\*\*(?![\w(\\])", ""),
-        (r"\s+", " "),
-        (r"\\([%#&_])", r"\1"),
-        (r"\\[dtc]frac", r"\\frac"),
-        (r"\\[lr]brace(?![a-zA-Z])", lambda match: "\\{" if match[0][1] == "l" else "\\}"),
-        (r"(?i)_? ?\{? ?\(?\bbase ?=? ?\{? ?(\w+) ?\}? ?\)? ?\}?", r"_{\1}"),
-        (r"\*\*", "^"),
-        (r"\*", r"\\cdot "),
-        (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty"),
-        (rf"(?<![A-Za-z\\])({_FUNCTIONS}|{_GREEK})(?![A-Za-z])", r"\\\1"),
-        (r"(?<=\d)i(?![A-Za-z])", " i"),  # math-verify takes only a separate i for the imaginary unit
-        (r"(?<![A-Za-z\\])cbrt", r"\\sqrt[3]"),
-        (r"<=", r"\\le "),
-        (r">=", r"\\ge "),
-        (r"!=", r"\\ne "),
-        (r"(\\sqrt(?:\[\d\])?|[\^_]) ?([-+]?\d+(?:\.\d+)?)", r"\1{\2}"),
-        (r"(?<=\d) ?\^? ?\{? ?(?:st|nd|rd|th)(?![A-Za-z]) ?\}?", ""),
-        (r"\\[lr]angle(?![a-z])", lambda match: "(" if match[0][1] == "l" else ")"),
-        (r"(?i) ?\b(?:percent(?:age)?|pct)(?!\w)", "%"),
-        (r"(?<!\w)(\d+)C(\d+)(?!\w)", r"\\binom{\1}{\2}"),
-        (r"(?<=[\d}]) ?(?:\^\{? ?\\circ ?\}?|\\degree)(?: ?[CFK](?!\w))?(?=[\s.]|$)", " degrees "),
-        (r"(?i)\b([ap])\.\s?m\b\.?", r"\1m"),
-    )
-]  # fmt: skip
-_FONT = re.compile(
-    r"\\(?:(text(?:rm|bf|it|sf|tt|normal|up|md)?|mbox)|math(?:rm|bf|it|sf|tt)|operatorname\*?|boldsymbol|bm|boxed|fbox)"
-    r"\s*\{([^{}]*)\}"
-)
-_LABEL = re.compile(
-    r"(?i)(?:(?:so|thus|hence|therefore|the|my|final|correct)[\s,]+)*answer\s*(?:is\b)?\s*[:=]?\s*(?=\S)"
-)
-_OPENERS = {"\\sqrt": ("\\sqrt{", "}"), "\\sqrt[3]": ("\\sqrt[3]{", "}"), "exp": ("e^{", "}"), "\\exp": ("e^{", "}"),
-            "^": ("^{", "}"), "_": ("_{", "}"), "abs": ("|", "|")}  # fmt: skip
-_OPENER = re.compile(r"(?:\\sqrt(?:\[3\])?|\\?(?<![A-Za-z])exp|(?<![A-Za-z])abs|[\^_])\s*\(|[()]")
-
-
-def plain(text: str) -> str:
-    """Return an answer in one spelling: LaTeX without fonts, marks and spacing, a label before it or a full stop."""
-    if not text.isascii():
-        text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda match: f"^{{{match[0].translate(_RAISED)}}}", text)
-        text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda match: f"_{{{match[0].translate(_RAISED)}}}", text)
-        text = unicodedata.normalize("NFKC", "".join(_SYMBOLS.get(c, c) for c in text))
-        text = "".join(str(unicodedata.decimal(c, c)) for c in text)
-    text = text.replace("{,}", ",")
-    for _ in range(4):
-        text = _FONT.sub(lambda match: f" {match[2]} " if match[1] else match[2], text)
-    for pattern, replacement in _SPELLINGS:
-        text = pattern.sub(replacement, text)
-    text = _LABEL.sub("", _with_braces(text).strip(), count=1)
-    return re.sub(r"(?<!\.)[.,;]$|(?<=[a-z]{3})!$", "", text.strip()).strip()
-
-
-def _with_braces(text: str) -> str:
-    """Replace the brackets of `sqrt(2)`, `x^(1/2)`, `exp(16)` by LaTeX's braces."""
-    closers: list[str] = []
-
-    def one(match: re.Match[str]) -> str:
-        if match[0] == ")":
-            return closers.pop() if closers else ")"
-        opening, closing = _OPENERS.get(match[0][:-1].strip(), ("(", ")"))
-        closers.append(closing)
-        return opening
-
-    return _OPENER.sub(one, text)
-
+from trinity_core.workflows.rewards.spelling import LETTER, plain
 
 _DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d+(?:_\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _POWER = r"[eE](?P<e>[-+]?\d{1,4})|\s*(?:\\times|\\cdot|[xX])\s*10\s*\^\{\s*(?P<power>[-+]?\d{1,4})\s*\}"
@@ -153,8 +69,8 @@ def _number(text: str, question: str) -> Number | None:
 
 _SCALES = {"half": 0.5, "quarter": 0.25, "dozen": 12, "hundred": 100, "thousand": 1000, "million": 1e6, "billion": 1e9}
 _OTHER_NUMBER = re.compile(
-    r"(?i)\b(not?|nor|never|\w+n['’]t|or|minus|negative|plus|mod|root|twice|double|triple|if|maybe|perhaps|otherwise|else|unless|"
-    r"squared|cubed|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|halves|thirds?|quarters?|"
+    r"(?i)\b(not?|nor|never|\w+n['’]t|or|minus|negative|plus|mod|root|twice|double|triple|if|maybe|perhaps|otherwise|"
+    r"else|unless|squared|cubed|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|halves|thirds?|quarters?|"
     r"(twen|thir|four|for|fif|six|seven|eigh|nine)(teen|ty)|(four|fif|six|seven|eigh|nin|ten)ths?|dozens?|lakhs?|crores?|"
     r"(hundred|thousand|million|billion|trillion)(s|ths?)?|grand(?! total)|point(?=\s+\w)|"
     r"(times|than|over|under|below|above|least|most|up to)(?=\s+0))\b"
@@ -169,7 +85,7 @@ _TELLING = [
     )
 ]  # fmt: skip
 """How words begin that tell one number from another: "March 3" is not "April 3"."""
-_WORDS = re.compile(rf"\\[A-Za-z]+|(?:{_LETTER}(?:['’]?{_LETTER})+['’]?|\b[ai](?=\s+{_LETTER}{{2}}))")
+_WORDS = re.compile(rf"\\[A-Za-z]+|(?:{LETTER}(?:['’]?{LETTER})+['’]?|\b[ai](?=\s+{LETTER}{{2}}))")
 _PRODUCT = re.compile(
     r"(?!(?:[cmk]m|[mk]g|ml|ft|lbs?|hrs?|yd|mph|[ap]m|a[stn]|[bm]y|st|[nr]d|th|sq|pts)\b)(?!.*(.).*\1)"
     r"(?:[a-df-hj-np-tv-z]{2}|[b-df-hj-np-tv-z]{3,4}|[abcxyz]{3,4}|abcd|ie|ei|[a-z]i)"
@@ -191,18 +107,7 @@ class Answer:
     """All of an equation, and what it states the value of."""
 
 
-_BASES = {
-    "two": 2,
-    "three": 3,
-    "four": 4,
-    "five": 5,
-    "six": 6,
-    "seven": 7,
-    "eight": 8,
-    "nine": 9,
-    "ten": 10,
-    "twelve": 12,
-}
+_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9}  # fmt: skip
 
 
 def _base(text: str, question: str) -> tuple[str, int] | Fraction | None:
@@ -330,7 +235,7 @@ def _text(text: str, question: str) -> str | None:
         letters = letters.replace(" ", "")
     if not letters or (re.fullmatch(r"[A-Za-z]", letters) or _PRODUCT.fullmatch(letters)):
         return None
-    is_text = re.fullmatch(rf"{_LETTER}(?:{_LETTER}|['’ -])*|[A-Za-z]+\d\w*", letters) and not re.search(
+    is_text = re.fullmatch(rf"{LETTER}(?:{LETTER}|['’ -])*|[A-Za-z]+\d\w*", letters) and not re.search(
         r"(?<![^ ])\w -|- ?\w(?= |$)", letters
     )
     return letters.casefold() if is_text else None
@@ -367,19 +272,23 @@ KINDS: dict[str, Callable[[str, str], Any]] = {
 def read(text: str, question: str = "") -> Answer:
     """Read an answer that `plain` has spelled."""
     for kind, reader in KINDS.items():
-        if (value := reader(text, question)) is not None:
-            if isinstance(value, Answer):
-                return value
-            if isinstance(value, Fraction):
+        match reader(text, question):
+            case Answer() as answer:
+                return answer
+            case Fraction() as value:
                 return Answer("number", Number(value), text)
-            return Answer(kind, value, text)
+            case value if value is not None:
+                return Answer(kind, value, text)
     return Answer("text", re.sub(r"\s+", " ", text).casefold(), text)
 
 
 def same(answer: str, truth: str, question: str = "") -> bool:
     """True if two final answers are equal. Raises ValueError if the reference is empty or unreadable mathematics."""
-    gold = read(plain(truth), question)
-    if _equal(read(plain(answer), question), gold, question):
+    given, wanted = plain(answer), plain(truth)
+    if wanted and _closely(given) == _closely(wanted):
+        return True
+    gold = read(wanted, question)
+    if _equal(read(given, question), gold, question):
         return True
     if not gold.text or (gold.kind == "formula" and _expression(gold) is None):
         raise ValueError(f"math-verify cannot read the reference answer {truth!r:.80}")
@@ -470,7 +379,7 @@ def _formulas_equal(given: Answer, gold: Answer) -> bool:
     from math_verify import verify
 
     if all(getattr(one, "is_number", False) for one in (wanted, answer)):
-        return _values_equal(answer, wanted, max(getattr(one.value, "rounding", 0) for one in (given, gold)))
+        return _values_equal(answer, wanted, max(getattr(one.value, "rounding", Fraction(0)) for one in (given, gold)))
     return bool(verify(wanted, answer, numeric_precision=100, timeout_seconds=None, raise_on_error=True))
 
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from trinity_core.errors import DataError
-from trinity_core.workflows.rewards.answers import plain, read, same, without_verifier
+from trinity_core.workflows.rewards.answers import read, same, without_verifier
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
+from trinity_core.workflows.rewards.spelling import plain
 
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 _OPEN, _CLOSE, _THINK = "<answer>", "</answer>", "<think>"

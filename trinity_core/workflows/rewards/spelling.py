@@ -1,0 +1,90 @@
+"""One spelling for final answers: LaTeX, also for Unicode and plain mathematics, without fonts and marks."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|pi|rho|sigma|tau|omega"
+_FUNCTIONS = r"arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|ln|log|sqrt|(?:sec|gcd|lcm|max|min)(?=\s*[({])"
+_SYMBOLS = {
+    **dict.fromkeys("−–—‐‑‒", "-"), **dict.fromkeys("·⋅∙", "\\cdot "), **dict.fromkeys("\u200b\u200c\u2060\ufeff", ""),
+    **{c: unicodedata.normalize("NFKC", c).replace("⁄", "}{").join(("\\frac{", "}")) for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"},
+    **{c: f"\\{name} " for c, name in zip("αβγδεθλμφπρστω", _GREEK.split("|"), strict=True)},
+    **{c: f"\\mathbb{{{unicodedata.normalize('NFKC', c)}}}" for c in "ℝℤℕℚℂ"},
+    "×": "\\times ", "÷": "/", "∕": "/", "∶": ":", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ",
+    "±": "\\pm ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "≈": "\\approx ", "°": "^\\circ ",
+    "√": "sqrt", "∛": "\\sqrt[3]", "∠": "\\angle ", "¢": " cents ",
+}  # fmt: skip
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
+LETTER = "[^\\W\\d_半一二三四五六七八九十百千万亿萬億]"
+_SPELLINGS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?|\\(?:display|text)style(?![a-zA-Z])|\\!\s*", ""),
+        (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
+        (r"(?:\bUS)?\\?\$|[€£¥₹]|(?<!\\)\\[()\[\]]|[`\"“”]|(?<!\w)__|__(?!\w)", ""),
+        (r"(?<![\w)}])\*\*|\*\*(?![\w(\\])", ""),
+        (r"\s+", " "),
+        (r"\\([%#&_])", r"\1"),
+        (r"\\[dtc]frac", r"\\frac"),
+        (r"\\[lr]brace(?![a-zA-Z])", lambda match: "\\{" if match[0][1] == "l" else "\\}"),
+        (r"(?i)_? ?\{? ?\(?\bbase ?=? ?\{? ?(\w+) ?\}? ?\)? ?\}?", r"_{\1}"),
+        (r"\*\*", "^"),
+        (r"\*", r"\\cdot "),
+        (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty"),
+        (rf"(?<![A-Za-z\\])({_FUNCTIONS}|{_GREEK})(?![A-Za-z])", r"\\\1"),
+        (r"(?<=\d)i(?![A-Za-z])", " i"),  # math-verify takes only a separate i for the imaginary unit
+        (r"(?<![A-Za-z\\])cbrt", r"\\sqrt[3]"),
+        (r"<=", r"\\le "),
+        (r">=", r"\\ge "),
+        (r"!=", r"\\ne "),
+        (r"(\\sqrt(?:\[\d\])?|[\^_]) ?([-+]?\d+(?:\.\d+)?)", r"\1{\2}"),
+        (r"(?<=\d) ?\^? ?\{? ?(?:st|nd|rd|th)(?![A-Za-z]) ?\}?", ""),
+        (r"\\[lr]angle(?![a-z])", lambda match: "(" if match[0][1] == "l" else ")"),
+        (r"(?i) ?\b(?:percent(?:age)?|pct)(?!\w)", "%"),
+        (r"(?<!\w)(\d+)C(\d+)(?!\w)", r"\\binom{\1}{\2}"),
+        (r"(?<=[\d}]) ?(?:\^\{? ?\\circ ?\}?|\\degree)(?: ?[CFK](?!\w))?(?=[\s.]|$)", " degrees "),
+        (r"(?i)\b([ap])\.\s?m\b\.?", r"\1m"),
+    )
+]  # fmt: skip
+_FONT = re.compile(
+    r"\\(?:(text(?:rm|bf|it|sf|tt|normal|up|md)?|mbox)|math(?:rm|bf|it|sf|tt)|operatorname\*?|boldsymbol|bm|boxed|fbox)"
+    r"\s*\{([^{}]*)\}"
+)
+_LABEL = re.compile(
+    r"(?i)(?:(?:so|thus|hence|therefore|the|my|final|correct)[\s,]+)*answer\s*(?:is\b)?\s*[:=]?\s*(?=\S)"
+)
+_OPENERS = {"\\sqrt": ("\\sqrt{", "}"), "\\sqrt[3]": ("\\sqrt[3]{", "}"), "exp": ("e^{", "}"), "\\exp": ("e^{", "}"),
+            "^": ("^{", "}"), "_": ("_{", "}"), "abs": ("|", "|")}  # fmt: skip
+_OPENER = re.compile(r"(?:\\sqrt(?:\[3\])?|\\?(?<![A-Za-z])exp|(?<![A-Za-z])abs|[\^_])\s*\(|[()]")
+
+
+def plain(text: str) -> str:
+    """Return an answer in one spelling: LaTeX without fonts, marks and spacing, a label before it or a full stop."""
+    if not text.isascii():
+        text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda match: f"^{{{match[0].translate(_RAISED)}}}", text)
+        text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda match: f"_{{{match[0].translate(_RAISED)}}}", text)
+        text = unicodedata.normalize("NFKC", "".join(_SYMBOLS.get(c, c) for c in text))
+        text = "".join(str(unicodedata.decimal(c, c)) for c in text)
+    text = text.replace("{,}", ",")
+    for _ in range(4):
+        text = _FONT.sub(lambda match: f" {match[2]} " if match[1] else match[2], text)
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
+    text = _LABEL.sub("", _with_braces(text).strip(), count=1)
+    return re.sub(r"(?<!\.)[.,;]$|(?<=[a-z]{3})!$", "", text.strip()).strip()
+
+
+def _with_braces(text: str) -> str:
+    """Replace the brackets of `sqrt(2)`, `x^(1/2)`, `exp(16)` by LaTeX's braces."""
+    closers: list[str] = []
+
+    def one(match: re.Match[str]) -> str:
+        if match[0] == ")":
+            return closers.pop() if closers else ")"
+        opening, closing = _OPENERS.get(match[0][:-1].strip(), ("(", ")"))
+        closers.append(closing)
+        return opening
+
+    return _OPENER.sub(one, text)
