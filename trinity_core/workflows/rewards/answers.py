@@ -336,8 +336,8 @@ def _equal(given: Answer, gold: Answer, question: str) -> bool:
 
 
 def _closely(text: str) -> str:
-    """Return a text without its spaces, except those between digits."""
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
+    """Return a text without its spaces, except those between letters and digits."""
+    return re.sub(r"(?<!\w)\s+|\s+(?!\w)", "", text)
 
 
 def _numbers_equal(given: Number, gold: Number, question: str) -> bool:
@@ -380,7 +380,7 @@ def _formulas_equal(given: Answer, gold: Answer) -> bool:
 
     if all(getattr(one, "is_number", False) for one in (wanted, answer)):
         return _values_equal(answer, wanted, max(getattr(one.value, "rounding", Fraction(0)) for one in (given, gold)))
-    return bool(verify(wanted, answer, numeric_precision=100, timeout_seconds=None, raise_on_error=True))
+    return bool(verify(wanted, answer, numeric_precision=60, timeout_seconds=None, raise_on_error=True))
 
 
 def _values_equal(one: Any, other: Any, rounding: Fraction) -> bool:
