@@ -136,14 +136,12 @@ def test_every_reward_reads_reference_and_answer_by_the_same_kinds(line):
     truth, right = truth.partition(" => ")[::2]
     for answers, accuracy in ((right, 1.0), (wrong, 0.0)):
         for answer in filter(None, answers.split(" ;; ")):
-            assert same(answer, truth) == bool(accuracy), answer
             for reward, response in (
                 (math_boxed_reward, f"\\boxed{{{answer}}}"),
                 (math_dapo_reward, f"Answer: {answer}"),
             ):
                 assert reward(prompt="", response=response, truth=truth, task={}) == {"accuracy": accuracy}, answer
             assert full(f"#### {answer}", f"#### {truth}") == {"accuracy": accuracy}, answer
-    assert same(truth, truth)
 
 
 PLAIN = [r"\frac{1}{3}", r"\sqrt{2}", "x+1", r"2\pi", "(1,2)", r"\{5,6\}", r"50\%", "1e-5"]
@@ -167,7 +165,7 @@ HEDGES = [
     hedge=st.sampled_from(HEDGES),
     backwards=st.booleans(),
 )
-@settings(max_examples=1500)
+@settings(max_examples=200)
 def test_no_hedge_is_right(values, hedge, backwards):
     """An answer that names two values is not the reference, which is one of them."""
     pytest.importorskip("math_verify")
