@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from raising import raising
 
 from trinity_core.errors import DataError
-from trinity_core.workflows.rewards.answers import read, same
+from trinity_core.workflows.rewards.answers import read, same, without_verifier
 from trinity_core.workflows.rewards.boxed import math_boxed_reward, math_dapo_reward
 from trinity_core.workflows.rewards.math import final_answer, format_reward, math_fast, math_reward, reference
 from trinity_core.workflows.rewards.spelling import plain
@@ -39,6 +39,20 @@ def test_the_fast_path_gives_the_verifiers_verdict(answer, truth):
     response, reference_answer = f"So it is.\n#### {answer}", f"work\n#### {truth}"
     fast = math_fast(response=response, truth=reference_answer)
     assert fast is not None and fast == full(response, reference_answer)
+
+
+NUMERIC = st.lists(
+    st.sampled_from([*"0123456789.,_ +-/%", "1_000", "e-05", "1,234", "\\frac12", "10^{3}"]), max_size=8
+).map("".join)
+
+
+@given(answer=NUMERIC, truth=NUMERIC, alike=st.booleans())
+@example("1_000", "1000", False)
+@settings(max_examples=200)
+def test_fast_verdicts_of_numbers_are_the_verifiers(answer, truth, alike):
+    fast = without_verifier(answer.strip(), answer.strip() if alike else truth.strip())
+    if fast is not None:
+        assert fast == same(answer.strip(), answer.strip() if alike else truth.strip())
 
 
 @given(text=st.text("#0123456789 -+.,$%{}\\boxed\n", max_size=20), truth=st.sampled_from(["#### 5", "#### -12", "3"]))

@@ -30,6 +30,7 @@ _SPELLINGS = [
         (r"\\[dtc]frac", r"\\frac"),
         (r"\\[lr]brace(?![a-zA-Z])", lambda match: "\\{" if match[0][1] == "l" else "\\}"),
         (r"(?i)_? ?\{? ?\(?\bbase ?=? ?\{? ?(\w+) ?\}? ?\)? ?\}?", r"_{\1}"),
+        (r"(?<=\d)_(?=\d{3}(?!\d))", ""),  # 1_000, as Python writes it; no base has three digits
         (r"\*\*", "^"),
         (r"\*", r"\\cdot "),
         (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty"),
