@@ -126,6 +126,15 @@ def test_no_memory_escapes_the_count():
 
 
 @namespaces
+def test_a_virtual_environment_may_be_a_link(monkeypatch, tmp_path):
+    (tmp_path / "venv").symlink_to(sys.prefix)
+    for name in ("prefix", "exec_prefix"):
+        monkeypatch.setattr(sys, name, str(tmp_path / "venv"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
+    assert run("print(1)").output == b"1\n"
+
+
+@namespaces
 def test_daemons_end_with_the_program():
     mark = f"daemon-{os.getpid()}"
     assert run(LEAVES_A_DAEMON.replace("MARK", mark)).status == 0

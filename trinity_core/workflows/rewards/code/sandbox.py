@@ -266,8 +266,9 @@ def _require_python() -> None:
 
 
 def _python() -> list[str]:
-    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
-    return sorted(str(Path(folder).absolute()) for folder in folders)
+    """Return Python's folders; for a link, as a virtual environment may be one, also the folder that it points to."""
+    folders = {Path(folder) for folder in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)}
+    return sorted({str(path) for folder in folders for path in (folder.absolute(), folder.resolve())})
 
 
 def _size(folder: Path) -> int:
