@@ -14,10 +14,12 @@ from textwrap import dedent
 import psutil
 import pytest
 from written_code import (
+    ADDS,
     AS_A_PLAIN_USER,
     ATTACKS,
     CALLS,
     CALLS_HOME,
+    CHECKS_NOTHING,
     FILLS_THE_DISK,
     FORGERIES,
     HIDES_MEMORY,
@@ -27,22 +29,30 @@ from written_code import (
     LIVE,
     LOOKS_AROUND,
     MBPP,
+    NEVER_REACHED,
     OUTLIVES,
+    PROGRAM_FORMS,
+    REFUSES,
     SIMILAR,
     STACK,
     STACKED,
     STANDARD,
     STANDARD_TESTS,
+    SUBTRACTS,
     SUM,
     SUMMED,
+    TEST_FORMS,
     TOTAL,
     TWICE,
     TWICE_IN_A_THREAD,
+    UNREADABLE,
 )
 
 from trinity_core.errors import DataError
 from trinity_core.workflows import RewardItem, RewardPool
 from trinity_core.workflows.rewards.code import code_reward, last_program, sandbox
+from trinity_core.workflows.rewards.code.checks import NothingChecked
+from trinity_core.workflows.rewards.code.judging import same_output
 from trinity_core.workflows.rewards.code.sandbox import CodeLimits, SandboxFailed, best_isolation, python, run_program
 from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
 
@@ -93,6 +103,107 @@ def test_known_verdicts(code, tests, share):
     scored = judged(code, tests, {"entry_point": "near"}, partial=True)
     assert scored.parts == {"accuracy": float(share == 1), "partial": share if share < 1 else 0.0}
     assert scored.counts["tests_passed"] == share
+
+
+def form(tests):
+    """Tests, and the row's other columns."""
+    return tests if isinstance(tests, tuple) else (tests, {})
+
+
+@pytest.mark.parametrize("tests", TEST_FORMS.values(), ids=TEST_FORMS)
+def test_tests_in_any_form_tell_right_from_wrong(tests):
+    assert [judged(code, *form(tests)).parts["accuracy"] for code in (ADDS, SUBTRACTS)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["asserts", "unittest class", "swallows what failed", "check", "calls"])
+def test_an_answer_without_the_function_is_wrong(name):
+    assert judged("", *form(TEST_FORMS[name])).parts["accuracy"] == 0.0
+
+
+@pytest.mark.parametrize("tests", PROGRAM_FORMS.values(), ids=PROGRAM_FORMS)
+def test_programs_in_any_form_tell_right_from_wrong(tests):
+    assert [judged(code, tests).parts["accuracy"] for code in (SUMMED, "print(2)")] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "import pytest\nwith pytest.raises(ValueError):\n    add(None, 1)",
+        "try:\n    add(None, 1)\n    assert False\nexcept ValueError:\n    pass",
+        "try:\n    add(None, 1)\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n"
+        "        with self.assertRaises(ValueError):\n"
+        "            add(None, 1)",
+        "def test_a():\n    try:\n        add(None, 1)\n        assert False, 'no error'\n"
+        "    except Exception:\n        pass",
+    ],
+)
+def test_an_expected_exception_is_a_check(tests):
+    accepts = "def add(a, b):\n    return 0"
+    assert [judged(code, tests).parts["accuracy"] for code in (REFUSES, accepts)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("tests", CHECKS_NOTHING.values(), ids=CHECKS_NOTHING)
+def test_tests_that_check_nothing_end_the_run(tests):
+    for code in (ADDS, SUBTRACTS):
+        with pytest.raises(NothingChecked):
+            judged(code, *form(tests))
+
+
+@pytest.mark.parametrize("tests", NEVER_REACHED.values(), ids=NEVER_REACHED)
+def test_tests_that_assert_nothing_about_an_answer_give_no_verdict(tests):
+    for code in (ADDS, SUBTRACTS):
+        with pytest.raises(Unjudged):
+            judged(code, *form(tests))
+
+
+@pytest.mark.parametrize("tests", UNREADABLE.values(), ids=UNREADABLE)
+def test_tests_of_an_unknown_form_end_the_run(tests):
+    with pytest.raises(DataError):
+        judged(ADDS, tests)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def abs(x): return 0\ndef add(a, b): return 7",
+        "def isinstance(a, b): return True\ndef add(a, b): return 7",
+        "__checked__ = __caught__ = lambda *a: 1\ndef add(a, b): return 7",
+        "def add(a, b): raise AssertionError",
+        "class add:\n    def __new__(cls, a, b): return []",
+    ],
+)
+@pytest.mark.parametrize("tests", ["assert abs(add(1, 2) - 3) < 1e-6", "for a in add(1, 2):\n    assert a == 3"])
+def test_an_answer_cannot_pass_by_replacing_the_tests_functions(code, tests):
+    try:
+        assert judged(code, tests).parts["accuracy"] == 0.0
+    except Unjudged:
+        assert "for" in tests, "nothing was asserted"
+
+
+@pytest.mark.parametrize(
+    "output, expected, same",
+    [
+        ("3.0", "3", True),
+        ("3", "3.0", True),
+        ("3.00", "3.0", True),
+        ("3.0000001", "3.0", True),
+        ("3.0000001", "3", False),
+        ("3.5", "3", False),
+        ("03", "3", False),
+        ("101.0", "0101", False),
+        ("1e3", "1000", False),
+        ("1_0.0", "10", False),
+        ("nan", "nan.", False),
+        (".", "0.", False),
+        ("a.0", "a", False),
+        ("3 \n\n", "3", True),
+        ("3\n4", "3 4", False),
+        ("12345678901234567891.0", "12345678901234567890", False),
+    ],
+)
+def test_outputs_are_compared_by_words_and_numbers(output, expected, same):
+    assert same_output(output.encode(), expected) is same
 
 
 @pytest.mark.parametrize("code", FORGERIES.values(), ids=FORGERIES)
@@ -276,6 +387,11 @@ def test_tests_not_reached_after_a_failure_count_as_failed(code, name, partial):
         ("```\na\n```", "a\n"),
         ("a", None),
         ("```python\na", None),
+        ("1. So:\n\n   ```python\n   if a:\n       b\n   ```\n", "if a:\n    b\n"),
+        ("- So:\n\t```python\n\tif a:\n\t\tb\n\t```\n", "if a:\n\tb\n"),
+        ("   ```python\na\n   ```", "a\n"),
+        ("~~~python\na\n~~~", "a\n"),
+        ("````python\na\n````", "a\n"),
     ],
 )
 def test_the_last_fenced_program_is_the_answer(text, code):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from textwrap import dedent
 
 SUM = {"inputs": ["1 2\n", "5 7\n"], "outputs": ["3\n", "12\n"]}
@@ -197,13 +198,13 @@ from pathlib import Path
 if os.getuid() == 0:
     assert ctypes.CDLL(None).unshare(0x10000000) == 0
     Path("/proc/self/uid_map").write_text("1000 0 1")
-from trinity_core.workflows.rewards.code import judging, sandbox
+from trinity_core.workflows.rewards.code import forms, judging, sandbox
 
 sandbox.best_isolation = lambda: "none"
 codes, tests = json.loads(sys.argv[1])
 mark = f"other-{os.getpid()}"
 others = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", mark]) for _ in range(20)]
-tests = judging.tests_of(tests, {})
+tests = forms.tests_of(tests, {})
 codes = [code.replace("OTHER", mark) for code in codes]
 passed = [judging.Judging(code, sandbox.CodeLimits(), True, 30.0).run(tests).passed for code in codes]
 print(json.dumps([passed, any(other.poll() is not None for other in others)]))
@@ -284,3 +285,142 @@ def twice(xs):
         os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)", "MARK"])
     return 0
 """
+
+ADDS = "def add(a, b):\n    return a + b"
+SUBTRACTS = "def add(a, b):\n    return a - b"
+REFUSES = "def add(a, b):\n    if a is None: raise ValueError('no number')\n    return a + b"
+CLASS = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(add(1, 2), 3)\n"
+CALL_TEXTS = {"inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"], "fn_name": "add"}
+TEST_FORMS = {
+    "asserts": "assert add(1, 2) == 3",
+    "list of asserts": ["assert add(1, 2) == 3", "assert add(2, 2) == 4"],
+    "Python text of a list": "['assert add(1, 2) == 3', 'assert add(2, 2) == 4']",
+    "JSON text of JSON text": json.dumps(json.dumps(["assert add(1, 2) == 3"])),
+    "comparison": "add(1, 2) == 3",
+    "comparisons, joined": "add(1, 2) == 3 and add(2, 2) == 4\nnot add(1, 1) == 0",
+    "list of comparisons": ["add(1, 2) == 3", "3 == add(2, 1)"],
+    "all()": "all(add(a, 1) == a + 1 for a in range(3))",
+    "test function": "def test_add():\n    assert add(1, 2) == 3",
+    "test functions with an import": "from solution import add\nimport math\n\ndef test_a():\n"
+    "    assert add(1, 2) == 3\n",
+    "module of the answer": "import solution as s\ndef test_a():\n    assert s.add(1, 2) == 3\n",
+    "list of test functions": ["def test_a():\n    assert add(1, 2) == 3", "def test_b():\n    assert add(2, 2) == 4"],
+    "async test function": "async def test_a():\n    assert add(1, 2) == 3",
+    "test function that returns": "def test_a():\n    return add(1, 2) == 3",
+    "parametrized": "import pytest\n@pytest.mark.parametrize('a, b, c', [(1, 2, 3), pytest.param(2, 2, 4, id='x')])\n"
+    "def test_a(a, b, c):\n    assert add(a, b) == c",
+    "parametrized twice": "import pytest\n@pytest.mark.parametrize('a', [1, 2])\n"
+    "@pytest.mark.parametrize(['b'], [[2]])\n"
+    "def test_a(a, b):\n    assert add(a, b) == a + b",
+    "fixtures": "import pytest\n@pytest.fixture\ndef one():\n    yield 1\n@pytest.fixture()\ndef pair(one):\n"
+    "    return one, 2\ndef test_a(pair):\n    assert add(*pair) == 3",
+    "approx": "from pytest import approx\ndef test_a():\n    assert add(0.1, 0.2) == approx(0.3)",
+    "test class": "class TestAdd:\n    def setup_method(self):\n        self.sum = 3\n    def test_a(self):\n"
+    "        assert add(1, 2) == self.sum",
+    "unittest class": CLASS,
+    "unittest class and main": f"{CLASS}if __name__ == '__main__':\n    unittest.main()\n",
+    "unittest class, exits": f"import sys\n{CLASS}sys.exit(unittest.main())\n",
+    "list of unittest classes": [CLASS, CLASS.replace("1, 2), 3", "2, 2), 4")],
+    "unittest with setUp": "from unittest import TestCase\nclass T(TestCase):\n    def setUp(self):\n"
+    "        self.sum = 3\n"
+    "    def test_a(self):\n        with self.subTest(n=1):\n            self.assertEqual(add(1, 2), self.sum)\n",
+    "unittest with setUpClass": "import unittest\nclass T(unittest.TestCase):\n    @classmethod\n"
+    "    def setUpClass(cls):\n"
+    "        cls.sum = 3\n    def test_a(self):\n        self.assertTrue(add(1, 2) == self.sum)\n",
+    "unittest, async": "import unittest\nclass T(unittest.IsolatedAsyncioTestCase):\n    async def test_a(self):\n"
+    "        self.assertEqual(add(1, 2), 3)\n",
+    "guarded by __main__": "if __name__ == '__main__':\n    assert add(1, 2) == 3\n",
+    "main function": "def main():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n    main()\n",
+    "pytest.main": "import pytest\ndef test_a():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n"
+    "    raise SystemExit(pytest.main([__file__]))\n",
+    "raises by itself": "if add(1, 2) != 3:\n    raise ValueError('wrong')",
+    "exits by itself": "import sys\nfor a in (1, 2):\n    if add(a, 2) != a + 2:\n        print('FAIL')\n"
+    "        sys.exit(1)",
+    "prints what failed": "try:\n    assert add(1, 2) == 3\n    print('passed')\nexcept AssertionError:\n"
+    "    print('failed')",
+    "swallows what failed": "def test_a():\n    try:\n        assert add(1, 2) == 3\n"
+    "    except Exception as e:\n        print(e)",
+    "numpy's assertions": "import numpy as np\nnp.testing.assert_allclose(add(1, 2), 3)",
+    "check": ("def check(candidate):\n    assert candidate(1, 2) == 3", {"entry_point": "add"}),
+    "check that is called": "def check(candidate):\n    assert candidate(1, 2) == 3\ncheck(add)",
+    "check that returns": ("def check(f):\n    return f(1, 2) == 3", {"entry_point": "add"}),
+    "candidate": (["assert candidate(1, 2) == 3"], {"entry_point": "add"}),
+    "evalplus": (
+        "import numpy as np\ninputs = [[1, 2], [2, 2]]\nresults = [3, 4]\ndef assertion(out, exp, atol):\n"
+        "    if atol == 0 and isinstance(exp, float):\n        atol = 1e-6\n    if out != exp and atol != 0:\n"
+        "        assert np.allclose(out, exp, rtol=1e-7, atol=atol)\n    else:\n        assert out == exp\n"
+        "for i, (inp, exp) in enumerate(zip(inputs, results)):\n    assertion(add(*inp), exp, 0)\n"
+    ),
+    "imports before the asserts": ["import math", "one = 1", "assert add(one, math.floor(2.5)) == 3"],
+    "MBPP's imports": (["assert add(1, math.floor(2.5)) == 3"], {"test_imports": ["import math"]}),
+    "MBPP's setup": (["assert add(*pair) == 3"], {"test_setup_code": "pair = 1, 2"}),
+    "calls": {"inputs": [[1, 2], [2, 2]], "outputs": [3, 4], "fn_name": "add"},
+    "calls as text": {"inputs": ["1\n2", '"a"\n"b"'], "outputs": ["3", '"ab"'], "fn_name": "add"},
+    "calls as text, of lists": CALL_TEXTS,
+    "calls as Python text": str(CALL_TEXTS),
+    "metadata as text": (
+        '[{"input": "1\\n2", "output": "3", "testtype": "functional"}]',
+        {"metadata": '{"func_name": "add"}'},
+    ),
+    "metadata of a test as text": [
+        {"input": "1\n2", "output": "3", "testtype": "functional", "metadata": '{"func_name": "add"}'}
+    ],
+    "function_call": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}],
+    "test_cases": json.dumps(
+        {"test_cases": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": 3}]}
+    ),
+    "a builtin's name": "assert abs(add(1, 2) - 3) < 1e-6",
+}  # fmt: skip
+"""Tests of a function `add`, or those and the row's other columns."""
+
+PROGRAM_FORMS = {
+    "APPS": SUM,
+    "APPS as text": json.dumps(SUM),
+    "CodeContests": {"input": SUM["inputs"], "output": SUM["outputs"]},
+    "lists of lines": {"inputs": [["1 2"], ["5 7"]], "outputs": [["3"], ["12"]]},
+    "one test": {"input": "1 2", "output": "3"},
+    "no type": [{"input": "1 2", "output": "3"}],
+    "LiveCodeBench as text": json.dumps([{"input": "1 2", "output": "3\n", "testtype": "stdin"}]),
+    "stdin_stdout": {"language": "python", "test_cases": [{"type": "stdin_stdout", "input": "1 2", "output": "3"}]},
+    "DeepCoder": json.dumps([{"type": "stdin_stdout", "input": "1 2", "output": "3 ", "fn_name": None}]),
+    "a number with a point": {"inputs": ["1 2"], "outputs": ["3.0"]},
+}
+"""Tests of a program that prints the sum of two numbers."""
+
+CHECKS_NOTHING = {
+    "reference solution": ADDS,
+    "reference solution with its own asserts": f"{ADDS}\nassert add(1, 2) == 3",
+    "class Solution": "class Solution:\n    def add(self, a, b):\n        return a + b",
+    "number": "#### 3",
+    "docstring": '"""\n>>> add(1, 2)\n3\n"""',
+    "prints": "print(add(1, 2))",
+    "comment": "# add(1, 2) == 3",
+    "call": "add(1, 2)",
+    "assignment": "result = add(1, 2)",
+    "assert True": "add(1, 2)\nassert True",
+    "true of anything": ["assert 1 + 1 == 2"],
+    "imports": ["import math", "from solution import add"],
+    "prints what differs": "if add(1, 2) != 3:\n    print('wrong')",
+    "empty test function": "def test_add():\n    add(1, 2)",
+    "empty test class": "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        add(1, 2)",
+    "empty check": ("def check(candidate):\n    candidate(1, 2)", {"entry_point": "add"}),
+    "no outputs": {"inputs": ["1 2", "2 2"], "outputs": ["", "\n"]},
+    "no results": {"inputs": [[1, 2]], "outputs": [None], "fn_name": "add"},
+    "reference as setup": (["assert add(1, 2) == 3"], {"test_setup_code": ADDS}),
+}
+NEVER_REACHED = {
+    "function that nobody calls": "def verify():\n    assert add(1, 2) == 3",
+    "loop over nothing": "for a in []:\n    assert add(a, 1) == a + 1",
+    "skipped": "import pytest\n@pytest.mark.skip\ndef test_a():\n    assert add(1, 2) == 3",
+    "unknown module": "import no_such_module\nassert add(1, 2) == 3",
+    "fixture of pytest": "def test_a(tmp_path):\n    assert add(1, 2) == 3",
+}
+UNREADABLE = {
+    "packed": "eJxrYJmqyAABPVqMU8oUlHIT8xKVdBSUEvNSgDSIlZGan6KUUqsEALHFDH0=",
+    "other language": {"language": "cpp", "test_cases": [{"input": "1 2", "output": "3", "type": "stdin_stdout"}]},
+    "unknown type": [{"input": "1 2", "output": "3", "testtype": "interactive"}],
+    "null output": {"inputs": ["1 2"], "outputs": [None]},
+    "call of no list": {"inputs": [1], "outputs": [3], "fn_name": "add"},
+    "call of no JSON": {"inputs": ["a = 1, b = 2"], "outputs": ["3"], "fn_name": "add"},
+    "other object": {"functional": "assert add(1, 2) == 3"},
+}

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity_core.workflows.rewards.base import REWARD_FNS, TIME_LIMITS, WARM_UPS, Scored, graded
-from trinity_core.workflows.rewards.code.judging import Judging, tests_of
+from trinity_core.workflows.rewards.code.forms import tests_of
+from trinity_core.workflows.rewards.code.judging import Judging
 from trinity_core.workflows.rewards.code.sandbox import CodeLimits, best_isolation
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^([ \t]*)(```+|~~~+)[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*\2", re.DOTALL | re.MULTILINE)
 PYTHON = ("python", "python3", "py")
 TOTAL_SECONDS = 60.0
 END_SECONDS = 30.0
@@ -18,10 +19,15 @@ END_SECONDS = 30.0
 
 
 def last_program(text: str) -> str | None:
-    """Return the last fenced Python block in a text, else the last fenced block; None without one."""
+    """Return the last fenced Python block in a text, else the last fenced block; None without one.
+
+    A block in a list is indented as a whole; its lines lose the indentation of the fence.
+    """
     blocks = _FENCE.findall(text)
-    known = [body for language, body in blocks if language.lower() in PYTHON]
-    return known[-1] if known else blocks[-1][1] if blocks else None
+    known = [block for block in blocks if block[2].lower() in PYTHON]
+    for indentation, _, _, body in (known or blocks)[-1:]:
+        return "".join(line.removeprefix(indentation) for line in body.splitlines(keepends=True))
+    return None
 
 
 @REWARD_FNS.register("code_reward")

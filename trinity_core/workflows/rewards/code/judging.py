@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from trinity_core.errors import DataError
 from trinity_core.waits import is_readable
 from trinity_core.workflows.rewards.code import sandbox_rpc
+from trinity_core.workflows.rewards.code.forms import Tests
 from trinity_core.workflows.rewards.code.sandbox import (
     LOOK_SECONDS,
     START_SECONDS,
@@ -27,113 +29,8 @@ from trinity_core.workflows.rewards.code.sandbox import (
 )
 from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
 
-
-@dataclass(frozen=True)
-class Program:
-    """A whole program: its standard input and expected standard output."""
-
-    given: str
-    expected: str
-
-
-@dataclass(frozen=True)
-class Tests:
-    """The tests of one row: programs to run, or calls and Python tests of the answer's functions."""
-
-    programs: tuple[Program, ...] = ()
-    functions: tuple[dict[str, Any], ...] = ()
-    """For `sandbox_rpc.run_tests`: `{"python": source}` or `{"call": name, "arguments": [...], "expected": ...}`; with
-    `wrapped`, the only element of `expected` is accepted too."""
-    setup: str = ""
-    """Python code that runs before each of the Python tests."""
-
-    @property
-    def count(self) -> int:
-        return len(self.programs) + len(self.functions)
-
-
-def tests_of(truth: Any, task: Mapping[str, Any], name: str = "") -> Tests:
-    """Return the tests of a row. Raises DataError if they cannot be read or there are none.
-
-    Supported forms: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for calls (APPS, TACO); a list of `{"input":
-    ..., "output": ..., "testtype": "stdin" | "functional"}` (LiveCodeBench); a list of `assert` lines (MBPP); and
-    Python text with asserts or a function `check`, which is called with `name` or the row's `entry_point` (HumanEval).
-    """
-    name = name or str(task.get("entry_point") or "")
-    tests = _read(_parsed(truth), name)
-    if not tests.count:
-        raise DataError("the row has no unit tests; set format.response_key to their column")
-    setup = "\n".join(str(task[key]) for key in ("test_setup_code", "test_imports") if isinstance(task.get(key), str))
-    return Tests(tests.programs, tests.functions, setup)
-
-
-def _parsed(truth: Any) -> Any:
-    if not isinstance(truth, str):
-        return truth
-    try:
-        return json.loads(truth)
-    except ValueError:
-        return truth
-
-
-def _read(tests: Any, name: str) -> Tests:
-    if isinstance(tests, Mapping):
-        return _pairs(tests)
-    if isinstance(tests, str):
-        return _python([tests], name) if tests.strip() else Tests()
-    if not isinstance(tests, Sequence):
-        tests = list(tests) if hasattr(tests, "__iter__") else []
-    if all(isinstance(one, str) for one in tests):
-        return _python([one for one in tests if one.strip()], name)
-    if all(isinstance(one, Mapping) and {"input", "output"} <= one.keys() for one in tests):
-        return _cases(tests, name)
-    raise DataError("code_reward cannot read the row's unit tests; docs/rewards.md lists the supported forms")
-
-
-def _pairs(tests: Mapping[str, Any]) -> Tests:
-    inputs, outputs, name = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")
-    if inputs is None or outputs is None or len(inputs) != len(outputs):
-        raise DataError("code_reward needs as many 'outputs' as 'inputs' in the row's unit tests")
-    if not name:
-        return Tests(tuple(Program(_text(a), _text(b)) for a, b in zip(inputs, outputs, strict=True)))
-    calls = (  # APPS and TACO often wrap a result in a list of one
-        {"call": name, "arguments": list(a), "expected": b, "wrapped": True}
-        for a, b in zip(inputs, outputs, strict=True)
-    )
-    return Tests(functions=tuple(calls))
-
-
-def _cases(tests: Sequence[Mapping[str, Any]], name: str) -> Tests:
-    programs, calls = [], []
-    for one in tests:
-        if one.get("testtype", "stdin") == "stdin":
-            programs.append(Program(_text(one["input"]), _text(one["output"])))
-            continue
-        called = (one.get("metadata") or {}).get("func_name") or name
-        if not called:
-            raise DataError("code_reward needs the name of the function that functional tests call: entry_point")
-        try:
-            arguments = [json.loads(line) for line in str(one["input"]).splitlines() if line.strip()]
-            expected = json.loads(str(one["output"]))
-        except ValueError as error:
-            raise DataError(f"a functional test of the row is not JSON: {error}") from error
-        calls.append({"call": called, "arguments": arguments, "expected": expected})
-    return Tests(tuple(programs), tuple(calls))
-
-
-def _python(tests: Sequence[str], name: str) -> Tests:
-    if any("def check(" in test for test in tests):
-        if not name:
-            raise DataError("code_reward needs the name of the function that 'check' gets: entry_point")
-        tests = [f"{test}\ncheck({name})" if "def check(" in test else test for test in tests]
-    return Tests(functions=tuple({"python": test} for test in tests))
-
-
-def _text(value: Any) -> str:
-    """Join a list of lines, which some data sets have."""
-    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
+_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+"""A number; not `0101`, which may be a text."""
 RPC_SOURCE = Path(sandbox_rpc.__file__).read_text(encoding="utf-8")
 
 
@@ -175,7 +72,7 @@ class Judging:
             counts.add(not ran.exceeded and same_output(ran.output, program.expected), ran.exceeded)
         left = list(tests.functions)
         while left and not self._is_decided(counts):
-            left = left[self._functions(left, tests.setup, counts) :]
+            left = left[self._functions(left, counts) :]
         return counts
 
     def _is_decided(self, counts: Outcomes) -> bool:
@@ -185,7 +82,7 @@ class Judging:
             raise TimeoutError(f"the tests took longer than {self.total_seconds:g} s together (total_seconds)")
         return counts.failed > 0 and (is_late or not self.wanted)
 
-    def _functions(self, tests: Sequence[dict[str, Any]], setup: str, counts: Outcomes) -> int:
+    def _functions(self, tests: Sequence[dict[str, Any]], counts: Outcomes) -> int:
         """Run tests until all are decided or one ends the answer's process; return the number decided."""
         with ExitStack() as stack:
             ours, theirs, judge, tested = (
@@ -209,7 +106,7 @@ class Judging:
                 end.close()
             judge.settimeout(START_SECONDS)
             with suppress(OSError):  # the tests' process has ended, which is handled below
-                judge.sendall(json.dumps({"setup": setup, "tests": tests}).encode() + b"\n")
+                judge.sendall(json.dumps(tests).encode() + b"\n")
             return self._read(judge, answer, tester, len(tests), counts)
 
     def _read(self, judge: socket.socket, answer: Sandbox, tester: Sandbox, count: int, counts: Outcomes) -> int:
@@ -252,7 +149,8 @@ def _count(verdict: dict[str, Any], counts: Outcomes) -> None:
 
 
 def same_output(output: bytes, expected: str) -> bool:
-    """True if an output is the expected one: line by line the same words, numbers with a point to 1e-6."""
+    """True if an output is the expected one: line by line the same words, or numbers of the same value (`3.0` for `3`),
+    to 1e-6 if a number with a point is expected."""
     lines, wanted = (_words(text) for text in (output.decode(errors="replace"), expected))
     return len(lines) == len(wanted) and all(
         len(one) == len(other) and all(map(_same_word, one, other)) for one, other in zip(lines, wanted, strict=True)
@@ -266,9 +164,8 @@ def _words(text: str) -> list[list[str]]:
 def _same_word(word: str, expected: str) -> bool:
     if word == expected:
         return True
-    if "." not in expected:
+    if "." not in word + expected or not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)):
         return False
-    try:
+    if "." in expected:
         return math.isclose(float(word), float(expected), rel_tol=1e-6, abs_tol=1e-6)
-    except ValueError:
-        return False
+    return Decimal(word) == Decimal(expected)

@@ -133,7 +133,7 @@ def _show(source: Path, target: Path) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink():
-        target.symlink_to(source.readlink())
+        target.symlink_to(source.resolve())
         return
     target.mkdir() if source.is_dir() else target.touch()
     _mount(str(source), str(target), None, BIND | RECURSIVE)

@@ -10,15 +10,16 @@ that decides a verdict ever runs an answer's code.
 
 from __future__ import annotations
 
-import ast
 import builtins
+import inspect
 import json
 import math
 import socket
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -136,10 +137,16 @@ class RemoteAnswer:
 
     def __init__(self, line: Line) -> None:
         self._line = line
+        self.used = 0
+        """Number of values obtained from the answer."""
+        self.raised: Exception | None = None
+        """The latest exception that the answer raised."""
 
     def named(self, name: str) -> Any:
         """Return the answer's object of this name. Raises NameError if there is none."""
-        return self.ask("name", name)
+        value = self.ask("name", name)
+        self.used -= isinstance(value, Remote)  # nothing has been asked of it yet
+        return value
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """Send a request to the answer's side. Raises what the answer raises, as the nearest built-in exception."""
@@ -148,6 +155,7 @@ class RemoteAnswer:
         except RecursionError:
             raise Unjudged("the tests pass a value that is nested too deeply") from None
         try:
+            self.used += 1
             self._line.send(message)
             reply = self._line.receive()
             if "raised" in reply:
@@ -164,6 +172,7 @@ class RemoteAnswer:
             raised = error_kind(text)
         except TypeError:  # UnicodeDecodeError and others need more arguments
             raised = Exception(text)
+        self.raised = raised
         raise raised
 
     def _object(self, number: int) -> Remote:
@@ -268,18 +277,12 @@ def serve(line: Line) -> None:
         line.send(reply)
 
 
-class _Trial:
-    error: Exception | None = None
-
-
 def tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
     """Return the result of `work` and None, or None and its exception."""
-    trial = _Trial()
     try:
         return work(), None
     except Exception as error:  # noqa: BLE001 - an answer or a test may raise anything
-        trial.error = error
-    return None, trial.error
+        return None, error
 
 
 def _done(namespace: dict[str, Any], what: str, operands: list[Any]) -> Any:
@@ -315,11 +318,11 @@ def _loaded(path: str) -> dict[str, Any]:
     return module.__dict__
 
 
-def run_tests(answer: RemoteAnswer, tests: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
+def run_tests(answer: RemoteAnswer, tests: list[dict[str, Any]], say: Callable[[dict[str, Any]], None]) -> None:
     """Run the tests in order, and report for each whether it passed."""
     sys.modules["solution"] = _AnswerModule(answer)
-    for test in tests["tests"]:
-        passed, error = tried(lambda: _passes(answer, tests["setup"], test))  # noqa: B023 - called at once
+    for test in tests:
+        passed, error = tried(lambda: _passes(answer, test))  # noqa: B023 - called at once
         if isinstance(error, Unjudged):
             say({"unjudged": str(error)})
         else:
@@ -328,25 +331,126 @@ def run_tests(answer: RemoteAnswer, tests: dict[str, Any], say: Callable[[dict[s
             return
 
 
-def _passes(answer: RemoteAnswer, setup: str, test: dict[str, Any]) -> bool:
+def _passes(answer: RemoteAnswer, test: dict[str, Any]) -> bool:
     """Return whether a test passes. Raises what a Python test raises."""
     if "call" in test:
         actual, expected = answer.ask("method", test["call"])(*test["arguments"]), test["expected"]
         alone = expected[0] if test.get("wrapped") and isinstance(expected, list) and len(expected) == 1 else expected
         return same(actual, expected) or same(actual, alone)
-    source = f"{setup}\n{test['python']}"
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise Unjudged(f"a test is not valid Python: {error}") from None
-    namespace = {"__name__": "tests"}
-    for name in sorted(_free(tree)):
-        try:
+    checks, used = Checks(answer), answer.used
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for name in test["names"]:
+        with suppress(NameError):
             namespace[name] = answer.named(name)
-        except NameError:
-            continue
-    exec(compile(tree, "tests", "exec"), namespace)  # noqa: S102 - what this file is for
-    return True
+    try:
+        checks.run(test["python"], namespace)
+    except ImportError as error:
+        if error is answer.raised or (error.name or "").partition(".")[0] == "solution":
+            raise
+        raise Unjudged(f"the tests cannot import what they need: {error}") from None
+    if not checks.failed and (not checks.count or answer.used == used):
+        raise Unjudged("nothing was asserted about the answer by the test " + repr(test["python"].strip()[:160]))
+    return not checks.failed
+
+
+class Checks:
+    """Runs one Python test, prepared by `checks.py`, and counts what it checks."""
+
+    def __init__(self, answer: RemoteAnswer) -> None:
+        self.count = 0
+        self.failed = False
+        """True if an assertion failed and the test swallowed it, or the test has exited with an error."""
+        self._answer = answer
+        self._ran: set[str] = set()
+        self._fixtures: dict[str, Callable[..., Any]] = {}
+
+    def run(self, source: str, namespace: dict[str, Any]) -> None:
+        """Run the module, then its test functions and classes that it has not run, as pytest and unittest would."""
+        namespace |= {
+            "__checked__": self._checked, "__caught__": self._caught, "__ran__": self._ran.add,
+            "__fixture__": self._fixture,
+        }  # fmt: skip
+        with self._outcome():
+            exec(compile(source, "tests", "exec"), namespace)  # noqa: S102 - what this file is for
+        with self._outcome():
+            self._run_rest(namespace)
+
+    @contextmanager
+    def _outcome(self) -> Iterator[None]:
+        """Take an exit with an error, and pytest's own exceptions, for a failure; others are raised."""
+        try:
+            yield
+        except SystemExit as end:
+            self.failed |= end.code not in (None, 0, False)
+        except Exception:
+            raise
+        except BaseException as outcome:  # noqa: BLE001 - pytest's
+            self.failed |= type(outcome).__name__ != "Skipped"
+
+    def _run_rest(self, namespace: dict[str, Any]) -> None:
+        for name, part in [*namespace.items()]:
+            if isinstance(part, types.FunctionType) and name.startswith("test") and name not in self._ran:
+                self._call(part)
+            elif isinstance(part, type):
+                self._run_class(name, part)
+
+    def _checked(self, value: Any) -> Any:
+        self.count += 1
+        return value
+
+    def _caught(self, is_strict: bool) -> None:
+        """Count an assertion that the tests swallow as failed; with `is_strict`, any exception."""
+        error = sys.exception()
+        self.failed |= is_strict or (isinstance(error, AssertionError) and error is not self._answer.raised)
+
+    def _fixture(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        self._fixtures[function.__name__] = function
+        return function
+
+    def _run_class(self, name: str, kind: type) -> None:
+        unittest = sys.modules.get("unittest")
+        if unittest is not None and issubclass(kind, unittest.TestCase):
+            for case in unittest.defaultTestLoader.loadTestsFromTestCase(kind):
+                with suppress(unittest.SkipTest):
+                    unittest.TestSuite([case]).debug()
+        elif name.startswith("Test"):
+            for method in (part for part in dir(kind) if part.startswith("test")):
+                one = kind()
+                for step in ("setup_method", method, "teardown_method"):
+                    if hasattr(one, step):
+                        self._call(getattr(one, step))
+
+    def _call(self, function: Callable[..., Any]) -> None:
+        """Call a test function, once for each of its parametrized cases."""
+        marks = getattr(function, "pytestmark", [])
+        if any(mark.name in ("skip", "skipif", "xfail") for mark in marks):
+            return
+        cases: list[dict[str, Any]] = [{}]
+        for mark in marks:
+            if mark.name == "parametrize":
+                named, rows = mark.args
+                names = named.replace(",", " ").split() if isinstance(named, str) else named
+                is_plain = isinstance(named, str) and len(names) == 1
+                values = [row.values if hasattr(row, "marks") else [row] if is_plain else row for row in rows]
+                cases = [case | dict(zip(names, row, strict=True)) for case in cases for row in values]
+        for case in cases:
+            self._complete(function, case)
+
+    def _complete(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call a function with `arguments` and the fixtures that it names; return its result."""
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name not in arguments and parameter.default is parameter.empty:
+                if name not in self._fixtures:
+                    raise Unjudged(f"the tests need a fixture '{name}', which code_reward does not provide")
+                arguments = arguments | {name: self._complete(self._fixtures[name], {})}
+        result = function(**arguments)
+        if inspect.isgenerator(result):
+            return next(result)
+        if inspect.iscoroutine(result):
+            import asyncio
+
+            return asyncio.run(result)
+        return result
 
 
 def same(actual: Any, expected: Any) -> bool:
@@ -360,20 +464,6 @@ def same(actual: Any, expected: Any) -> bool:
         named = {str(key): value for key, value in actual.items()}
         return named.keys() == expected.keys() and all(same(named[key], expected[key]) for key in expected)
     return bool(actual == expected)
-
-
-def _free(tree: ast.AST) -> set[str]:
-    """Return the names that a module uses but does not define."""
-    used, bound = set(), set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Load()):
-                used.add(name)
-            case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
-                bound.add(name)
-            case ast.alias(name=name, asname=other):
-                bound.add(other or name.split(".")[0])
-    return used - bound
 
 
 class _AnswerModule(types.ModuleType):

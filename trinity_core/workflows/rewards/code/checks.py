@@ -1,0 +1,230 @@
+"""Prepares Python tests to be run: finds what they check, and makes them count it, so that tests which check nothing
+are an error instead of a pass.
+
+`sandbox_rpc.Checks` holds the functions that the prepared source calls: `__checked__(value)` at everything that can
+fail (`assert`, `assertEqual(…)`, `with raises(…)`, an `if` that raises, a comparison that stands alone),
+`__caught__(is_strict)` where the tests swallow an exception, `__ran__(name)` in test functions, and `@__fixture__`.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import symtable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trinity_core.errors import DataError
+from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
+
+VERDICTS = {"all", "any", "isinstance", "isclose", "allclose", "array_equal"}
+"""Functions whose value is a verdict, where it stands alone as a statement."""
+EXPECTATIONS = {"raises", "warns"}
+FAILURES = {"fail", "exit", "quit"}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+FIXTURE = re.compile(r"(pytest\.)?fixture\b")
+ANSWER_MODULE = "solution"
+"""The module that `from solution import f` in tests means: the answer."""
+
+
+class NothingChecked(DataError):
+    """A row's tests check nothing: any program would pass them."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    source: str
+    names: tuple[str, ...]
+    """Names that the tests use and the answer defines."""
+
+
+@lru_cache(64)
+def prepared(source: str, name: str = "") -> Prepared:
+    """Prepare one test. `name` is the function under test, which a function `check` gets, and tests may call
+    `candidate`.
+
+    Raises NothingChecked for a test without an assertion or that never uses the answer, DataError if it needs a `name`,
+    and `Unjudged` for invalid Python.
+    """
+    try:
+        tree = ast.parse(source)
+        free, imported = _free(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Unjudged(f"a test is not valid Python: {error}: {_quoted(source)}") from None
+    called = {_name(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    is_check_uncalled = "check" not in called and any(map(_is_check, tree.body))
+    if is_check_uncalled or "candidate" in free:
+        if not name:
+            raise DataError("code_reward needs the name of the function that 'check' gets: entry_point")
+        return prepared(f"{source}\ncheck({name})" if is_check_uncalled else f"candidate = {name}\n{source}", name)
+    rewriter = _Rewriter([node for node in tree.body if _is_check(node) or _test_name(node) not in ("", *called)])
+    rewriter.visit(tree)
+    names = free - set(dir(builtins)) | free & {name} or free
+    if not rewriter.checks:
+        raise NothingChecked(f"code_reward finds no assertion in the row's tests: {_quoted(source)}")
+    if not names and ANSWER_MODULE not in imported:
+        raise NothingChecked(f"the row's tests for code_reward never use the answer: {_quoted(source)}")
+    return Prepared(ast.unparse(ast.fix_missing_locations(tree)), tuple(sorted(names)))
+
+
+def checks_something(source: str) -> bool:
+    """True for Python with an assertion, and for what is not Python."""
+    try:
+        rewriter = _Rewriter()
+        rewriter.visit(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError, Unjudged):
+        return True
+    return rewriter.checks > 0
+
+
+def _quoted(source: str) -> str:
+    return repr(source.strip()[:160])
+
+
+def _free(source: str) -> tuple[set[str], set[str]]:
+    """Return the names that a module uses but does not define, and the names of modules that it imports."""
+    top = symtable.symtable(source, "tests", "exec")
+
+    def symbols(table: symtable.SymbolTable) -> Iterator[tuple[bool, symtable.Symbol]]:
+        for symbol in table.get_symbols():
+            yield table is top, symbol
+        for child in table.get_children():
+            yield from symbols(child)
+
+    used, bound = set(), set()
+    for is_top, symbol in symbols(top):
+        if is_top or symbol.is_global():
+            used |= {symbol.get_name()} if symbol.is_referenced() else set()
+            bound |= {symbol.get_name()} if symbol.is_assigned() or symbol.is_imported() else set()
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    return used - bound, modules
+
+
+def _name(node: ast.AST) -> str:
+    """Return the last part of a called function's name."""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+    return ""
+
+
+def _is_verdict(node: ast.expr) -> bool:
+    match node:
+        case ast.Compare() | ast.UnaryOp(op=ast.Not()):
+            return True
+        case ast.BoolOp(values=values):
+            return all(map(_is_verdict, values))
+    return _name(node) in VERDICTS
+
+
+def _can_fail(statements: Iterable[ast.stmt]) -> bool:
+    """True if statements raise, assert or exit."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    return any(isinstance(node, ast.Raise | ast.Assert) or _name(node) in FAILURES for node in nodes)
+
+
+def _call(function: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(function, ast.Load()), [*arguments], [])
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Adds the calls that count checks."""
+
+    def __init__(self, judging: Sequence[ast.stmt] = ()) -> None:
+        """`judging`: functions whose result, if it is a comparison, is a verdict."""
+        self.checks = 0
+        self._judging = judging
+        self._is_judging = False
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Assert:
+        self.generic_visit(node)
+        if any(isinstance(part, ast.Name) for part in ast.walk(node.test)):  # not `assert True`
+            node.test = self._checked(node.test)
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        return self.visit(ast.Assert(node.value)) if _is_verdict(node.value) else self.generic_visit(node)
+
+    def visit_Return(self, node: ast.Return) -> ast.AST | Sequence[ast.AST]:
+        if self._is_judging and node.value is not None and _is_verdict(node.value):
+            return [self.visit(ast.Assert(node.value)), ast.Return(ast.Constant(True))]
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        match node.func:
+            case ast.Attribute(value=ast.Name(id="unittest" | "pytest"), attr="main"):
+                return ast.Constant(0)  # `sandbox_rpc` runs test functions and classes
+        is_check = _name(node).startswith("assert") or _name(node) in EXPECTATIONS
+        return self._checked(node) if is_check else node
+
+    def visit_If(self, node: ast.If) -> ast.If:
+        raises = any(map(_fails, [*node.body, *node.orelse]))
+        self.generic_visit(node)
+        if raises and not _is_main_guard(node.test):
+            node.test = self._checked(node.test)
+        return node
+
+    def visit_Try(self, node: ast.Try) -> Sequence[ast.AST]:
+        is_check = _can_fail([*node.body, *node.orelse])
+        expects_error = any(map(_fails, [part for part in ast.walk(node) if isinstance(part, ast.stmt)]))
+        swallowing = [handler for handler in node.handlers if not _can_fail(handler.body)]
+        self.generic_visit(node)
+        for handler in swallowing:
+            is_strict = is_check and not expects_error and _is_catch_all(handler)
+            handler.body.insert(0, ast.Expr(_call("__caught__", ast.Constant(is_strict))))
+        return [ast.Expr(self._checked(ast.Constant(True))), node] if is_check else [node]
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        outer, self._is_judging = self._is_judging, node in self._judging
+        self.generic_visit(node)
+        self._is_judging = outer
+        for place, decorator in enumerate(node.decorator_list):
+            text = ast.unparse(decorator)
+            if FIXTURE.match(text):
+                if "autouse" in text or "params" in text:
+                    raise Unjudged(f"the tests have a fixture that code_reward cannot provide: {text}")
+                node.decorator_list[place] = ast.Name("__fixture__", ast.Load())
+        if _test_name(node):
+            node.body.insert(0, ast.Expr(_call("__ran__", ast.Constant(node.name))))
+        return node
+
+    def _checked(self, node: ast.expr) -> ast.Call:
+        self.checks += 1
+        return _call("__checked__", node)
+
+
+def _is_check(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == "check"
+
+
+def _test_name(node: ast.AST) -> str:
+    """Return the name of a test function, "" for anything else."""
+    return node.name if isinstance(node, FUNCTIONS) and node.name.startswith("test") else ""
+
+
+def _fails(node: ast.stmt) -> bool:
+    """True for `raise`, `assert False`, and a call such as `self.fail()` or `sys.exit(1)`."""
+    match node:
+        case ast.Raise() | ast.Assert(test=ast.Constant(value=False | 0)):
+            return True
+    return isinstance(node, ast.Expr) and _name(node.value) in FAILURES
+
+
+def _is_catch_all(handler: ast.ExceptHandler) -> bool:
+    caught = [part.id for part in ast.walk(handler.type) if isinstance(part, ast.Name)] if handler.type else []
+    return not handler.type or not {"Exception", "BaseException"}.isdisjoint(caught)
+
+
+def _is_main_guard(node: ast.expr) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node))

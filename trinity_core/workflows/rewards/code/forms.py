@@ -1,0 +1,192 @@
+"""The forms in which data sets carry unit tests, read into `Tests`."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trinity_core.errors import DataError
+from trinity_core.workflows.rewards.code.checks import NothingChecked, checks_something, prepared
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole program: its standard input and expected standard output."""
+
+    given: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class Tests:
+    """The tests of one row: programs to run, or calls and Python tests of the answer's functions."""
+
+    programs: tuple[Program, ...] = ()
+    functions: tuple[dict[str, Any], ...] = ()
+    """For `sandbox_rpc.run_tests`: `{"python": source, "names": [...]}` or `{"call": name, "arguments": [...],
+    "expected": ...}`; with `wrapped`, the only element of `expected` is accepted too."""
+
+    @property
+    def count(self) -> int:
+        return len(self.programs) + len(self.functions)
+
+
+PYTHON_KINDS = ("functional", "function_call", "call_based")
+PROGRAM_KINDS = ("stdin", "stdin_stdout", "stdio")
+NAMES = ("fn_name", "func_name", "entry_point")
+NESTED = ("test_cases", "tests", "unit_tests")
+"""Keys under which an object holds its tests."""
+FORMS = "docs/rewards.md lists the supported forms"
+
+
+def tests_of(truth: Any, task: Mapping[str, Any], name: str = "") -> Tests:
+    """Return the tests of a row. Raises DataError if they cannot be read, or check nothing; `Unjudged` for tests in
+    Python that are not valid.
+
+    Supported forms, also as JSON or as Python writes them: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for
+    calls (APPS, TACO, LiveCodeBench) or in the singular (CodeContests); a list of `{"input", "output"}` with
+    `testtype` or `type` (LiveCodeBench, SYNTHETIC-1); a list of Python tests (MBPP); and Python text: `assert`, test
+    functions and classes as of pytest and unittest (KodCode, BigCodeBench), or a function `check`, which is called with
+    `name`, the row's `entry_point`, or the function that its `metadata` names (HumanEval).
+    """
+    metadata = _parsed(task.get("metadata"))
+    name = name or _function_name(task) or (_function_name(metadata) if isinstance(metadata, Mapping) else "")
+    setup = "\n".join(line for key in ("test_setup_code", "test_imports") for line in _lines(task.get(key)))
+    tests = _read(_parsed(truth), name, setup)
+    if not tests.count:
+        raise DataError("the row has no unit tests; set format.response_key to their column")
+    if all(not program.expected.strip() for program in tests.programs) and all(
+        test.get("expected", "") is None for test in tests.functions
+    ):
+        raise NothingChecked("the row's tests for code_reward expect no output at all, so they check nothing")
+    return tests
+
+
+def _parsed(value: Any) -> Any:
+    """Parse JSON, including JSON that was encoded twice, and lists and dicts as Python writes them."""
+    for _ in range(2):
+        if not isinstance(value, str):
+            break
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return _literal(value)
+    return value
+
+
+def _literal(text: str) -> Any:
+    if text.lstrip()[:1] in ("[", "{", "("):
+        try:
+            return ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            pass
+    return text
+
+
+def _lines(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else [*map(str, value)] if isinstance(value, Sequence) else []
+
+
+def _function_name(source: Mapping[str, Any]) -> str:
+    return next((str(source[key]) for key in NAMES if source.get(key)), "")
+
+
+def _read(tests: Any, name: str, setup: str) -> Tests:
+    if isinstance(tests, Mapping):
+        return _object(tests, name, setup)
+    if isinstance(tests, str):
+        return _python([tests], name, setup)
+    if not isinstance(tests, Sequence):
+        tests = list(tests) if hasattr(tests, "__iter__") else []
+    if all(isinstance(one, str) for one in tests):
+        return _python(tests, name, setup)
+    if all(isinstance(one, Mapping) and {"input", "output"} <= one.keys() for one in tests):
+        return _cases(tests, name)
+    raise DataError(f"code_reward cannot read the row's unit tests; {FORMS}")
+
+
+def _object(tests: Mapping[str, Any], name: str, setup: str) -> Tests:
+    language = str(tests.get("language") or "python").lower()
+    if not language.startswith("py"):
+        raise DataError(f"code_reward runs Python, and the row's tests are for {language}")
+    for key in NESTED:
+        if tests.get(key) is not None:
+            return _read(_parsed(tests[key]), _function_name(tests) or name, setup)
+    inputs, outputs = (tests.get(f"{key}s", tests.get(key)) for key in ("input", "output"))
+    if inputs is None or outputs is None:
+        raise DataError(f"code_reward needs 'inputs' and 'outputs' in the row's unit tests; {FORMS}")
+    if isinstance(inputs, str) or isinstance(outputs, str):
+        return _cases([{**tests, "input": inputs, "output": outputs}], name)
+    if len(inputs) != len(outputs):
+        raise DataError("code_reward needs as many 'outputs' as 'inputs' in the row's unit tests")
+    called = tests.get("fn_name")
+    pairs = [*zip(inputs, outputs, strict=True)]
+    if called:
+        return Tests(functions=tuple(_called(str(called), *pair) for pair in pairs))
+    return Tests(tuple(_program(*pair) for pair in pairs))
+
+
+def _cases(tests: Sequence[Mapping[str, Any]], name: str) -> Tests:
+    programs, calls = [], []
+    for one in tests:
+        kind = one.get("testtype") or one.get("type") or ("functional" if one.get("fn_name") else "stdin")
+        if kind in PROGRAM_KINDS:
+            programs.append(_program(one["input"], one["output"]))
+            continue
+        if kind not in PYTHON_KINDS:
+            raise DataError(f"code_reward does not know tests of the type {kind!r}; {FORMS}")
+        metadata = _parsed(one.get("metadata"))
+        called = _function_name(one) or (_function_name(metadata) if isinstance(metadata, Mapping) else "") or name
+        if not called:
+            raise DataError("code_reward needs the name of the function that functional tests call: entry_point")
+        calls.append(_called(called, one["input"], one["output"]))
+    return Tests(tuple(programs), tuple(calls))
+
+
+def _called(name: str, given: Any, expected: Any) -> dict[str, Any]:
+    """Return a call. Arguments are a list, or text with one JSON value a line, as its result then is."""
+    if isinstance(given, str):
+        try:
+            arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
+            result = json.loads(expected) if isinstance(expected, str) else expected
+        except ValueError as error:
+            raise DataError(f"a functional test of the row is not JSON: {error}: {given[:80]!r}") from error
+        return {"call": name, "arguments": arguments, "expected": result, "wrapped": not isinstance(expected, str)}
+    if not isinstance(given, Sequence) and not hasattr(given, "tolist"):
+        raise DataError(f"a functional test of the row has {type(given).__name__} in place of a list of arguments")
+    # APPS and TACO often wrap a result in a list of one
+    return {"call": name, "arguments": list(given), "expected": expected, "wrapped": True}
+
+
+def _python(tests: Sequence[str], name: str, setup: str) -> Tests:
+    """Return Python tests. Entries that check nothing, such as imports, run before each of those behind them."""
+    made: list[dict[str, Any]] = []
+    begin = [setup] if setup else []
+    for test in tests:
+        if test.strip().startswith("eJ") and not test.split()[1:]:
+            raise DataError(
+                "the row's tests are packed (zlib and pickle), as LiveCodeBench's private_test_cases, which are never "
+                "unpickled: use public_test_cases, or convert them to JSON"
+            )
+        if len(tests) > 1 and not checks_something(test):
+            begin.append(test)
+        elif test.strip():
+            one = prepared("\n".join([*begin, test]), name)
+            made.append({"python": one.source, "names": one.names})
+    if not made and any(test.strip() for test in tests):
+        prepared("\n".join([*begin, *tests]), name)  # raises
+    return Tests(functions=tuple(made))
+
+
+def _program(given: Any, expected: Any) -> Program:
+    if given is None or expected is None:
+        raise DataError("a test of the row has null in place of its input or output")
+    return Program(_text(given), _text(expected))
+
+
+def _text(value: Any) -> str:
+    """Join a list of lines, which some data sets have."""
+    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
