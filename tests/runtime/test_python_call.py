@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 from raising import raising
 from runtime.lock_holders import process_holding
 
@@ -18,6 +22,7 @@ from trinity_core.config import load_config
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.workflows.rewards import RewardItem, RewardPool
 from trinity_core.workflows.rewards.functions import reward_of
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "train.ipynb"
@@ -57,6 +62,48 @@ def test_functions_may_be_async_take_few_columns_and_not_apply():
         score(lambda_named("wrong_length", [1.0, 2.0]), prompt="")
 
 
+@pytest.mark.parametrize(
+    ("values", "value"),
+    [([True], 1.0), ([numpy.float32(0.5)], 0.5), (numpy.array([2]), 2.0), (torch.tensor([0.5]), 0.5),
+     ([torch.tensor(0.5)], 0.5), ((1,), 1.0)],
+)  # fmt: skip
+def test_numbers_of_numpy_and_torch_are_taken(values, value):
+    assert score(lambda_named("reward", values), prompt="") == {"reward": value}
+
+
+@pytest.mark.parametrize("values", [["1.0"], [{}], [float("nan")], [[1.0]], 1.0, None, numpy.ones(2), [1j]])
+def test_what_is_no_number_is_no_verdict(values):
+    with pytest.raises((TypeError, ValueError), match="reward"):
+        score(lambda_named("reward", values), prompt="")
+
+
+class Length:
+    def __init__(self, scale):
+        self.scale = scale
+
+    async def __call__(self, completions, **_):
+        return [self.scale * len(text) for text in completions]
+
+
+def scaled(scale, completions, **_):
+    return [scale * len(text) for text in completions]
+
+
+def test_partials_and_objects_are_rewards_under_the_functions_name(monkeypatch, tmp_path):
+    """In another process, which does not find this module."""
+    monkeypatch.setattr("trinity_core.runtime.preflight.checks.load_ready", load_config)  # there is no model
+    monkeypatch.setattr(
+        "trinity_core.runtime.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
+    )
+    result = train("model", [{"prompt": "a"}], [functools.partial(scaled, 2), Length(3)], output_dir=tmp_path)
+    config = load_config(result.config_file)
+    [tasks] = config.buffer.explorer_input.tasksets
+    name = tasks.default_reward_fn_type
+    with closing(RewardPool(1, plugin_dir=config.plugin_dir)) as pool:
+        [reward] = pool.score_sync(name, [RewardItem("two", task={"prompt": "a"})])
+    assert (reward.error, reward.parts) == (None, {"scaled": 6.0, "Length": 9.0})
+
+
 def lambda_named(name, values):
     def function(completions, **_):
         return values
@@ -89,10 +136,8 @@ def test_a_function_that_needs_what_no_row_has_is_refused(tmp_path):
 
 
 def test_functions_have_names_of_their_own(tmp_path):
-    import functools
-
     twice = lambda_named("one", [0.0])
-    for rewards in ([], [twice, twice], [lambda completions: [0.0]], [functools.partial(twice)]):
+    for rewards in ([], [twice, twice], [lambda completions: [0.0]], [twice, functools.partial(twice)]):
         with pytest.raises(InputError):
             train("model", [{"prompt": "a"}], rewards, output_dir=tmp_path)
 

@@ -17,11 +17,41 @@ from trinity_core.workflows.rewards.base import FAST_PATHS
 from trinity_core.workflows.rewards.pool import usual_workers
 
 PLUGIN = """
-import os, time
+import functools, os, time
+from fractions import Fraction
 from pathlib import Path
+import numpy
 from trinity_core.workflows import REWARD_FNS
 
 kept = []
+RESULTS = {
+    "none": None, "text": "5", "text of a power": "1e3", "empty": {}, "list": [1.0], "complex": 1j,
+    "only text": {"pred": "12"}, "only None": {"accuracy": None}, "part is a list": {"accuracy": [1.0, 2.0]},
+    "score is text": {"score": "1.0", "acc": 1.0}, "score is None": {"score": None, "acc": 1.0},
+    "part is nan": {"accuracy": 1.0, "format": float("nan")}, "two elements": numpy.ones(2),
+    "verl": {"score": 1.0, "acc": True, "pred": "12"}, "verl, wrong": {"score": -1, "acc": False, "pred": None},
+    "text beside": {"accuracy": 1.0, "pred": "12"}, "does not apply": {"accuracy": 0.5, "format": None},
+    "bool": True, "fraction": Fraction(1, 4), "scalar": numpy.float32(0.5), "element": numpy.array([0.5]),
+    "scalars": {"accuracy": numpy.bool_(True), "length": numpy.int64(-2)},
+}
+
+@REWARD_FNS.register("awaited")
+async def awaited(*, prompt, response, truth, task):
+    return {"accuracy": float(response)}
+
+def scaled(scale, *, prompt, response, truth, task, offset: float = 0.0):
+    return scale * float(response) + offset
+
+class Scaled:
+    def __call__(self, *, prompt, response, truth, task, offset: float = 0.0):
+        return scaled(2, prompt=prompt, response=response, truth=truth, task=task, offset=offset)
+
+    async def later(self, *, prompt, response, truth, task):
+        return 2 * float(response)
+
+REWARD_FNS.register("partial")(functools.partial(scaled, 2))
+REWARD_FNS.register("object")(Scaled())
+REWARD_FNS.register("method")(Scaled().later)
 
 @REWARD_FNS.register("by_order")
 def by_order(*, prompt, response, truth, task, **args):
@@ -34,10 +64,8 @@ def by_order(*, prompt, response, truth, task, **args):
         raise RuntimeError("no idea")
     if response == "nan":
         return float("nan")
-    if response == "text":
-        return "5"  # floats in words are taken
-    if response == "none":
-        return None
+    if response in RESULTS:
+        return RESULTS[response]
     if response == "memory":
         return float(len(bytearray(8 << 30)))
     if response == "leaks":
@@ -107,6 +135,43 @@ def test_every_verifier_failure_is_reported_as_an_error(pool):
     assert errors[2] == "RuntimeError: no idea"
     assert rewards[1].metrics == {"verifier_errors": 1.0}
     assert pool.started > before
+
+
+@pytest.mark.parametrize(
+    "result, parts, counts",
+    [
+        ("verl", {"score": 1.0}, {"acc": 1.0}),
+        ("verl, wrong", {"score": -1.0}, {"acc": 0.0}),
+        ("text beside", {"accuracy": 1.0}, {}),
+        ("does not apply", {"accuracy": 0.5}, {}),
+        ("bool", {"reward": 1.0}, {}),
+        ("fraction", {"reward": 0.25}, {}),
+        ("scalar", {"reward": 0.5}, {}),
+        ("element", {"reward": 0.5}, {}),
+        ("scalars", {"accuracy": 1.0, "length": -2.0}, {}),
+    ],
+)
+def test_numbers_are_parts_and_text_is_not(pool, result, parts, counts):
+    [reward] = pool.score_sync("by_order", items(result))
+    assert (reward.error, reward.parts, reward.counts) == (None, parts, counts)
+
+
+@pytest.mark.parametrize(
+    "result",
+    ["none", "text", "text of a power", "empty", "list", "complex", "only text", "only None", "part is a list",
+     "score is text", "score is None", "part is nan", "two elements"],
+)  # fmt: skip
+def test_what_is_no_number_is_no_verdict(pool, result):
+    [reward] = pool.score_sync("by_order", items(result))
+    assert reward.parts is None and reward.error
+
+
+def test_a_reward_may_be_async_a_partial_or_an_object(pool):
+    for name, args, value in (
+        ("awaited", {}, 0.5), ("partial", {"offset": 1.0}, 2.0), ("object", {}, 1.0), ("method", {}, 1.0),
+    ):  # fmt: skip
+        [reward] = pool.score_sync(name, items("0.5", args=args))
+        assert (reward.error, reward.value) == (None, value)
 
 
 def test_a_worker_that_a_reward_function_has_filled_is_replaced(plugins):

@@ -6,6 +6,7 @@ reward functions as a plugin. So every command works on the run: view, resume, e
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
@@ -21,6 +22,7 @@ from trinity_core.config.yaml_text import dump
 from trinity_core.errors import InputError, TrinityError, on_failure
 from trinity_core.files import expanded, write_atomically
 from trinity_core.runlock import RUN_TRAINS, held, is_held, lock_path
+from trinity_core.workflows.rewards.base import name_of
 from trinity_core.workflows.rewards.functions import PROMPT, Functions, accepted
 
 if TYPE_CHECKING:
@@ -243,7 +245,7 @@ def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
     """Return functions by name, which their metrics use. Raises InputError for a missing or repeated name."""
     named: dict[str, Callable[..., Any]] = {}
     for function in functions:
-        name = getattr(function, "__name__", "")
+        name = name_of(function)
         if not name.isidentifier() or name in named:
             raise InputError(f"each reward function needs its own name (def name(…)); {function!r} has {name!r}")
         named[name] = function
@@ -278,6 +280,8 @@ def _take_along(function: Callable[..., Any]) -> None:
     """Pickle a function of a user's module with its code, because other processes may not find the module."""
     import cloudpickle
 
+    if isinstance(function, functools.partial):
+        return _take_along(function.func)
     module = sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__":

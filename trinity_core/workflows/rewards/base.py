@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import functools
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol
 
 from trinity_core.errors import TrinityError
@@ -19,8 +24,8 @@ VERIFIER_ERRORS = "verifier_errors"
 class RewardFn(Protocol):
     """Scores one answer. It runs in a worker process, which is killed if it takes too long.
 
-    Returns the reward, or its named parts (their sum is the reward, each is a metric). An exception counts as a failure
-    of the verifier, never as a wrong answer.
+    Returns the reward, or its named parts (their sum is the reward, each is a metric; see `scored`); it may be `async`.
+    An exception counts as a failure of the verifier, never as a wrong answer.
     """
 
     def __call__(
@@ -44,6 +49,62 @@ class Scored:
 
     parts: Parts
     counts: Parts
+
+
+def scored(result: Any) -> Scored:
+    """Convert what a reward function returned.
+
+    A number is the part `reward`; a dict names the parts. Text in it is no part, and None is a part that does not
+    apply. In a dict with `score`, veRL's form, only that is a part, and other numbers are metrics. Raises TypeError or
+    ValueError for anything else, for NaN and infinity, and if there is no number at all.
+    """
+    if isinstance(result, Scored):
+        return Scored(_numbers(result.parts), _numbers(result.counts))
+    if not isinstance(result, Mapping):
+        return Scored(_numbers({"reward": result}), {})
+    numbers = _numbers({key: value for key, value in result.items() if value is not None and not _is_text(value)})
+    if "score" in result:
+        score = number_of(result["score"], "score")
+        return Scored({"score": score}, {key: value for key, value in numbers.items() if key != "score"})
+    if not numbers:
+        raise ValueError(f"no number in {dict(result)!r:.80}")
+    return Scored(numbers, {})
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str | bytes)
+
+
+def _numbers(values: Mapping[Any, Any]) -> Parts:
+    return {str(name): number_of(value, str(name)) for name, value in values.items()}
+
+
+def number_of(value: Any, name: str) -> float:
+    """Return a number, a boolean, or the one element of an array or tensor as a float. Raises TypeError or ValueError,
+    with `name`, for anything else."""
+    if not isinstance(value, Real) and hasattr(value, "item"):  # NumPy's or torch's
+        value = value.item()
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} is {value!r:.80}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}")
+    return float(value)
+
+
+def completed(result: Any) -> Any:
+    """Return the result of a function that may be `async`."""
+
+    async def waited(awaitable: Awaitable[Any]) -> Any:
+        return await awaitable
+
+    return asyncio.run(waited(result)) if inspect.isawaitable(result) else result
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return a function's name, that of the function inside a partial, or that of an object's class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 class FastPath(Protocol):

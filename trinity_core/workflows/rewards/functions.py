@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trinity_core.workflows.rewards.base import REWARD_FNS, RewardFn
+from trinity_core.workflows.rewards.base import REWARD_FNS, RewardFn, completed, number_of
 
 PROMPT = "prompt"
 Functions = Mapping[str, Callable[..., Any]]
@@ -36,7 +35,7 @@ def reward_of(functions: Functions) -> RewardFn:
         columns = {name: [value] for name, value in task.items() if name != PROMPT}
         inputs = {"prompts": [asked], "completions": [completion], **columns}
         parts = {name: _value(name, function, inputs) for name, function in functions.items()}
-        applicable = {name: float(value) for name, value in parts.items() if value is not None}
+        applicable = {name: value for name, value in parts.items() if value is not None}
         if not applicable:
             raise ValueError("every reward function returned None")
         return applicable
@@ -54,14 +53,9 @@ def accepted(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str
 
 
 def _value(name: str, function: Callable[..., Any], inputs: Mapping[str, Any]) -> float | None:
-    values = function(**accepted(function, inputs))
-    if inspect.isawaitable(values):
-        values = asyncio.run(_awaited(values))
+    values = completed(function(**accepted(function, inputs)))
+    if hasattr(values, "tolist"):  # NumPy's or torch's
+        values = values.tolist()
     if not isinstance(values, list | tuple) or len(values) != 1:
         raise ValueError(f"{name} must return a list with one number for each completion, not {values!r}")
-    value: float | None = values[0]
-    return value
-
-
-async def _awaited(values: Any) -> Any:
-    return await values
+    return None if values[0] is None else number_of(values[0], name)

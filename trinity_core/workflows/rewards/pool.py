@@ -35,10 +35,10 @@ from trinity_core.workflows.rewards.base import (
     REWARD_FNS,
     TIME_LIMITS,
     WARM_UPS,
-    Parts,
     Reward,
     RewardItem,
-    Scored,
+    completed,
+    scored,
 )
 
 
@@ -74,21 +74,12 @@ class RewardWorker:
         if "response_tokens" in inspect.signature(score).parameters:
             args["response_tokens"] = item.response_tokens
         result = score(prompt=item.prompt, response=item.response, truth=item.truth, task=item.task, **args)
-        parts, counts = (result.parts, result.counts) if isinstance(result, Scored) else (result, {})
+        result = completed(result)
         try:
-            return {"parts": as_parts(parts), "counts": as_parts(counts)}
+            verdict = scored(result)
         except (TypeError, ValueError) as error:
             return {"error": f"the reward function gave no number: {error}"}
-
-
-def as_parts(value: Parts | float) -> Parts:
-    """Convert to named parts as floats; a bare number is the part `reward`. Raises TypeError or ValueError
-    otherwise."""
-    parts = {str(k): float(v) for k, v in value.items()} if isinstance(value, dict) else {"reward": float(value)}
-    for name, part in parts.items():
-        if part - part != 0:  # NaN or infinite
-            raise ValueError(f"{name} is {part}")
-    return parts
+        return {"parts": verdict.parts, "counts": verdict.counts}
 
 
 WORKER = "trinity_core.workflows.rewards.pool:RewardWorker"
