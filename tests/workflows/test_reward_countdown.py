@@ -1,10 +1,11 @@
+import json
 from fractions import Fraction
 
 import pytest
 from raising import raising
 
 from trinity_core.errors import DataError
-from trinity_core.workflows.rewards.countdown import countdown_reward, evaluate
+from trinity_core.workflows.rewards.countdown import countdown_reward, evaluate, toolcall_reward
 
 TASK = {"nums": [3, 5, 7, 2], "target": 24}
 
@@ -80,3 +81,70 @@ def test_a_reference_may_be_json(answer, accuracy):
     truth = '{"numbers": [2, 3, 5], "target": 16}'
     parts = countdown_reward(prompt="", response=f"<answer>{answer}</answer>", truth=truth, task={"answer": truth})
     assert parts["accuracy"] == accuracy
+
+
+def called(response, truth):
+    return toolcall_reward(prompt="", response=response, truth=truth, task={})["accuracy"]
+
+
+BOOK = {"name": "book", "arguments": {"nights": 1, "kind": "single"}}
+OTHER = {"name": "leave", "arguments": {}}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        BOOK,
+        [BOOK],
+        {"name": "book", "arguments": json.dumps(BOOK["arguments"])},
+        {"type": "function", "function": BOOK},
+        {"id": "1", "type": "function", "function": {"name": "book", "arguments": json.dumps(BOOK["arguments"])}},
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": BOOK}]},
+        {"type": "function_call", "call_id": "1", "name": "book", "arguments": json.dumps(BOOK["arguments"])},
+        {"type": "tool_use", "id": "1", "name": "book", "input": BOOK["arguments"]},
+        {"name": "book", "parameters": BOOK["arguments"]},
+        [json.dumps(BOOK)],
+    ],
+)
+def test_calls_are_understood_in_any_form(form):
+    wrong = {"name": "book", "arguments": {"nights": 2, "kind": "single"}}
+    for truth in (form, json.dumps(form), json.dumps(json.dumps(form))):
+        assert [called(json.dumps([answer]), truth) for answer in (BOOK, wrong, OTHER)] == [1.0, 0.0, 0.0]
+    assert called(json.dumps(form), [BOOK]) == 1.0 and called(json.dumps(form), [wrong]) == 0.0
+
+
+@pytest.mark.parametrize(
+    "one, other, same",
+    [
+        (1, 1.0, True),
+        (0, -0.0, True),
+        ([1, {"a": 2.0}], [1.0, {"a": 2}], True),
+        (10**20, 1e20, True),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        (1, True, False),
+        (0, False, False),
+        (0, None, False),
+        (1, "1", False),
+        (1.5, 1, False),
+        ([1, 2], [2, 1], False),
+        ({"a": None}, {}, False),
+        ("a", "A", False),
+        (10**17 + 1, 10**17, False),
+    ],
+)
+def test_arguments_are_compared_as_json_values(one, other, same):
+    calls = [json.dumps([{"name": "f", "arguments": {"x": value}}]) for value in (one, other)]
+    assert called(*calls) == called(*reversed(calls)) == float(same)
+
+
+def test_calls_in_any_order_none_too_many():
+    assert called(json.dumps([OTHER, BOOK]), [BOOK, OTHER]) == 1.0
+    assert called(json.dumps([BOOK, BOOK]), [BOOK]) == 0.0
+    assert called("[]", []) == 1.0 and called("[]", [BOOK]) == 0.0
+
+
+@pytest.mark.parametrize("calls", ["", "book", [1], [{"arguments": {}}], [{"name": "f", "arguments": "no JSON"}]])
+def test_what_is_no_call_is_wrong_as_an_answer_and_an_error_as_a_reference(calls):
+    assert called(json.dumps(calls), [BOOK]) == 0.0
+    with pytest.raises(ValueError, match="calls"):
+        called(json.dumps(calls), calls)

@@ -280,8 +280,8 @@ def _take_along(function: Callable[..., Any]) -> None:
     """Pickle a function of a user's module with its code, because other processes may not find the module."""
     import cloudpickle
 
-    if isinstance(function, functools.partial):
-        return _take_along(function.func)
+    while isinstance(function, functools.partial):
+        function = function.func
     module = sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__":

@@ -48,7 +48,8 @@ Kernels with different rounding differ by 1e-5 in float32, 0.01 in bfloat16; a w
 tensor by 0.3 and more."""
 NO_SIGNAL_WARNING = (
     "all rollouts of the %d groups trained on so far have the advantage 0: rewards do not differ within a group, so "
-    "the policy learns nothing from them. Look at the sampled rollouts (`trinity view`) and at the reward function."
+    "the policy learns nothing from them. Look at the sampled rollouts (`trinity view`) and at the reward function; "
+    "one that ranks a group's answers sees no others, because it is called with one answer at a time."
 )
 
 

@@ -26,6 +26,8 @@ _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+ARGUMENTS = ("arguments", "parameters", "input")
+"""Keys of a tool call's arguments: OpenAI's, Llama's, Anthropic's."""
 MAX_LENGTH = 200
 """Length limit of an expression; a longer one is not an answer."""
 
@@ -103,8 +105,9 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
 def toolcall_reward(*, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **_: Any) -> Parts:
     """`accuracy` 1 if the answer's calls are the expected ones with the expected arguments, in any order.
 
-    `response` and `truth` are lists of `{name, arguments}`, or their JSON; no call may be expected too. Raises
-    DataError without a reference, ValueError if it cannot be parsed.
+    `response` and `truth` are one or more calls `{name, arguments}`, in OpenAI's form or not, or their JSON; no call
+    may be expected too. Arguments are compared as JSON values: 1 is 1.0, but neither `true` nor "1". Raises DataError
+    without a reference, ValueError if it cannot be parsed.
     """
     if truth is None:
         raise DataError("toolcall_reward needs the expected calls as the reference answer (format.response_key)")
@@ -117,11 +120,30 @@ def toolcall_reward(*, prompt: str, response: str, truth: Any, task: Mapping[str
 def _calls(value: Any) -> Counter[str] | None:
     """Count calls in a canonical spelling; None if they cannot be parsed."""
     calls = _parsed(value)
-    if isinstance(calls, dict):
-        calls = [calls]
-    if not isinstance(calls, list) or not all(isinstance(call, dict) and "name" in call for call in calls):
+    if isinstance(calls, dict):  # a message, or one call
+        calls = calls.get("tool_calls") or [calls]
+    if not isinstance(calls, list):
         return None
-    return Counter(json.dumps([call["name"], _parsed(call.get("arguments") or {})], sort_keys=True) for call in calls)
+    spellings = [_spelling(_parsed(call)) for call in calls]
+    return None if None in spellings else Counter(filter(None, spellings))
+
+
+def _spelling(call: Any) -> str | None:
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):  # OpenAI's form
+        call = call["function"]
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = _parsed(next((call[key] for key in ARGUMENTS if call.get(key)), {}))
+    return json.dumps([call["name"], _plain(arguments)], sort_keys=True) if isinstance(arguments, dict) else None
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON value in which a whole number is always an int."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [*map(_plain, value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _parsed(value: Any) -> Any:
