@@ -211,6 +211,41 @@ def test_answers_follow_a_schema(tiny_engine, tiny_folder, where):
     assert whole and all(parsed.keys() == {"n", "sure"} and parsed["n"] in (1, 2, 3) for parsed in whole)
 
 
+FORCED = ["required", {"type": "function", "function": {"name": "count"}}]
+
+
+@pytest.fixture(scope="module")
+def calling(tiny_engine, tiny_folder):
+    """A server that reads calls as Qwen's models write them, and leaves tools out of its short prompts."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    reads = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True, "chat_template": template}
+    with serving(tiny_folder, tiny_engine, **reads) as served:
+        yield served
+
+
+@pytest.mark.parametrize("strict", [{}, {"strict": False}, {"strict": True}])
+@pytest.mark.parametrize("choice", FORCED, ids=["required", "named"])
+@pytest.mark.parametrize("where", ["session", "outside"])
+def test_arguments_of_a_forced_call_follow_the_tools_schema(calling, choice, strict, where):
+    """This model was never trained, so valid arguments are the grammar's."""
+    client = calling.client(calling.session(seed=1) if where == "session" else None)
+    tools = [{"type": "function", "function": {"name": "count", "parameters": COUNT, **strict}}]
+    forced = {"tools": tools, "tool_choice": choice, "max_tokens": 150, "seed": 0}
+    choices = answer(client, n=24, **forced).choices
+    calls = [call.function for one in choices for call in one.message.tool_calls or ()]  # white space is allowed
+    assert len(calls) >= 3 and {call.name for call in calls} == {"count"}
+    for call in calls:
+        arguments = json.loads(call.arguments)
+        assert arguments.keys() == COUNT["properties"].keys() and arguments["n"] in (1, 2, 3)
+        assert isinstance(arguments["sure"], bool)
+
+
+def test_a_tools_schema_that_cannot_be_a_grammar_is_refused(calling):
+    tools = [{"type": "function", "function": {"name": "count", "parameters": {"type": "no type"}}}]
+    for args in ({}, {"stream": True}):
+        assert refused(answer, calling.client(), tools=tools, tool_choice="required", **args)[0] == 400
+
+
 def test_tokens_forced_by_a_grammar_carry_no_loss(api, tiny_engine):
     """The answers before and after it do, with the log-probs of the whole distribution."""
     session = api.session(seed=2)

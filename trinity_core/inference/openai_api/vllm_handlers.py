@@ -36,6 +36,7 @@ from vllm.parser.abstract_parser import Parser
 from vllm.renderers import ChatParams
 from vllm.renderers.chat_utils import make_tool_call_id
 from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
 from trinity_core.data.turns import Message, continued_prompt, text_after_answer
 from trinity_core.errors import TrinityError
@@ -381,8 +382,7 @@ class ModelHandlers:
         self.model = model
         client = PoolClient(_front(model), model.pool, there, model.stop_token_ids, model.names[0], model.recorded)
         # An engine with speculative decoding refuses some arguments, and with them all requests sent in the same call.
-        # vLLM
-        # checks only here whether it speculates.
+        # vLLM checks only here whether it speculates.
         client.input_processor.speculative_config = model.speculative_config
         paths = [BaseModelPath(name=name, model_path=model.path) for name in model.names]
         self.models = OpenAIServingModels(client, paths)
@@ -399,11 +399,27 @@ class ModelHandlers:
             "default_chat_template_kwargs": dict(model.template_args),
         }
         renderer = OnlineRenderer(client.model_config, client.renderer, **shared, **parsing)
+        renderer.parser = renderer.parser and pinning(renderer.parser)
         chat = RecordedChat if model.recorded else Chat
         completion = RecordedCompletion if model.recorded else OpenAIServingCompletion
         self.chat = chat(client, self.models, "assistant", online_renderer=renderer, **shared, **parsing)
         self.completion = completion(client, self.models, online_renderer=renderer, request_logger=requests)
         self.chat.default_sampling_params = self.completion.default_sampling_params = dict(model.sampling)
+
+
+def pinning(parser: type[Parser]) -> type[Parser]:
+    """Return a parser whose grammar for a forced tool call follows the tool's schema, whatever its `strict` is.
+
+    By vLLM's default it follows the schema of a strict tool only. Calls of the model's own choice are left alone.
+    """
+
+    class Pinning(parser):  # type: ignore[valid-type, misc]
+        def adjust_request(self, request: Any) -> Any:
+            is_forced = request.tool_choice not in OWN_CHOICE
+            self.tool_strict_level = ToolStrictLevel.PARAMETER if is_forced else parser.tool_strict_level
+            return super().adjust_request(request)
+
+    return Pinning
 
 
 def _front(model: ServedModel) -> VllmConfig:
