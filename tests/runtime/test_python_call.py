@@ -12,14 +12,19 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy
+import pandas
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 from raising import raising
 from runtime.lock_holders import process_holding
 
 from trinity_core import train
 from trinity_core.config import load_config
+from trinity_core.config.schema import Config
+from trinity_core.data.formats import demonstration, preference
 from trinity_core.errors import InputError, TrinityError
+from trinity_core.runtime.python_call import TRL_SETTINGS
 from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.workflows.rewards import RewardItem, RewardPool
@@ -120,6 +125,11 @@ def lambda_named(name, values):
         ([{"prompt": "a", "x": 1}, {"prompt": "b"}], "row 1 has no column 'x'"),
         ([{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}], "row 1"),
         ([{"prompt": "a", "x": object()}], "row 0"),
+        (["a"], "row 0"),
+        ({"prompt": ["a", "b"], "x": [1]}, "equal length"),
+        ({"prompt": "a"}, "equal length"),
+        (DatasetDict(test=Dataset.from_list([{"prompt": "a"}])), "rows\\['test'\\]"),
+        ({"train": Dataset.from_list([{"prompt": "a"}])}, "rows\\['train'\\]"),
     ],
 )
 def test_rows_that_do_not_fit_are_named(tmp_path, rows, says):
@@ -173,6 +183,106 @@ def test_rows_without_rewards_are_examples(monkeypatch, tmp_path, row, algorithm
     assert (config.model.max_prompt_tokens, config.model.max_response_tokens) == (512, 32)
     assert form.items() <= dict(buffer.format).items()
     assert len(Path(buffer.path).read_text().splitlines()) == 2 and result.model_folder is None
+
+
+TOLD = {"role": "assistant", "content": "b"}
+OTHER = {"role": "assistant", "content": "c"}
+
+
+def learnt(folder, rows, monkeypatch):
+    """The texts that carry loss in each row, as the trainer reads it: `|` between conversations and answers."""
+    monkeypatch.setattr("trinity_core.runtime.preflight.checks.load_ready", load_config)  # there is no model
+    monkeypatch.setattr(
+        "trinity_core.runtime.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
+    )
+    config = load_config(train("model", rows, output_dir=folder).config_file)
+    buffer, is_dpo = config.buffer.trainer_input.experience_buffer, config.algorithm.algorithm_type == "dpo"
+    texts = []
+    for line in Path(buffer.path).read_text().splitlines():
+        row = json.loads(line)
+        read = preference(row, buffer.format) if is_dpo else [demonstration(row, buffer.format)]
+        texts.append("|".join(one.messages[turn]["content"] for one in read for turn in one.learned_turns))
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("row", "texts"),
+    [
+        ({"messages": [TURN, TOLD, TURN, OTHER]}, "b|c"),
+        ({"messages": [TURN, TOLD | {"weight": 0}, TURN, OTHER]}, "c"),
+        ({"prompt": [TURN, TOLD, TURN], "completion": [OTHER]}, "c"),
+        ({"prompt": [TURN], "completion": [TOLD, TURN, OTHER]}, "b|c"),
+        ({"prompt": "a", "completion": "b"}, "b"),
+        ({"chosen": [TURN, TOLD], "rejected": [TURN, OTHER]}, "b|c"),
+        ({"chosen": [TURN, TOLD, TURN, TOLD], "rejected": [TURN, TOLD, TURN, OTHER]}, "b|c"),
+        ({"prompt": [TURN], "chosen": [TOLD], "rejected": [OTHER]}, "b|c"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "b|c"),
+    ],
+)
+def test_answers_carry_loss_as_in_trl(monkeypatch, tmp_path, row, texts):
+    assert learnt(tmp_path, [row], monkeypatch) == [texts]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"prompt": ["a", "d"], "completion": ["b", "c"]},
+        pandas.DataFrame({"prompt": ["a", "d"], "completion": ["b", "c"]}, index=[7, 8]),
+        Dataset.from_dict({"prompt": ["a", "d"], "completion": ["b", "c"]}),
+        {"prompt": numpy.array(["a", "d"]), "completion": numpy.array(["b", "c"])},
+        ({"prompt": prompt, "completion": answer} for prompt, answer in ("ab", "dc")),
+        {"messages": [[TURN, TOLD], [TURN, OTHER]]},
+        pandas.DataFrame({"messages": [[TURN, TOLD], [TURN, OTHER]]}),
+    ],
+    ids=["columns", "DataFrame", "Dataset", "arrays", "generator", "columns of messages", "DataFrame of messages"],
+)
+def test_tables_of_every_kind_are_rows(monkeypatch, tmp_path, table):
+    assert learnt(tmp_path, table, monkeypatch) == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        ({"prompt": "a", "completion": "b", "label": True}, "label"),
+        ({"prompt": [TURN], "completion": [TOLD], "label": False}, "label"),
+        ({"chosen": "a b", "rejected": "a c"}, "prompt"),
+    ],
+)
+def test_forms_that_no_training_here_takes_are_refused(tmp_path, row, key):
+    with raising(InputError, key=key):
+        train("model", [row], output_dir=tmp_path)
+
+
+def test_reward_weights(monkeypatch, tmp_path):
+    monkeypatch.setattr("trinity_core.runtime.preflight.checks.load_ready", load_config)  # there is no model
+    monkeypatch.setattr(
+        "trinity_core.runtime.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
+    )
+    rows, functions = [{"prompt": "a"}], [functools.partial(scaled, 2), Length(3)]
+    result = train("model", rows, functions, output_dir=tmp_path, reward_weights=[0.5, 0])
+    [tasks] = load_config(result.config_file).buffer.explorer_input.tasksets
+    with closing(RewardPool(1, plugin_dir=load_config(result.config_file).plugin_dir)) as pool:
+        [reward] = pool.score_sync(tasks.default_reward_fn_type, [RewardItem("two", task={"prompt": "a"})])
+    assert (reward.error, reward.parts) == (None, {"scaled": 3.0, "Length": 0.0})
+    accuracy = lambda_named("accuracy", [1.0])
+    for rewards, weights, key in (
+        (functions, [1.0], "reward_weights"), ("math_reward", [1.0], "reward_weights"),
+        (None, [1.0], "reward_weights"), ([accuracy], [2.0], "accuracy"),
+    ):  # fmt: skip
+        with raising(InputError, key=key):
+            train("model", rows, rewards, output_dir=tmp_path, reward_weights=weights)
+
+
+def test_names_of_trl_are_told_with_ours(tmp_path):
+    """And the page has them all."""
+    for name in TRL_SETTINGS:
+        with raising(InputError, key=name):
+            train("model", [{"prompt": "a"}], "math_reward", output_dir=tmp_path, settings={name: 8})
+    tables = (NOTEBOOK.parent / "python.md").read_text().partition("## Settings of TRL's")[2]
+    columns = [line.split("|")[1] for line in tables.splitlines() if line.startswith("|")]
+    listed = {name for column in columns for name in re.findall(r"`(\w+)", column)}
+    assert listed - {"GRPOConfig", "DPOConfig", "SFTConfig", "LoraConfig"} == TRL_SETTINGS.keys()
+    assert not TRL_SETTINGS.keys() & Config.model_fields.keys()
 
 
 @pytest.mark.parametrize("part", ["train", "training"])

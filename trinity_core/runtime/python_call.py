@@ -17,24 +17,72 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trinity_core.config import source
 from trinity_core.config.yaml_text import dump
+from trinity_core.data.messages import WEIGHT
 from trinity_core.errors import InputError, TrinityError, on_failure
 from trinity_core.files import expanded, write_atomically
 from trinity_core.runlock import RUN_TRAINS, held, is_held, lock_path
 from trinity_core.workflows.rewards.base import name_of
-from trinity_core.workflows.rewards.functions import PROMPT, Functions, accepted
+from trinity_core.workflows.rewards.functions import PROMPT, Functions, Weighted, accepted
 
 if TYPE_CHECKING:
     from trinity_core.tracking.metrics_file import MetricLine
     from trinity_core.tracking.rollouts import SampledRollout
 
 Row = Mapping[str, Any]
-Rows = Iterable[Row] | str | Path
-"""Rows (a list, a `datasets.Dataset`), or the path or hub name of a data set."""
+Rows = Iterable[Row] | Mapping[str, Any] | str | Path
+"""Rows (a list, a `datasets.Dataset`, a pandas DataFrame, columns by name), or the path or hub name of a data set."""
 Reward = Callable[..., Any] | str
 LENGTHS = {"max_prompt_tokens": 512, "max_response_tokens": 256}
 """Lengths of a run whose settings give neither them nor `max_model_len`."""
+
+TRL_SETTINGS = {
+    "learning_rate": "algorithm.optimizer.lr",
+    "weight_decay": "algorithm.optimizer.weight_decay",
+    "adam_beta1": "algorithm.optimizer.betas",
+    "adam_beta2": "algorithm.optimizer.betas",
+    "warmup_steps": "algorithm.optimizer.lr_warmup_steps",
+    "warmup_ratio": "algorithm.optimizer.lr_warmup_steps_ratio",
+    "lr_scheduler_type": "algorithm.optimizer.warmup_style",
+    "max_grad_norm": "trainer.grad_clip",
+    "per_device_train_batch_size": "buffer.train_batch_size, of a whole step",
+    "gradient_accumulation_steps": "buffer.train_batch_size, of a whole step",
+    "generation_batch_size": "buffer.train_batch_size",
+    "max_steps": "buffer.total_steps",
+    "num_train_epochs": "buffer.total_epochs",
+    "save_steps": "trainer.save_interval",
+    "save_total_limit": "trainer.max_checkpoints_to_keep",
+    "eval_steps": "explorer.eval_interval",
+    "gradient_checkpointing": "trainer.gradient_checkpointing",
+    "bf16": "trainer.dtype",
+    "fp16": "trainer.dtype",
+    "max_length": "model.max_model_len",
+    "num_generations": "algorithm.repeat_times",
+    "max_prompt_length": "model.max_prompt_tokens",
+    "max_completion_length": "model.max_response_tokens",
+    "temperature": "model.temperature",
+    "top_p": "model.top_p",
+    "top_k": "model.top_k",
+    "beta": "algorithm.kl_loss_fn_args.kl_coef (GRPO) or algorithm.policy_loss_fn_args.beta (DPO)",
+    "epsilon": "algorithm.policy_loss_fn_args.clip_range",
+    "epsilon_high": "algorithm.policy_loss_fn_args.clip_range_high",
+    "scale_rewards": "algorithm.advantage_fn_args.std_normalize",
+    "loss_type": "algorithm.loss_agg_mode, or another algorithm.algorithm_type",
+    "num_iterations": "trainer.trainer_config.actor_rollout_ref.actor.ppo_epochs",
+    "label_smoothing": "algorithm.policy_loss_fn_args.label_smoothing",
+    "assistant_only_loss": "nothing: only answers carry loss",
+    "completion_only_loss": "nothing: only answers carry loss",
+    "r": "model.lora_configs: [{lora_rank: …}]",
+    "lora_alpha": "model.lora_configs: [{lora_alpha: …}]",
+    "lora_dropout": "model.lora_configs: [{lora_dropout: …}]",
+    "target_modules": "model.lora_configs: [{target_modules: …}]",
+    "reward_weights": "the argument reward_weights of train()",
+    "output_dir": "the argument output_dir of train()",
+}
+"""Arguments of TRL's GRPOConfig, DPOConfig and SFTConfig and of peft's LoraConfig -> what they are here."""
 
 PLUGIN = '''"""The reward functions that were given to `trinity_core.train`; their digest is {digest}."""
 
@@ -82,15 +130,17 @@ def train(
     output_dir: str | Path,
     eval_rows: Rows | None = None,
     settings: Mapping[str, Any] | None = None,
+    reward_weights: Sequence[float] | None = None,
     resume: bool = True,
 ) -> TrainResult:
     """Train `model` (a folder or hub name) on rows, and wait for the end.
 
     With `rewards`, train by reinforcement learning (GRPO, unless `settings` name another `algorithm.algorithm_type`).
     Each row has a `prompt`, a text or a list of messages, and any columns that the rewards read. `rewards` are
-    functions in TRL's form, `f(completions, prompts, **columns) -> list of numbers`, whose values are summed, or the
-    name of a registered reward function. Without `rewards`, train by DPO if rows have `chosen` and `rejected`, else by
-    SFT on `messages` or on `prompt` and `completion`.
+    functions in TRL's form, `f(completions, prompts, **columns) -> list of numbers`, whose values are summed, times
+    their `reward_weights`, or the name of a registered reward function. Without `rewards`, train by DPO if rows have
+    `chosen` and `rejected`, else by SFT on `messages` or on `prompt` and `completion`; every answer of a conversation
+    carries loss, except those in `prompt`.
 
     `settings` are keys of a configuration, dotted or nested: `{"algorithm.repeat_times": 8}`. Everything is written
     below `output_dir`. A repeated call resumes from the latest checkpoint unless `resume` is false. Raises InputError
@@ -104,7 +154,8 @@ def train(
     with held(root, "train"):
         _refuse_in_progress(root)
         files: dict[Path, bytes] = {}
-        tree = _with_settings(_configuration(root, str(model), rows, rewards, eval_rows, files), settings or {})
+        tree = _configuration(root, str(model), rows, rewards, eval_rows, reward_weights, files)
+        tree = _with_settings(tree, settings or {})
         tree["continue_from_checkpoint"] = resume
         config_file = root / "config.yaml"
         files[config_file] = dump(tree).encode()
@@ -148,10 +199,12 @@ def _written(files: Mapping[Path, bytes]) -> Iterator[None]:
 
 def _configuration(
     root: Path, model: str, rows: Rows, rewards: Reward | Sequence[Callable[..., Any]] | None, eval_rows: Rows | None,
-    files: dict[Path, bytes],
+    reward_weights: Sequence[float] | None, files: dict[Path, bytes],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the configuration's tree; add the rows and functions that it names to `files`."""
-    train_set = _data_set(root / "data" / "train.jsonl", rows, files)
+    if reward_weights is not None and (rewards is None or isinstance(rewards, str)):
+        raise InputError("reward_weights are those of reward functions, one each", key="reward_weights")
+    train_set = _data_set(root / "data" / "train.jsonl", rows, files, has_rewards=rewards is not None)
     tree: dict[str, Any] = {
         "project": "trinity",
         "name": root.name,
@@ -168,7 +221,7 @@ def _configuration(
     if isinstance(rewards, str):
         name = rewards
     else:
-        functions = _named([rewards] if callable(rewards) else rewards)
+        functions = _weighted(_named([rewards] if callable(rewards) else rewards), reward_weights)
         if train_set.columns and PROMPT not in train_set.columns:
             raise InputError(
                 f"rows for reward functions need a column 'prompt'; they have {', '.join(train_set.columns)}",
@@ -180,7 +233,7 @@ def _configuration(
     taskset = {"name": "train", **train_set.storage, **tasks}
     explorer_input: dict[str, Any] = {"taskset": taskset}
     if eval_rows is not None:
-        eval_set = _data_set(root / "data" / "test.jsonl", eval_rows, files)
+        eval_set = _data_set(root / "data" / "test.jsonl", eval_rows, files, has_rewards=True)
         explorer_input["eval_tasksets"] = [{"name": "test", **eval_set.storage, **tasks}]
     return tree | {"algorithm": {"algorithm_type": "grpo"}, "buffer": {"explorer_input": explorer_input}}
 
@@ -192,19 +245,21 @@ class _DataSet:
     """Columns of the first row; () if it has not been read."""
 
 
-def _data_set(file: Path, rows: Rows, files: dict[Path, bytes]) -> _DataSet:
+def _data_set(file: Path, rows: Rows, files: dict[Path, bytes], has_rewards: bool) -> _DataSet:
     """Add rows to `files` as the contents of `file`.
 
-    Raises InputError for rows that are not JSON, or that have different columns.
+    Raises InputError for rows that are not JSON, that have different columns, or that no training here takes.
     """
     if isinstance(rows, str | Path):
         return _DataSet({"path": str(rows)}, ())
     lines: list[bytes] = []
     columns: tuple[str, ...] = ()
     form: dict[str, Any] = {}
-    for number, row in enumerate(rows):
+    for number, row in enumerate(_listed(rows)):
+        if not isinstance(row, Mapping):
+            raise InputError(f"row {number} is {type(row).__name__}, not a dict of columns", key="rows")
         columns = columns or tuple(row)
-        form = form or _format(row)
+        form = form or _format(row, has_rewards)
         try:
             lines.append(json.dumps(_plain_turns(row)).encode() + b"\n")
         except (TypeError, ValueError) as error:
@@ -219,26 +274,72 @@ def _data_set(file: Path, rows: Rows, files: dict[Path, bytes]) -> _DataSet:
     return _DataSet({"path": str(file), "format": form}, columns)
 
 
-def _format(row: Row) -> dict[str, Any]:
+def _listed(rows: Iterable[Row] | Mapping[str, Any]) -> Iterable[Row]:
+    """Return the rows of a table: a list, a Dataset, a DataFrame, or columns by name."""
+    if hasattr(rows, "itertuples"):  # pandas iterates over the names of columns
+        from datasets import Dataset
+
+        return Dataset.from_pandas(rows, preserve_index=False)
+    if not isinstance(rows, Mapping):
+        return rows
+    if any(hasattr(part, "column_names") for part in rows.values()):
+        raise InputError(f"rows have the splits {', '.join(rows)}: choose one, as in rows[{min(rows)!r}]", key="rows")
+    columns = {name: column for name, column in rows.items() if isinstance(column, list | tuple | np.ndarray)}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if lengths.keys() != rows.keys() or len({*lengths.values()}) != 1:
+        raise InputError(f"rows are a dict, but not of columns of equal length: {lengths or [*rows]}", key="rows")
+    return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+
+
+def _format(row: Row, has_rewards: bool) -> dict[str, Any]:
     """Return which columns hold what, in the formats that TRL knows. Raises InputError for other rows."""
-    prompt, completion = row.get(PROMPT), row.get("completion")
+    prompt, completion, chosen = row.get(PROMPT), row.get("completion"), row.get("chosen")
+    if isinstance(row.get("label"), bool) and completion is not None and not has_rewards:
+        raise InputError(
+            "rows have a 'label' (KTO's form), and there is no training on single answers that are good or bad here: "
+            "leave out the bad answers and the column for SFT, or give pairs 'chosen' and 'rejected' for DPO",
+            key="label",
+        )
+    every_answer = {"enable_concatenated_multi_turn": not has_rewards}
     if "messages" in row or isinstance(completion, list):
-        return {"prompt_type": "messages", "messages_key": "messages"}
-    if isinstance(prompt, list):
-        return {"prompt_type": "messages", "messages_key": PROMPT}
+        return {"prompt_type": "messages", "messages_key": "messages", **_tools(row), **every_answer}
+    if isinstance(prompt, list) or (prompt is None and isinstance(chosen, list)):
+        return {"prompt_type": "messages", "messages_key": PROMPT, **_tools(row)}
     if isinstance(prompt, str):
-        return {"prompt_key": PROMPT, "response_key": "completion" if "completion" in row else "answer"}
+        return {"prompt_key": PROMPT, "response_key": "completion" if "completion" in row else "answer", **_tools(row)}
+    if isinstance(chosen, str):
+        raise InputError("'chosen' and 'rejected' are texts: rows need their 'prompt' in a column", key=PROMPT)
     raise InputError(
         f"a row needs 'prompt' (a text or messages) or 'messages'; row 0 has {', '.join(row) or 'nothing'}"
     )
 
 
+def _tools(row: Row) -> dict[str, Any]:
+    tools = row.get("tools")
+    is_list = isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)
+    return {"tools_key": "tools"} if is_list else {}
+
+
 def _plain_turns(row: Row) -> dict[str, Any]:
-    """Return the row; messages in `prompt` and `completion` are joined into one conversation."""
+    """Return the row; messages in `prompt` and `completion` are joined into one conversation, in which the answers of
+    the prompt carry no loss."""
     if isinstance(row.get(PROMPT), list) and isinstance(row.get("completion"), list):
         rest = {name: value for name, value in row.items() if name not in (PROMPT, "completion")}
-        return {"messages": [*row[PROMPT], *row["completion"]], **rest}
+        asked = [turn | {WEIGHT: 0} if turn.get("role") == "assistant" else turn for turn in row[PROMPT]]
+        return {"messages": [*asked, *row["completion"]], **rest}
     return dict(row)
+
+
+def _weighted(functions: Functions, weights: Sequence[float] | None) -> Functions:
+    """Return functions whose values are multiplied by `weights`."""
+    if weights is None:
+        return functions
+    if len(weights) != len(functions):
+        raise InputError(f"there are {len(weights)} reward_weights for {len(functions)} rewards", key="reward_weights")
+    if "accuracy" in functions:  # pass rates and evaluations read it
+        raise InputError("'accuracy' is a share of right answers: give it another name to weigh it", key="accuracy")
+    pairs = zip(functions.items(), weights, strict=True)
+    return {name: Weighted(function, float(weight)) for (name, function), weight in pairs}
 
 
 def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
@@ -280,7 +381,7 @@ def _take_along(function: Callable[..., Any]) -> None:
     """Pickle a function of a user's module with its code, because other processes may not find the module."""
     import cloudpickle
 
-    while isinstance(function, functools.partial):
+    while isinstance(function, functools.partial | Weighted):
         function = function.func
     module = sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
@@ -293,6 +394,8 @@ def _take_along(function: Callable[..., Any]) -> None:
 
 def _with_settings(tree: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
+        if key in TRL_SETTINGS:
+            raise InputError(f"TRL's {key} is here {TRL_SETTINGS[key]} (docs/python.md)", key=key)
         nested: Any = value
         for part in reversed(key.split(".")):
             nested = {part: nested}

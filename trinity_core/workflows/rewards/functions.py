@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,21 @@ from trinity_core.workflows.rewards.base import REWARD_FNS, RewardFn, completed,
 PROMPT = "prompt"
 Functions = Mapping[str, Callable[..., Any]]
 """Name -> function(prompts, completions, **columns) that returns one number, or None, for each completion."""
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A function whose value is multiplied by `weight`."""
+
+    func: Callable[..., Any]
+    weight: float
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self.func(**inputs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.func)
 
 
 def register_functions(file: Path, name: str) -> None:
@@ -58,4 +74,6 @@ def _value(name: str, function: Callable[..., Any], inputs: Mapping[str, Any]) -
         values = values.tolist()
     if not isinstance(values, list | tuple) or len(values) != 1:
         raise ValueError(f"{name} must return a list with one number for each completion, not {values!r}")
-    return None if values[0] is None else number_of(values[0], name)
+    if values[0] is None:
+        return None
+    return number_of(values[0], name) * (function.weight if isinstance(function, Weighted) else 1.0)
