@@ -96,6 +96,9 @@ def judged(code, tests, task=None, **args):
         ("def flip(xs):\n    xs.reverse()", ["a = [1, 2]\nflip(a)\nassert a == [2, 1]"], 1.0),
         ("def up(n):\n    yield from range(n)", ["from solution import up\nassert list(up(3)) == [0, 1, 2]"], 1.0),
         ("def big(n):\n    return 10 ** n", ["assert big(6000) == 10 ** 6000"], 1.0),
+        ("async def f(x):\n    return x + 1", ["async def test_a():\n    assert await f(1) == 2"], 1.0),
+        ("async def f(x):\n    return x", ["import asyncio\nassert asyncio.run(f(1)) == 2"], 0.0),
+        ("def sum(a, b):\n    return 3", ["assert sum(1, 2) == 3"], 1.0),
         ("import numpy\ndef m(xs):\n    return numpy.mean(xs)", ["assert m([1, 2]) == 1.5"], 1.0),
     ],
 )

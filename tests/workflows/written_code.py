@@ -369,6 +369,14 @@ TEST_FORMS = {
     "test_cases": json.dumps(
         {"test_cases": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": 3}]}
     ),
+    "Code-R1": {"functional": "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"},
+    "name in the object": {"inputs": [[1, 2]], "outputs": [3], "func_name": "add"},
+    "names of earlier tests": ["x = 1\nassert add(x, 2) == 3", "assert add(x, 3) == 4"],
+    "helper that raises": ["def h(x):\n    if x < 0: raise ValueError\n    return x", "assert add(h(1), 2) == 3"],
+    "annotations from the future": (
+        ["from __future__ import annotations\nassert add(1, 2) == 3"],
+        {"test_imports": ["import math"]},
+    ),
     "a builtin's name": "assert abs(add(1, 2) - 3) < 1e-6",
 }  # fmt: skip
 """Tests of a function `add`, or those and the row's other columns."""
@@ -397,6 +405,8 @@ CHECKS_NOTHING = {
     "comment": "# add(1, 2) == 3",
     "call": "add(1, 2)",
     "assignment": "result = add(1, 2)",
+    "reference solution that asserts": "def add(a, b):\n    assert isinstance(a, int)\n    return sum([a, b])",
+    "reference solution that raises": "def add(a, b):\n    if a is None: raise ValueError(a)\n    return sum([a, b])",
     "assert True": "add(1, 2)\nassert True",
     "true of anything": ["assert 1 + 1 == 2"],
     "imports": ["import math", "from solution import add"],
@@ -422,5 +432,5 @@ UNREADABLE = {
     "null output": {"inputs": ["1 2"], "outputs": [None]},
     "call of no list": {"inputs": [1], "outputs": [3], "fn_name": "add"},
     "call of no JSON": {"inputs": ["a = 1, b = 2"], "outputs": ["3"], "fn_name": "add"},
-    "other object": {"functional": "assert add(1, 2) == 3"},
+    "other object": {"in": "1 2", "out": "3"},
 }

@@ -24,6 +24,7 @@ VERDICTS = {"all", "any", "isinstance", "isclose", "allclose", "array_equal"}
 EXPECTATIONS = {"raises", "warns"}
 FAILURES = {"fail", "exit", "quit"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
 FIXTURE = re.compile(r"(pytest\.)?fixture\b")
 ANSWER_MODULE = "solution"
 """The module that `from solution import f` in tests means: the answer."""
@@ -38,6 +39,8 @@ class Prepared:
     source: str
     names: tuple[str, ...]
     """Names that the tests use and the answer defines."""
+    quoted: str
+    """The beginning of the test as the row has it, for messages."""
 
 
 @lru_cache(64)
@@ -61,22 +64,42 @@ def prepared(source: str, name: str = "") -> Prepared:
         return prepared(f"{source}\ncheck({name})" if is_check_uncalled else f"candidate = {name}\n{source}", name)
     rewriter = _Rewriter([node for node in tree.body if _is_check(node) or _test_name(node) not in ("", *called)])
     rewriter.visit(tree)
-    names = free - set(dir(builtins)) | free & {name} or free
+    asserted = {_name(part) for node in tree.body if isinstance(node, ast.Assert) for part in ast.walk(node.test)}
+    names = free - set(dir(builtins)) | free & {name} or free & asserted  # an answer may be called `sum`
     if not rewriter.checks:
         raise NothingChecked(f"code_reward finds no assertion in the row's tests: {_quoted(source)}")
     if not names and ANSWER_MODULE not in imported:
         raise NothingChecked(f"the row's tests for code_reward never use the answer: {_quoted(source)}")
-    return Prepared(ast.unparse(ast.fix_missing_locations(tree)), tuple(sorted(names)))
+    first = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    tree.body = first + [node for node in tree.body if node not in first]
+    return Prepared(ast.unparse(ast.fix_missing_locations(tree)), tuple(sorted(names)), _quoted(source))
 
 
 def checks_something(source: str) -> bool:
-    """True for Python with an assertion, and for what is not Python."""
+    """True for Python that is more than definitions and has an assertion, and for what is not Python."""
     try:
-        rewriter = _Rewriter()
-        rewriter.visit(ast.parse(source))
+        tree, rewriter = ast.parse(source), _Rewriter()
+        if all(isinstance(node, DEFINITIONS) and not _is_test(node) for node in tree.body):
+            return False
+        rewriter.visit(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError, Unjudged):
         return True
     return rewriter.checks > 0
+
+
+def needs_earlier(tests: Sequence[str]) -> bool:
+    """True if one of these tests uses a name that only an earlier one with an assertion defines."""
+    defined: set[str] = set()
+    for test in tests:
+        try:
+            top = symtable.symtable(test, "test", "exec")
+            if defined & _free(test)[0]:
+                return True
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False  # reported by `prepared`
+        if checks_something(test):
+            defined |= {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned()}
+    return False
 
 
 def _quoted(source: str) -> str:
@@ -211,6 +234,12 @@ def _is_check(node: ast.AST) -> bool:
 def _test_name(node: ast.AST) -> str:
     """Return the name of a test function, "" for anything else."""
     return node.name if isinstance(node, FUNCTIONS) and node.name.startswith("test") else ""
+
+
+def _is_test(node: ast.AST) -> bool:
+    """True for what is run although nobody calls it."""
+    methods = node.body if isinstance(node, ast.ClassDef) else [node]
+    return any(_test_name(method) or _is_check(method) for method in methods)
 
 
 def _fails(node: ast.stmt) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.errors import DataError
-from trinity_core.workflows.rewards.code.checks import NothingChecked, checks_something, prepared
+from trinity_core.workflows.rewards.code.checks import NothingChecked, checks_something, needs_earlier, prepared
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Tests:
 PYTHON_KINDS = ("functional", "function_call", "call_based")
 PROGRAM_KINDS = ("stdin", "stdin_stdout", "stdio")
 NAMES = ("fn_name", "func_name", "entry_point")
-NESTED = ("test_cases", "tests", "unit_tests")
+NESTED = ("test_cases", "tests", "unit_tests", "functional", "pytest", "assert_case")
 """Keys under which an object holds its tests."""
 FORMS = "docs/rewards.md lists the supported forms"
 
@@ -122,10 +122,10 @@ def _object(tests: Mapping[str, Any], name: str, setup: str) -> Tests:
         return _cases([{**tests, "input": inputs, "output": outputs}], name)
     if len(inputs) != len(outputs):
         raise DataError("code_reward needs as many 'outputs' as 'inputs' in the row's unit tests")
-    called = tests.get("fn_name")
+    called = _function_name(tests)
     pairs = [*zip(inputs, outputs, strict=True)]
     if called:
-        return Tests(functions=tuple(_called(str(called), *pair) for pair in pairs))
+        return Tests(functions=tuple(_called(called, *pair) for pair in pairs))
     return Tests(tuple(_program(*pair) for pair in pairs))
 
 
@@ -162,7 +162,10 @@ def _called(name: str, given: Any, expected: Any) -> dict[str, Any]:
 
 
 def _python(tests: Sequence[str], name: str, setup: str) -> Tests:
-    """Return Python tests. Entries that check nothing, such as imports, run before each of those behind them."""
+    """Return Python tests. Entries that check nothing, such as imports, run before each of those behind them; entries
+    that use each other's names are one test."""
+    if needs_earlier(tests):
+        tests = ["\n".join(tests)]
     made: list[dict[str, Any]] = []
     begin = [setup] if setup else []
     for test in tests:
@@ -175,7 +178,7 @@ def _python(tests: Sequence[str], name: str, setup: str) -> Tests:
             begin.append(test)
         elif test.strip():
             one = prepared("\n".join([*begin, test]), name)
-            made.append({"python": one.source, "names": one.names})
+            made.append({"python": one.source, "names": one.names, "quoted": one.quoted})
     if not made and any(test.strip() for test in tests):
         prepared("\n".join([*begin, *tests]), name)  # raises
     return Tests(functions=tuple(made))

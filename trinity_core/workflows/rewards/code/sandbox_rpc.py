@@ -47,19 +47,8 @@ STANDARD: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
 SPECIALS = ("__iter__", "__len__", "__getitem__", "__str__", "__repr__", "__next__", "__enter__", "__exit__")
 """Methods of an answer's objects that tests may call by syntax."""
 TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "and", "or", "xor")
-
-
-PLAIN: tuple[Any, ...] = (
-    *SCALARS,
-    list,
-    tuple,
-    set,
-    frozenset,
-    dict,
-    bytes,
-    complex,
-    *(kind for kind, _, _ in STANDARD.values()),
-)
+STANDARD_KINDS = (kind for kind, _, _ in STANDARD.values())
+PLAIN: tuple[Any, ...] = (*SCALARS, list, tuple, set, frozenset, dict, bytes, complex, *STANDARD_KINDS)
 
 
 class Unjudged(Exception):
@@ -163,7 +152,8 @@ class RemoteAnswer:
             else:
                 if reply.get("changed"):
                     _change(arguments[1], decoded(reply["changed"], self._object))
-                return decoded(reply["value"], self._object)
+                value = decoded(reply["value"], self._object)
+                return _later(value) if reply.get("awaited") else value
         except (EOFError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise AnswerGone(f"the answer's process ended or sent no value ({type(error).__name__})") from None
         kinds = (getattr(builtins, name, None) for name in names)
@@ -177,6 +167,10 @@ class RemoteAnswer:
 
     def _object(self, number: int) -> Remote:
         return Remote(self, number)
+
+
+async def _later(value: Any) -> Any:
+    return value
 
 
 def _change(before: Sequence[Any], changed: Sequence[Any]) -> None:
@@ -243,6 +237,14 @@ for _name in TWO_SIDED:
     setattr(Remote, f"__{_name}__", _two_sided(_name))
 
 
+def _completed(value: Any) -> Any:
+    if not inspect.iscoroutine(value):
+        return value
+    import asyncio
+
+    return asyncio.run(value)
+
+
 def _number_of(value: Any) -> int:
     if isinstance(value, Remote):
         return int(value.__dict__["_remote"][1])
@@ -261,7 +263,9 @@ def serve(line: Line) -> None:
     def replied(what: str, arguments: list[Any]) -> str:
         arguments = decoded(arguments, objects.__getitem__)
         value = _done(namespace, what, arguments)
-        reply = {"value": encoded(value, kept)}
+        reply: dict[str, Any] = {"awaited": True} if inspect.iscoroutine(value) else {}
+        value = _completed(value)
+        reply["value"] = encoded(value, kept)
         if what == "call" and value is None:
             reply["changed"] = encoded(arguments[1], kept)
         return json.dumps(reply)
@@ -349,7 +353,7 @@ def _passes(answer: RemoteAnswer, test: dict[str, Any]) -> bool:
             raise
         raise Unjudged(f"the tests cannot import what they need: {error}") from None
     if not checks.failed and (not checks.count or answer.used == used):
-        raise Unjudged("nothing was asserted about the answer by the test " + repr(test["python"].strip()[:160]))
+        raise Unjudged(f"nothing was asserted about the answer by the test {test['quoted']}")
     return not checks.failed
 
 
@@ -444,13 +448,7 @@ class Checks:
                     raise Unjudged(f"the tests need a fixture '{name}', which code_reward does not provide")
                 arguments = arguments | {name: self._complete(self._fixtures[name], {})}
         result = function(**arguments)
-        if inspect.isgenerator(result):
-            return next(result)
-        if inspect.iscoroutine(result):
-            import asyncio
-
-            return asyncio.run(result)
-        return result
+        return next(result) if inspect.isgenerator(result) else _completed(result)
 
 
 def same(actual: Any, expected: Any) -> bool:
