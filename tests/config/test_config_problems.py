@@ -279,6 +279,18 @@ TABLE = [
     mistake("out-of-range", "synchronizer.sync_interval=0"),
     mistake("conflict", "algorithm.algorithm_type=sft", key="mode"),
     mistake("missing", "algorithm.algorithm_type=mix", key=AUXILIARY),
+    mistake("conflict", f"{AUXILIARY}.e.path=x", f"{AUXILIARY}.e.held_out=true"),
+    mistake("conflict", f"{BUFFER}.held_out=true"),
+    mistake(
+        "conflict",
+        "mode=train",
+        "algorithm.algorithm_type=sft",
+        f"{BUFFER}.path=x",
+        f"{BUFFER}.storage_type=file",
+        f"{AUXILIARY}.e.path=x",
+        f"{AUXILIARY}.e.share=1",
+        f"{AUXILIARY}.e.held_out=true",
+    ),
     mistake(
         "out-of-range",
         "algorithm.algorithm_type=mix",

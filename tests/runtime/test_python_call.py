@@ -152,9 +152,15 @@ def test_functions_have_names_of_their_own(tmp_path):
             train("model", [{"prompt": "a"}], rewards, output_dir=tmp_path)
 
 
-def test_eval_rows_need_rewards(tmp_path):
-    with raising(InputError, key="eval_rows"):
-        train("model", [PAIR], output_dir=tmp_path, eval_rows=[PAIR])
+@pytest.mark.parametrize("row", [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "completion": "b"}])
+def test_eval_rows_without_rewards_are_held_out(monkeypatch, tmp_path, row):
+    monkeypatch.setattr("trinity_core.runtime.preflight.checks.load_ready", load_config)  # there is no model
+    monkeypatch.setattr(
+        "trinity_core.runtime.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
+    )
+    result = train("model", [row], output_dir=tmp_path, eval_rows=[row] * 2)
+    buffers = load_config(result.config_file).buffer.trainer_input.auxiliary_buffers
+    assert buffers["test"].held_out and len(Path(buffers["test"].path).read_text().splitlines()) == 2
 
 
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}

@@ -3,10 +3,15 @@
 import json
 
 import pytest
+import torch
 from trained_runs import STEPS, assert_same_runs, metrics, put, run, tensors
+from transformers import AutoModelForCausalLM
 
+from trinity_core.checkpoints.convert import convert
 from trinity_core.data.experience import to_bytes
+from trinity_core.data.supervised import read_supervised
 from trinity_core.data.tiny import make_problems, write_jsonl
+from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError
 
 pytestmark = pytest.mark.slow
@@ -98,6 +103,52 @@ def test_dpo_learns_from_a_data_set_of_pairs(make_config, tmp_path):
     assert steps[0]["actor/dpo_loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: the policy is the reference
     assert steps[-1]["actor/dpo_loss"] < steps[0]["actor/dpo_loss"]
     assert all(step["experience/groups"] == 8.0 for step in steps)
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+def test_a_held_out_loss_is_measured_and_nothing_is_learned_from_it(make_config, tmp_path, algorithm):
+    rows = [row | {"rejected": "I have no idea."} for row in make_problems(2, 24, 1, 1)["train"]]
+    for name, part in (("train", rows[:16]), ("test", rows[16:])):
+        write_jsonl(tmp_path / f"{name}.jsonl", part)
+    form = "{prompt_key: question, response_key: answer, chosen_key: answer, rejected_key: rejected}"
+    inputs, trained, given = "buffer__trainer_input__", {}, {}
+    for name in ("without", "with"):
+        settings = {f"{inputs}experience_buffer__path": tmp_path / "train.jsonl", "explorer__eval_interval": 3}
+        settings |= {f"{inputs}experience_buffer__format": form, "algorithm__optimizer__lr": 0.01}
+        if name == "with":
+            settings |= {f"{inputs}auxiliary_buffers__test": f"{{path: {tmp_path}/test.jsonl, held_out: true}}"}
+            settings |= {f"{inputs}auxiliary_buffers__test__format": form}
+        config = make_config(
+            algorithm, name, buffer__total_steps=STEPS, buffer__train_batch_size=8, model__max_model_len=200, **settings
+        )
+        run(config)
+        trained[name], given[name] = tensors(config, "actor", "model"), metrics(config)
+    assert all(torch.equal(trained["with"][name], trained["without"][name]) for name in trained["without"])
+    measured = {int(step["step"]): step["eval/test/loss"] for step in given["with"] if "eval/test/loss" in step}
+    assert measured.keys() == {3, STEPS}
+    assert all("eval/test/loss" not in step for step in given["without"])
+    lm = AutoModelForCausalLM.from_pretrained(convert(config.job_dir / f"global_step_{STEPS}"))
+    expected = held_out_loss(algorithm, lm, AutoModelForCausalLM.from_pretrained(config.model.model_path), config)
+    assert measured[STEPS] == pytest.approx(expected, rel=1e-4)
+
+
+def held_out_loss(algorithm, lm, reference, config):
+    """By transformers, row by row."""
+    kind = "preferences" if algorithm == "dpo" else "demonstrations"
+    [buffer] = config.buffer.trainer_input.auxiliary_buffers.values()
+    rows = read_supervised(buffer, policy_encoder(config.model), kind).rows
+
+    def scores(model, row):
+        tokens = torch.tensor(row.tokens).long()[None]
+        with torch.no_grad():
+            scored = model.float()(tokens).logits.log_softmax(-1)[0, :-1].gather(1, tokens[0, 1:, None])[:, 0]
+        return scored[torch.tensor(row.answer)[1:]]
+
+    if algorithm == "sft":
+        return -float(torch.cat([scores(lm, row) for [row] in rows]).mean())
+    ratios = torch.stack([scores(lm, row).sum() - scores(reference, row).sum() for pair in rows for row in pair])
+    chosen, rejected = ratios.view(-1, 2).unbind(1)
+    return -float(torch.nn.functional.logsigmoid(0.1 * (chosen - rejected)).mean())
 
 
 def test_sft_resumes_its_place_in_the_file(make_config, tmp_path):

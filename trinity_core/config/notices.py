@@ -8,7 +8,7 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.arguments import monitor_arguments
 from trinity_core.config.findings import Code, Finding
 from trinity_core.config.paths import PIPELINE, is_backup, uses_pipeline
-from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, most_repeats, shares
+from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, held_out, most_repeats, shares
 from trinity_core.config.rules.algorithm import RAFT, chooses_every_rollout
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
@@ -82,7 +82,7 @@ def _unread(config: Config) -> list[str]:
         and not config.is_supervised,
         f"{BUFFER}.share": buffer.share is not None and not config.is_supervised,
         **{
-            f"{AUXILIARY}.{key}": config.mode == "explore" or key not in drawn
+            f"{AUXILIARY}.{key}": config.mode == "explore" or key not in {*drawn, *held_out(config)}
             for key in config.buffer.trainer_input.auxiliary_buffers
         },
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,

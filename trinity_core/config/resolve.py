@@ -169,6 +169,12 @@ def shares(config: Config) -> dict[str, float]:
     return {"": inputs.experience_buffer.share or 1.0, **others}
 
 
+def held_out(config: Config) -> dict[str, ExperienceBufferConfig]:
+    """Return the data sets whose loss is measured, by key of `auxiliary_buffers`."""
+    buffers = config.buffer.trainer_input.auxiliary_buffers
+    return {key: buffer for key, buffer in buffers.items() if buffer.held_out and config.is_supervised}
+
+
 def draws_by(config: Config) -> str:
     """Return the strategy that draws rollouts from the queue: with `mix` its inner one."""
     name = _drawn_by(config.algorithm)

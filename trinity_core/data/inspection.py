@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from trinity_core.config import Config
-from trinity_core.config.resolve import shares
+from trinity_core.config.resolve import held_out, shares
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
@@ -83,7 +83,7 @@ def supervised_inputs(config: Config) -> Iterator[tuple[str, ExperienceBufferCon
         kind = "preferences" if loss.rows_per_unit == 2 else kind
         yield BUFFER, inputs.experience_buffer, kind
     for name, buffer in inputs.auxiliary_buffers.items():
-        if name in shares(config):
+        if name in {*shares(config), *held_out(config)}:
             yield f"{AUXILIARY}.{name}", buffer, kind
 
 

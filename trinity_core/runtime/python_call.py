@@ -212,12 +212,13 @@ def _configuration(
         "model": {"model_path": model},
     }
     if rewards is None:
-        if eval_rows is not None:
-            raise InputError("eval_rows are answered and scored, which needs rewards", key="eval_rows")
         is_dpo = "chosen" in train_set.columns
-        experiences = {"name": "train", **train_set.storage}
+        inputs: dict[str, Any] = {"experience_buffer": {"name": "train", **train_set.storage}}
+        if eval_rows is not None:
+            eval_set = _data_set(root / "data" / "test.jsonl", eval_rows, files, has_rewards=False)
+            inputs["auxiliary_buffers"] = {"test": {"held_out": True, **eval_set.storage}}
         tree |= {"mode": "train", "algorithm": {"algorithm_type": "dpo" if is_dpo else "sft"}}
-        return tree | {"buffer": {"trainer_input": {"experience_buffer": experiences}}}
+        return tree | {"buffer": {"trainer_input": inputs}}
     if isinstance(rewards, str):
         name = rewards
     else:

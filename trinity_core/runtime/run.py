@@ -53,6 +53,7 @@ def train(trainer: Trainer) -> None:
     """
     while (batch := trainer.next_batch()) is not None:
         trainer.update(batch)
+        trainer.measure_if_due()
         trainer.publish_if_due()
         trainer.write_metrics()
         trainer.save_if_due()

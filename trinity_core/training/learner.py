@@ -59,6 +59,7 @@ from trinity_core.training.update import (
     all_reduce,
     check_finite,
     forward_batch,
+    measure,
     micro_batches,
     needs_old_logprobs_first,
     prepare,
@@ -196,6 +197,15 @@ class Learner:
             metrics |= {_actor(name): value for name, value in self.objective.after_batch(updated, len(batch)).items()}
         metrics["experience/micro_batches"] = float(len(micros))
         return metrics | watch.seconds
+
+    @torch.no_grad()
+    def measure(self, experiences: list[Experience], step: int) -> dict[str, float]:
+        """Return the loss of these rows, and its metrics, after train step `step`; nothing is learned."""
+        batch = make_batch(experiences, self.ranks.device, self.objective.needs_of_rows)
+        micros = micro_batches(batch, self.cut, self.ranks)
+        prepared, _ = prepare(self.objective, batch, None, self._reference(batch, micros), None)
+        metrics = measure(self.engine, self.objective, prepared, micros, self.temperature, step)
+        return {"loss" if name == "final_loss" else name: value for name, value in metrics.items()}
 
     def _warn_of_unused_experts(self, batch: Batch) -> None:
         loss, groups = self.objective.policy_loss, [row.group for row in batch.experiences if row.is_expert]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from trinity_core.checkpoints.resume import latest_whole, read_meta, update_meta
-from trinity_core.config.resolve import replay_args, shares
+from trinity_core.config.resolve import held_out, replay_args, shares
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.config.training import RETENTION
@@ -67,6 +67,10 @@ class BatchSource:
     def end(self) -> None:
         """Record for later explorers that the trainer ended before its last step."""
 
+    def held_out(self, key: str) -> list[Experience]:
+        """Return the rows of a data set whose loss is measured."""
+        return []
+
     def untrained_rows(self) -> int:
         """Return the number of rows in the queue; 0 for a data set, which is not consumed."""
         return 0
@@ -101,7 +105,11 @@ class BatchSource:
 class SupervisedSource(BatchSource):
     """Data sets of answers or preference pairs; the order of rows depends only on `order` and the step."""
 
-    def __init__(self, config: Config, data: SupervisedSet, others: Sequence[SupervisedSet] = ()) -> None:
+    def __init__(
+        self, config: Config, data: SupervisedSet, others: Sequence[SupervisedSet] = (),
+        measured: Mapping[str, SupervisedSet] | None = None,
+    ) -> None:  # fmt: skip
+        self._measured = dict(measured or {})
         weights = list(shares(config).values())
         self.data = SupervisedMixture([data, *others], weights) if others else data
         self.rows = config.buffer.train_batch_size
@@ -119,6 +127,10 @@ class SupervisedSource(BatchSource):
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
         return None if stop() else self.data.batch(step, self.rows)
+
+    def held_out(self, key: str) -> list[Experience]:
+        data = self._measured[key]
+        return [experience for index in range(len(data)) for experience in data.experiences(index)]
 
     def rewind(self, step: int) -> None:
         if step:
@@ -244,7 +256,8 @@ def open_source(config: Config, kind: Kind) -> BatchSource:
         data = open_supervised(config, inputs.experience_buffer, kind)
         joined = [inputs.auxiliary_buffers[key] for key in shares(config) if key]
         others = [open_supervised(config, buffer, kind, number) for number, buffer in enumerate(joined, 1)]
-        return SupervisedSource(config, data, others)
+        measured = {key: open_supervised(config, buffer, kind) for key, buffer in held_out(config).items()}
+        return SupervisedSource(config, data, others, measured)
     return RolloutSource(config, *_expert(config))
 
 

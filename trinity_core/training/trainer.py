@@ -23,6 +23,7 @@ from trinity_core.checkpoints.beginning import model_name
 from trinity_core.checkpoints.resume import read_meta, update_meta
 from trinity_core.config import to_dict
 from trinity_core.config.engine_args import is_lossy
+from trinity_core.config.resolve import held_out
 from trinity_core.config.schema import Config
 from trinity_core.config.training import dtype_of
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
@@ -166,6 +167,19 @@ class Trainer:
         if self._gpu is not None:
             self._gpu.tell_progress()
 
+    def measure_if_due(self) -> None:
+        """Measure the loss of held-out data every `eval_interval` steps and after the last one."""
+        step, every = self.progress.step, self._config.explorer.eval_interval
+        if step != self.progress.total_steps and not (every and step % every == 0):
+            return
+        for key, buffer in held_out(self._config).items():
+            with self._timer.part("eval"):
+                rows = self._shared(self.source.held_out(key)) or []
+                measured = {
+                    f"eval/{buffer.name}/{name}": value for name, value in self.learner.measure(rows, step).items()
+                }
+            self.progress.metrics = (self.progress.metrics or {}) | measured
+
     def publish_if_due(self) -> None:
         """Publish the weights every `sync_interval` steps (`explorer_driven`: every step) if an explorer loads them."""
         if self.publisher is not None and self.publisher.due(self.progress.step):
@@ -251,11 +265,15 @@ class Trainer:
         except TransientFault as fault:
             self._fault = fault
         self.progress.waits = ""
+        return self._shared(drawn)
+
+    def _shared(self, rows: list[Experience] | None) -> list[Experience] | None:
+        """Return the rows of rank 0 on every rank."""
         if self.ranks.world_size == 1:
-            return drawn
+            return rows
         if self.ranks.first:
-            broadcast_bytes(b"" if drawn is None else to_bytes(drawn), self.ranks)
-            return drawn
+            broadcast_bytes(b"" if rows is None else to_bytes(rows), self.ranks)
+            return rows
         message = broadcast_bytes(None, self.ranks)
         return from_bytes(message) if message else None
 

@@ -201,12 +201,40 @@ def update(
 
     Raises TrinityError for a loss or gradient that is not finite.
     """
+    accumulator = MetricAccumulator()
+    for i, loss in enumerate(_losses(engine, objective, prepared, micros, temperature, step, accumulator)):
+        engine.backward(loss, last=i == len(micros) - 1)
+    norm = engine.step(lr)
+    accumulator.reduce(all_reduce(engine.ranks))
+    metrics = accumulator.metrics()
+    check_finite("policy", step, metrics["final_loss"], norm, engine, lr, prepared.inputs)
+    return metrics | {"grad_norm": norm, "lr": lr}
+
+
+@torch.no_grad()
+def measure(
+    engine: TrainingEngine, objective: Objective, prepared: Prepared, micros: Micros, temperature: float, step: int
+) -> dict[str, float]:
+    """Return the metrics of `update` that the loss gives, without learning and without dropout."""
+    accumulator = MetricAccumulator()
+    engine.module.eval()
+    for _ in _losses(engine, objective, prepared, micros, temperature, step, accumulator):
+        pass
+    engine.module.train()
+    accumulator.reduce(all_reduce(engine.ranks))
+    return accumulator.metrics()
+
+
+def _losses(
+    engine: TrainingEngine, objective: Objective, prepared: Prepared, micros: Micros, temperature: float, step: int,
+    accumulator: MetricAccumulator,
+) -> Iterator[Tensor]:  # fmt: skip
+    """Yield the loss of each micro-batch; their metrics are added to `accumulator`."""
     batch = prepared.batch
     weights = objective.weights(batch.mask, batch.is_expert, step)
-    accumulator = MetricAccumulator()
-    for i, micro in enumerate(micros):
+    for micro in micros:
         logprobs, entropy = engine(micro, temperature, objective.entropy_use)
-        loss = objective.loss(
+        yield objective.loss(
             accumulator,
             weights.rows(micro.rows),
             logprobs=micro.grid(logprobs),
@@ -220,12 +248,6 @@ def update(
             is_expert=_take(batch.is_expert, micro),
             step=step,
         )
-        engine.backward(loss, last=i == len(micros) - 1)
-    norm = engine.step(lr)
-    accumulator.reduce(all_reduce(engine.ranks))
-    metrics = accumulator.metrics()
-    check_finite("policy", step, metrics["final_loss"], norm, engine, lr, prepared.inputs)
-    return metrics | {"grad_norm": norm, "lr": lr}
 
 
 def all_reduce(ranks: Ranks) -> Callable[[Tensor, str], None]:

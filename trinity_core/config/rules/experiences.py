@@ -15,6 +15,7 @@ from trinity_core.registry import registry_of
 
 BUFFER = "buffer.trainer_input.experience_buffer"
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
+HELD_OUT = "must be false: only sft and dpo measure a held-out loss; give others eval_tasksets."
 
 
 def batch_rules(config: Config) -> Iterator[Finding]:
@@ -82,11 +83,23 @@ def experience_rules(config: Config) -> Iterator[Finding]:
         if auxiliary.storage_type == "queue":
             message = "must be file, sql or rollouts: an auxiliary buffer is a data set, which no explorer fills."
             yield Finding(f"{AUXILIARY}.{key}.storage_type", auxiliary.storage_type, "conflict", message)
+    yield from _held_out(config)
     yield from _verdicts(config)
     yield from _expert_share(config)
     yield from _experts(config)
     names = [(f"{AUXILIARY}.{key}.name", auxiliary.name) for key, auxiliary in inputs.auxiliary_buffers.items()]
     yield from repeated_names("buffers", [(f"{BUFFER}.name", buffer.name), *names])
+
+
+def _held_out(config: Config) -> Iterator[Finding]:
+    """Only sft and dpo measure a held-out loss, of data that they do not train on."""
+    inputs = config.buffer.trainer_input
+    if inputs.experience_buffer.held_out:
+        yield Finding(f"{BUFFER}.held_out", True, "conflict", "must be false: this data set is trained on.")
+    for key, buffer in inputs.auxiliary_buffers.items():
+        if buffer.held_out and (buffer.share or not config.is_supervised):
+            message = "must be false: a data set that is held out has no share." if buffer.share else HELD_OUT
+            yield Finding(f"{AUXILIARY}.{key}.held_out", True, "conflict", message, ("algorithm.algorithm_type",))
 
 
 def _verdicts(config: Config) -> Iterator[Finding]:

@@ -230,6 +230,9 @@ class ExperienceBufferConfig(Section):
     share: Positive | None = None
     """Weight of this data set's rows in a batch relative to others, by default 1. With `sft` and `dpo` an auxiliary
     buffer is used only if it has a share."""
+    held_out: Flag = False
+    """Measure the loss of this data set every `explorer.eval_interval` steps instead of training on it (auxiliary
+    buffers; `sft`, `dpo`)."""
     max_read_timeout: Seconds = 1800.0
     """How long the trainer waits for experiences before it continues with fewer (queue). If there are none at all, it
     waits up to 24 times as long while an explorer is active."""

@@ -152,7 +152,7 @@ class ExplorerConfig(Section):
     """Time after a session's last answer within which feedback must arrive in mode `serve`; later the session is
     dropped."""
     eval_interval: StepsOrNone = 100
-    """Steps between evaluations; 0 means only at start and end."""
+    """Steps between evaluations, also of a held-out loss; 0 means only at start and end."""
     eval_on_startup: Flag = True
     """Evaluate the untrained model at step 0 (not when a run is resumed)."""
     bench_on_latest_checkpoint: Flag = True
