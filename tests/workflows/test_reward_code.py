@@ -147,7 +147,7 @@ def test_an_expected_exception_is_a_check(tests):
 
 
 @pytest.mark.parametrize("tests", CHECKS_NOTHING.values(), ids=CHECKS_NOTHING)
-def test_tests_that_check_nothing_end_the_run(tests):
+def test_tests_that_check_nothing_are_an_error(tests):
     for code in (ADDS, SUBTRACTS):
         with pytest.raises(NothingChecked):
             judged(code, *form(tests))
@@ -161,7 +161,7 @@ def test_tests_that_assert_nothing_about_an_answer_give_no_verdict(tests):
 
 
 @pytest.mark.parametrize("tests", UNREADABLE.values(), ids=UNREADABLE)
-def test_tests_of_an_unknown_form_end_the_run(tests):
+def test_tests_of_an_unknown_form_are_an_error(tests):
     with pytest.raises(DataError):
         judged(ADDS, tests)
 
