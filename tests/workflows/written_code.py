@@ -371,6 +371,8 @@ TEST_FORMS = {
     ),
     "Code-R1": {"functional": "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"},
     "name in the object": {"inputs": [[1, 2]], "outputs": [3], "func_name": "add"},
+    "data as it is written": "é = 1; cases = [\r\n  ('é', (1, 2)),\n  '\\n']; pair = (1,\n  2)\n"
+    "assert add(*cases[0][1]) == 3",
     "names of earlier tests": ["x = 1\nassert add(x, 2) == 3", "assert add(x, 3) == 4"],
     "helper that raises": ["def h(x):\n    if x < 0: raise ValueError\n    return x", "assert add(h(1), 2) == 3"],
     "annotations from the future": (

@@ -52,11 +52,12 @@ def prepared(source: str, name: str = "") -> Prepared:
     and `Unjudged` for invalid Python.
     """
     try:
-        tree = ast.parse(source)
-        free, imported = _free(source)
+        source = source.replace("\r\n", "\n").replace("\r", "\n")
+        tree, free = ast.parse(source), _free(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Unjudged(f"a test is not valid Python: {error}: {_quoted(source)}") from None
-    called = {_name(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    nodes = [node for statement in tree.body if not _is_data(statement) for node in ast.walk(statement)]
+    called = {_name(node) for node in nodes if isinstance(node, ast.Call)}
     is_check_uncalled = "check" not in called and any(map(_is_check, tree.body))
     if is_check_uncalled or "candidate" in free:
         if not name:
@@ -68,11 +69,13 @@ def prepared(source: str, name: str = "") -> Prepared:
     names = free - set(dir(builtins)) | free & {name} or free & asserted  # an answer may be called `sum`
     if not rewriter.checks:
         raise NothingChecked(f"code_reward finds no assertion in the row's tests: {_quoted(source)}")
-    if not names and ANSWER_MODULE not in imported:
+    if not names and not any(map(_imports_answer, nodes)):
         raise NothingChecked(f"the row's tests for code_reward never use the answer: {_quoted(source)}")
     first = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-    tree.body = first + [node for node in tree.body if node not in first]
-    return Prepared(ast.unparse(ast.fix_missing_locations(tree)), tuple(sorted(names)), _quoted(source))
+    statements = first + [node for node in tree.body if node not in first]
+    lines = [line.encode() for line in source.split("\n")]
+    texts = [_written(lines, one) if _is_data(one) else _text(one) for one in statements]
+    return Prepared("\n".join(texts), tuple(sorted(names)), _quoted(source))
 
 
 def checks_something(source: str) -> bool:
@@ -93,7 +96,7 @@ def needs_earlier(tests: Sequence[str]) -> bool:
     for test in tests:
         try:
             top = symtable.symtable(test, "test", "exec")
-            if defined & _free(test)[0]:
+            if defined & _free(test):
                 return True
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return False  # reported by `prepared`
@@ -106,8 +109,33 @@ def _quoted(source: str) -> str:
     return repr(source.strip()[:160])
 
 
-def _free(source: str) -> tuple[set[str], set[str]]:
-    """Return the names that a module uses but does not define, and the names of modules that it imports."""
+def _is_data(node: ast.AST) -> bool:
+    """True for a name that is given a literal. It may be a megabyte, so nothing but Python's parser reads it."""
+    return isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Tuple | ast.Dict | ast.Constant)
+
+
+def _written(lines: Sequence[bytes], node: ast.stmt) -> str:
+    """Return a statement as it is written (`ast.get_source_segment` takes seconds for a long one)."""
+    last = (node.end_lineno or node.lineno) - 1
+    text = b"\n".join([*lines[node.lineno - 1 : last], lines[last][: node.end_col_offset]])
+    return text[node.col_offset :].decode()
+
+
+def _text(node: ast.AST) -> str:
+    return ast.unparse(ast.fix_missing_locations(node))
+
+
+def _imports_answer(node: ast.AST) -> bool:
+    match node:
+        case ast.Import(names=names):
+            return any(alias.name == ANSWER_MODULE for alias in names)
+        case ast.ImportFrom(module=module):
+            return module == ANSWER_MODULE
+    return False
+
+
+def _free(source: str) -> set[str]:
+    """Return the names that a module uses but does not define."""
     top = symtable.symtable(source, "tests", "exec")
 
     def symbols(table: symtable.SymbolTable) -> Iterator[tuple[bool, symtable.Symbol]]:
@@ -121,10 +149,7 @@ def _free(source: str) -> tuple[set[str], set[str]]:
         if is_top or symbol.is_global():
             used |= {symbol.get_name()} if symbol.is_referenced() else set()
             bound |= {symbol.get_name()} if symbol.is_assigned() or symbol.is_imported() else set()
-    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    modules = {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
-    modules |= {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
-    return used - bound, modules
+    return used - bound
 
 
 def _name(node: ast.AST) -> str:
@@ -162,6 +187,9 @@ class _Rewriter(ast.NodeTransformer):
         self.checks = 0
         self._judging = judging
         self._is_judging = False
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        return node if _is_data(node) else self.generic_visit(node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
         self.generic_visit(node)

@@ -164,7 +164,7 @@ def _called(name: str, given: Any, expected: Any) -> dict[str, Any]:
 def _python(tests: Sequence[str], name: str, setup: str) -> Tests:
     """Return Python tests. Entries that check nothing, such as imports, run before each of those behind them; entries
     that use each other's names are one test."""
-    if needs_earlier(tests):
+    if len(tests) > 1 and needs_earlier(tests):
         tests = ["\n".join(tests)]
     made: list[dict[str, Any]] = []
     begin = [setup] if setup else []
