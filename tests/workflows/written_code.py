@@ -369,6 +369,7 @@ TEST_FORMS = {
     "test_cases": json.dumps(
         {"test_cases": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": 3}]}
     ),
+    "name beside test_cases": {"test_cases": '{"inputs": [[1, 2]], "outputs": [3]}', "fn_name": "add"},
     "Code-R1": {"functional": "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"},
     "name in the object": {"inputs": [[1, 2]], "outputs": [3], "func_name": "add"},
     "data as it is written": "é = 1; cases = [\r\n  ('é', (1, 2)),\n  '\\n']; pair = (1,\n  2)\n"

@@ -114,7 +114,10 @@ def _object(tests: Mapping[str, Any], name: str, setup: str) -> Tests:
         raise DataError(f"code_reward runs Python, and the row's tests are for {language}")
     for key in NESTED:
         if tests.get(key) is not None:
-            return _read(_parsed(tests[key]), _function_name(tests) or name, setup)
+            inner, called = _parsed(tests[key]), _function_name(tests)
+            if isinstance(inner, Mapping) and called:
+                inner = {"fn_name": called, **inner}
+            return _read(inner, called or name, setup)
     inputs, outputs = (tests.get(f"{key}s", tests.get(key)) for key in ("input", "output"))
     if inputs is None or outputs is None:
         raise DataError(f"code_reward needs 'inputs' and 'outputs' in the row's unit tests; {FORMS}")
