@@ -27,6 +27,8 @@ for one in distributions():
 MAKES_A_MODEL = (
     "from pathlib import Path; from trinity_core.data.tiny import make_tiny; print(make_tiny(Path('tiny')).model)"
 )
+OURS = ("TRINITY_", "PREFECT_", "PYTHONPATH")
+"""Variables that must not reach the installed package."""
 PARTS = ("flows", "tasks", "studio", "trinity_core")
 SOURCES = (
     *PARTS,
@@ -44,7 +46,7 @@ SOURCES = (
 def run(*command: str | Path, cwd: Path, seconds: float = 300) -> str:
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=seconds,
-        env={name: value for name, value in os.environ.items() if not name.startswith(("TRINITY_", "PREFECT_"))},
+        env={name: value for name, value in os.environ.items() if not name.startswith(OURS)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
