@@ -122,8 +122,8 @@ def up(
     """
     from flows.local.commands import up as start
     from flows.local.pages import mlflow_page, studio_page
-    from flows.local.server import server_key
     from flows.project import require_own_packages
+    from trinity_core.gate import server_key
     from trinity_core.program import ending_on_sigterm
 
     require_own_packages(Path.cwd())
@@ -131,10 +131,11 @@ def up(
     pages += [studio_page(Path.cwd(), studio_port)] if studio_port else []
     with ending_on_sigterm():
         state = start(Path.cwd(), port, typer.echo, restarts, pages)
-    typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}   (asks once for {server_key(Path.cwd())})")
+    key = server_key(Path.cwd())
+    typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}   (asks once for {key})")
     for page in pages:
         if page.name in state.pages:
-            typer.echo(f"{page.title:11} {state.pages[page.name]}{page.home}")
+            typer.echo(f"{page.title:11} {state.pages[page.name]}{page.home}   ({asked_for(key)})")
     typer.echo("Try         prefect deployment run rft/gsm8k --watch")
 
 
@@ -161,7 +162,7 @@ def studio(
         Path | None, typer.Option("--plugin-dir", help="Folder of Python files that bring sections to the form.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to serve on. Other machines need a token, which is printed.")
+        str, typer.Option(help="Address to serve on; the pages ask for the folder's key.")
     ] = LOOPBACK,
     port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = STUDIO_PORT,
 ) -> None:

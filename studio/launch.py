@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from studio.settings import TOKEN_VARIABLE, StudioSettings
+from studio.settings import StudioSettings
 from trinity_core.children import Child, start_detached
 from trinity_core.errors import TrinityError
 from trinity_core.tracking.run_record import read_record
@@ -106,6 +106,5 @@ def trinity(
 
 
 def _environment(settings: StudioSettings) -> dict[str, str]:
-    """Return our environment without the token, and with Prefect's API, so that Prefect shows the run."""
-    inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-    return inherited | ({"PREFECT_API_URL": settings.api_url} if settings.api_url else {})
+    """Return our environment with Prefect's API, so that Prefect shows the run."""
+    return {**os.environ, **({"PREFECT_API_URL": settings.api_url} if settings.api_url else {})}

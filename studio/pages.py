@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from threading import Timer
 
@@ -10,11 +9,10 @@ import streamlit as st
 
 from studio.config_page import config_page
 from studio.runs_page import runs_page
-from studio.settings import TOKEN_VARIABLE, admits, studio_settings
+from studio.settings import studio_settings
 from trinity_core.plugins import load_plugins
 from trinity_core.view.viewed_run import import_for_pages
 
-GIVEN = "given token"
 IDLE_SECONDS = 3.0
 """Delay after the first page before packages are imported for other pages, which slows down drawing."""
 STYLE = """<style>
@@ -41,8 +39,6 @@ def main() -> None:
     # No page icons: a browser would fetch them from other servers for its tab.
     st.set_page_config(page_title="Trinity Studio", layout="wide")
     st.html(STYLE)
-    if not admitted(os.environ.get(TOKEN_VARIABLE, "")):
-        return
     settings = studio_settings(sys.argv[1:])
     load_plugins(settings.plugin_dir)
     runs = st.Page(lambda: runs_page(settings), title="Runs", url_path="runs")
@@ -61,17 +57,6 @@ def main() -> None:
 def prepare_rollouts() -> None:
     """Import packages for the page of rollouts once the first page has been drawn."""
     Timer(IDLE_SECONDS, import_for_pages).start()
-
-
-def admitted(token: str) -> bool:
-    """True once this browser has given the token, in the page's address or in the input field."""
-    attempt = st.session_state.get(GIVEN) or st.query_params.get("token", "")
-    if not admits(token, attempt):
-        attempt = st.text_input("Token", type="password", help="`trinity studio` printed it in its terminal.")
-    if not admits(token, attempt):
-        return False
-    st.session_state[GIVEN] = attempt
-    return True
 
 
 main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ import yaml
 from studio.actions import MISSING, Action, hindrance, perform
 from studio.curves import chart, first_shown, metric_names, short_titles
 from studio.runs import Run, ancestors, checkpoints_of
-from studio.settings import TOKEN_VARIABLE, StudioSettings
+from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped, score_text, when
 from tasks.retries import api_faults
 from trinity_core.addresses import rollouts_page
@@ -187,7 +186,7 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
         return
     chosen = names[-1] if len(names) != len(runs) or len(runs) > 2 else names[0]
     other = next((name for name in names if name != chosen), "") if len(runs) == 2 else ""
-    address = rollouts_page(chosen, other, os.environ.get(TOKEN_VARIABLE, ""))
+    address = rollouts_page(chosen, other)
     st.link_button("Open in its own tab", address, icon=":material/open_in_new:")
     st.iframe(address, height=900)
 

@@ -1,13 +1,11 @@
-"""Studio's settings, from its command line and its environment, and who may use it from other machines."""
+"""Studio's settings, from its command line and its environment."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hmac import compare_digest
 from pathlib import Path
 
 from trinity_core.addresses import LOOPBACK, STUDIO_PORT
@@ -67,19 +65,3 @@ def studio_settings(arguments: Sequence[str]) -> StudioSettings:
         host=options.host,
         port=options.port,
     )
-
-
-TOKEN_VARIABLE = "TRINITY_STUDIO_TOKEN"  # noqa: S105 - the name of a variable
-"""Holds the token, so that no process list shows it; empty if none is needed."""
-
-
-def is_local(host: str) -> bool:
-    """True if only this machine can reach that address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def admits(token: str, attempt: str) -> bool:
-    return not token or compare_digest(attempt.encode(), token.encode())

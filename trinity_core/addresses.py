@@ -134,8 +134,7 @@ def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
     return [f"{page} after `trinity up`", f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
 
 
-def rollouts_page(run: str, other: str = "", token: str = "") -> str:
+def rollouts_page(run: str, other: str = "") -> str:
     """Return the path of a run's sampled rollouts in Studio, next to those of `other` (`project/name`) if given."""
-    query = f"?{urlencode({'token': token})}" if token else ""
     compared = {"tab": "samples", "other": other} if other else {}
-    return f"{ROLLOUTS}/{query}#{urlencode({'run': run} | compared)}"
+    return f"{ROLLOUTS}/#{urlencode({'run': run} | compared)}"

@@ -19,15 +19,12 @@ from flows.local.server import (
     begin_database,
     client_environment,
     is_healthy,
-    key_file,
     locked,
     log_file,
     migration_environment,
     record_database,
     server_environment,
-    server_key,
     start_process,
-    state_dir,
     wait_until_healthy,
 )
 from flows.local.supervisor import RESTARTS, start_supervisor
@@ -47,6 +44,7 @@ from tasks.retries import api_faults
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_atomically
+from trinity_core.gate import key_file, server_key, state_dir
 from trinity_core.waits import poll
 
 SETTINGS_FILE = "prefect.toml"

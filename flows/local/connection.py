@@ -16,10 +16,11 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from flows.local.server import TemporaryServer, UpState, client_environment, is_healthy, prefect_environment, server_key
+from flows.local.server import TemporaryServer, UpState, client_environment, is_healthy, prefect_environment
 from trinity_core.config import Config, stages
 from trinity_core.config.secrets import without_password
 from trinity_core.errors import TrinityError
+from trinity_core.gate import server_key
 from trinity_core.program import TERMINATED, ending_on_sigterm
 from trinity_core.runtime.verdicts import asks_person
 

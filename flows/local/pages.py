@@ -23,14 +23,15 @@ from flows.local.server import (
     answers,
     client_environment,
     log_file,
-    make_state_dir,
     prefect_environment,
     start_process,
 )
 from trinity_core.addresses import LOOPBACK, STUDIO_PORT, page_note
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
-from trinity_core.tracking.mlflow_writer import default_uri, describe_runs, fault_of
+from trinity_core.gate import make_state_dir
+from trinity_core.tracking.mlflow_server import HEALTH as MLFLOW_HEALTH
+from trinity_core.tracking.mlflow_writer import default_uri, describe_runs, fault_of, serve_command
 from trinity_core.waits import poll
 
 MLFLOW_PORT = 5000
@@ -66,11 +67,10 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     """Return MLflow's page for the runs below TRINITY_CHECKPOINT_ROOT_DIR or `./checkpoints`, each with links to it."""
     checkpoints = _checkpoints(root)
     uri = default_uri(checkpoints)
-    command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", uri, "--default-artifact-root", (checkpoints / "mlflow_artifacts").as_uri()]
+    command = [*serve_command(uri, checkpoints), "--port", str(port)]
     notes, unfit = {page_note(checkpoints, "mlflow"): uri}, fault_of(uri, root)
     return Page(
-        "mlflow", "MLflow", port, command, "/health", "/#/experiments?workflowType=machine_learning", notes,
+        "mlflow", "MLflow", port, command, MLFLOW_HEALTH, "/#/experiments?workflowType=machine_learning", notes,
         unfit=unfit,
     )  # fmt: skip
 

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
-from secrets import token_urlsafe
 from urllib.request import ProxyHandler, build_opener
 
 import psutil
@@ -34,9 +33,9 @@ from trinity_core.files import (
     from_record,
     read_json,
     temporary_sibling,
-    write_atomically,
     write_json,
 )
+from trinity_core.gate import ELSEWHERE, make_state_dir, server_key, state_dir
 from trinity_core.processes import end, family, start_mark, still_runs
 from trinity_core.runlock import LINGER_SECONDS, one_at_a_time
 from trinity_core.waits import poll
@@ -47,51 +46,13 @@ STOP_SECONDS = 10.0
 EVENT_SECONDS = {"prefect.artifact.updated": 3600, "prefect.flow-run.heartbeat": 7 * 86400}
 """How long Prefect keeps these events. An artifact event contains the whole picture of the learning curve; in Prefect's
 default of seven days they would grow to gigabytes."""
-ELSEWHERE = "work in another folder"
 _HERE = build_opener(ProxyHandler({}))
 """Sends requests to this machine without proxies."""
 
 
-def state_dir(root: Path | None = None) -> Path:
-    """Return `./.trinity`: databases, logs and the record of running processes."""
-    return (root or Path.cwd()).absolute() / ".trinity"
-
-
-def make_state_dir(root: Path | None = None) -> Path:
-    """Create `state_dir` without access for other accounts, because Prefect's database holds the parameters of runs."""
-    path = state_dir(root)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(OSError):  # a file system without modes
-        path.chmod(0o700)  # earlier releases let others enter
-    return path
-
-
 def locked(name: str, root: Path | None = None, seconds: float = LINGER_SECONDS) -> AbstractContextManager[None]:
     """Hold a lock file in `state_dir`; other commands in this folder wait for up to `seconds`."""
-    path = state_dir(root) / f"{name}.lock"
-    with clear_errors("locking", path, ELSEWHERE):
-        make_state_dir(root)
-    return one_at_a_time(path, seconds, instead=ELSEWHERE)
-
-
-def key_file(root: Path | None = None) -> Path:
-    return state_dir(root) / "prefect.key"
-
-
-def server_key(root: Path | None = None) -> str:
-    """Return the key that Prefect's servers in this folder ask every client for, as `user:password`; create it if
-    needed.
-
-    Anyone who can use Prefect's API can run commands as its user. Without a key, that would be every other account of
-    the machine, and every site that is open in the user's browser.
-    """
-    path = key_file(root)
-    if path.exists():
-        return path.read_text()
-    with locked("prefect", root):
-        if not path.exists():  # unless another command has just created it
-            write_atomically(path, f"trinity:{token_urlsafe(24)}".encode(), mode=0o600)
-    return path.read_text()
+    return one_at_a_time(make_state_dir(root) / f"{name}.lock", seconds, instead=ELSEWHERE)
 
 
 def log_file(name: str, root: Path | None = None) -> Path:

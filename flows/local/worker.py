@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from flows.local.server import Process, client_environment, server_key, start_process
+from flows.local.server import Process, client_environment, start_process
 from tasks.prefect_api import api_client
+from trinity_core.gate import server_key
 from trinity_core.processes import still_running
 
 if TYPE_CHECKING:

@@ -90,9 +90,14 @@ def fault_of(uri: str | None, checkpoint_root_dir: Path | str) -> str:
     )
 
 
-def ui_command(uri: str, python: str = sys.executable) -> str:
-    """Return the command that serves the store on this machine, for a shell without an active environment."""
-    return shlex.join([python, "-m", "mlflow", "ui", "--backend-store-uri", uri])
+def artifact_folder(checkpoint_root_dir: Path) -> Path:
+    return checkpoint_root_dir.absolute() / "mlflow_artifacts"
+
+
+def serve_command(uri: str, checkpoint_root_dir: Path) -> list[str]:
+    """Return the command that serves a SQLite store on this machine, to those who have the folder's key."""
+    server = "trinity_core.tracking.mlflow_server"
+    return [sys.executable, "-m", server, uri, str(artifact_folder(checkpoint_root_dir))]
 
 
 def registered_name(project: str, name: str) -> str:
@@ -143,7 +148,7 @@ class MlflowWriter(Writer):
         uri = mlflow_address(self._root, self.uri) or without_password(self.uri)
         if uri.startswith(("http://", "https://")):
             return run_page(uri, self._experiment, self.run_id)
-        return ui_command(uri)
+        return shlex.join(serve_command(uri, self._root))
 
     def log(self, lines: Sequence[MetricLine]) -> None:
         """Log up to a thousand numbers per `log_batch` (4,500 a second on SQLite, against 61 one by one)."""
@@ -262,7 +267,7 @@ class MlflowWriter(Writer):
                 self._client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
             _describe(self._client, experiment, self._info.job_dir.parent)
             return experiment.experiment_id
-        local = None if self.uri.startswith("http") else (self._root / "mlflow_artifacts").as_uri()
+        local = None if self.uri.startswith("http") else artifact_folder(self._root).as_uri()
         tags = {KIND: TRAINING, DESCRIPTION: experiment_description(self._info.job_dir.parent)}
         try:
             return self._client.create_experiment(self._info.project, local, tags)

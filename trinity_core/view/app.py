@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import FastAPI, HTTPException, Query, Request, Response
-from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import Field
@@ -53,13 +52,10 @@ Id = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 
 
-def make_app(runs: Mapping[str, ViewedRun], hosts: list[str]) -> FastAPI:
-    """Return the application for runs by name; a run is looked up when its page is requested.
-
-    It answers requests for these hosts only, so that no other site's page can read through it.
-    """
+def make_app(runs: Mapping[str, ViewedRun]) -> FastAPI:
+    """Return the application for runs by name, to be served behind a `Gate`; a run is looked up when its page is
+    requested."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
     app.mount("/static", StaticFiles(directory=STATIC))
 
     @app.middleware("http")

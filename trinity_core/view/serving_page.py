@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 import webbrowser
 from collections.abc import Callable, Mapping
 
 from trinity_core.errors import TrinityError
+from trinity_core.gate import Gate, asked_for, server_key
 from trinity_core.view.viewed_run import ViewedRun, import_for_pages
 from trinity_core.waits import poll
-
-OWN_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 
 
 def serve(
     runs: Mapping[str, ViewedRun], host: str, port: int, open_browser: bool, say: Callable[[str], object]
 ) -> None:
-    """Serve until SIGINT or SIGTERM. Raises TrinityError if the port is taken."""
+    """Serve until SIGINT or SIGTERM, to those who have this folder's key. Raises TrinityError if the port is taken."""
     import socket
 
     from uvicorn import Config, Server
@@ -33,11 +31,9 @@ def serve(
         ) from error
     named = f"[{host}]" if ":" in host else host
     url = f"http://{named}:{listening.getsockname()[1]}"
-    loopback = ipaddress.ip_address(address).is_loopback
-    if not loopback:
-        say(f"warning: anyone who reaches {host} can read what this run sampled; there is no password")
-    say(f"{url}   (Ctrl+C ends it)")
-    app = make_app(runs, [*OWN_NAMES, named] if loopback else ["*"])
+    key = server_key()
+    say(f"{url}   ({asked_for(key)}; Ctrl+C ends it)")
+    app = Gate(make_app(runs), key, host)
     server = Server(Config(app, log_config=None, access_log=False, lifespan="off"))
     threading.Thread(target=import_for_pages).start()
     if open_browser:
