@@ -123,7 +123,7 @@ def up(
     from flows.local.commands import up as start
     from flows.local.pages import mlflow_page, studio_page
     from flows.project import require_own_packages
-    from trinity_core.gate import server_key
+    from trinity_core.gate import asked_for, server_key
     from trinity_core.program import ending_on_sigterm
 
     require_own_packages(Path.cwd())
@@ -161,9 +161,7 @@ def studio(
     plugin_dir: Annotated[
         Path | None, typer.Option("--plugin-dir", help="Folder of Python files that bring sections to the form.")
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to serve on; the pages ask for the folder's key.")
-    ] = LOOPBACK,
+    host: Annotated[str, typer.Option(help="Address to serve on; the pages ask for the folder's key.")] = LOOPBACK,
     port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = STUDIO_PORT,
 ) -> None:
     """Edit configurations, start and compare runs in the browser. Loopback only, unless --host is given."""

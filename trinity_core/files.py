@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -102,6 +102,24 @@ def is_full(error: BaseException | None) -> bool:
 def cache_folder() -> Path:
     """The cache shared by this user's runs: `trinity-flows` in $XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache")) / "trinity-flows"
+
+
+def private_folder(path: Path) -> Path:
+    """Create a folder, and those above it that do not exist, without access for other accounts; return it.
+
+    Existing folders keep their modes: their owner has decided who may read what is in them.
+    """
+    if not path.is_dir():
+        if path != path.parent:
+            private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def private_file(path: Path) -> None:
+    """Create an empty file without access for other accounts, if there is none."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def temporary_sibling(path: Path) -> Path:

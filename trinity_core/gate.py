@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trinity_core.errors import TrinityError
-from trinity_core.files import clear_errors, write_atomically
+from trinity_core.files import clear_errors, private_folder, write_atomically
 from trinity_core.runlock import one_at_a_time
 
 OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -35,7 +35,7 @@ def make_state_dir(root: Path | None = None) -> Path:
     """Create `state_dir` without access for other accounts, because Prefect's database holds the parameters of runs."""
     path = state_dir(root)
     with clear_errors("creating", path, ELSEWHERE):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(path)
     with suppress(OSError):  # a file system without modes
         path.chmod(0o700)  # earlier releases let others enter
     return path
@@ -88,7 +88,8 @@ class Gate:
         """`host`: the address or name that the application is served on."""
         self._app = app
         self._expected = b"Basic " + base64.b64encode(key.encode())
-        self._hosts = OWN_NAMES | {host.lower()} if is_loopback(host) else None  # None: clients know names that we do not
+        # Other machines' clients may know names of this one that it does not.
+        self._hosts = OWN_NAMES | {host.lower()} if is_loopback(host) else None
         self._open_path = open_path
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -109,7 +110,7 @@ class Gate:
         host, origin = (headers.get(name, b"").decode("latin-1").lower() for name in (b"host", b"origin"))
         if self._hosts is not None and _name(host) not in self._hosts:
             return 400, "this server answers to the names of its machine only"
-        if origin and urlsplit(origin).netloc != host:
+        if origin and origin.partition("://")[2] != host:
             return 403, "pages of other origins may not use this server"
         if scope["path"] == self._open_path:
             return None

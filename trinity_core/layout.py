@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trinity_core.files import private_folder
+
 STEP_NAME = re.compile(r"global_step_(\d+)")
 MANIFEST = "manifest.json"
 ABANDONED = "abandoned"
@@ -50,7 +52,7 @@ class JobLayout:
 
     def create(self) -> JobLayout:
         for folder in (self.root, self.buffer, self.log, self.monitor):
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
         return self
 
     @property

@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import ANOTHER_ROOT, clear_errors, when_room
+from trinity_core.files import ANOTHER_ROOT, clear_errors, private_folder, when_room
 
 RUN_TRAINS = "training"
 TRAINER_PROCESS = "trainer"
@@ -45,7 +45,7 @@ def _taken(path: Path, component: str, wait: float = PROBE_SECONDS) -> FileLock:
     """Take the lock of a component and write the holder into it. Raises as `hold` does."""
     lock, mine = _lock(path), f"process {os.getpid()} on {socket.gethostname()}"
     try:
-        when_room(partial(path.parent.mkdir, parents=True, exist_ok=True), path)
+        when_room(partial(private_folder, path.parent), path)
         when_room(partial(_acquire, lock, wait), path)
         when_room(partial(path.write_text, mine), path)
     except Timeout:
@@ -95,7 +95,7 @@ def one_at_a_time(
     lock = _lock(path, poll)
     try:
         with clear_errors("locking", path, instead):
-            when_room(partial(path.parent.mkdir, parents=True, exist_ok=True), path)
+            when_room(partial(private_folder, path.parent), path)
             when_room(partial(_acquire, lock, seconds), path)
     except Timeout:
         raise TransientFault(f"another process has held {path} for {seconds:g} s") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -550,7 +549,7 @@ def test_store_password_is_kept_in_a_private_file_only(tmp_path: Path) -> None:
     info = RunInfo("p", "n", tmp_path / "p" / "n", args={"uri": uri})
     for _ in range(2):
         link = open_writer("mlflow", info, tmp_path).link
-        assert link.startswith(f"{sys.executable} -m trinity_core.tracking.mlflow_server") and "me:***@host/mlflow.db" in link
+        assert "trinity_core.tracking.mlflow_server" in link and "me:***@host/mlflow.db" in link
     assert run_note(info.job_dir)["uri"] == uri.replace("secret", "***")
     note = info.job_dir / "monitor" / "mlflow.json"
     assert json.loads(note.read_text())["uri"] == uri and note.stat().st_mode & 0o777 == 0o600

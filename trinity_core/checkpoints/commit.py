@@ -26,6 +26,7 @@ from trinity_core.files import (
     CHANGING_FOLDERS,
     clear_errors,
     file_digest,
+    private_folder,
     remove_leftovers,
     remove_tree,
     sync_file,
@@ -149,7 +150,7 @@ def _when_readable(path: Path, read: Callable[[Path], T], seconds: float) -> T:
 def begin(layout: JobLayout, step: int) -> Path:
     """Create a temporary folder for the checkpoint of `step`, after removing leftovers of killed writers."""
     with clear_errors("making a checkpoint in", layout.root):
-        layout.root.mkdir(parents=True, exist_ok=True)
+        private_folder(layout.root)
         remove_leftovers(layout.root, "global_step_*")
         temporary = temporary_sibling(layout.step(step))
         when_room(temporary.mkdir, temporary)

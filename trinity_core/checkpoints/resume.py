@@ -13,7 +13,7 @@ from typing import Any
 
 from trinity_core.checkpoints.commit import damage
 from trinity_core.errors import DataError, TransientFault
-from trinity_core.files import write_atomically, write_json
+from trinity_core.files import private_folder, write_atomically, write_json
 from trinity_core.layout import ABANDONED, MANIFEST, JobLayout
 from trinity_core.runlock import PIPELINE, is_held, lock_path, one_at_a_time
 
@@ -142,7 +142,7 @@ def newest_run(root: Path, name: str, stage: str = "") -> str:
 
 def claim(folder: Path, name: str, attempt_of: str) -> None:
     """Record in an experiment's new folder which flow run created it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     write_atomically(folder / CLAIM, f"{name} {attempt_of}".encode())
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from trinity_core.config.schema import Config
 from trinity_core.data.files import RejectedRow
 from trinity_core.errors import DataError
-from trinity_core.files import when_room, write_atomically
+from trinity_core.files import private_folder, when_room, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class RejectedRows:
         if not rejected:
             path.unlink(missing_ok=True)
             return None
-        when_room(lambda: folder.mkdir(parents=True, exist_ok=True), folder)
+        when_room(lambda: private_folder(folder), folder)
         write_atomically(path, _lines(rejected), durable=False)
         return path
 
@@ -92,7 +92,7 @@ def _lines(rejected: Sequence[RejectedRow]) -> bytes:
 
 
 def _append(path: Path, rejected: Sequence[RejectedRow]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     with path.open("ab") as file:
         file.write(_lines(rejected))
 

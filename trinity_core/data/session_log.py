@@ -22,7 +22,7 @@ import numpy as np
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
-from trinity_core.files import clear_errors, is_full, when_room
+from trinity_core.files import clear_errors, is_full, private_folder, when_room
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class SessionLog:
         self._path = path
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
 
     def add(self, session: str, answers: Sequence[str], why: str = "") -> None:
         """Log an ended session with the digests of its answers; `why` if it did not end normally."""

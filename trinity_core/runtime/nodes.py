@@ -23,6 +23,7 @@ from trinity_core import __version__
 from trinity_core.config import Config
 from trinity_core.config.findings import ConfigError, Finding
 from trinity_core.errors import TransientFault, TrinityError, on_failure
+from trinity_core.files import private_folder
 from trinity_core.plugins import load_plugins, python_files
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster
 from trinity_core.runtime.faults import Stopped, is_cancelled
@@ -242,7 +243,7 @@ def _digest(folder: Path) -> str:
 
 @contextmanager
 def _nonce(job_dir: Path) -> Iterator[Path]:
-    job_dir.mkdir(parents=True, exist_ok=True)
+    private_folder(job_dir)
     note = job_dir / f".node_check_{uuid4().hex}"
     note.write_text(uuid4().hex)
     try:

@@ -13,7 +13,7 @@ from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.checkpoints.resume import whole_steps
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import read_json, write_json
+from trinity_core.files import private_folder, read_json, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.configuration import start_from
@@ -174,7 +174,7 @@ def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, di
 def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
     """Within this context Ray, if it was opened, stays up between the stages. At the end it is closed, and the
     pipeline's MLflow run ends. The folders of its stages are recorded first."""
-    plan.config.job_dir.mkdir(parents=True, exist_ok=True)
+    private_folder(plan.config.job_dir)
     write_json(JobLayout(plan.config.job_dir).stages, _folders_of_stages(plan))
     keep_parent_open(plan.config.job_dir)
     record_kill(plan.config.job_dir, [stage.config.job_dir for stage in plan.stages])

@@ -26,6 +26,7 @@ from trinity_core.config.rules.explorer import key_of_endpoint
 from trinity_core.config.secrets import without_password
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import DataError, TrinityError, on_failure
+from trinity_core.files import private_folder
 from trinity_core.layout import JobLayout
 from trinity_core.pipelines.tasks import with_curated_tasks
 from trinity_core.runlock import LINGER_SECONDS, PIPELINE, RUN_TRAINS, TRAINER_PROCESS, hold, is_held, release
@@ -135,7 +136,7 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
     if evaluates:
         config = for_evaluation(config, request.is_base)
     if parent_dir and (not evaluates or request.model_path) and not is_held(parent_dir, PIPELINE):
-        parent_dir.mkdir(parents=True, exist_ok=True)
+        private_folder(parent_dir)
         update_meta(JobLayout(parent_dir).stages, **{request.stage: config.name})
     if request.model_path or not is_ready:
         require_ready(config)

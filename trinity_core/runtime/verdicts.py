@@ -21,7 +21,7 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import Experience
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError, TrinityError
-from trinity_core.files import write_atomically
+from trinity_core.files import private_folder, write_atomically
 from trinity_core.store.archive import whole_line
 from trinity_core.store.earlier_rollouts import EarlierRollout, find_rollouts
 
@@ -145,7 +145,7 @@ def keep_verdicts(config: Config, shown: Sequence[ShownTask], verdicts: Sequence
     rows = judged_rows(shown, verdicts, policy_encoder(config.model))
     if rows:
         path = verdicts_file(config)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         lines = (json.dumps(whole_line(number, row), ensure_ascii=False) for number, row in enumerate(rows, 1))
         write_atomically(path, ("\n".join(lines) + "\n").encode(errors="replace"))
     return len(rows)

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
 
 from trinity_core.errors import DataError, TrinityError
-from trinity_core.files import clear_errors, is_full, networked
+from trinity_core.files import clear_errors, is_full, networked, private_file, private_folder
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend
 
 PATH_KEY = "buffer.trainer_input.experience_buffer.path"
@@ -51,7 +51,8 @@ class SQLite(StoreBackend):
         if fault := self.fault(url):
             raise TrinityError(f"{PATH_KEY} {fault}", key=PATH_KEY)
         with clear_errors("making", Path(url.database).parent):
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+            private_folder(Path(url.database).parent)
+            private_file(Path(url.database))
         engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
 
         @event.listens_for(engine, "connect")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from trinity_core.files import (
     CHANGING_FOLDERS,
     clear_errors,
+    private_folder,
     remove_tree,
     sync_file,
     temporary_sibling,
@@ -52,7 +53,7 @@ class CheckpointVersions(WeightVersions):
         payload = gather(named_tensors, specs)
         folder = self._record_path(version).parent
         with clear_errors("publishing weights to", folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
             temporary = temporary_sibling(folder / WEIGHTS)
             try:
                 with temporary.open("wb", buffering=0) as file:

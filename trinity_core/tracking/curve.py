@@ -6,7 +6,7 @@ import gc
 from io import BytesIO
 from pathlib import Path
 
-from trinity_core.files import write_atomically
+from trinity_core.files import private_folder, write_atomically
 from trinity_core.tracking.metrics_file import MetricsReader
 
 REWARDS = ("reward/mean", "accuracy/mean", "reward", "accuracy")
@@ -33,7 +33,7 @@ class LearningCurve:
         if not curves:
             return None
         target = self._job_dir / "monitor" / "curve.png"
-        target.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(target.parent)
         picture = self._picture(curves)
         write_atomically(target, picture, durable=False)  # flows of the same run may draw at the same time
         # A figure is a reference cycle of 3 MiB, and with many imports Python collects cycles only after dozens of

@@ -21,6 +21,7 @@ from types import TracebackType
 from trinity_core.addresses import own_address
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
+from trinity_core.files import private_folder
 from trinity_core.layout import JobLayout
 from trinity_core.waits import poll
 
@@ -85,7 +86,7 @@ def start_log() -> Path | None:
             return path
         root.removeHandler(handler)
         handler.close()
-    place.mkdir(parents=True, exist_ok=True)
+    private_folder(place)
     handler = ActorLog(path, encoding="utf-8", delay=True)
     handler.setFormatter(Masking("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     handler.setLevel(level)

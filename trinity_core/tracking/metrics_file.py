@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trinity_core.files import read_json, sync_file, temporary_sibling, when_room
+from trinity_core.files import private_folder, read_json, sync_file, temporary_sibling, when_room
 from trinity_core.runlock import one_at_a_time
 
 LOCK_POLL = 0.01
@@ -49,7 +49,7 @@ class MetricsFile:
     def __init__(self, job_dir: Path | str, source: str) -> None:
         self.path = metrics_path(job_dir)
         self.source = source
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self.path.parent)
 
     def write(self, step: int, metrics: Mapping[str, float], source: str | None = None, made_with: str = "") -> None:
         """Append one line; non-finite numbers are written as null, so that every line is plain JSON."""

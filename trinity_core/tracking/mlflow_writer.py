@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,7 @@ from uuid import uuid4
 from trinity_core.addresses import mlflow_address
 from trinity_core.config.secrets import without_password
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import networked, read_json, write_json
+from trinity_core.files import networked, private_file, private_folder, read_json, write_json
 from trinity_core.runlock import one_at_a_time
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.mlflow_facts import (
@@ -80,14 +81,20 @@ def default_uri(checkpoint_root_dir: Path | str) -> str:
 
 def fault_of(uri: str | None, checkpoint_root_dir: Path | str) -> str:
     """Return why this store (None: the one next to the checkpoints) must not be used, or ""."""
-    file = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri or default_uri(checkpoint_root_dir))
-    if not file or not (kind := networked(Path(file[1]))):
+    file = _database(uri or default_uri(checkpoint_root_dir))
+    if not file or not (kind := networked(file)):
         return ""
     return (
-        f"MLflow's SQLite file would be on a network file system ({kind}: {file[1]}), where SQLite may lose data. "
+        f"MLflow's SQLite file would be on a network file system ({kind}: {file}), where SQLite may lose data. "
         "Write the address of an MLflow server, http://host:5000, or, if the whole run is on this machine, "
         "sqlite:////folder/mlflow.db on a local disk. With monitor.monitor_type tensorboard there is no database."
     )
+
+
+def _database(uri: str) -> Path | None:
+    """Return the file of a SQLite store."""
+    found = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri)
+    return Path(found[1]) if found else None
 
 
 def artifact_folder(checkpoint_root_dir: Path) -> Path:
@@ -267,7 +274,7 @@ class MlflowWriter(Writer):
                 self._client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
             _describe(self._client, experiment, self._info.job_dir.parent)
             return experiment.experiment_id
-        local = None if self.uri.startswith("http") else artifact_folder(self._root).as_uri()
+        local = None if self.uri.startswith("http") else private_folder(artifact_folder(self._root)).as_uri()
         tags = {KIND: TRAINING, DESCRIPTION: experiment_description(self._info.job_dir.parent)}
         try:
             return self._client.create_experiment(self._info.project, local, tags)
@@ -464,6 +471,9 @@ def open_client(uri: str, username: str | None, password: str | None, root: Path
 
     try:
         with one_at_a_time(root / ".mlflow.lock", LOCK_SECONDS):
+            if file := _database(uri):
+                with suppress(OSError):  # MLflow says why it cannot be opened
+                    private_file(file)
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
     except MlflowException as error:

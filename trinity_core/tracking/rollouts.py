@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.data.experience import as_json
-from trinity_core.files import write_atomically
+from trinity_core.files import private_folder, write_atomically
 
 if TYPE_CHECKING:
     from trinity_core.data.experience import Experience
@@ -72,7 +72,7 @@ def save_rollouts(
     `folder` defaults to `rollouts_dir`.
     """
     path = (folder or rollouts_dir(job_dir)) / f"{source.replace('/', '-')}_step_{step}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     lines = (json.dumps(asdict(rollout), ensure_ascii=False, default=as_json) for rollout in rollouts)
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode(errors="replace"), durable=False)
     return path

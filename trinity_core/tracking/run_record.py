@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from trinity_core.config.secrets import without_secrets
-from trinity_core.files import read_json, write_atomically, write_json
+from trinity_core.files import private_folder, read_json, write_atomically, write_json
 from trinity_core.processes import start_mark, still_runs
 from trinity_core.tracking.metrics_file import read_metrics, stream_of
 from trinity_core.tracking.writers import RunOutcome, leaves
@@ -99,7 +99,7 @@ def record_start(
         RunState.RUNNING.value, time.time(), None, stage, pid, host, start_mark(pid), earlier, dict(software or {})
     )
     text = _as_yaml(config)
-    record_path(job_dir).parent.mkdir(parents=True, exist_ok=True)
+    private_folder(record_path(job_dir).parent)
     write_atomically(config_path(job_dir), text.encode(), durable=False)
     write_json(record_path(job_dir), asdict(record), durable=False)
     return record

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from trinity_core.config.secrets import without_secrets
 from trinity_core.errors import TrinityError
-from trinity_core.files import read_json, write_json
+from trinity_core.files import private_folder, read_json, write_json
 from trinity_core.registry import Registry
 from trinity_core.tracking.metrics_file import MetricLine, stream_of
 
@@ -226,7 +226,7 @@ class WandbWriter(Writer):
 
         self.faults: tuple[type[Exception], ...] = (Error, OSError)
         folder = info.job_dir / "monitor"
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         kept = _kept(folder / (f"wandb_{info.explorer}.json" if info.explorer else "wandb.json"), info)
         self.run_id = str(kept["id"])
         self.evals_id = info.identity if any(folder.glob("wandb_*.json")) else self.run_id

@@ -13,7 +13,7 @@ from trinity_core.config.training import dtype_of
 from trinity_core.data.session_log import SessionLog, read_endings, session_log_path
 from trinity_core.data.task_queue import queue_of
 from trinity_core.data.tokenizer import configured_chat_template
-from trinity_core.files import read_json, write_json
+from trinity_core.files import private_folder, read_json, write_json
 from trinity_core.inference.openai_api.model import UNCHANGED, ApiModels
 from trinity_core.inference.openai_api.recorded_session import SessionTerms
 from trinity_core.inference.openai_api.served_sessions import Journal, ServedSessions
@@ -106,7 +106,7 @@ def is_told(config: Config) -> bool:
 def write_address(config: Config, server: ApiServer) -> None:
     """Write the address to a file for programs outside the run."""
     path = api_address_file(config)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     write_json(path, {"base_url": server.base_url(), "api_key": server.key}, mode=0o600)
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from trinity_core.data.turns import Call
+from trinity_core.files import private_folder
 from trinity_core.inference.openai_api.recorded_session import Kept, RecordedSession, SessionTerms
 from trinity_core.inference.openai_api.session_auth import Refusal
 from trinity_core.inference.requests import Sample
@@ -49,7 +50,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder)
 
     def begin(self, name: str, task: str) -> None:
         self._append(name, {"task": task})

@@ -24,6 +24,7 @@ from trinity_core.errors import DataError, EndpointError, ModelError, TransientF
 from trinity_core.files import (
     clear_errors,
     from_record,
+    private_folder,
     read_json,
     remove_leftovers,
     sync_file,
@@ -109,7 +110,7 @@ def curate(
     if finished := _finished(folder):
         return finished
     with clear_errors("making", folder, "choose another folder"):
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     with one_at_a_time(lock_path(folder, LOCK), WAIT_SECONDS):
         return _finished(folder) or _run(pipeline, operators, folder, name)
 
