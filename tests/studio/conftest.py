@@ -35,5 +35,5 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             await page.until(IDLE, "the first page is drawn", FIRST_SECONDS)
 
     with serve(tmp_path_factory.mktemp("studio")) as served:
-        asyncio.run(first_page(served.address))
+        asyncio.run(first_page(served.page))
         yield served

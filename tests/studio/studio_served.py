@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from ports import free_port
 
-from studio.settings import TOKEN_VARIABLE
+from trinity_core.gate import server_key
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,25 @@ class Served:
     root: Path
     """Where it was started."""
 
+    @property
+    def login(self) -> tuple[str, str]:
+        """The user and the password that it asks for."""
+        user, _, password = server_key(self.root).partition(":")
+        return user, password
+
+    @property
+    def page(self) -> str:
+        """Its address for a browser that does not know the key yet."""
+        return self.address.replace("://", f"://{server_key(self.root)}@")
+
 
 @contextmanager
-def serve(root: Path, *options: str, token: str = "") -> Iterator[Served]:
+def serve(root: Path, *options: str) -> Iterator[Served]:
     """Studio with the runs below `root/checkpoints`, without Prefect."""
     address = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "studio", "--port", str(port), *options]
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    studio = subprocess.Popen(command, cwd=root, env=env | {TOKEN_VARIABLE: token})
+    studio = subprocess.Popen(command, cwd=root, env=env)
     try:
         deadline = time.monotonic() + 240  # a busy machine imports slowly
         while not _is_up(address):

@@ -1,8 +1,7 @@
-"""Studio's pages as Streamlit runs them, without a browser: fields, sections of plugins, starts, the token."""
+"""Studio's pages as Streamlit runs them, without a browser: fields, sections of plugins, starts, the key."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from streamlit.testing.v1 import AppTest
 from studio.__main__ import main
 from studio.config_draft import ConfigDraft
 from studio.sections import SECTIONS
-from studio.settings import TOKEN_VARIABLE, admits, is_local, studio_settings
+from studio.settings import studio_settings
 from studio.start_form import validated, what_is_there
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json
+from trinity_core.gate import server_key
 from trinity_core.tracking.run_record import record_end, record_start
 from trinity_core.tracking.writers import RunOutcome
 
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder with a configuration and no server."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["app.py", "my.yaml"])
-    for variable in ("PREFECT_API_URL", "TRINITY_CHECKPOINT_ROOT_DIR", TOKEN_VARIABLE):
+    for variable in ("PREFECT_API_URL", "TRINITY_CHECKPOINT_ROOT_DIR"):
         monkeypatch.delenv(variable, raising=False)
     (tmp_path / "my.yaml").write_text(TEXT)
     return tmp_path
@@ -416,38 +416,15 @@ def test_a_refused_run_says_what_to_do(folder: Path) -> None:
     assert not any("Step" in part.proto.body for part in page.get("html"))
 
 
-def test_nothing_is_shown_without_the_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
-    page = opened()
-    assert [widget.label for widget in page.text_input] == ["Token"] and not page.text_area
-    page.text_input[0].set_value("wrong").run()
-    assert not page.text_area
-    page.text_input[0].set_value("secret").run()
-    assert page.text_area
-    page = AppTest.from_file(str(APP), default_timeout=60)
-    page.query_params["token"] = "secret"
-    assert page.run().text_area
-
-
-def test_only_the_loopback_interface_needs_no_token() -> None:
-    assert [is_local(host) for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8")] == [True] * 4
-    assert [is_local(host) for host in ("0.0.0.0", "::", "10.0.0.1", "my-machine")] == [False] * 4
-    assert admits("", "") and admits("a", "a") and not admits("a", "") and not admits("a", "b")
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_the_token_is_printed_and_in_no_list_of_processes(
+def test_the_key_is_printed_and_in_no_list_of_processes(
     host: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun: list[dict[str, object]] = []
     monkeypatch.setattr(sys, "argv", ["studio", "--host", host, "--port", "4321"])
-    monkeypatch.setenv(TOKEN_VARIABLE, "")
     monkeypatch.setattr("streamlit.starlette.App.run", lambda app, config: begun.append(config))
     main()
     [config] = begun
-    token, printed = os.environ[TOKEN_VARIABLE], capsys.readouterr().out
+    password, printed = server_key().partition(":")[2], capsys.readouterr().out
     assert config["server.address"] == host and config["browser.gatherUsageStats"] is False
-    if host == "127.0.0.1":
-        assert token == "" and printed == "Studio: http://127.0.0.1:4321\n"
-    else:
-        assert len(token) > 30 and f"/?token={token}" in printed and token not in str(config)
+    assert f"http://{host}:4321" in printed and password in printed and password not in str(config)

@@ -1,13 +1,12 @@
-"""The page of sampled rollouts as Studio serves it: for every run, in a real browser, and behind Studio's token."""
+"""The page of sampled rollouts as Studio serves it: for every run, in a real browser."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
-import httpx
 from browser import opened
-from studio_served import Served, serve
+from studio_served import Served
 
 from trinity_core.addresses import rollouts_page
 from trinity_core.files import write_json
@@ -39,37 +38,6 @@ def test_two_runs_answers_stand_side_by_side(studio: Served, tmp_path: Path) -> 
             await page.until("document.querySelector('#pairs').innerText.includes('It is 5.')")
 
     asyncio.run(look(studio.address))
-
-
-def test_without_the_token_nothing_is_shown(tmp_path: Path) -> None:
-    save(tmp_path / "checkpoints", "p/one", 2, "It is 4.")
-    with (
-        serve(tmp_path, "--host", "0.0.0.0", token="secret") as served,
-        httpx.Client(base_url=served.address) as client,
-    ):
-        runs = "/rollouts/api/runs"
-        assert client.get(runs).status_code == 401
-        assert client.get(runs, params={"token": "guess"}).status_code == 401
-        assert client.get(runs, params={"token": "secret"}, follow_redirects=True).json() == ["p/one"]
-        assert client.get(runs).json() == ["p/one"], "the cookie is enough"
-
-
-def test_a_site_whose_name_leads_here_is_refused(tmp_path: Path) -> None:
-    """For a browser it is of the same origin, so it could start runs. A token that was chosen is asked for too."""
-    upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
-    upgrade |= {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Protocol": "streamlit"}
-    with serve(tmp_path, token="secret") as served, httpx.Client(base_url=served.address) as client:
-        port = served.address.rpartition(":")[2]
-
-        def answer(path: str, host: str, **headers: str) -> int:
-            here = headers | {"Host": f"{host}:{port}", "Origin": f"http://{host}:{port}"}
-            with client.stream("GET", path, headers=here) as response:
-                return response.status_code
-
-        paths = {"/": {}, "/runs": {}, "/_stcore/stream": upgrade, "/rollouts/api/runs": {}}
-        assert [answer(path, "evil.example", **headers) for path, headers in paths.items()] == [400] * 4
-        for own in ("127.0.0.1", "localhost"):
-            assert [answer(path, own, **headers) for path, headers in paths.items()] == [200, 200, 101, 401]
 
 
 def test_a_pipeline_has_its_own_samples_and_not_its_stages_stores(tmp_path: Path) -> None:

@@ -58,17 +58,16 @@ def run_folder(tmp_path, tokenizer, tiny_folder) -> Path:
 
 @pytest.fixture
 def serving() -> Callable[[Path], Iterator[str]]:
-    """Serves the page of a run's folder, as the command does: its address."""
+    """Serves the page of a run's folder without a gate: its address."""
     from uvicorn import Config, Server
 
     from trinity_core.view.app import make_app
-    from trinity_core.view.serving_page import OWN_NAMES
     from trinity_core.view.viewed_run import viewed_runs
 
     @contextmanager
     def serve(folder: Path) -> Iterator[str]:
         listening = socket.create_server(("127.0.0.1", 0))
-        server = Server(Config(make_app(viewed_runs(folder), OWN_NAMES), log_config=None, lifespan="off"))
+        server = Server(Config(make_app(viewed_runs(folder)), log_config=None, lifespan="off"))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         deadline = time.monotonic() + 60
