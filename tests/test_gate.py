@@ -6,6 +6,7 @@ was once possible: read the key through MLflow, and start a command with it thro
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -20,8 +21,10 @@ from typing import Any
 import httpx
 import pytest
 from ports import free_port
+from prefect.workers.process import ProcessJobConfiguration
 
 from flows.local.server import TemporaryServer, prefect_environment
+from flows.local.worker import make_pool
 from trinity_core.files import write_json
 from trinity_core.gate import key_file, server_key
 from trinity_core.layout import JobLayout
@@ -74,6 +77,9 @@ class Servers:
     def status(self, kind: str, path: str, **headers: str) -> int:
         with httpx.Client(base_url=self.url(kind), timeout=60) as client:
             return client.get(path, headers=headers).status_code
+
+    def prefect(self) -> httpx.Client:
+        return httpx.Client(base_url=f"{self.url('prefect')}/api", headers=self.login, timeout=60)
 
     def mlflow(self, method: str, url: str, body: Any = None, **params: str) -> httpx.Response:
         with httpx.Client(base_url=self.url("mlflow"), headers=self.login, timeout=60) as client:
@@ -200,6 +206,7 @@ def test_the_key_of_another_account_is_not_used(tmp_path: Path) -> None:
         os.seteuid(0)
 
 
+pytestmark = pytest.mark.slow
 API = ("/api/2.0/mlflow", "/ajax-api/2.0/mlflow")
 
 
@@ -315,3 +322,57 @@ print(mlflow.search_runs(experiment_names=["of a user"])["metrics.loss"].tolist(
     env = os.environ | client | {"MLFLOW_TRACKING_PASSWORD": password, "MLFLOW_DISABLE_TELEMETRY": "true"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[-2] == "[0.5]"
+
+
+NO_CLIENT: Any = object()
+JOB_VARIABLES: list[tuple[dict[str, Any], bool]] = [
+    ({"env.TRINITY_MODEL_PATH": "/models/qwen"}, True),
+    ({"env": {"TRINITY_MODEL_PATH": "/models/qwen", "CUDA_VISIBLE_DEVICES": "0", "OPENAI_API_KEY": "k"}}, True),
+    ({}, True),
+    ({"command": "touch /tmp/x"}, False),
+    ({"working_dir": "/tmp"}, False),
+    ({"job_configuration": {"command": "touch /tmp/x"}}, False),
+    *(({"env": {name: "/tmp/x"}}, False) for name in ("PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "BASH_ENV")),
+    *(({f"env.{name}": "/tmp/x"}, False) for name in ("PATH", "LD_LIBRARY_PATH", "PREFECT_API_URL", "MY_TRINITY_X")),
+    ({"env": {"TRINITY_X": "1", "PATH": "/tmp/x"}}, False),
+    ({"env.TRINITY_X.PATH": "1"}, False),
+    ({"env": "PATH=/tmp/x"}, False),
+]
+
+
+@pytest.fixture(scope="module")
+def deployment(servers: Servers) -> str:
+    """A deployment in the pool of `trinity up`: its id."""
+    make_pool(servers.root, servers.url("prefect") + "/api")
+    with servers.prefect() as prefect:
+        flow = prefect.post("flows/", json={"name": "f"}).json()["id"]
+        wanted = {"name": "d", "flow_id": flow, "work_pool_name": "trinity", "entrypoint": "f.py:f"}
+        return str(prefect.post("deployments/", json=wanted).raise_for_status().json()["id"])
+
+
+@pytest.mark.parametrize(("variables", "is_taken"), JOB_VARIABLES)
+def test_no_request_sets_what_makes_a_command(
+    servers: Servers, deployment: str, variables: dict[str, Any], is_taken: bool
+) -> None:
+    with servers.prefect() as prefect:
+        where = f"deployments/{deployment}"
+        assert prefect.post(f"{where}/create_flow_run", json={"job_variables": variables}).is_success == is_taken
+        prefect.patch(where, json={"job_variables": variables})
+        assert prefect.post(f"{where}/create_flow_run", json={}).is_success == is_taken, "those of the deployment"
+        prefect.patch(where, json={"job_variables": {}})
+        template = prefect.get("work_pools/trinity").json()["base_job_template"]
+    run = (
+        asyncio.run(ProcessJobConfiguration.from_template_and_values(template, variables, NO_CLIENT))
+        if is_taken
+        else None
+    )
+    assert run is None or (run.command is None and run.working_dir is None)
+
+
+def test_a_command_among_the_job_variables_has_no_effect(servers: Servers, deployment: str) -> None:
+    """Also where nobody has checked them, as with a deployment that is older than its pool."""
+    with servers.prefect() as prefect:
+        template = prefect.get("work_pools/trinity").json()["base_job_template"]
+    values = {"command": "touch /tmp/x", "working_dir": "/tmp", "env": {"TRINITY_X": "1"}}
+    job = asyncio.run(ProcessJobConfiguration.from_template_and_values(template, values, NO_CLIENT))
+    assert (job.command, job.working_dir, job.env) == (None, None, {"TRINITY_X": "1"})

@@ -34,8 +34,7 @@ def state_dir(root: Path | None = None) -> Path:
 def make_state_dir(root: Path | None = None) -> Path:
     """Create `state_dir` without access for other accounts, because Prefect's database holds the parameters of runs."""
     path = state_dir(root)
-    with clear_errors("creating", path, ELSEWHERE):
-        private_folder(path)
+    private_folder(path)
     with suppress(OSError):  # a file system without modes
         path.chmod(0o700)  # earlier releases let others enter
     return path
@@ -51,12 +50,12 @@ def server_key(root: Path | None = None) -> str:
     Raises TrinityError if another account has put the file there: it would know the key.
     """
     path = key_file(root)
-    if not path.exists():
-        make_state_dir(root)
-        with one_at_a_time(path.with_name("prefect.lock"), instead=ELSEWHERE):
-            if not path.exists():  # unless another command has just created it
-                write_atomically(path, f"trinity:{token_urlsafe(24)}".encode(), mode=0o600)
-    with clear_errors("reading", path, ELSEWHERE):
+    with clear_errors("reading or writing", path, ELSEWHERE):
+        if not path.exists():
+            make_state_dir(root)
+            with one_at_a_time(path.with_name("prefect.lock"), instead=ELSEWHERE):
+                if not path.exists():  # unless another command has just created it
+                    write_atomically(path, f"trinity:{token_urlsafe(24)}".encode(), mode=0o600)
         if path.stat().st_uid not in (0, os.geteuid()):
             raise TrinityError(f"{path} belongs to another account, which knows this key: remove it, or {ELSEWHERE}.")
         return path.read_text()

@@ -52,7 +52,10 @@ _HERE = build_opener(ProxyHandler({}))
 
 def locked(name: str, root: Path | None = None, seconds: float = LINGER_SECONDS) -> AbstractContextManager[None]:
     """Hold a lock file in `state_dir`; other commands in this folder wait for up to `seconds`."""
-    return one_at_a_time(make_state_dir(root) / f"{name}.lock", seconds, instead=ELSEWHERE)
+    path = state_dir(root) / f"{name}.lock"
+    with clear_errors("locking", path, ELSEWHERE):
+        make_state_dir(root)
+    return one_at_a_time(path, seconds, instead=ELSEWHERE)
 
 
 def log_file(name: str, root: Path | None = None) -> Path:

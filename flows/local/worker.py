@@ -28,6 +28,22 @@ END_SECONDS = 45.0
 """Time for a run to save and end: its trainer has 20 s, then Ray's processes end."""
 CLOCK_SECONDS = 2.0
 """Tolerance between the database's clock and process start times."""
+FREE_VARIABLES = r"TRINITY_\w+|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS|HF_TOKEN|\w+_API_KEY"
+"""Environment variables that a request may set: what configurations read. Many others, such as PATH, PYTHONPATH and
+LD_PRELOAD, decide which programs run."""
+_VALUE = {"type": ["string", "null"]}
+_ENV = {"type": "object", "patternProperties": {f"^({FREE_VARIABLES})$": _VALUE}, "additionalProperties": False}
+JOB: dict[str, Any] = {
+    "job_configuration": {"command": None, "working_dir": None, "env": "{{ env }}"},
+    "variables": {
+        "type": "object",
+        "properties": {"env": _ENV},
+        "patternProperties": {rf"^env\.({FREE_VARIABLES})$": _VALUE},
+        "additionalProperties": False,
+    },
+}
+"""The pool's job template. A deployment or a run can set those variables, but neither the command nor the folder that a
+worker runs it in."""
 TAKEN: dict[str, Any] = {
     "operator": "or_",
     "type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]},
@@ -52,10 +68,8 @@ def start_worker(root: Path, api_url: str) -> Process:
 def make_pool(root: Path, api_url: str) -> None:
     """Create the work pool, whose runs are processes of this machine; unpause an existing one."""
     from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.workers.process import ProcessWorker
 
-    template = ProcessWorker.get_default_base_job_template()
-    pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template, is_paused=False)
+    pool = WorkPoolCreate(name=POOL, type="process", base_job_template=JOB, is_paused=False)
     with api_client(api_url, server_key(root)) as client:
         client.create_work_pool(pool, overwrite=True)
 

@@ -32,17 +32,15 @@ from flows.local.server import (
     begin_database,
     client_environment,
     is_healthy,
-    key_file,
     migration_environment,
     prefect_environment,
-    server_key,
-    state_dir,
 )
 from flows.local.supervisor import SHORT_SECONDS, Supervisor
 from trinity_core import files
 from trinity_core.config import config_from_dict, stages
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import write_json
+from trinity_core.gate import key_file, server_key, state_dir
 from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.runlock import one_at_a_time
 from trinity_core.runtime.stage import in_fresh_folder
