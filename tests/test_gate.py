@@ -362,7 +362,7 @@ def test_no_request_sets_what_makes_a_command(
         prefect.patch(where, json={"job_variables": {}})
         template = prefect.get("work_pools/trinity").json()["base_job_template"]
     run = (
-        asyncio.run(ProcessJobConfiguration.from_template_and_values(template, variables, NO_CLIENT))
+        asyncio.run(ProcessJobConfiguration.from_template_and_values(template, variables, client=NO_CLIENT))
         if is_taken
         else None
     )
@@ -374,5 +374,5 @@ def test_a_command_among_the_job_variables_has_no_effect(servers: Servers, deplo
     with servers.prefect() as prefect:
         template = prefect.get("work_pools/trinity").json()["base_job_template"]
     values = {"command": "touch /tmp/x", "working_dir": "/tmp", "env": {"TRINITY_X": "1"}}
-    job = asyncio.run(ProcessJobConfiguration.from_template_and_values(template, values, NO_CLIENT))
+    job = asyncio.run(ProcessJobConfiguration.from_template_and_values(template, values, client=NO_CLIENT))
     assert (job.command, job.working_dir, job.env) == (None, None, {"TRINITY_X": "1"})

@@ -97,8 +97,12 @@ class Deployed(ChaosRun):
 
     @property
     def key(self) -> str:
-        """Of Prefect's API."""
+        """Of all servers of the folder."""
         return server_key(self.root)
+
+    def with_key(self, link: str) -> str:
+        """A link for a browser that does not know the key yet."""
+        return link.replace("://", f"://{self.key}@")
 
     def ask(self, method: str, path: str, **options: Any) -> Any:
         """What Prefect's API answers."""
@@ -268,7 +272,7 @@ def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(survivor: Deploy
     assert client.get_model_version_by_alias(model.name, "champion")
     link = json.loads((survivor.job / "summary.json").read_text())["tracking"]
     assert link.startswith(survivor.up()["pages"]["mlflow"])
-    asyncio.run(see_charts(link, tmp_path))
+    asyncio.run(see_charts(survivor.with_key(link), tmp_path))
 
 
 async def see_charts(link: str, folder: Path) -> None:
@@ -295,7 +299,7 @@ def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders:
     title, job = "Trinity-Flows/mine", deployed.root / "checkpoints/Trinity-Flows/mine"
 
     async def visit() -> int:
-        async with person_at(deployed.up()["pages"]["studio"], tmp_path) as person:
+        async with person_at(deployed.with_key(deployed.up()["pages"]["studio"]), tmp_path) as person:
             await person.choose_file("recipe.yaml", recipe.split("\n")[0])
             await person.fill("name", "mine")
             await person.fill("checkpoint_root_dir", "checkpoints")

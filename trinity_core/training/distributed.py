@@ -130,13 +130,17 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
 
 
 def _rendezvous_store(rank: int, world_size: int, address: str, port: int) -> torch.distributed.Store:
-    """Return torch's store, served by rank 0 on `address` only: by default it listens on every interface."""
-    from torch.distributed import TCPStore
+    """Return torch's store, served by rank 0 on `address` only: by default it listens on every interface. A single
+    rank has one in its own memory, which no other account can write to."""
+    from torch.distributed import HashStore, TCPStore
 
-    listener = None
-    if rank == 0:
-        listener = (_listeners.pop((address, port), None) or socket.create_server((address, port))).detach()
-    return TCPStore(address, port, world_size, rank == 0, RENDEZVOUS_TIMEOUT, master_listen_fd=listener)
+    listener = _listeners.pop((address, port), None)
+    if world_size == 1:
+        if listener:
+            listener.close()
+        return HashStore()
+    descriptor = (listener or socket.create_server((address, port))).detach() if rank == 0 else None
+    return TCPStore(address, port, world_size, rank == 0, RENDEZVOUS_TIMEOUT, master_listen_fd=descriptor)
 
 
 def broadcast_bytes(blob: bytes | None, ranks: Ranks) -> bytes:
