@@ -6,6 +6,7 @@ is a run from a script or a notebook (docs/python.md). Importing this package is
 mlflow and prefect are imported where they are used.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["TrainResult", "train"]
+QUIET = {
+    "DO_NOT_TRACK": "1",  # Prefect's clients, vLLM, Hugging Face
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "STREAMLIT_BROWSER_GATHER_USAGE_STATS": "false",
+}
+"""No process of ours reports to the makers of the packages that it uses, unless the user has set these otherwise. They
+are set here because every process imports this package first, and the packages read them when they are imported."""
+for name, value in QUIET.items():
+    os.environ.setdefault(name, value)
 
 
 def __getattr__(name: str) -> Any:

@@ -144,19 +144,15 @@ class UpState:
 def prefect_environment(root: Path | None = None) -> dict[str, str]:
     """Return environment variables for every process that we start on this machine; the user's own values win.
 
-    They contain settings of Prefect, MLflow and Ray, and NO_PROXY for this machine.
+    They contain settings of Prefect, and NO_PROXY for this machine.
     """
     ours = {
         "PREFECT_HOME": str(state_dir(root) / "prefect"),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # messages logged before a flow begins
         "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": json.dumps(EVENT_SECONDS),
         # Leases in memory would end with the server, and Prefect ends runs of a deployment that has lost its lease.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_SERVER_MEMO_STORE_PATH": str(state_dir(root) / "prefect" / "memo_store.toml"),
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "RAY_USAGE_STATS_ENABLED": "0",
     }
     return {name: os.environ.get(name, value) for name, value in ours.items()} | _without_proxy()
 

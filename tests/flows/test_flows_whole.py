@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ from chaos.pipeline import SAVE_INTERVAL, STEPS, WARM_UP_STEPS, pipeline
 from ports import free_port
 from studio_browser import opened, person_at
 
+from trinity_core import QUIET
 from trinity_core.checkpoints.convert import convert_all
 from trinity_core.checkpoints.huggingface import tensors_sha256
 from trinity_core.checkpoints.resume import latest_whole
@@ -41,6 +43,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1400)]
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
+RECORDER = Path(__file__).parent / "recorder"
 KILLED_AT = SAVE_INTERVAL + 1
 SETTINGS = ("monitor.monitor_type=mlflow", "explorer.eval_on_startup=false")
 RAY_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
@@ -149,7 +152,10 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
     """A folder in which `trinity up` has been called. Nothing of it is left afterwards."""
     root = tmp_path_factory.mktemp("deployed")
     with pipeline(root, tiny_folders, *SETTINGS, kind=Deployed) as here:
-        here.environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        loud = {name for name in os.environ if name.startswith("PREFECT_")} | {*QUIET, "CI", "PYTEST_CURRENT_TEST"}
+        here.environment = {name: value for name, value in os.environ.items() if name not in loud}
+        here.environment |= {"PYTHONPATH": f"{RECORDER}:{os.environ.get('PYTHONPATH', '')}"}
+        here.environment |= {"RECORDED_ADDRESSES": str(root / "addresses")}
         (root / "prefect.yaml").symlink_to(ROOT / "prefect.yaml")
         here.ports = [
             word for name in ("port", "mlflow-port", "studio-port") for word in (f"--{name}", str(free_port()))
@@ -161,6 +167,18 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
         here.call("trinity", "down")
         assert not psutil.wait_procs(family, timeout=60)[1]
         assert not [*(root / "checkpoints").glob("*_page.json")], "nobody looks for a page that is not served"
+
+
+def test_no_process_calls_out(survivor: Deployed) -> None:
+    """A server of each kind and all processes of runs, with packages that would report to their makers."""
+    recorded = {*(survivor.root / "addresses").read_text().split()}
+    ours = {"localhost", "::1", "::", "", "None", socket.gethostname(), *psutil_addresses()}
+    assert "127.0.0.1" in recorded
+    assert not {address for address in recorded if address not in ours and not address.startswith(("127.", "0.0.0.0"))}
+
+
+def psutil_addresses() -> set[str]:
+    return {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
 
 
 def test_every_flow_of_the_project_is_deployed(deployed: Deployed) -> None:

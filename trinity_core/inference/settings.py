@@ -113,7 +113,7 @@ class EngineSettings:
 
     def environment(self) -> dict[str, str]:
         """Return environment variables to set before the engine's process starts: they are read at import."""
-        quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
         if self.on_gpu:
             # vLLM would import flashinfer for a sampler that never serves seeded or greedy requests with log-probs.
             quiet["VLLM_USE_FLASHINFER_SAMPLER"] = "0"

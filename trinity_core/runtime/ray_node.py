@@ -88,7 +88,6 @@ def start_ray(namespace: str, cpus: int, gpus: int) -> None:
 
     Raises Ray's error after three attempts whose node was not up in time.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(AGENT_SECONDS * 1000))
     # Prestarted workers cannot become our actors, which have their own environment.

@@ -42,8 +42,6 @@ PORT_SECONDS = 60.0
 """Time for a port to become free: workers outlive a killed raylet by half a minute and more."""
 EVERYWHERE = "::"
 """All addresses of this machine, including IPv4."""
-QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
-"""Read by vLLM when it is imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +135,7 @@ class ApiServer:
     # ---- in the server's thread ----
 
     async def _serve(self, there: asyncio.AbstractEventLoop, started: Future[None]) -> None:
-        for name, value in QUIET.items():
-            os.environ.setdefault(name, value)
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # read by vLLM when it is imported
         from uvicorn import Config, Server
 
         from trinity_core.inference.openai_api.request_limits import ClientConnection
