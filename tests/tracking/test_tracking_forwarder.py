@@ -27,8 +27,8 @@ from trinity_core.tracking.forwarder import (
     open_writer,
     run_note,
 )
-from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, rewind
-from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
+from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
+from trinity_core.tracking.mlflow_writer import close_parent, describe_runs, keep_parent_open
 from trinity_core.tracking.rollouts import SampledRollout, rollout_files, save_rollouts, traces_dir
 from trinity_core.tracking.scores import latest_scores
 from trinity_core.tracking.writers import MONITORS, RunInfo, RunOutcome, Writer, full_names
@@ -570,6 +570,97 @@ def test_truncated_run_note_starts_a_new_run(root: Path, left: str) -> None:
     begun = json.loads(note.read_text())["run_id"]
     open_writer("mlflow", info, root).close(RunOutcome.FINISHED)
     assert json.loads(note.read_text())["run_id"] == begun
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_a_moved_root_keeps_its_runs_and_their_artifacts(tmp_path: Path, how: str) -> None:
+    """With everything in it: database, artifacts, runs. Nothing is written to the old place any more."""
+    from mlflow.tracking._tracking_service import utils
+
+    old, new = tmp_path / "old root", tmp_path / "elsewhere/new root"
+
+    def track(root: Path, step: int) -> Any:
+        utils._artifact_repos_cache.clear()  # of another process
+        info = RunInfo("p", "n", root / "p" / "n", identity="a", parent_dir=root / "p" / "whole")
+        writer: Any = open_writer("mlflow", info, root)
+        writer.log([MetricLine(step, "trainer", 0.0, {"actor/loss": 1.0})])
+        save_checkpoint(info.job_dir, step)
+        writer.checkpoint(step, info.job_dir / f"global_step_{step}")
+        (root / f"{step}.txt").write_text("x")
+        writer.artifact(root / f"{step}.txt")
+        writer.traces("explorer", step, [SampledRollout("2 + 2?", "4", 1.0, {}, "4", 7)], 0)
+        writer.close(RunOutcome.FINISHED)
+        return writer.run_id
+
+    first = track(old, 1)
+    new.parent.mkdir()
+    if how == "moved":
+        old.rename(new)
+    else:
+        shutil.copytree(old, new)
+    before = {path: path.stat().st_mtime_ns for path in old.rglob("*")}
+    describe_runs(new)
+    assert track(new, 2) == first
+    assert {path: path.stat().st_mtime_ns for path in old.rglob("*")} == before
+    client = mlflow_client(new)
+    [experiment] = [one for one in client.search_experiments() if one.name == "p"]
+    run = client.get_run(first)
+    assert sorted(file.path for file in client.list_artifacts(first)) == ["1.txt", "2.txt"]
+    assert experiment.artifact_location == (new / "mlflow_artifacts").as_uri()
+    assert run.data.tags["job_dir"] == str(new / "p/n") and len(client.search_runs([experiment.experiment_id])) == 2
+    sources = {version.source for version in client.search_model_versions()}
+    assert sources == {(new / f"p/n/global_step_{step}").as_uri() for step in (1, 2)}
+    assert run_note(new / "p/n")["uri"] == run_note(new / "p/whole")["uri"] == f"sqlite:///{new}/mlflow.db"
+    assert {point.step for point in client.get_metric_history(first, "actor/loss")} == {1, 2}
+
+
+@pytest.mark.slow
+def test_a_root_that_uses_the_store_of_another_one_keeps_its_artifacts(tmp_path: Path) -> None:
+    shared, guest = tmp_path / "shared", tmp_path / "guest"
+    args = {"uri": f"sqlite:///{shared}/mlflow.db"}
+    for root, project, more in ((shared, "own", {}), (guest, "guest", args), (shared, "own", {})):
+        open_writer("mlflow", RunInfo(project, "n", root / project / "n", args=more), root).close(RunOutcome.FINISHED)
+    places = {one.name: one.artifact_location for one in mlflow_client(shared).search_experiments()}
+    assert places["guest"] == (guest / "mlflow_artifacts").as_uri()
+
+
+def test_mlflow_keeps_metrics_apart_whose_names_its_rules_make_equal(root: Path) -> None:
+    """As settings are, by a number: that of the first one in the file, also for a later writer, which sees the others
+    alone."""
+    names = ["a?", "a!", "a b/c/accuracy", "a b c/accuracy", "pass@4", "pass_at_4"]
+    info = RunInfo("p", "n", root / "p" / "n")
+    file, writer = MetricsFile(info.job_dir, "eval"), open_writer("mlflow", info, root)
+    for step, order in enumerate((names, names[::-1])):
+        file.write(step, {f"eval/{name}": names.index(name) for name in order})
+        writer.log(read_metrics(info.job_dir)[step:])
+        writer.close(RunOutcome.FINISHED)
+        writer = open_writer("mlflow", info, root)
+    logged = mlflow_client(root).get_run(writer.run_id).data.metrics  # type: ignore[attr-defined]
+    assert {name: value for name, value in logged.items() if name.startswith("eval/")} == {
+        "eval/a_": 0, "eval/a__2": 1, "eval/a b/c/accuracy": 2, "eval/a b c/accuracy": 3, "eval/pass_at_4": 4,
+        "eval/pass_at_4_2": 5,
+    }  # fmt: skip
+
+
+def test_variables_of_a_job_around_the_run_do_not_divert_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_ACTIVE_MODEL_ID", "_MLFLOW_ACTIVE_MODEL_ID")
+    for number, name in enumerate(ids):
+        monkeypatch.setenv(name, f"{number}" * 32)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of another job")
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    info = RunInfo("p", "n", root / "p" / "n")
+    writer: Any = open_writer("mlflow", info, root)
+    writer.log([MetricLine(1, "trainer", 0.0, {"actor/loss": 1.0})])
+    save_checkpoint(info.job_dir, 1)
+    writer.checkpoint(1, info.job_dir / "global_step_1")
+    assert writer.score(1, 0.5)
+    writer.close(RunOutcome.FINISHED)
+    client = mlflow_client(root)
+    run = client.get_run(writer.run_id)
+    assert run.data.metrics["actor/loss"] == 1.0 and client.get_experiment(run.info.experiment_id).name == "p"
+    assert {one.name for one in client.search_experiments()} == {"Default", "p"}
 
 
 @pytest.mark.slow

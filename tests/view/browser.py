@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import base64
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -254,8 +255,10 @@ async def opened(
     """A page in a tab of its own; skipped where there is no Chromium.
 
     One of ours may say nothing in the browser's console, where requests that fail stand too. What it shows when an
-    assertion fails is in `folder`, as `failed.png`.
+    assertion fails is in `folder`, as `failed.png`. The browser enters a key in the address (`//user:password@`), and
+    then leaves it out of the address, with which scripts could send no requests.
     """
+    plain = re.sub(r"//[^/@]*@", "//", address)
     async with aiohttp.ClientSession() as session, asyncio.timeout(most_seconds):
         devtools = await browser().address()
         async with session.put(f"{devtools}/json/new?about:blank") as answer:
@@ -263,10 +266,12 @@ async def opened(
         try:
             async with session.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
                 page = Page(socket)
+                if plain != address:
+                    await page.call("Page.navigate", url=address)
                 for domain in ("Page", "Runtime", "Log"):
                     await page.call(f"{domain}.enable")
                 await page.call("Page.bringToFront")
-                await page.call("Page.navigate", url=address)
+                await page.call("Page.navigate", url=plain)
                 try:
                     yield page
                     await page.value("true")  # hear what was said until now

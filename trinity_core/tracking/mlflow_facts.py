@@ -6,9 +6,10 @@ import json
 import re
 import shlex
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
+from itertools import count
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,17 +120,36 @@ def parameters(config: Mapping[str, Any]) -> dict[str, str]:
     """Return a configuration's settings by names that MLflow allows; name collisions are numbered."""
     params: dict[str, str] = {}
     for name, value in flatten(config).items():
-        unique, number = allowed_name(name), 1
-        while unique in params:
-            number += 1
-            unique = allowed_name(f"{name}_{number}")
-        params[unique] = value
+        params[_numbered(name, params)] = value
     return params
 
 
-def names_of(name: str) -> list[str]:
-    """Return a metric's names in MLflow: the most important ones also appear in the first group of charts."""
-    return [name, f"{FIRST}/{name.replace('/', ' ')}"] if name.endswith(FIRST_ENDINGS) else [name]
+def _numbered(name: str, taken: Container[str]) -> str:
+    """Return the allowed name, with a number if another one has taken it."""
+    names = (allowed_name(name if number == 1 else f"{name}_{number}") for number in count(1))
+    return next(unique for unique in names if unique not in taken)
+
+
+class MetricNames:
+    """The names of a run's metrics in MLflow, distinct where the metrics are. Of names that MLflow's rules make equal,
+    the first one in the run's metrics file keeps the plain name, whoever asks."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """`names`: those in the metrics file, in its order."""
+        self._names: dict[str, list[str]] = {}
+        self._taken: set[str] = set()
+        for name in names:
+            self.of(name)
+
+    def of(self, name: str) -> list[str]:
+        """Return a metric's names: the most important metrics also appear in the first group of charts."""
+        if name not in self._names:
+            own = _numbered(name, self._taken)
+            first = f"{FIRST}/{own.replace('/', ' ')}"
+            is_first = allowed_name(name).endswith(FIRST_ENDINGS) and first not in self._taken
+            self._names[name] = [own, first] if is_first else [own]
+            self._taken.update(self._names[name])
+        return self._names[name]
 
 
 KINDS = {"assistant": "CHAT_MODEL", "tool": "TOOL"}

@@ -26,19 +26,20 @@ from trinity_core.config.secrets import without_password
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import networked, private_file, private_folder, read_json, write_json
 from trinity_core.runlock import one_at_a_time
-from trinity_core.tracking.metrics_file import MetricLine
+from trinity_core.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.tracking.mlflow_facts import (
     DESCRIPTION,
     LONGEST_KEY,
     LONGEST_MODEL,
+    MetricNames,
     allowed_name,
     dataset_inputs,
     description,
     experiment_description,
-    names_of,
     parameters,
     shortened,
 )
+from trinity_core.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root
 from trinity_core.tracking.writers import (
     MONITORS,
     RunInfo,
@@ -75,10 +76,6 @@ _held: set[Path] = set()
 """Job dirs of the pipelines running in this process."""
 
 
-def default_uri(checkpoint_root_dir: Path | str) -> str:
-    return f"sqlite:///{Path(checkpoint_root_dir).absolute()}/mlflow.db"
-
-
 def fault_of(uri: str | None, checkpoint_root_dir: Path | str) -> str:
     """Return why this store (None: the one next to the checkpoints) must not be used, or ""."""
     file = _database(uri or default_uri(checkpoint_root_dir))
@@ -95,10 +92,6 @@ def _database(uri: str) -> Path | None:
     """Return the file of a SQLite store."""
     found = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri)
     return Path(found[1]) if found else None
-
-
-def artifact_folder(checkpoint_root_dir: Path) -> Path:
-    return checkpoint_root_dir.absolute() / "mlflow_artifacts"
 
 
 def serve_command(uri: str, checkpoint_root_dir: Path) -> list[str]:
@@ -144,6 +137,7 @@ class MlflowWriter(Writer):
         """Identifies this writer in the notes of runs that it opened last; it is the one to end them."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
+        self._metric_names = MetricNames(name for line in read_metrics(info.job_dir) for name in full_names(line))
         self._system = self._watch_machine() if info.job_dir in self._begun else None
 
     @property
@@ -166,7 +160,7 @@ class MlflowWriter(Writer):
             for line in lines
             for full_name, value in full_names(line).items()
             if math.isfinite(value)
-            for name in names_of(allowed_name(full_name))
+            for name in self._metric_names.of(full_name)
         )
         while batch := list(islice(metrics, BATCH)):
             self._client.log_batch(self.run_id, metrics=batch)
@@ -301,7 +295,8 @@ class MlflowWriter(Writer):
     def _open_run_locked(self, job_dir: Path, name: str, parent: str | None) -> str:
         kept = _noted(job_dir)
         is_own = job_dir != self._info.job_dir or self._info.is_own(kept)
-        if is_own and kept.get("uri") == self.uri and _has_run(self._client, job_dir, kept["run_id"]):
+        if is_own and kept.get("run_id") and _has_run(self._client, job_dir, kept["run_id"]):
+            kept = _kept_at(self.uri, job_dir, kept)
             self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
             if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
@@ -380,7 +375,7 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
     """Write the addresses of `trinity up` into the default store: descriptions of runs and experiments."""
     uri = default_uri(checkpoint_root_dir)
     job_dirs = [note.parent.parent for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")]
-    kept = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("uri") == uri}
+    kept = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("run_id")}
     if not kept or fault_of(uri, checkpoint_root_dir):
         return
     try:
@@ -388,6 +383,7 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
         experiments = {}
         for job_dir, note in kept.items():
             if _has_run(client, job_dir, note["run_id"]):
+                _kept_at(uri, job_dir, note)
                 client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
                 experiments[note["experiment_id"]] = job_dir.parent
         for number, project_dir in experiments.items():
@@ -412,7 +408,7 @@ def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = (
     if not (kept := _noted(job_dir)):
         return
     try:
-        client = open_client(kept["uri"], None, None, job_dir)
+        client = open_client(kept["uri"], None, None, job_dir.parent.parent)
         for stage, score in enumerate(scores):
             client.log_metric(kept["run_id"], "eval/score", score, step=stage)
         client.set_terminated(kept["run_id"], STATUS[outcome])
@@ -454,6 +450,14 @@ def _noted(job_dir: Path) -> dict[str, Any]:
     return read_json(_note(job_dir)) or {}
 
 
+def _kept_at(uri: str, job_dir: Path, note: dict[str, Any]) -> dict[str, Any]:
+    """Return the note of a run that is in the store at `uri`: the store may have been moved since."""
+    if note.get("uri") != uri:
+        note = note | {"uri": uri}
+        write_json(_note(job_dir), note, mode=0o600)
+    return note
+
+
 def open_client(uri: str, username: str | None, password: str | None, root: Path) -> MlflowClient:
     """Return a client. A new SQLite store is created under a lock in `root`, because several runs may open it at once.
 
@@ -462,6 +466,8 @@ def open_client(uri: str, username: str | None, password: str | None, root: Path
     for value, variable in ((username, "MLFLOW_TRACKING_USERNAME"), (password, "MLFLOW_TRACKING_PASSWORD")):
         if value:
             os.environ[variable] = value
+    for variable in ("MLFLOW_ACTIVE_MODEL_ID", "_MLFLOW_ACTIVE_MODEL_ID"):
+        os.environ.pop(variable, None)  # of a job around this one: MLflow would count our metrics as that model's
     for setting, value in HTTP.items():
         os.environ.setdefault(setting, value)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -476,6 +482,8 @@ def open_client(uri: str, username: str | None, password: str | None, root: Path
                     private_file(file)
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
+            if uri == default_uri(root):
+                follow_moved_root(root.absolute())
     except MlflowException as error:
         reason = without_password(f"MLflow does not open at {uri}: {error}".rstrip(". "))
         raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.", key="monitor.monitor_args.uri") from None

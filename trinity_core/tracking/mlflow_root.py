@@ -1,0 +1,52 @@
+"""MLflow's default store, which stands in a checkpoint root and follows it when it is moved."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import unquote
+
+WAIT_SECONDS = 60.0
+"""Time for another process to finish writing to the store."""
+ADDRESSES = {
+    "experiments": ("artifact_location",),
+    "runs": ("artifact_uri",),
+    "logged_models": ("artifact_location",),
+    "logged_model_params": ("param_value",),
+    "model_versions": ("source", "storage_location"),
+    "trace_tags": ("value",),
+    "tags": ("value",),
+}
+"""Tables of MLflow's store and their columns with addresses and paths, all of them absolute."""
+
+
+def follow_moved_root(root: Path) -> None:
+    """Make the default store of a checkpoint root that was moved or copied name the folders in its new place.
+
+    A root that stands where it did, and has no database of its own, uses this store by its `monitor_args.uri`.
+    """
+    with closing(sqlite3.connect(root / "mlflow.db", timeout=WAIT_SECONDS)) as database, database:
+        locations = [location for (location,) in database.execute("SELECT artifact_location FROM experiments")]
+        found = {match[1] for location in locations if (match := re.match(r"file://(.+)/mlflow_artifacts\b", location))}
+        for quoted in found - {root.as_uri().removeprefix("file://")}:
+            old = Path(unquote(quoted))
+            if artifact_folder(old).exists() and not (old / "mlflow.db").exists():
+                continue
+            for before, after in ((f"file://{quoted}/", f"{root.as_uri()}/"), (f"{old}/", f"{root}/")):
+                for table, columns in ADDRESSES.items():
+                    for column in columns:
+                        database.execute(
+                            f"UPDATE {table} SET {column} = :after || substr({column}, :length + 1) "  # noqa: S608
+                            f"WHERE substr({column}, 1, :length) = :before",
+                            {"before": before, "after": after, "length": len(before)},
+                        )
+
+
+def default_uri(checkpoint_root_dir: Path | str) -> str:
+    return f"sqlite:///{Path(checkpoint_root_dir).absolute()}/mlflow.db"
+
+
+def artifact_folder(checkpoint_root_dir: Path) -> Path:
+    return checkpoint_root_dir.absolute() / "mlflow_artifacts"
