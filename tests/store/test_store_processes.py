@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -20,6 +21,7 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 from store_helpers import ids, make_rows
 from store_writers import STEPS, explore, fill_up, stop_in_mid_transaction
 
+from trinity_core import waits
 from trinity_core.config.paths import database_url
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.store import backend, ledger, members, postgresql, sqlite
@@ -152,6 +154,30 @@ def test_blocked_flush_is_a_transient_fault(tmp_path, monkeypatch):
             store.flush()
         other.execute("ROLLBACK")
         store.flush()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_stopped_writer_is_waited_for_and_named(tmp_path, monkeypatch, caplog, ends):
+    """It holds SQLite's lock until it goes on, or is gone."""
+    monkeypatch.setattr(sqlite, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(waits, "FIRST_SECONDS", 0.1)
+    url = f"sqlite:///{tmp_path}/s.db"
+    with ExperienceStore.open(url, "/jobs/held", patience=300 if ends else 1) as store:
+        stopped = PROCESSES.Process(target=stop_in_mid_transaction, args=(url, 60.0))
+        stopped.start()
+        try:
+            while psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
+                time.sleep(0.01)
+            if ends:
+                threading.Timer(2.0, os.kill, (stopped.pid, signal.SIGCONT)).start()
+                assert store.put("e", 1, {}, make_rows(1), 0)
+            else:
+                with pytest.raises(TransientFault, match=f"process {stopped.pid} .*stopped"):
+                    store.put("e", 1, {}, make_rows(1), 0)
+        finally:
+            stopped.kill()
+            stopped.join()
+    assert f"process {stopped.pid} " in caplog.text and f"kill -CONT {stopped.pid}" in caplog.text
 
 
 def test_postgresql_does_not_wait_for_a_stopped_writer(postgresql_url, monkeypatch):

@@ -30,6 +30,9 @@ class StoreBackend(ABC):
     """True if all processes of a run must be on one machine."""
     connections_last: ClassVar[bool] = False
     """True if only this process closes connections, so that they need no test before each use."""
+    patience: float | None = None
+    """Seconds that a writer waits for one that holds a lock which the database itself never takes away; None:
+    `BUSY_TIMEOUT`."""
     snapshot: ClassVar[Mapping[str, Any]] = {}
     """Execution options for a read transaction that sees one consistent snapshot despite concurrent commits."""
 

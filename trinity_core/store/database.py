@@ -21,7 +21,7 @@ from trinity_core.config.secrets import without_password
 from trinity_core.errors import DataError, TransientFault, TrinityError, on_failure
 from trinity_core.files import when_room
 from trinity_core.processes import BOOT_ID
-from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend, backend_of
+from trinity_core.store.backend import StoreBackend, backend_of
 from trinity_core.store.schema import BOOT, META_TABLE, SCHEMA_VERSION, Tables, statements
 from trinity_core.waits import retry
 
@@ -78,7 +78,7 @@ def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception 
     if kinds & {"IntegrityError", "ProgrammingError"}:
         return None
     if "locked" in text or "lock timeout" in text:
-        return TransientFault(f"the experience store {where} was locked for {BUSY_TIMEOUT:g} s: {text}")
+        return TransientFault(f"the experience store {where} was locked for too long: {text}")
     if "idle-in-transaction" in text:
         return StoreAway(
             f"the experience store {where} ended a transaction that stood still (this process was stopped, or the "
@@ -146,8 +146,11 @@ def again_if_away(method: F) -> F:
 class Database:
     """Connections to the tables of one run. Safe for threads and processes; reopen it after a fork."""
 
-    def __init__(self, url: str, tables: Tables, namespace: str, read_only: bool = False) -> None:
+    def __init__(
+        self, url: str, tables: Tables, namespace: str, read_only: bool = False, patience: float | None = None
+    ) -> None:
         self.url, self._backend, self._engine = _connect(url, read_only)
+        self._backend.patience = patience
         self._snapshots = self._engine.execution_options(**self._backend.snapshot)
         self._errors: tuple[type[Exception], ...] = (DatabaseError, *self._backend.driver_errors)
         self.tables = tables

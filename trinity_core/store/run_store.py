@@ -46,7 +46,7 @@ def open_run_store(config: Config) -> ExperienceStore:
     """Open the store of a configuration's run, creating it and the run's folder if needed."""
     namespace = identify(config).namespace
     config.layout.create()
-    return ExperienceStore.open(store_url(config), namespace)
+    return ExperienceStore.open(store_url(config), namespace, config.synchronizer.sync_timeout)
 
 
 @contextmanager

@@ -8,22 +8,32 @@ process loses nothing that was committed.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import ClassVar
 from urllib.parse import quote
 
+import psutil
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
 
+from trinity_core.addresses import in_words
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import clear_errors, is_full, networked, private_file, private_folder
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend
+from trinity_core.waits import Reminder, poll
+
+log = logging.getLogger(__name__)
 
 PATH_KEY = "buffer.trainer_input.experience_buffer.path"
+LOOK_SECONDS = 10.0
+"""Time that SQLite itself waits for a lock; then the holder is named, and the wait goes on."""
+WRITE_LOCK = 120
+"""The byte of the shared-memory index that a writer locks (sqlite.org/walformat.html)."""
 PROBE_BYTES = 1 << 16
 """More than SQLite writes at once."""
 
@@ -53,7 +63,8 @@ class SQLite(StoreBackend):
         with clear_errors("making", Path(url.database).parent):
             private_folder(Path(url.database).parent)
             private_file(Path(url.database))
-        engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
+        timeout = min(BUSY_TIMEOUT, LOOK_SECONDS)
+        engine = create_engine(url, connect_args={"timeout": timeout, "isolation_level": None})
 
         @event.listens_for(engine, "connect")
         def _(connection, record) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
@@ -68,10 +79,26 @@ class SQLite(StoreBackend):
 
     def begin_writing(self, connection: Connection, tick: Callable[[Connection], object]) -> None:
         """SQLite has a lock for writers, and counts changes itself (`watch`)."""
-        _driver(connection).execute("BEGIN IMMEDIATE")  # a reader that becomes a writer may be refused at once
+        self._begin_immediate(connection)  # a reader that becomes a writer may be refused at once
 
     def lock_schema(self, connection: Connection) -> None:
-        _driver(connection).execute("BEGIN IMMEDIATE")
+        self._begin_immediate(connection)
+
+    def _begin_immediate(self, connection: Connection) -> None:
+        """Become the only writer. A process that was stopped within its transaction keeps others from it."""
+        limit, reminder = BUSY_TIMEOUT if self.patience is None else self.patience, Reminder()
+        for elapsed in poll(limit):
+            try:
+                _driver(connection).execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error):
+                    raise
+                path = Path(connection.engine.url.database or "")
+                holder = lock_holder(path)
+            if reminder.due(elapsed + LOOK_SECONDS):
+                log.warning("waits up to %g s for the experience store %s, which %s has locked", limit, path, holder)
+        raise sqlite3.OperationalError(f"database is locked, for {limit:g} s, by {holder}")
 
     def fault(self, url: URL) -> str:
         """On a network file system, each machine would have its own copy of WAL's shared-memory index."""
@@ -120,11 +147,28 @@ class SQLite(StoreBackend):
             driver = _driver(connection)
             driver.execute("PRAGMA synchronous=FULL")
             try:
-                driver.execute("BEGIN IMMEDIATE")
+                self._begin_immediate(connection)
                 driver.execute(f"UPDATE {meta.name} SET clock = clock + 1")  # noqa: S608 - our own name
                 driver.execute("COMMIT")
             finally:
                 driver.execute("PRAGMA synchronous=NORMAL")
+
+
+def lock_holder(path: Path) -> str:
+    """Name the process that writes to a SQLite file in WAL mode, and say so if it is stopped."""
+    try:
+        inode = Path(f"{path}-shm").stat().st_ino
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" not in line]
+    except OSError:
+        return in_words(None)
+    for _, kind, _, access, pid, file, first, last in locks:
+        is_ours = (kind, access) == ("POSIX", "WRITE") and file.endswith(f":{inode}") and int(pid) > 0
+        if is_ours and int(first) <= WRITE_LOCK and (last == "EOF" or int(last) >= WRITE_LOCK):
+            with suppress(psutil.Error):
+                process = psutil.Process(int(pid))
+                stopped = process.status() == psutil.STATUS_STOPPED
+                return in_words(process) + (f", which is stopped (`kill -CONT {pid}` continues it)," if stopped else "")
+    return in_words(None)
 
 
 def _driver(connection: Connection) -> sqlite3.Connection:

@@ -67,14 +67,15 @@ class ExperienceStore:
         self._lineages: dict[str, int] = {}
 
     @classmethod
-    def open(cls, url: str | Path, namespace: str = "") -> ExperienceStore:
+    def open(cls, url: str | Path, namespace: str = "", patience: float | None = None) -> ExperienceStore:
         """Open or create the store at a SQLAlchemy `url` (or the path of a SQLite file).
 
-        `namespace` separates runs that share a database; `open_run_store` knows a run's namespace.
+        `namespace` separates runs that share a database; `open_run_store` knows a run's namespace. `patience` as in
+        `StoreBackend`.
         """
         if isinstance(url, Path) or "://" not in url:
             url = f"sqlite:///{url}"
-        return cls(Database(url, tables(namespace), namespace))
+        return cls(Database(url, tables(namespace), namespace, patience=patience))
 
     def close(self) -> None:
         self._database.close()
