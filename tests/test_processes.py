@@ -6,11 +6,13 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-from trinity_core.processes import end, families, start_mark, still_running, still_runs, stop
+from trinity_core.processes import LEAST_FILES, end, families, start_mark, still_running, still_runs, stop
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
@@ -105,3 +107,57 @@ def test_a_process_is_known_after_the_clock_was_set(monkeypatch: pytest.MonkeyPa
 def test_a_record_of_an_older_release_is_known_by_its_start() -> None:
     started = psutil.Process().create_time()
     assert still_runs(os.getpid(), started) and not still_runs(os.getpid(), started - 2)
+
+
+LIMITED = """
+import os, resource, runpy, sys
+from trinity_core import processes
+limit, value, *sys.argv = sys.argv[1:]
+value = int(value)
+resource.setrlimit(getattr(resource, limit), (value, value))
+if limit == "RLIMIT_NPROC":  # which root may exceed
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+    processes.require_limits()
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+ENTRANCES = ("flows.cli run", "flows.cli up", "trinity_core.runtime.run", "train")
+AS_ANOTHER = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "named", "entrance"),
+    [
+        *(("RLIMIT_NOFILE", 64, "ulimit -n", entrance) for entrance in ENTRANCES),
+        *(("RLIMIT_FSIZE", 2 << 20, "ulimit -f", entrance) for entrance in ENTRANCES),
+        pytest.param("RLIMIT_NPROC", 60, "ulimit -u", "train", marks=AS_ANOTHER),
+    ],
+)
+def test_a_low_limit_is_named_before_anything_starts(
+    limit: str, value: int, named: str, entrance: str, tmp_path: Path
+) -> None:
+    (tmp_path / "prefect.yaml").touch()
+    (tmp_path / "call.py").write_text(
+        "from trinity_core import train\ntrain('model', [{'prompt': 'a'}], [len], output_dir='out')\n"
+    )
+    module, *rest = ("call" if entrance == "train" else entrance).split()
+    rest += [] if entrance in ("train", "flows.cli up") else ["--config", "run.yaml"]
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, limit, str(value), module, *rest],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{Path(__file__).parent.parent}:{tmp_path}"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0 and named in done.stderr.splitlines()[-1], done.stderr
+    assert not (tmp_path / ".trinity").exists() and not (tmp_path / "checkpoints").exists()
+    assert time.monotonic() - begun < 60
+
+
+def test_a_soft_limit_of_open_files_is_raised() -> None:
+    script = (
+        "import resource as r; from trinity_core.processes import *; r.setrlimit(r.RLIMIT_NOFILE, (64, 4096)); "
+        "require_limits(); print(r.getrlimit(r.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == LEAST_FILES

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from trinity_core.errors import TrinityError
 from trinity_core.waits import poll
 
 PR_SET_PDEATHSIG = 1
@@ -78,6 +79,48 @@ def allow_open_files() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(ValueError, OSError):  # a system may allow less than the limit says
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+LEAST_FILES, LEAST_THREADS, LEAST_FILE_BYTES = 512, 512, 1 << 30
+"""What a small run takes: open files of one process (Ray's raylet has most), threads of all processes, the largest file
+(Ray's object store)."""
+
+
+def require_limits() -> None:
+    """Raise TrinityError if a limit of the shell that started us is too low for any run, which would hang or end in a
+    library's traceback. A soft limit of open files is raised if it may be."""
+    limits = {
+        name: [limit if limit != resource.RLIM_INFINITY else sys.maxsize for limit in resource.getrlimit(name)]
+        for name in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE)
+    }
+    files, most_files = limits[resource.RLIMIT_NOFILE]
+    if files < LEAST_FILES <= most_files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    faults = []
+    if most_files < LEAST_FILES:
+        faults.append(f"a process may open {most_files} files (`ulimit -n`), and a run needs {LEAST_FILES}")
+    if os.geteuid() != 0:  # root may exceed it
+        threads = limits[resource.RLIMIT_NPROC][0]
+        free = threads - (_own_threads() if threads < 64 * LEAST_THREADS else 0)
+        if free < LEAST_THREADS:
+            faults.append(
+                f"this user may start {max(free, 0)} more of {threads} processes and threads (`ulimit -u`), and a run "
+                f"needs {LEAST_THREADS}"
+            )
+    size = limits[resource.RLIMIT_FSIZE][0]
+    if size < LEAST_FILE_BYTES:
+        faults.append(f"a file may have {size:,} bytes (`ulimit -f`), and a run needs {LEAST_FILE_BYTES:,}")
+    if faults:
+        raise TrinityError(f"{'; '.join(faults)}. Raise the limit in this shell, or with its administrator.")
+
+
+def _own_threads() -> int:
+    """Return the number of threads of this user's processes."""
+    count = 0
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            count += process.num_threads() if process.uids().real == os.getuid() else 0
+    return count
 
 
 def cores(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:

@@ -45,6 +45,7 @@ from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_atomically
 from trinity_core.gate import key_file, server_key, state_dir
+from trinity_core.processes import require_limits
 from trinity_core.waits import poll
 
 SETTINGS_FILE = "prefect.toml"
@@ -69,6 +70,7 @@ def up(
     A killed run is restarted, at most `restarts` times an hour. If a page cannot be served, `say` a warning and
     continue. Waits for another `up` or `down` in this folder.
     """
+    require_limits()
     with _alone(root):
         return _up(root, port, say, restarts, pages)
 

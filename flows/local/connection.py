@@ -21,6 +21,7 @@ from trinity_core.config import Config, stages
 from trinity_core.config.secrets import without_password
 from trinity_core.errors import TrinityError
 from trinity_core.gate import server_key
+from trinity_core.processes import require_limits
 from trinity_core.program import TERMINATED, ending_on_sigterm
 from trinity_core.runtime.verdicts import asks_person
 
@@ -54,6 +55,7 @@ class PrefectConnection:
         self._runs: list[Config] = []
 
     def __enter__(self) -> PrefectConnection:
+        require_limits()
         self._open.enter_context(ending_on_sigterm())
         os.environ.update(prefect_environment(self._root))
         server = known_server(self._root)

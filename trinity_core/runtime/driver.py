@@ -19,6 +19,7 @@ from typing import Any
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError, on_failure
 from trinity_core.pipelines.tasks import curated_tasks
+from trinity_core.processes import require_limits
 from trinity_core.runlock import PIPELINE, held
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
@@ -318,6 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file")
     options = parser.parse_intermixed_args(arguments)
+    require_limits()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("trinity_core").setLevel(logging.INFO)
     run_configuration(load_checked(options.config, options.overrides), Terminal())

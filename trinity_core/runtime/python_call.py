@@ -24,6 +24,7 @@ from trinity_core.config.yaml_text import dump
 from trinity_core.data.messages import WEIGHT
 from trinity_core.errors import InputError, TrinityError, on_failure
 from trinity_core.files import expanded, write_atomically
+from trinity_core.processes import require_limits
 from trinity_core.runlock import RUN_TRAINS, held, is_held, lock_path
 from trinity_core.workflows.rewards.base import name_of
 from trinity_core.workflows.rewards.functions import PROMPT, Functions, Weighted, accepted
@@ -150,6 +151,7 @@ def train(
     from trinity_core.runtime.driver import run_configuration
     from trinity_core.runtime.preflight.checks import load_ready
 
+    require_limits()
     root = expanded(output_dir).absolute()
     with held(root, "train"):
         _refuse_in_progress(root)
