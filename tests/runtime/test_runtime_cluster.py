@@ -357,6 +357,9 @@ def test_our_ray_listens_on_the_loopback_interface_only(
         assert f"started again: {late}" in caplog.text
         commands = " ".join(command_line(process) for process in family)
         assert "raylet" in commands and "monitor.py" not in commands
+        sockets = Path(ray._private.worker._global_node.raylet_socket_name)
+        assert any(folder.stat().st_mode & 0o077 == 0 for folder in sockets.parents), "Ray lets everybody write there"
+        assert Path("~/.ray/auth_token").expanduser().stat().st_mode & 0o077 == 0
         places = {(process.name(), end.laddr.ip) for process in family for end in listening(process)}
         monkeypatch.setattr(cluster_room, "SHUTDOWN_SECONDS", 3.0)
         next(process for process in family if process.name() == "raylet").suspend()

@@ -20,6 +20,7 @@ from runtime.ray_clusters import ray_cluster
 
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime import ray_node
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.ray_node import _token_source, reach
 from trinity_core.tracking.metrics_file import MetricLine, read_metrics
@@ -195,3 +196,15 @@ def test_separate_runs_share_a_cluster_and_postgresql(
     assert [line.step for line in trained] == list(range(1, STEPS + 1))
     assert max(line.metrics["staleness/max"] for line in trained) <= 2
     assert lines_of(job, "explorer.first")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_temporary_folder_of_another_account_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who owns it could replace the sockets of our Ray."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        own = ray_node._private_temporary()
+        assert own.stat().st_mode & 0o777 == 0o700 and ray_node._private_temporary() == own
+        os.chown(own, 65534, 65534)
+        other = ray_node._private_temporary()
+        assert other != own and (other.stat().st_uid, other.stat().st_mode & 0o777) == (0, 0o700)

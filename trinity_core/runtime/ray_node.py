@@ -22,6 +22,7 @@ import psutil
 
 from trinity_core.addresses import LOOPBACK, short_folder
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.files import private_folder
 from trinity_core.processes import end, family, still_running
 
 log = logging.getLogger(__name__)
@@ -111,18 +112,22 @@ def start_ray(namespace: str, cpus: int, gpus: int) -> None:
 
 
 def _ensure_token() -> None:
-    """Create the token of this user's Rays; only for this Ray if there is no home or it cannot be written."""
+    """Create the token of this user's Rays, which nobody else may read; only for this Ray if there is no home or it
+    cannot be written."""
     from ray._private.authentication.authentication_token_setup import generate_and_save_token
     from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
     loader = AuthenticationTokenLoader.instance()
-    if loader.has_token(ignore_auth_mode=True):
-        return
-    try:
-        generate_and_save_token()
-    except (OSError, RuntimeError):
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    loader.reset_cache()
+    kept = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or KEPT_AT).expanduser()
+    if not loader.has_token(ignore_auth_mode=True):
+        try:
+            private_folder(kept.parent)
+            generate_and_save_token()
+        except (OSError, RuntimeError):
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        loader.reset_cache()
+    with suppress(OSError):
+        kept.chmod(0o600)  # Ray leaves this to the umask
 
 
 def _ray_processes() -> set[psutil.Process]:
@@ -141,7 +146,6 @@ def _ray_processes() -> set[psutil.Process]:
 def _init(namespace: str, cpus: int, gpus: int) -> None:
     import ray
 
-    folder = short_folder(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), SOCKET_BYTES)
     ray.init(
         address="local",
         namespace=namespace,
@@ -152,8 +156,19 @@ def _init(namespace: str, cpus: int, gpus: int) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         _node_ip_address=LOOPBACK,
-        _temp_dir=str(Path(folder, "ray").absolute()),
+        _temp_dir=str(_private_temporary() / "ray"),
     )
+
+
+def _private_temporary() -> Path:
+    """Return this user's own folder for Ray's, in which any account may replace sockets and packages of its workers."""
+    name = f"trinity-{os.geteuid()}"
+    folder = short_folder(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), SOCKET_BYTES + len(name) + 1)
+    own = private_folder(Path(folder, name).absolute())
+    if own.is_symlink() or own.stat().st_uid != os.geteuid():  # another account was there first
+        return Path(tempfile.mkdtemp(dir=folder, prefix="t"))
+    own.chmod(0o700)
+    return own
 
 
 @contextmanager
