@@ -376,3 +376,35 @@ def test_a_command_among_the_job_variables_has_no_effect(servers: Servers, deplo
     values = {"command": "touch /tmp/x", "working_dir": "/tmp", "env": {"TRINITY_X": "1"}}
     job = asyncio.run(ProcessJobConfiguration.from_template_and_values(template, values, client=NO_CLIENT))
     assert (job.command, job.working_dir, job.env) == (None, None, {"TRINITY_X": "1"})
+
+
+def test_a_trace_reads_no_place_that_a_request_names(servers: Servers) -> None:
+    """Where a trace's spans are is a tag of it."""
+    (servers.root / "traces.json").write_text('{"spans": [], "secret": 1}')
+    experiment = begin_run(servers, "with traces")["experiment_id"]
+    place = {"key": "mlflow.artifactLocation", "value": servers.root.as_uri()}
+    info = {
+        "trace_id": "tr-" + "1" * 32, "request_time": "2026-01-01T00:00:00Z", "state": "OK",
+        "tags": {place["key"]: place["value"]},
+        "trace_location": {"type": "MLFLOW_EXPERIMENT", "mlflow_experiment": {"experiment_id": experiment}},
+    }  # fmt: skip
+    begun = servers.mlflow("POST", "/api/3.0/mlflow/traces", {"trace": {"trace_info": info}})
+    assert begun.is_success, begun.text
+    for version in ("2.0", "3.0"):
+        for _ in range(2):
+            read = servers.mlflow("GET", f"/ajax-api/{version}/mlflow/get-trace-artifact", request_id=info["trace_id"])
+            assert "secret" not in read.text and not (read.is_success and "spans" in read.text), read.text
+            servers.mlflow("PATCH", f"/api/2.0/mlflow/traces/{info['trace_id']}/tags", place)
+
+
+def test_links_in_a_logged_models_folder_are_not_followed(servers: Servers) -> None:
+    experiment = begin_run(servers, "with models")["experiment_id"]
+    made = servers.mlflow("POST", f"{API[0]}/logged-models", {"experiment_id": experiment, "name": "m"})
+    model = made.json()["model"]["info"]
+    folder = Path(model["artifact_uri"].removeprefix("file://"))
+    folder.mkdir(parents=True)
+    (folder / "MLmodel").write_text("own")
+    (folder / "key").symlink_to(key_file(servers.root))
+    url = f"/ajax-api/2.0/mlflow/logged-models/{model['model_id']}/artifacts/files"
+    assert servers.mlflow("GET", url, artifact_file_path="MLmodel").text == "own"
+    assert servers.mlflow("GET", url, artifact_file_path="key").status_code in (400, 404)
