@@ -1,11 +1,17 @@
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Conversation
+from trinity_core.data.tiny import make_tokenizer
 from trinity_core.errors import DataError
 
 # Templates of other families. `[INST]` is no token of its own, so letters next to it may merge with it: the hard case.
@@ -192,3 +198,75 @@ def test_half_of_a_surrogate_pair_is_written_as_a_question_mark(encoder):
     """Tools and environments may return one: from a cut emoji, a file's name, or JSON that the policy wrote."""
     prompts = [encoder.prompt([{"role": "user", "content": f"a{half}b"}]) for half in ("\ud83d", "?")]
     assert prompts[0].tokens == prompts[1].tokens
+
+
+def test_a_vocabulary_with_control_tokens_as_text_is_told():
+    """As in huggingface/transformers#29279."""
+    words = ["<|im_start|>", "<|im_end|>", "user", "hi", "<unk>", "\n"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"<\|im_start\|>|<\|im_end\|>"), "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    fast.add_special_tokens({"additional_special_tokens": words[:2]})
+    encoder = ChatEncoder(fast, MARKED.replace("START", words[0]).replace("END", words[1]))
+    with pytest.raises(DataError):
+        encoder.prompt(turns("hi<|im_end|>"))
+    assert encoder.prompt(turns("hi there")).tokens
+
+
+MARKED = "{% for m in messages %}START{{ m.role }}\n{{ m.content }}END\n{% endfor %}START"
+
+
+def trained(normalizer: Any, pre_tokenizer: Any) -> Callable[[], PreTrainedTokenizerBase]:
+    def make() -> PreTrainedTokenizerBase:
+        tokenizer = Tokenizer(models.BPE(unk_token="?"))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+        trainer = trainers.BpeTrainer(vocab_size=90, show_progress=False)
+        tokenizer.train_from_iterator(["< | s > e user assistant ab ba a b ab\u00e9 \n ? START END"] * 9, trainer)
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+    return make
+
+
+KINDS = {
+    "byte level": make_tokenizer,
+    "metaspace": trained(None, pre_tokenizers.Metaspace(prepend_scheme="first")),
+    "prepended": trained(
+        normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]),
+        pre_tokenizers.Split("\n", "isolated"),
+    ),
+    "lower case": trained(
+        normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]), pre_tokenizers.WhitespaceSplit()
+    ),
+    "in Python": ByT5Tokenizer,
+}
+PIECES = ("<|s|>", "<|e|>", "<|S|>", "\uff1c|e|\uff1e", "<|", "s|>", "<t>", " ", "\n", "a", "ab", "b\u00e9", "\u2581")
+
+
+@pytest.mark.parametrize(
+    "kind, flags",
+    [
+        *((kind, {}) for kind in KINDS),
+        ("byte level", {"lstrip": True, "rstrip": True}),
+        ("byte level", {"normalized": True}),
+        ("lower case", {"normalized": True}),
+    ],
+)
+@given(texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map("".join), min_size=1, max_size=3))
+@settings(max_examples=25)
+def test_a_text_is_tokenised_as_if_it_held_no_control_tokens(kind, flags, texts):
+    """The same template with other control tokens, of which the texts hold none, gives the same tokens."""
+
+    def encoder(start: str, end: str) -> ChatEncoder:
+        tokenizer = KINDS[kind]()
+        tokenizer.add_special_tokens(
+            {"additional_special_tokens": [AddedToken(one, special=True, **flags) for one in (start, end)]}
+        )
+        tokenizer.add_tokens(["<t>"])
+        return ChatEncoder(tokenizer, MARKED.replace("START", start).replace("END", end))
+
+    one, other = encoder("<|s|>", "<|e|>"), encoder("[[S]]", "[[E]]")
+    if kind == "lower case" and flags and any("|S|" in text or "\uff1c" in text for text in texts):
+        with pytest.raises(DataError):
+            one.prompt(turns(*texts))
+        return
+    assert one.prompt(turns(*texts)).tokens == other.prompt(turns(*texts)).tokens

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trinity_core.compat.experience import Experience
+from trinity_core.data.control_tokens import encode
 from trinity_core.data.experience import Experience as Recorded
 from trinity_core.data.messages import canonical
 from trinity_core.errors import TrinityError
@@ -86,7 +87,9 @@ class ModelWrapper:
 
     async def get_message_token_len(self, messages: Messages) -> int:
         """Return the number of tokens of a conversation, up to the start of its next answer."""
-        return len(self._encoded(self.model.render([*map(dict, messages)], chat_template=self.chat_template)))
+        return len(
+            encode(self.model.tokenizer, self.model.render([*map(dict, messages)], chat_template=self.chat_template))
+        )
 
     async def _chat(self, messages: Messages, n: int = 1, tools: Any = None, **options: Any) -> list[Experience]:
         """Return `n` answers to a conversation. If it continues a recorded answer, it continues the recorded tokens."""
@@ -134,7 +137,11 @@ class ModelWrapper:
         number, sampling, template = next(self._numbers), self._sampling(options), self.chat_template
         calls = [
             self.model.generate(
-                self._encoded(text), n, seeds=self._seeds(number, place * n, n), chat_template=template, **sampling
+                encode(self.model.tokenizer, text),
+                n,
+                seeds=self._seeds(number, place * n, n),
+                chat_template=template,
+                **sampling,
             )
             for place, text in enumerate(prompts)
         ]
@@ -189,8 +196,7 @@ class ModelWrapper:
         return None, 0
 
     def _encoded(self, text: str) -> list[int]:
-        tokens: list[int] = self.model.tokenizer.encode(text, add_special_tokens=False)
-        return tokens
+        return encode(self.model.tokenizer, text)
 
     def _answered(self, answer: Completion, messages: Messages | None) -> Experience:
         metrics = {"response_length": float(len(answer.tokens)), "truncated": float(answer.finish_reason != "stop")}

@@ -6,10 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trinity_core.data.control_tokens import ControlTokens, control_tokens
 from trinity_core.data.formats import Conversation, Tool
 from trinity_core.data.messages import Message, thoughts_of, with_text_arguments
 from trinity_core.data.turns import MARK, text_after_mark
@@ -95,6 +97,7 @@ class ChatEncoder:
     _ends: tuple[int, ...] | None = field(init=False, repr=False, default=None)
     _writes_tools: bool | None = field(init=False, repr=False, default=None)
     _written_bos: str = field(init=False, repr=False)
+    _control: ControlTokens = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not (self.template or self.tokenizer.chat_template):
@@ -107,6 +110,7 @@ class ChatEncoder:
         self._special = frozenset(special - {None})
         begins = self.tokenizer("")["input_ids"][:1] == [self.tokenizer.bos_token_id]
         self._written_bos = self.tokenizer.bos_token if begins else ""
+        self._control = control_tokens(self.tokenizer)
 
     @property
     def turn_ends(self) -> tuple[int, ...]:
@@ -161,15 +165,19 @@ class ChatEncoder:
         return ChatEncoder(self.tokenizer, template, self.template_args) if template else self
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, prompt: bool = False) -> str:
-        """Return the text of a conversation; with `prompt`, up to the start of the next answer."""
+        """Return the text of a conversation; with `prompt`, up to the start of the next answer.
+
+        Placeholders stand for control tokens in the text of messages: see `control_tokens`, whose `encode` reads them.
+        """
+        render = partial(self._rendered, prompt=prompt)
         try:
-            return self._rendered(messages, tools, prompt)
+            return self._control.rendered(render, messages, tools)
         except DataError as error:
             texts = [with_text_arguments(message) for message in messages]
             if texts == list(messages):
                 raise
             try:  # DeepSeek's templates take the arguments of calls as JSON text
-                return self._rendered(texts, tools, prompt)
+                return self._control.rendered(render, texts, tools)
             except DataError:
                 raise error from None
 
@@ -193,8 +201,7 @@ class ChatEncoder:
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, max_tokens: int | None = None
     ) -> EncodedPrompt:
         """Return the tokens of a prompt, truncated on the right to `max_tokens`."""
-        text = self.render(messages, tools, prompt=True)
-        tokens = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        [(tokens, _)] = self._control.encode([self.render(messages, tools, prompt=True)])
         too_long = max_tokens is not None and len(tokens) > max_tokens
         return EncodedPrompt(tokens[:max_tokens] if too_long else tokens, too_long)
 
@@ -203,9 +210,8 @@ class ChatEncoder:
     ) -> list[list[int] | DataError]:
         """Return the tokens of each prompt, tokenised in parallel, or a DataError (see `rendered`)."""
         texts = self.rendered(requests)
-        written = [text for text in texts if isinstance(text, str)]
-        tokens = iter(self.tokenizer(written, add_special_tokens=False, verbose=False)["input_ids"] if written else [])
-        return [next(tokens) if isinstance(text, str) else text for text in texts]
+        encoded = iter(self._control.encode([text for text in texts if isinstance(text, str)]))
+        return [next(encoded)[0] if isinstance(text, str) else text for text in texts]
 
     def rendered(self, requests: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[str | DataError]:
         """Return the text of each prompt, or a DataError if the template refuses it or leaves out its tools."""
@@ -227,23 +233,10 @@ class ChatEncoder:
                 rendered.append(self._answers(conversation))
             except DataError as error:
                 rendered.append((str(error), []))
-        encodings = iter(self._encodings([text for text, spans in rendered if spans]))
+        encoded = iter(self._control.encode([text for text, spans in rendered if spans]))
         for text, spans in rendered:
-            results.append(self._marked(text, next(encodings), spans) if spans else DataError(text))
+            results.append(self._marked(text, *next(encoded), spans) if spans else DataError(text))
         return results
-
-    def _encodings(self, texts: list[str]) -> list[Encoding]:
-        """Tokenise texts in parallel; each encoding maps characters to tokens."""
-        if not texts:
-            return []
-        encodings: list[Encoding] | None = self.tokenizer(texts, add_special_tokens=False, verbose=False).encodings
-        if encodings is None:
-            raise DataError(
-                "the model's tokenizer does not say which characters a token stands for, so answers cannot be located; "
-                "use a model folder with a tokenizer.json",
-                key="tokenizer.json",
-            )
-        return encodings
 
     def _answers(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
         """Return the rendered text, and the characters [first, last + 1] of each turn that carries loss."""
@@ -257,7 +250,7 @@ class ChatEncoder:
                 raise DataError(self._why_not(conversation, turn, text))
             self._check_calls(messages[: turn + 1], tools)
             end = len(text) if turn == len(messages) - 1 else self._end_of_turn(conversation, turn, text)
-            _check_thoughts(messages[turn], text[len(before) : end])
+            _check_thoughts(messages[turn], self._control.plain(text[len(before) : end]))
             spans.append((len(before), end))
         return text, spans
 
@@ -328,12 +321,20 @@ class ChatEncoder:
             raise DataError(REWRITTEN)
         return len(text) - len(after) + _shared(after, closed)
 
-    def _marked(self, text: str, encoding: Encoding, spans: list[tuple[int, int]]) -> EncodedConversation | DataError:
+    def _marked(
+        self, text: str, tokens: list[int], encoding: Encoding | None, spans: list[tuple[int, int]]
+    ) -> EncodedConversation | DataError:
         """Mark the tokens of each turn up to the one that ends it.
 
         A token across the first character counts as prompt, one across the last as the text that follows.
         """
-        tokens, offsets = encoding.ids, encoding.offsets
+        if encoding is None:
+            raise DataError(
+                "the model's tokenizer does not say which characters a token stands for, so answers cannot be located; "
+                "use a model folder with a tokenizer.json",
+                key="tokenizer.json",
+            )
+        offsets = encoding.offsets
         answer = np.zeros(len(tokens), dtype=np.bool_)
         for start, end in spans:
             first = _first_token(encoding, offsets, start)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trinity_core.data.control_tokens import encode
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
 from trinity_core.data.turns import Call, TokenSequence, continued_prompt, joined, text_after_answer
@@ -171,7 +172,7 @@ class Trajectory:
                 "set model.custom_chat_template to one that writes answers as they are",
                 key="model.custom_chat_template",
             )
-        return self._model.tokenizer.encode(text, add_special_tokens=False)
+        return encode(self._model.tokenizer, text)
 
     def _all_calls(self) -> list[Call]:
         if not self._calls:

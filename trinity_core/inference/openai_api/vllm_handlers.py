@@ -12,7 +12,6 @@ import asyncio
 import copy
 import json
 import logging
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -38,9 +37,10 @@ from vllm.renderers.chat_utils import make_tool_call_id
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
-from trinity_core.data.turns import Message, continued_prompt, text_after_answer
+from trinity_core.data.turns import Message, continued_prompt
 from trinity_core.errors import TrinityError
 from trinity_core.inference.openai_api.client import PoolClient
+from trinity_core.inference.openai_api.prompts import Prompts
 from trinity_core.inference.openai_api.recorded_session import EXCHANGE, Exchange, setting_of
 from trinity_core.inference.openai_api.responses import chat_request, event_stream, response_of
 from trinity_core.inference.openai_api.server import ServedModel
@@ -176,7 +176,37 @@ MOST_CHARACTERS = 2000
 
 
 class Chat(OpenAIServingChat):
-    """vLLM's chat handler. Streamed and whole answers are the same, and log-probs are written by a thread."""
+    """vLLM's chat handler. Streamed and whole answers are the same, log-probs are written by a thread, and the text of
+    messages stays text."""
+
+    def __init__(self, client: PoolClient, *args: Any, **named: Any) -> None:
+        super().__init__(client, *args, **named)
+        self._prompts = Prompts(client.renderer)
+
+    async def create_chat_completion(
+        self, request: ChatCompletionRequest, raw_request: HttpRequest | None = None
+    ) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse:
+        """See `OpenAIServingChat`, which tokenises a rendered prompt whole: with control tokens in its messages it gets
+        the prompt's tokens."""
+        params = self._params(request)
+        if raw_request is not None and not request.kv_transfer_params:
+            messages = await _messages(raw_request)
+            if self._prompts.hold_control_tokens(params, messages):
+                if request.echo:
+                    raise VLLMValidationError("messages with control tokens cannot be echoed.", parameter="echo")
+                self._give(request, await asyncio.to_thread(self._prompts.tokens, params, messages))
+        return await super().create_chat_completion(request, raw_request)
+
+    def _params(self, request: ChatCompletionRequest) -> ChatParams:
+        tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+        params = request.build_chat_params(self.chat_template, self.chat_template_content_format)
+        return params.with_defaults({**self.default_chat_template_kwargs, "tools": tools, "tokenize": False})
+
+    def _give(self, request: ChatCompletionRequest, prompt: list[int]) -> None:
+        """Give vLLM the tokens of a prompt in place of its messages."""
+        if len(prompt) >= (longest := self.model_config.max_model_len):
+            raise VLLMValidationError(TOO_LONG.format(longest, len(prompt)), parameter="messages")
+        request.kv_transfer_params = {"prompt_token_ids": prompt}
 
     async def chat_completion_full_generator(
         self, request: ChatCompletionRequest, result_generator: AsyncIterator[RequestOutput], *args: Any, **named: Any
@@ -203,8 +233,6 @@ class RecordedChat(Chat):
 
     def __init__(self, client: PoolClient, *args: Any, **named: Any) -> None:
         super().__init__(client, *args, **named)
-        self._tokenizer = copy.deepcopy(client.renderer.get_tokenizer())  # others are used in other threads
-        self._rendering = threading.Lock()
         self._told: set[str] = set()
         """Messages already logged: most requests of an agent are alike, so the first one is enough."""
 
@@ -220,8 +248,7 @@ class RecordedChat(Chat):
         if exchange.guided:
             self._log_once(GUIDED)
         if request.add_generation_prompt and not request.echo:
-            messages = getattr(raw_request.state, MESSAGES, None) or (await raw_request.json())["messages"]
-            await self._continue(request, messages, exchange)
+            await self._continue(request, await _messages(raw_request), exchange)
         result = await super().create_chat_completion(request, raw_request)
         if isinstance(result, ChatCompletionResponse):
             exchange.keep({choice.index: choice.message.model_dump() for choice in result.choices})
@@ -230,10 +257,7 @@ class RecordedChat(Chat):
 
     async def _continue(self, request: ChatCompletionRequest, messages: Sequence[Message], exchange: Exchange) -> None:
         """Record the prompt's messages and setting; if it continues a recorded answer, give vLLM the tokens."""
-        tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
-        params = request.build_chat_params(self.chat_template, self.chat_template_content_format).with_defaults(
-            {**self.default_chat_template_kwargs, "tools": tools, "tokenize": False}
-        )
+        params = self._params(request)
         exchange.messages, exchange.setting = messages, setting_of(params.chat_template_kwargs)
         continued = exchange.session.continued(exchange.setting, messages)
         if (departure := exchange.session.departure(exchange.setting, messages)) is not None:
@@ -241,39 +265,17 @@ class RecordedChat(Chat):
         if continued is None:
             return
         call, count = continued
-        rest = await asyncio.to_thread(self._rest, params, messages, count)
-        if rest is not None:
-            prompt, longest = continued_prompt(call, rest), self.model_config.max_model_len
-            if len(prompt) >= longest:
-                raise VLLMValidationError(TOO_LONG.format(longest, len(prompt)), parameter="messages")
+        rest = await asyncio.to_thread(self._prompts.tokens_after_answer, params, messages, count)
+        if rest is None:
+            self._log_once(NEW_SEQUENCE, "the chat template does not show where the answer before it ends")
+        else:
             exchange.recorded = len(call.tokens)
-            request.kv_transfer_params = {"prompt_token_ids": prompt.tolist()}
+            self._give(request, continued_prompt(call, rest).tolist())
 
     def _log_once(self, message: str, *arguments: str) -> None:
         if message not in self._told:
             self._told.add(message)
             log.warning(message, *arguments)
-
-    def _rest(self, params: ChatParams, messages: Sequence[Message], count: int) -> list[int] | None:
-        """Return the tokens that the template writes after a recorded answer."""
-
-        def render(those: list[Message], generation: bool) -> str:
-            arguments = {**params.chat_template_kwargs, "add_generation_prompt": generation}
-            _, prompt = self.renderer.render_messages(
-                copy.deepcopy(those), ChatParams(params.chat_template, params.chat_template_content_format, arguments)
-            )
-            return str(prompt.get("prompt", ""))  # no text if the tokenizer renders token ids at once
-
-        with self._rendering:
-            try:
-                text = text_after_answer(render, messages, count)
-            except ValueError as error:  # the whole conversation may still be rendered
-                log.debug("a conversation begins a new sequence: %s", error)
-                text = None
-            if text is None:
-                self._log_once(NEW_SEQUENCE, "the chat template does not show where the answer before it ends")
-                return None
-            return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 class RecordedCompletion(OpenAIServingCompletion):
@@ -298,6 +300,11 @@ class RecordedCompletion(OpenAIServingCompletion):
         prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
         count = prompts * (request.n or 1)
         return result if isinstance(result, ErrorResponse) else _kept_stream(result, exchange, count)
+
+
+async def _messages(raw_request: HttpRequest) -> list[Message]:
+    """Return a request's messages as they were sent: vLLM's are read once."""
+    return getattr(raw_request.state, MESSAGES, None) or (await raw_request.json())["messages"]
 
 
 async def each_of(items: Iterable[T]) -> AsyncGenerator[T, None]:
