@@ -376,3 +376,22 @@ def test_pairs_compare_what_is_written_not_how():
     assert better.messages[:-1] == worse.messages[:-1]
     with raising(DataError, key="chosen"):
         formats.preference({"messages": [USER], "chosen": {**ANSWER, "weight": 0}, "rejected": "b"}, MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "written, role",
+    [("human", "user"), ("User", "user"), ("HUMAN", "user"), ("System", "system"), ("Tool", "tool"),
+     ("observation", "tool"), ("function", "tool"), ("developer", "developer"), ("ipython", "tool")],
+)  # fmt: skip
+def test_roles_have_other_names(written, role):
+    row = {"messages": [{"role": written, "content": "one"}, {"role": "gpt", "content": "two"}]}
+    assert formats.demonstration(row, FormatConfig(prompt_type="messages")).messages == [
+        {"role": role, "content": "one"},
+        {"role": "assistant", "content": "two"},
+    ]
+
+
+def test_a_developers_text_is_the_system_prompt_of_a_row():
+    row = {"messages": [{"role": "developer", "content": "one"}, {"role": "user", "content": "two"}], "answer": "3"}
+    form = FormatConfig(prompt_type="messages", system_prompt="Be kind.")
+    assert formats.prompt_messages(row, form) == row["messages"]

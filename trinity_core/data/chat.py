@@ -98,6 +98,8 @@ class ChatEncoder:
     _writes_tools: bool | None = field(init=False, repr=False, default=None)
     _written_bos: str = field(init=False, repr=False)
     _control: ControlTokens = field(init=False, repr=False)
+    _written: set[tuple[Any, ...]] = field(init=False, repr=False, default_factory=set)
+    """Shapes of conversations of which the template writes every message."""
 
     def __post_init__(self) -> None:
         if not (self.template or self.tokenizer.chat_template):
@@ -184,6 +186,8 @@ class ChatEncoder:
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool] | None, prompt: bool) -> str:
         from jinja2 import TemplateError
 
+        if any(message["role"] == "developer" for message in messages) and not self._knows_developers:
+            messages = _as_system(messages)
         try:
             text: str = self.tokenizer.apply_chat_template(
                 list(messages),
@@ -196,6 +200,11 @@ class ChatEncoder:
         except (TemplateError, TypeError, ValueError) as error:  # the last two if an expression of the template fails
             raise DataError(f"the chat template refuses a conversation: {error}") from error
         return text.encode(errors="replace").decode()  # a tool may return half of a surrogate pair, which is not UTF-8
+
+    @property
+    def _knows_developers(self) -> bool:
+        template = str(self.template or self.tokenizer.chat_template)
+        return '"developer"' in template or "'developer'" in template
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, max_tokens: int | None = None
@@ -219,7 +228,9 @@ class ChatEncoder:
         for messages, tools in requests:
             try:
                 self._check_tools(messages, tools)
-                texts.append(self.render(messages, tools, prompt=True))
+                text = self.render(messages, tools, prompt=True)
+                self._check_messages(messages, tools)
+                texts.append(text)
             except DataError as error:
                 texts.append(error)
         return texts
@@ -243,6 +254,7 @@ class ChatEncoder:
         messages, tools = conversation.messages, conversation.tools
         text = self.render(messages, tools)
         self._check_tools(messages, tools)
+        self._check_messages(messages, tools)
         spans = []
         for turn in conversation.learned_turns:
             before = self.render(messages[:turn], tools, prompt=True)
@@ -282,6 +294,29 @@ class ChatEncoder:
                 "the chat template leaves out tools; use a template that writes them, or no format.tools_key",
                 key="format.tools_key",
             )
+
+    def _check_messages(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
+        """Raise DataError if the template leaves out the text of a message that is no answer, for example of an unknown
+        role. Checked once for all conversations of the same roles."""
+        shapes = [_shape(message) for message in messages]
+        if (bool(tools), *shapes) in self._written:
+            return
+        texts = [place for place, (role, has_text, _) in enumerate(shapes) if has_text and role != "assistant"]
+        marked = [m | {"content": f"{MARK}{i}{MARK}"} if i in texts else m for i, m in enumerate(messages)]
+        try:
+            written = self.render(marked, tools)
+            doubtful = [place for place in texts if f"{MARK}{place}{MARK}" not in written]
+        except DataError:
+            doubtful = texts
+        for place in doubtful:
+            message = messages[place]
+            other = [*messages[:place], message | {"content": f"{message['content']}."}, *messages[place + 1 :]]
+            if self._writes_alike((messages, tools), (other, tools)):
+                raise DataError(
+                    f"the chat template leaves out message {place + 1}, of role {message['role']!r}; use another role, "
+                    "or a template that writes it"
+                )
+        self._written.add((bool(tools), *shapes))
 
     def _check_calls(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
         """Raise DataError if the template leaves out the tool calls of the last message, or the text next to them."""
@@ -376,6 +411,21 @@ def _check_thoughts(answer: Message, written: str) -> None:
             "the chat template leaves out the thoughts of an answer that carries loss; use a template that writes "
             "them, or leave them out of the data"
         )
+
+
+def _as_system(messages: Sequence[Message]) -> list[Message]:
+    """Join the texts of developers and system prompts into one system prompt, as vLLM's server does for a template that
+    knows no developers."""
+    joins = ("developer", "system")
+    texts = [message["content"] for message in messages if message["role"] in joins and message.get("content")]
+    others = [message for message in messages if message["role"] not in joins]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def _shape(message: Message) -> tuple[str, bool, bool]:
+    """Return what decides whether a template writes a message: its role, whether it has text, and calls."""
+    content = message.get("content")
+    return message["role"], isinstance(content, str) and bool(content.strip()), bool(message.get("tool_calls"))
 
 
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -21,6 +21,7 @@ from trinity_core.errors import DataError
 
 Row = Mapping[str, Any]
 ALPACA_PROMPT, ALPACA_INPUT = "instruction", "input"
+SYSTEM_ROLES = ("system", "developer")
 _BEGUN = re.compile(r'\s*\[?\s*\{\s*"(role|content)"\s*:')
 """Matches the beginning of messages as JSON text."""
 Tool = dict[str, Any]
@@ -143,7 +144,7 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
     if answer[-1].get(WEIGHT) == 0:
         raise column_error(key, "ends with an answer of weight 0, so there is nothing to prefer")
     plain = [without_weight(message) for message in answer]
-    if plain[0]["role"] in ("system", "user"):
+    if plain[0]["role"] in (*SYSTEM_ROLES, "user"):
         return _with_system_prompt(plain, row, form)
     return prompt_messages(row, form) + plain
 
@@ -167,7 +168,7 @@ def _system(row: Row, form: FormatConfig) -> list[Message]:
 
 def _with_system_prompt(messages: list[Message], row: Row, form: FormatConfig) -> list[Message]:
     """Prepend the row's system prompt to messages without one."""
-    return messages if messages[0]["role"] == "system" else [*_system(row, form), *messages]
+    return messages if messages[0]["role"] in SYSTEM_ROLES else [*_system(row, form), *messages]
 
 
 def _optional(row: Row, key: str | None) -> Any:

@@ -19,6 +19,8 @@ ROLES = {
     "function_call": "assistant", "observation": "tool", "tool": "tool",
 }  # fmt: skip
 """The speaker of a ShareGPT turn -> role of a message."""
+SPEAKERS = {speaker: role for speaker, role in ROLES.items() if speaker != "function_call"} | {"ipython": "tool"}
+"""Names, in any case, that a message may have as its role, ShareGPT's and Llama's."""
 Message = dict[str, Any]
 WEIGHT = "weight"
 """OpenAI's key for whether an answer carries loss: 0 or 1."""
@@ -90,8 +92,8 @@ def read_message(raw: Any, key: str) -> Message:
     if "function_call" in message:  # the older form of tool calls, with only one
         message.setdefault("tool_calls", [message["function_call"]])
         del message["function_call"]
-    if message["role"] == "function":
-        message["role"] = "tool"
+    role = message["role"].strip().lower()
+    message["role"] = "tool" if role == "function" else SPEAKERS.get(role, message["role"])
     if message["role"] == "assistant" and (thoughts := thoughts_of(message)):
         if not isinstance(thoughts, str):
             raise column_error(key, f"has an answer whose thoughts are not text: {short(thoughts)}")
