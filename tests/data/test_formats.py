@@ -317,16 +317,71 @@ def test_answers_of_weight_0_carry_no_loss():
     assert formats.prompt_messages({"messages": [USER, first, USER]}, MESSAGES) == [USER, ANSWER, USER]
 
 
+@pytest.mark.parametrize("name", ["weight", "loss_mask", "train", "training", "trainable", "loss", "loss_scale"])
+@pytest.mark.parametrize("unlearned, learned", [(0, 1), (False, True), (0.0, 1.0)])
+@pytest.mark.parametrize("as_turns", [False, True])
+def test_answers_that_carry_no_loss_are_marked_under_any_name(name, unlearned, learned, as_turns):
+    messages = [{**USER, name: unlearned}, {**ANSWER, name: unlearned}, USER, {**ANSWER, name: learned}]
+    if as_turns:
+        messages = [{"from": m["role"], "value": m["content"], name: m.get(name)} for m in messages]
+    shown = formats.demonstration({"messages": messages}, EVERY_TURN)
+    assert shown.learned_turns == [3] and shown.messages == [USER, ANSWER, USER, ANSWER]
+
+
+EMPTY = {**ANSWER, "content": " "}
+
+
 @pytest.mark.parametrize(
     "messages, form",
     [
+        ([USER, {**ANSWER, "content": ""}], MESSAGES),
+        ([USER, EMPTY], MESSAGES),
+        ([{**USER, "content": ""}, ANSWER], MESSAGES),
+        ([USER, EMPTY, USER, ANSWER], EVERY_TURN),
+        ([USER, ANSWER, {**USER, "content": "\n"}, ANSWER], MESSAGES),
+        ([USER, {**ANSWER, "content": [{"type": "text", "text": ""}]}], MESSAGES),
+        ([{"from": "human", "value": "q"}, {"from": "gpt", "value": ""}], MESSAGES),
+        ([USER, {"role": "assistant", "content": "", "tool_calls": []}], MESSAGES),
+    ],
+)
+def test_empty_messages_are_refused(messages, form):
+    with raising(DataError, key="messages"):
+        formats.demonstration({"messages": messages}, form)
+
+
+@pytest.mark.parametrize("empty", ["", " \n", [EMPTY], EMPTY, [USER, EMPTY]])
+@pytest.mark.parametrize("key", ["chosen", "rejected"])
+def test_empty_preferences_are_refused(empty, key):
+    row = {"messages": [USER], "chosen": "x", "rejected": "y", key: empty}
+    with raising(DataError, key=key):
+        formats.preference(row, MESSAGES)
+
+
+def test_messages_without_text_may_have_a_reason():
+    thinks, calls = {**EMPTY, "reasoning": "hm"}, {**CALL, "content": ""}
+    for messages in (
+        [USER, thinks],
+        [USER, calls],
+        [{**SYSTEM, "content": ""}, USER, calls, {**RESULT, "content": ""}, ANSWER],
+    ):
+        assert formats.demonstration({"messages": messages}, MESSAGES).learned_turns
+    assert formats.demonstration({"messages": [USER, EMPTY, USER, ANSWER]}, MESSAGES).learned_turns == [3]
+    assert formats.prompt_messages({"messages": [USER, EMPTY]}, MESSAGES) == [USER], "a place for the answer"
+
+
+@pytest.mark.parametrize(
+    "messages, form",
+    [
+        ([USER, {**ANSWER, "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}], EVERY_TURN),
+        ([USER, {**ANSWER, "weight": 1, "train": False}], EVERY_TURN),
+        ([USER, {**ANSWER, "loss_mask": [1, 0]}], EVERY_TURN),
+        ([USER, {**ANSWER, "train": "false"}], EVERY_TURN),
         ([USER, {**ANSWER, "weight": 0}], EVERY_TURN),
         ([USER, ANSWER, USER, {**ANSWER, "weight": 0}], MESSAGES),
         ([USER, {**ANSWER, "weight": 0.5}], EVERY_TURN),
         ([USER, {**ANSWER, "weight": "0"}], EVERY_TURN),
         ([{**USER, "weight": 1}, ANSWER], EVERY_TURN),
     ],
-    ids=["nothing to learn", "the last answer", "half", "text", "of a user"],
 )
 def test_weights_that_cannot_be_heeded_are_refused(messages, form):
     with raising(DataError, key="messages"):

@@ -15,7 +15,16 @@ from itertools import zip_longest
 from typing import Any
 
 from trinity_core.config.schema.buffer import FormatConfig
-from trinity_core.data.messages import WEIGHT, Message, column_error, is_turn, read_message, short, without_weight
+from trinity_core.data.messages import (
+    WEIGHT,
+    Message,
+    column_error,
+    is_empty,
+    is_turn,
+    read_message,
+    short,
+    without_weight,
+)
 from trinity_core.data.values import json_problem, row_problem
 from trinity_core.errors import DataError
 
@@ -103,6 +112,8 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
     if not conversation.learned_turns:
         which = "every answer" if every_turn else "the last answer, the only one that carries loss,"
         raise column_error(form.messages_key, f"gives {which} weight 0, so there is nothing to learn")
+    if any(is_empty(plain[turn]) for turn in conversation.learned_turns):
+        raise column_error(form.messages_key, "has an empty answer, from which there is nothing to learn")
     return conversation
 
 
@@ -143,6 +154,8 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
         raise column_error(key, "must end with an assistant's message")
     if answer[-1].get(WEIGHT) == 0:
         raise column_error(key, "ends with an answer of weight 0, so there is nothing to prefer")
+    if is_empty(answer[-1]):
+        raise column_error(key, "ends with an empty answer")
     plain = [without_weight(message) for message in answer]
     if plain[0]["role"] in (*SYSTEM_ROLES, "user"):
         return _with_system_prompt(plain, row, form)

@@ -24,6 +24,10 @@ SPEAKERS = {speaker: role for speaker, role in ROLES.items() if speaker != "func
 Message = dict[str, Any]
 WEIGHT = "weight"
 """OpenAI's key for whether an answer carries loss: 0 or 1."""
+WEIGHTS = (WEIGHT, "loss_mask", "train", "training", "trainable", "loss", "loss_scale")
+"""Names of that key, in OpenAI's, LlamaFactory's, axolotl's, veRL's and ms-swift's data."""
+IN_PART = ("train_detail", "training_detail")
+"""axolotl's keys for the characters of an answer that carry loss."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names of an answer's thoughts: in the templates of Qwen and DeepSeek, in OpenAI's clients, and in the templates of
 gpt-oss and LFM."""
@@ -47,7 +51,7 @@ def as_message(turn: Mapping[str, Any], key: str) -> dict[str, Any]:
     Raises DataError, which names the column `key`, for an unknown speaker.
     """
     speaker, value = turn["from"], turn.get("value")
-    others = {"weight": turn["weight"]} if "weight" in turn else {}
+    others = {name: turn[name] for name in (*WEIGHTS, *IN_PART) if name in turn}
     if not isinstance(speaker, str) or speaker not in ROLES:
         raise column_error(key, f"has a turn from {speaker!r:.80}, not one of {', '.join(ROLES)}")
     if speaker == "function_call" and (calls := _turn_calls(value)):
@@ -108,8 +112,9 @@ def read_message(raw: Any, key: str) -> Message:
         raise column_error(key, f"has a message without content: {short(raw)}")
     if isinstance(message.get("content"), list):
         message["content"] = _joined(message["content"], key)
-    _check_weight(message, key)
-    return message
+    if message["role"] == "user" and not message["content"].strip():
+        raise column_error(key, "has a user's message without text")
+    return _weighted(message, key)
 
 
 def thoughts_of(message: Mapping[str, Any]) -> Any:
@@ -135,14 +140,26 @@ def short(value: Any, limit: int = 60) -> str:
     return text if len(text) <= limit else text[:limit] + "…"
 
 
-def _check_weight(message: Message, key: str) -> None:
-    weight = message.get(WEIGHT)
-    if weight is None:
-        return
-    if not isinstance(weight, int | float) or weight not in (0, 1):
-        raise column_error(key, f"has a message of weight {short(weight)}; a weight is 0 (no loss) or 1")
+def is_empty(message: Message) -> bool:
+    """True for an answer without text, thoughts and calls."""
+    return not (str(message.get("content") or "").strip() or thoughts_of(message) or message.get("tool_calls"))
+
+
+def _weighted(message: Message, key: str) -> Message:
+    """Return the message with its weight, if it has one, under OpenAI's name."""
+    if spans := next((name for name in IN_PART if message.get(name)), None):
+        raise column_error(key, f"has a message with {spans}; an answer carries loss as a whole or not at all")
+    weights = {name: message[name] for name in WEIGHTS if name in message}
+    if not weights:
+        return message
+    name, weight = next(iter(weights.items()))
+    if not all(isinstance(one, int | float) and one in (0, 1) for one in weights.values()):
+        raise column_error(key, f"has a message of {name} {short(weight)}; that is 0 or false (no loss), or 1 or true")
+    if any(one != weight for one in weights.values()):
+        raise column_error(key, f"has a message with different values of {' and '.join(weights)}")
     if weight and message["role"] != "assistant":
-        raise column_error(key, f"has a {message['role']} message of weight 1; only answers carry loss")
+        raise column_error(key, f"has a {message['role']} message of {name} {weight}; only answers carry loss")
+    return {**{name: value for name, value in message.items() if name not in weights}, WEIGHT: int(weight)}
 
 
 def _joined(parts: Sequence[Any], key: str) -> str:
