@@ -1,9 +1,12 @@
 import json
+from functools import partial
 
 import pytest
 from raising import raising
+from sqlalchemy import JSON, Column, MetaData, Table, create_engine
 
-from trinity_core.config.schema.buffer import TasksetConfig
+from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
+from trinity_core.data import formats
 from trinity_core.data.files import looks_local, read_rows
 from trinity_core.errors import DataError
 
@@ -285,21 +288,41 @@ TWO_TOOLS = [
 """Arrow gives each struct the keys of all others."""
 
 
-def test_structs_of_parquet_have_the_keys_that_they_were_given(tmp_path):
-    rows = read_rows(str(parquet(tmp_path / "x.parquet", TWO_TOOLS))).rows
-    assert rows == TWO_TOOLS, "the column `answer` is there, and empty"
+@pytest.mark.parametrize("source", ["parquet", "arrow", "jsonl", "json", "hub", "sql", "json text"])
+def test_rows_are_the_same_from_every_source(tmp_path, monkeypatch, source):
+    """Objects have the keys that they were given; the column `answer` is there, and empty."""
+    import datasets
 
-
-def test_structs_of_hub_rows_have_the_keys_that_they_were_given(monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_list(TWO_TOOLS))
-    assert read_rows("some/calls").rows == TWO_TOOLS
-
-
-def test_nulls_of_json_are_kept(tmp_path):
-    """In JSON the row's author wrote them."""
-    row = {"tools": [{"default": None}], "answer": None}
-    assert read_rows(str(jsonl(tmp_path / "x.jsonl", [row]))).rows == [row]
+    filled = datasets.Dataset.from_list(TWO_TOOLS)
+    where, how = tmp_path / f"x.{source}", {}
+    if source == "hub":
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: filled)
+        where = "some/calls"
+    elif source == "sql":
+        where, how = f"sqlite:///{tmp_path / 'x.db'}", {"storage": "sql", "table": "t"}
+        table = Table("t", MetaData(), *(Column(name, JSON(none_as_null=True)) for name in TWO_TOOLS[0]))
+        engine = create_engine(where)
+        table.create(engine)
+        with engine.begin() as connection:
+            connection.execute(table.insert(), list(filled))
+        engine.dispose()
+    elif source == "arrow":
+        filled.save_to_disk(tmp_path)
+        where = tmp_path
+    elif source == "json text":
+        where = jsonl(
+            tmp_path / "x.jsonl",
+            [{"messages": json.dumps(one["messages"]), "tools": json.dumps(one["tools"])} for one in filled],
+        )
+    else:
+        {"parquet": filled.to_parquet, "jsonl": filled.to_json, "json": partial(filled.to_json, lines=False)}[source](
+            where
+        )
+    rows, form = read_rows(str(where), **how).rows, FormatConfig(prompt_type="messages", tools_key="tools")
+    assert rows == TWO_TOOLS or source == "json text"
+    for row, expected in zip(rows, TWO_TOOLS, strict=True):
+        assert formats.tools(row, form) == formats.tools(expected, form)
+        assert formats.demonstration(row, form) == formats.demonstration(expected, form)
 
 
 def test_missing_paths(tmp_path):

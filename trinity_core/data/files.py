@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trinity_core.config.types import SEVERAL
 from trinity_core.data.readers import READERS, Row, file_format, read_hub, read_lines, read_table, shown, table_name
-from trinity_core.data.values import row_problem, visible
+from trinity_core.data.values import row_problem, visible, without_absent
 from trinity_core.errors import DataError, closest
 from trinity_core.files import expanded
 
@@ -128,8 +128,7 @@ def stream_rows(path: str, split: str = "train") -> Iterator[tuple[RowLocation, 
     """
     for file in data_files(path, split):
         for line, row in read_lines(file):
-            problem = None if isinstance(row, str) else row_problem(row)
-            yield RowLocation(str(file), line), f"the row {problem}" if problem else row
+            yield RowLocation(str(file), line), _checked(row)
 
 
 def looks_local(path: str) -> bool:
@@ -284,11 +283,17 @@ def _validated(read: Iterable[LocatedRow]) -> Rows:
     """Split rows into usable and rejected ones. A string instead of a row is the reason why it could not be read."""
     rows, locations, rejected = [], [], []
     for location, row in read:
-        if isinstance(row, str):
-            rejected.append(RejectedRow(location, row))
-        elif reason := row_problem(row):
-            rejected.append(RejectedRow(location, f"the row {reason}"))
+        if isinstance(checked := _checked(row), str):
+            rejected.append(RejectedRow(location, checked))
         else:
-            rows.append(row)
+            rows.append(checked)
             locations.append(location)
     return Rows(rows, locations, rejected)
+
+
+def _checked(row: Row | str) -> Row | str:
+    """Return a row, the same from every kind of source, or why it cannot be used."""
+    if isinstance(row, str):
+        return row
+    problem = row_problem(row)
+    return f"the row {problem}" if problem else {name: without_absent(value) for name, value in row.items()}

@@ -25,7 +25,7 @@ from trinity_core.data.messages import (
     short,
     without_weight,
 )
-from trinity_core.data.values import json_problem, row_problem
+from trinity_core.data.values import json_problem, row_problem, without_absent
 from trinity_core.errors import DataError
 
 Row = Mapping[str, Any]
@@ -274,4 +274,4 @@ def _parsed(value: Any, key: str | None) -> Any:
         raise column_error(key, f"looks like JSON but cannot be read: it {json_problem(error)}") from error
     if reason := row_problem(parsed):
         raise column_error(key, reason)
-    return parsed
+    return without_absent(parsed)

@@ -45,17 +45,13 @@ def plain(value: Any) -> str | float:
     raise DataError(f"the row holds {type(value).__name__}, which JSON cannot hold: leave that column out")
 
 
-def without_absent(row: dict[str, Any]) -> dict[str, Any]:
-    """Drop keys that Arrow added to the objects of a column: each gets the keys of all, with null for its absent ones.
-    Columns stay."""
-    return {name: _present(value) for name, value in row.items()}
-
-
-def _present(value: Any) -> Any:
+def without_absent(value: Any) -> Any:
+    """Drop keys of objects in a column whose value is null. Arrow gives each object the keys of all, with null for its
+    absent ones, and writes them to JSON, so that nothing tells them from nulls of the author."""
     if isinstance(value, dict):
-        return {name: _present(inner) for name, inner in value.items() if inner is not None}
+        return {name: without_absent(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
-        return [_present(inner) for inner in value]
+        return [without_absent(inner) for inner in value]
     return value
 
 
