@@ -3,11 +3,11 @@ from functools import partial
 
 import pytest
 from raising import raising
-from sqlalchemy import JSON, Column, MetaData, Table, create_engine
+from sqlalchemy import JSON, Column, Integer, MetaData, Table, create_engine
 
 from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
-from trinity_core.data.files import looks_local, read_rows
+from trinity_core.data.files import first_rows, looks_local, read_rows, stream_rows
 from trinity_core.errors import DataError
 
 ROWS = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
@@ -90,6 +90,69 @@ def test_exact_split_name_wins(tmp_path, files, split, taken):
     for file in files:
         jsonl(tmp_path / file, [{"file": file}])
     assert [row["file"] for row in read_rows(str(tmp_path), split).rows] == taken
+
+
+TEN = [{"n": n} for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    "split, numbers",
+    [
+        ("train", range(10)),
+        ("train[:3]", range(3)),
+        ("train[7:]", range(7, 10)),
+        ("train[2:4]", range(2, 4)),
+        ("train[-2:]", range(8, 10)),
+        ("train[:-8]", range(2)),
+        ("train[:20%]", range(2)),
+        ("train[50%:70%]", range(5, 7)),
+        ("train[:15%](pct1_dropremainder)", None),
+        ("train[-10%:]", range(9, 10)),
+        ("train[:1]+train[9:]", (0, 9)),
+        ("train[20:]", ()),
+        ("train[:300]", range(10)),
+        ("train[:3", None),
+        ("train[a:b]", None),
+    ],
+)
+@pytest.mark.parametrize("source", ["x.jsonl", "data.parquet", "folder", "x.db"])
+def test_slices_of_splits_are_those_of_datasets(tmp_path, split, numbers, source):
+    how = {}
+    if source == "x.db":
+        engine, table = create_engine(f"sqlite:///{tmp_path / source}"), Table("t", MetaData(), Column("n", Integer))
+        table.create(engine)
+        with engine.begin() as connection:
+            connection.execute(table.insert(), TEN)
+        how = {"storage": "sql", "table": "t"}
+    elif source == "folder":
+        jsonl(tmp_path / source / "train.jsonl", TEN)
+    else:
+        (parquet if source.endswith("parquet") else jsonl)(tmp_path / source, TEN)
+    path = str(tmp_path / source)
+    if numbers is None:
+        with raising(DataError, key="split"):
+            read_rows(path, split, **how)
+        return
+    assert [row["n"] for row in read_rows(path, split, **how).rows] == list(numbers)
+    if not how:
+        assert [row["n"] for _, row in stream_rows(path, split)] == list(numbers)
+        assert len(first_rows(path, split, None, "file", None, 2).rows) == min(2, len(numbers))
+
+
+@pytest.mark.parametrize(
+    "name, split, is_there",
+    [("x.jsonl", "test", False), ("test.jsonl", "test", True), ("gsm8k_test.jsonl", "test", True),
+     ("latest.jsonl", "test", False), ("test.jsonl", "train", True), ("x.jsonl", "test[:1]", False),
+     ("x-*.jsonl", "validation", False), ("x.db", "test", False)],
+)  # fmt: skip
+def test_a_file_is_the_train_split_or_that_of_its_name(tmp_path, name, split, is_there):
+    jsonl(tmp_path / name.replace("*", "1"), ROWS)
+    how = {"storage": "sql", "table": "t"} if name == "x.db" else {}
+    if is_there:
+        assert read_rows(str(tmp_path / name), split).rows == ROWS
+    else:
+        with raising(DataError, key="split"):
+            read_rows(str(tmp_path / name), split, **how)
 
 
 def test_a_list_of_paths_is_one_data_set(tmp_path):

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTIONS = ("state.json", "dataset_info.json", "dataset_dict.json")
 """Files of `datasets.save_to_disk` without rows."""
+WHOLE = "train"
+"""The split of a single file or table, as in `datasets`."""
+_NAMES = re.compile(r"(?:^|\+)\s*([\w.-]+)")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
@@ -88,7 +91,12 @@ def first_rows(path: str, split: str, subset: str | None, storage: str, table: s
 def _located(path: str, split: str, subset: str | None, storage: str, table: str | None) -> Iterator[LocatedRow]:
     if not path:
         raise DataError("a data set has no path; set it to a file, a folder or a hub name", key="path")
+    if is_slice(split) and (storage == "sql" or is_local(path)):
+        yield from _sliced(split, lambda name: list(_located(path, name, subset, storage, table)))
+        return
     if storage == "sql":
+        if split != WHOLE:
+            raise DataError(f"a table has no split '{split}', only '{WHOLE}'; name another table", key="split")
         name = table_name(subset, table)
         yield from _numbered(f"{shown(path)} {name}", read_table(path, name))
         return
@@ -109,26 +117,51 @@ def _located(path: str, split: str, subset: str | None, storage: str, table: str
 def data_files(path: str, split: str = "train", subset: str | None = None) -> list[Path]:
     """Return the local files of a split. Raises DataError if there are none, or the data set is not a file or
     folder."""
+    if is_slice(split):
+        return [file for name in dict.fromkeys(_NAMES.findall(split)) for file in data_files(path, name, subset)]
     if SEVERAL in path:
         return [file for one in path.split(SEVERAL) for file in data_files(one, split, subset)]
     local = expanded(path)
-    if local.is_file():
-        return [local]
     if local.is_dir():
         return find_files(local, split, subset)
-    if is_pattern(path):
-        return _matching(local)
-    raise DataError(f"there is no file or folder {path}; this needs a data set in local files", key=path)
+    if not local.is_file() and not is_pattern(path):
+        raise DataError(f"there is no file or folder {path}; this needs a data set in local files", key=path)
+    files = [local] if local.is_file() else _matching(local)
+    if split != WHOLE and not all(split in re.split(r"[-_.]", file_format(file)[0]) for file in files):
+        raise DataError(
+            f"{path} has no split '{split}': files that are named are the split '{WHOLE}', unless their names hold "
+            f"another; give the file of that split, or a slice such as '{WHOLE}[:100]'",
+            key="split",
+        )
+    return files
+
+
+def is_slice(split: str) -> bool:
+    """True for a part of a split, or several (`train[:100]`, `train[10%:]+test`), as `datasets` writes them."""
+    return any(sign in split for sign in "[+(")
+
+
+def _sliced(split: str, rows_of: Callable[[str], list[LocatedRow]]) -> Iterator[LocatedRow]:
+    """Yield the rows of a slice, as `datasets` takes it. Raises DataError if it cannot be understood."""
+    from datasets import ReadInstruction
+
+    try:
+        instruction = ReadInstruction.from_spec(split)
+        rows = {name: rows_of(name) for name in _NAMES.findall(split)}
+        parts = instruction.to_absolute({name: len(some) for name, some in rows.items()})
+    except (AssertionError, ValueError) as error:
+        raise DataError(f"the split '{split}' cannot be read: {error}", key="split") from error
+    for part in parts:
+        yield from rows[part.splitname][part.from_ : part.to]
 
 
 def stream_rows(path: str, split: str = "train") -> Iterator[tuple[RowLocation, Row | str]]:
     """Yield the rows of local files one by one; for a row that cannot be used, the reason.
 
-    Only a `.json` file is read whole. Raises DataError like `data_files`.
+    Only a `.json` file is read whole, and the split of a slice. Raises DataError like `data_files`.
     """
-    for file in data_files(path, split):
-        for line, row in read_lines(file):
-            yield RowLocation(str(file), line), _checked(row)
+    data_files(path, split)
+    return ((location, _checked(row)) for location, row in _located(path, split, None, "file", None))
 
 
 def looks_local(path: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from trinity_core.config import Config
 from trinity_core.config.engine_args import is_lossy
 from trinity_core.config.load import without_defaults
-from trinity_core.data.files import data_files, is_local
+from trinity_core.data.files import data_files, is_local, is_slice
 from trinity_core.errors import DataError
 from trinity_core.files import expanded
 from trinity_core.plugins import python_files
@@ -185,9 +185,10 @@ def _plugins_digest(plugin_dir: str | None) -> str:
 def data_digest(source: str, split: str, subset_name: str | None) -> str:
     """Return a digest of the contents of local files; other sources are identified by name."""
     try:
-        return _files_digest(data_files(source, split, subset_name)) if is_local(source) else source
+        digest = _files_digest(data_files(source, split, subset_name)) if is_local(source) else source
     except DataError:
         return "no data"
+    return f"{digest} {split}" if is_slice(split) else digest
 
 
 def _model_digest(model_path: str) -> str:

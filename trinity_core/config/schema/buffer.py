@@ -107,7 +107,7 @@ class TasksetConfig(Section):
     subset_name: str | None = None
     """Subset of a hub data set; table of a database, by default `name`."""
     split: str = "train"
-    """Split of the data set."""
+    """Split of the data set, or a slice (`train[:100]`)."""
     repeat_times: Derived[Count] = DERIVED
     """Rollouts per task; by default `algorithm.repeat_times`, for evaluation 1."""
     format: FormatConfig = Field(default_factory=FormatConfig)
@@ -220,7 +220,7 @@ class ExperienceBufferConfig(Section):
     """Subset of a hub data set; table of a database, by default `name`; run, if an earlier run's database contains
     several."""
     split: str = "train"
-    """Split of the data set (file)."""
+    """Split of the data set (file, sql), or a slice (`train[:100]`)."""
     rollouts: EarlierRolloutsConfig = Field(default_factory=EarlierRolloutsConfig)
     """Which answers of an earlier run to learn from (rollouts)."""
     human_verdicts: HumanVerdictsConfig = Field(default_factory=HumanVerdictsConfig)
