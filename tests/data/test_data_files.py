@@ -1,4 +1,6 @@
+import gzip
 import json
+from csv import writer as csv_writer
 from functools import partial
 
 import pytest
@@ -240,6 +242,38 @@ def test_rows_that_cannot_be_serialised_are_rejected(tmp_path, line, reason):
     (rejected,) = read.rejected
     assert rejected.location.line == 2 and rejected.reason.startswith(reason)
     str(rejected).encode()  # the log can say it
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.jsonl.gz"])
+def test_a_list_may_be_named_jsonl(tmp_path, name, indent):
+    text = " \n" + json.dumps([*ROWS, 3], indent=indent)
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    read = read_rows(str(tmp_path / name))
+    assert read.rows == ROWS and len(read.rejected) == 1
+
+
+def test_a_line_that_is_a_list_is_no_list_of_rows(tmp_path):
+    (tmp_path / "x.jsonl").write_text('[{"a": 1}]\n{"a": 2}\n')
+    read = read_rows(str(tmp_path / "x.jsonl"))
+    assert read.rows == [{"a": 2}] and read.rejected[0].location.line == 1
+
+
+@pytest.mark.parametrize("delimiter", [";", "|", "\t", ","])
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv"])
+def test_the_delimiter_is_that_of_the_header(tmp_path, name, delimiter):
+    rows = [("question", "answer"), ("a, b; c | d\te", "1,5"), ("f\ng", "2")]
+    with (tmp_path / name).open("w", newline="") as file:
+        csv_writer(file, delimiter=delimiter).writerows(rows)
+    read = read_rows(str(tmp_path / name))
+    assert [tuple(row.values()) for row in read.rows] == rows[1:] and not read.rejected
+
+
+@pytest.mark.parametrize("header", ["question", '"a;b"', '"a;b",c'])
+def test_a_header_may_be_one_column(tmp_path, header):
+    (tmp_path / "x.csv").write_text(f"{header}\n{header}\n")
+    [row] = read_rows(str(tmp_path / "x.csv")).rows
+    assert list(row) == [name.strip('"') for name in header.split(",")]
 
 
 def test_bad_items_of_a_json_file_are_rejected(tmp_path):

@@ -21,6 +21,23 @@ def test_plaintext():
     assert formats.demonstration(row, form).messages[-1] == {"role": "assistant", "content": "a"}
 
 
+@pytest.mark.parametrize(
+    "value, key, truth",
+    [
+        ('{"style": "rule", "ground_truth": "3"}', "reward_model.ground_truth", "3"),
+        ('{"ground_truth": {"target": 3}}', "reward_model.ground_truth.target", 3),
+        ({"ground_truth": '{"target": 3}'}, "reward_model.ground_truth.target", 3),
+        ('{"style": "rule"}', "reward_model.ground_truth", None),
+        ('{"ground_truth": ', "reward_model.ground_truth", None),
+        ("ground_truth", "reward_model.ground_truth", None),
+        ("[1]", "reward_model.ground_truth", None),
+        (None, "reward_model.ground_truth", None),
+    ],
+)
+def test_a_field_may_be_within_json_text(value, key, truth):
+    assert formats.truth({"reward_model": value}, FormatConfig(response_key=key)) == truth
+
+
 def test_field_within_a_column_has_a_dot():
     row = {"prompt": [USER], "reward_model": {"ground_truth": "72", "style": "rule"}, "a.b": "whole"}
     form = FormatConfig(prompt_type="messages", messages_key="prompt", response_key="reward_model.ground_truth")

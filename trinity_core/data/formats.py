@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -214,9 +215,9 @@ def spare_columns(rows: Sequence[Row], form: FormatConfig, is_pair: bool) -> lis
 
 
 def has_column(row: Row, key: str) -> bool:
-    """True if a row has this column, or this field within one (`reward_model.ground_truth`)."""
+    """True if a row has this column, or this field within one (`reward_model.ground_truth`), an object or its JSON."""
     name, _, inner = key.partition(".")
-    return key in row or (bool(inner) and isinstance(row.get(name), Mapping) and has_column(row[name], inner))
+    return key in row or (bool(inner) and has_column(_fields(row.get(name)), inner))
 
 
 def column(row: Row, key: str) -> Any:
@@ -224,7 +225,14 @@ def column(row: Row, key: str) -> Any:
     if key in row:
         return row[key]
     name, _, inner = key.partition(".")
-    return column(row[name], inner)
+    return column(_fields(row[name]), inner)
+
+
+def _fields(value: Any) -> Row:
+    """Return the fields of a column that holds an object, or its JSON text; empty for others."""
+    with suppress(DataError):
+        value = _parsed(value, None)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _column(row: Row, key: str, setting: str) -> Any:

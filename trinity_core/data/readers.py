@@ -13,6 +13,7 @@ import json
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,8 @@ Row = dict[str, Any]
 Reader = Callable[[Path], Iterator[tuple[int, Row | str]]]
 MAX_FIELD = 2**31 - 1
 """Length limit of a CSV field in characters."""
+DELIMITERS = (";", "\t", "|", ",")
+"""Delimiters of a CSV file whose header would otherwise be one column."""
 COMPRESSED = ".gz"
 LISTED = 10
 """Number of tables listed in a message, similar names preferred."""
@@ -75,6 +78,10 @@ def _text(file: Path, newline: str | None = None) -> IO[str]:
 
 def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
     with _text(file) as lines:
+        if _begins_list(lines):
+            with suppress(DataError):  # no list named .jsonl, but a line that is none of an object
+                yield from list(_json(file))
+                return
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -84,6 +91,13 @@ def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
                 yield number, f"the line {json_problem(error)}"
                 continue
             yield number, row if isinstance(row, dict) else "the line is not a JSON object"
+
+
+def _begins_list(lines: IO[str]) -> bool:
+    """True if the first character other than white space is an opening bracket."""
+    begins = next((line for line in lines if line.strip()), "").lstrip().startswith("[")
+    lines.seek(0)
+    return begins
 
 
 def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
@@ -111,10 +125,12 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
 def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[int, Row | str]]:
     csv.field_size_limit(MAX_FIELD)
     with _text(file, newline="") as lines:
-        reader = csv.reader(
-            lines, delimiter=delimiter, strict=True
-        )  # else an unclosed quote silently swallows all lines after it
-        header = next(reader, [])
+        for one in (delimiter, *DELIMITERS):
+            lines.seek(0)
+            reader = csv.reader(lines, delimiter=one, strict=True)  # else an unclosed quote swallows all lines after it
+            header = next(reader, [])
+            if len(header) > 1 or not any(other in header[0] for other in DELIMITERS if header):
+                break
         if problem := row_problem(header):
             raise DataError(f"{file}:1: the header {problem}", key=str(file))
         if twice := [name for place, name in enumerate(header) if name in header[:place]]:
