@@ -322,5 +322,5 @@ def test_empty_thoughts_that_carry_loss_are_counted(
     config = supervised(given, "sft", tmp_path / "talk.jsonl", {"prompt_type": "messages"})
     [report] = inspect(config)
     assert (report.rows, report.thoughtless) == (1, count)
-    found = list(empty_thoughts(config, lambda: policy_encoder(config.model)))
+    found = list(empty_thoughts(config, policy_encoder(config.model)))
     assert [finding.key for finding in found] == ["model.enable_thinking"] * count

@@ -6,9 +6,11 @@ import json
 import shutil
 import socket
 import sys
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 from unittest import mock
 
 import psutil
@@ -21,6 +23,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from trinity_core.config import ConfigError
+from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import TransientFault
 from trinity_core.processes import cores, free_memory, memory_limit
 from trinity_core.runtime.configuration import load_checked
@@ -602,3 +605,136 @@ def test_cores_of_a_container_are_its_share(files, limit, tmp_path, monkeypatch)
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     assert cores(tmp_path, tmp_path / "own") == limit
+
+
+@pytest.fixture
+def other_model(tiny_folder, tmp_path):
+    """A copy of the small model, to be changed."""
+    return shutil.copytree(tiny_folder, tmp_path / "other")
+
+
+TEMPLATE = (
+    '{% for m in messages if m.role in ["user", "assistant"] %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n'
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FORMAT = f"{EXPERIENCES}.format={{prompt_type: messages, tools_key: tools}}"
+SFT = ["mode=train", "algorithm.algorithm_type=sft", FORMAT]
+
+
+def written(tmp_path: Path, *rows: dict[str, Any]) -> str:
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@pytest.mark.parametrize("mode", ["both", "explore", "bench", "train"])
+def test_a_run_that_renders_needs_a_chat_template(run_file, other_model, mode):
+    (other_model / "chat_template.jinja").unlink()
+    settings = [f"model.model_path={other_model}", f"mode={mode}", "synchronizer.sync_method=checkpoint"]
+    assert ("model.custom_chat_template" in problems(run_file, *settings)) is (mode != "train")
+    assert "model.custom_chat_template" not in problems(run_file, *settings, f"model.custom_chat_template='{TEMPLATE}'")
+    assert "model.custom_chat_template" in problems(run_file, *settings, *SFT[:2])
+
+
+@pytest.mark.parametrize("broken", ["{% for m in messages %}", "{{ messages", "{% endif %}", "{{ m | }}"])
+def test_a_template_with_a_syntax_error_is_named(run_file, other_model, tmp_path, broken):
+    assert "model.custom_chat_template" in problems(run_file, f"model.custom_chat_template='{broken}'")
+    (tmp_path / "own.jinja").write_text(broken)
+    assert "model.chat_template_path" in problems(run_file, f"model.chat_template_path={tmp_path / 'own.jinja'}")
+    (other_model / "chat_template.jinja").write_text(broken)
+    assert "model.model_path" in problems(run_file, f"model.model_path={other_model}")
+
+
+def test_tokens_of_the_first_rows_have_embeddings(run_file, other_model, tmp_path):
+    tokenizer = load_tokenizer(str(other_model))
+    tokenizer.add_tokens([f"<new{number}>" for number in range(100)])
+    tokenizer.save_pretrained(str(other_model))
+    model = f"model.model_path={other_model}"
+    assert problems(run_file, model) == {}, "unused ones do no harm"
+    rows = written(tmp_path, {"question": "What is <new99>?", "answer": "3"})
+    assert set(problems(run_file, model, f"{INPUT}.taskset.path={rows}")) == {f"{INPUT}.taskset.format"}
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<new99>"}]
+    path = f"{EXPERIENCES}.path={written(tmp_path, {'messages': talk})}"
+    assert set(problems(run_file, model, path, *SFT)) == {f"{EXPERIENCES}.format"}
+
+
+@pytest.mark.parametrize(
+    "row, is_usable",
+    [
+        ({"tools": [{"name": "f"}]}, False),
+        ({}, True),
+        ({"messages": [{"role": "critic", "content": "hm"}, {"role": "assistant", "content": "x"}]}, False),
+        ({"messages": [{"role": "user", "content": "hm"}, {"role": "assistant", "content": " "}]}, False),
+        ({"messages": [{"role": "user", "content": "hm " * 200}, {"role": "assistant", "content": "x"}]}, False),
+    ],
+)
+def test_answers_of_the_first_rows_are_rendered(run_file, tmp_path, row, is_usable):
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
+    settings = [*SFT, f"{EXPERIENCES}.path={written(tmp_path, {'messages': talk, **row})}"]
+    found = problems(run_file, *settings, f"model.custom_chat_template='{TEMPLATE}'")
+    assert set(found) == (set() if is_usable else {f"{EXPERIENCES}.format"}), found
+
+
+@pytest.mark.parametrize(
+    "override, key",
+    [
+        ("format.response_key=gone", "format.response_key"),
+        ("format.response_key=reward_model.ground_truth", "format.response_key"),
+        ("format.prompt_key=gone", "format"),
+    ],
+)
+def test_columns_of_tasks_are_in_their_rows(run_file, override, key):
+    assert f"{INPUT}.taskset.{key}" in problems(run_file, f"{INPUT}.taskset.{override}")
+
+
+REWARDS_FILE = """
+from trinity_core.workflows import REWARD_FNS
+
+@REWARD_FNS.register("fine")
+def fine(prompt, response, truth, task): return 1.0
+
+@REWARD_FNS.register("of_another_field")
+def of_another_field(completions, **kwargs): return [1.0]
+
+@REWARD_FNS.register("unimported")
+def unimported(prompt, response, truth, task):
+    import not_installed
+
+@REWARD_FNS.register("misspelt")
+def misspelt(prompt, response, truth, task): return float(respones)
+
+@REWARD_FNS.register("strict")
+def strict(prompt, response, truth, task):
+    from trinity_core.errors import DataError
+    if not truth.isdigit(): raise DataError("the reference answer is no number", key="answer")
+    return 1.0
+
+@REWARD_FNS.register("choosy")
+def choosy(prompt, response, truth, task): return float(response.index("box"))
+"""
+
+
+@pytest.mark.parametrize(
+    "reward, answer, key",
+    [
+        ("fine", "3", ""),
+        ("of_another_field", "3", "reward_fn_args.completions"),
+        ("unimported", "3", "default_reward_fn_type"),
+        ("misspelt", "3", "default_reward_fn_type"),
+        ("choosy", "3", ""),
+        ("math_reward", "3", ""),
+        ("math_reward", "the sum", ""),
+        ("strict", "3", ""),
+        ("strict", "three", "format.response_key"),
+    ],
+)
+def test_a_reward_function_judges_an_answer_to_the_first_rows(run_file, tmp_path, reward, answer, key):
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / f"trial_{tmp_path.name}.py").write_text(REWARDS_FILE)
+    rows = written(tmp_path, *[{"question": "1 + 2?", "answer": answer}] * 3)
+    settings = [f"{INPUT}.taskset.path={rows}", f"{INPUT}.taskset.default_reward_fn_type={reward}"]
+    found = problems(run_file, *settings, f"plugin_dir={tmp_path / 'plugins'}")
+    assert set(found) == ({f"{INPUT}.taskset.{key}"} if key else set()), found
+    with suppress(ConfigError):
+        notices = checks.validate(run_file, [*settings, f"plugin_dir={tmp_path / 'plugins'}"], offline=False).stages
+        assert any("'choosy'" in notice for stage in notices for notice in stage["notices"]) is (reward == "choosy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,8 @@ class ChatEncoder:
     template_args: dict[str, Any] = field(default_factory=dict)
     """Further variables of the template, such as `enable_thinking`. `written_bos` is always set: the BOS token if the
     tokenizer adds one to texts, else empty."""
+    vocabulary: int | None = None
+    """Number of tokens that the model has embeddings for; None if unknown."""
     _special: frozenset[int] = field(init=False, repr=False)
     _closing: Closing | None = field(init=False, repr=False, default=None)
     _ends: tuple[int, ...] | None = field(init=False, repr=False, default=None)
@@ -164,7 +166,7 @@ class ChatEncoder:
 
     def with_template(self, template: str | None) -> ChatEncoder:
         """Return the same tokenizer with another template; None keeps the current one."""
-        return ChatEncoder(self.tokenizer, template, self.template_args) if template else self
+        return replace(self, template=template) if template else self
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, prompt: bool = False) -> str:
         """Return the text of a conversation; with `prompt`, up to the start of the next answer.
@@ -220,7 +222,18 @@ class ChatEncoder:
         """Return the tokens of each prompt, tokenised in parallel, or a DataError (see `rendered`)."""
         texts = self.rendered(requests)
         encoded = iter(self._control.encode([text for text in texts if isinstance(text, str)]))
-        return [next(encoded)[0] if isinstance(text, str) else text for text in texts]
+        return [self._embedded(next(encoded)[0]) if isinstance(text, str) else text for text in texts]
+
+    def _embedded(self, tokens: list[int]) -> list[int] | DataError:
+        """Return tokens, or a DataError if the model has no embedding for one of them."""
+        if self.vocabulary is None or not tokens or max(tokens) < self.vocabulary:
+            return tokens
+        text = self.tokenizer.convert_ids_to_tokens(max(tokens))
+        return DataError(
+            f"the model has {self.vocabulary} embeddings, and none for token {max(tokens)} of its tokenizer, {text!r}; "
+            "use the tokenizer of the model, or a model whose embeddings were resized for it",
+            key="tokenizer.json",
+        )
 
     def rendered(self, requests: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[str | DataError]:
         """Return the text of each prompt, or a DataError if the template refuses it or leaves out its tools."""
@@ -369,6 +382,8 @@ class ChatEncoder:
                 "use a model folder with a tokenizer.json",
                 key="tokenizer.json",
             )
+        if isinstance(embedded := self._embedded(tokens), DataError):
+            return embedded
         offsets = encoding.offsets
         answer = np.zeros(len(tokens), dtype=np.bool_)
         for start, end in spans:

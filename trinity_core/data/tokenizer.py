@@ -55,7 +55,16 @@ def auxiliary_encoder(model: AuxiliaryModelConfig) -> ChatEncoder:
 
 def _encoder(model: ModelConfig | AuxiliaryModelConfig, template: str | None) -> ChatEncoder:
     thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
-    return ChatEncoder(load_tokenizer(model.model_path, model.trust_remote_code), template, thinking)
+    tokenizer = load_tokenizer(model.model_path, model.trust_remote_code)
+    return ChatEncoder(tokenizer, template, thinking, _vocabulary(model.model_path))
+
+
+def _vocabulary(model_path: str) -> int | None:
+    """Return the number of a model's embeddings; None if its config.json does not say."""
+    path = model_file(model_path, "config.json")
+    config = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    size = (config.get("text_config") or config).get("vocab_size")
+    return size if isinstance(size, int) else None
 
 
 def stop_tokens(model_path: str, encoder: ChatEncoder) -> tuple[int, ...]:

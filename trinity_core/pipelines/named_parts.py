@@ -362,6 +362,14 @@ def _reward_is_environments(taskset: TasksetConfig) -> bool:
     return workflow is not None and issubclass(workflow, EnvWorkflow) and workflow.run is EnvWorkflow.run
 
 
+def reward_of(taskset: TasksetConfig) -> str | None:
+    """Return the reward function that judges a task set's answers; None if none does."""
+    workflow, name = WORKFLOWS.resolve(taskset.default_workflow_type or ""), taskset.default_reward_fn_type
+    if _reward_is_environments(taskset):
+        return None
+    return name or (workflow.own_reward(taskset.workflow_args) if _is_scored(workflow) else None)
+
+
 def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:
     """True if a workflow uses the reward function as `SimpleWorkflow` does."""
     return (

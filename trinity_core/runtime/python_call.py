@@ -309,7 +309,8 @@ def _format(row: Row, has_rewards: bool) -> dict[str, Any]:
     if isinstance(prompt, list) or (prompt is None and isinstance(chosen, list)):
         return {"prompt_type": "messages", "messages_key": PROMPT, **_tools(row)}
     if isinstance(prompt, str):
-        return {"prompt_key": PROMPT, "response_key": "completion" if "completion" in row else "answer", **_tools(row)}
+        answer = next((name for name in ("completion", "answer") if name in row), None)
+        return {"prompt_key": PROMPT, **({"response_key": answer} if answer else {}), **_tools(row)}
     if isinstance(chosen, str):
         raise InputError("'chosen' and 'rejected' are texts: rows need their 'prompt' in a column", key=PROMPT)
     raise InputError(

@@ -7,9 +7,9 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,13 @@ from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.training import dtype_of
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import policy_encoder
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.pipelines.named_parts import missing_names
 from trinity_core.processes import cores
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, place, weakest
-from trinity_core.runtime.preflight.first_rows import empty_thoughts, long_prompts, unusable_data
+from trinity_core.runtime.preflight.first_rows import empty_thoughts, trial_of_rows
 from trinity_core.runtime.preflight.model_shape import Need, least, size, total
 from trinity_core.runtime.preflight.models import (
     doubtful_template,
@@ -65,13 +65,13 @@ def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding
     into `remarks`, by the run's name."""
     if config.stages:
         return
-    encoder = _encoder(config)
-    findings = [*_opened(config, report.stage in (None, "stages[0]"), encoder)]
+    encoder, findings = _policy(config)
+    findings += _opened(config, report.stage in (None, "stages[0]"), encoder)
     if not report.problems and not config.cluster.ray_address:  # sizes can be computed only from valid settings
         findings += oversized(config)
     report.extend(_errors(findings))
     if remarks is not None and not report.problems:
-        findings += doubtful_template(config, encoder)
+        findings += doubtful_template(encoder)
         if notice := shared_memory_notice(config):
             findings.append(Finding("", None, "unavailable", notice, severity="notice"))
         remarks[config.name] = [finding for finding in findings if finding.severity != "error"]
@@ -81,9 +81,31 @@ def _errors(findings: Iterable[Finding]) -> Iterator[Finding]:
     return (finding for finding in findings if finding.severity == "error")
 
 
-def _encoder(config: Config) -> Callable[[], ChatEncoder]:
-    """Return a function that loads the policy's tokenizer once, on demand."""
-    return cache(partial(policy_encoder, config.model))
+def _policy(config: Config) -> tuple[ChatEncoder | None, list[Finding]]:
+    """Return tokenizer and chat template of a policy in a local folder, and what is wrong with them. None if they
+    cannot be used, or are not here."""
+    from jinja2 import TemplateSyntaxError
+
+    model = config.model
+    if config.external_model or config.cluster.ray_address or not Path(model.model_path).is_dir():
+        return None, []
+    place = "chat_template_path" if model.chat_template_path else "custom_chat_template"
+    key, value = f"model.{place}", getattr(model, place)
+    try:
+        encoder = policy_encoder(model)
+    except TrinityError as error:  # training on sampled tokens needs no template
+        needs_template = config.mode != "train" or config.is_supervised
+        return None, [Finding(key, value, "missing", f"must be given: {error}.")] if needs_template else []
+    except (OSError, ValueError) as error:
+        message = f"the tokenizer of {model.model_path} cannot be loaded: {error}."
+        return None, [Finding("model", None, "invalid", message, severity="warning")]
+    try:
+        encoder.render([{"role": "user", "content": "?"}], prompt=True)
+    except DataError as error:
+        if isinstance(error.__cause__, TemplateSyntaxError):
+            where = key if value else "model.model_path"
+            return None, [Finding(where, value or model.model_path, "invalid", f"{error}.")]
+    return encoder, []
 
 
 def load_ready(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -100,7 +122,8 @@ def require_ready(config: Config) -> None:
     check models, names and room (`unready_node`), and open data and ports.
     """
     oversize = () if config.cluster.ray_address else oversized(config)
-    problems = [*_errors(_opened(config, True, _encoder(config))), *oversize]
+    encoder, faults = _policy(config)
+    problems = [*_errors([*faults, *_opened(config, True, encoder)]), *oversize]
     if not problems:
         return
     if all(problem.code == "busy" for problem in problems):
@@ -160,7 +183,7 @@ def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Valid
     return Validation(not offline and not config.cluster.ray_address, listed, [])
 
 
-def _opened(config: Config, is_first: bool, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
+def _opened(config: Config, is_first: bool, encoder: ChatEncoder | None) -> Iterator[Finding]:
     """Check everything on this machine except sizes."""
     yield from unwritable_folders(config)
     yield from absent_secrets(config)
@@ -170,9 +193,9 @@ def _opened(config: Config, is_first: bool, encoder: Callable[[], ChatEncoder]) 
     yield from missing_packages(config)
     yield from too_long_sequences(config)
     yield from unknown_parser(config, encoder)
-    yield from missing_names(config)
-    yield from unusable_data(config, is_first)
-    yield from long_prompts(config, encoder)
+    unknown = missing_names(config)
+    yield from unknown
+    yield from trial_of_rows(config, is_first, encoder, judges=not unknown)
     yield from empty_thoughts(config, encoder)
     yield from busy_port(config)
     yield from missing_gpus(config, cores())
@@ -329,7 +352,7 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
     if (reads or numbers.get(REWARDS)) and not config.external_model:
         yield from missing_template(config)
     if numbers.get(REWARDS):
-        yield from unknown_parser(config, _encoder(config))
+        yield from unknown_parser(config, _policy(config)[0])
         yield from missing_names(config)
     if numbers.get(ENGINE) or any(engines):
         yield from too_long_sequences(config)

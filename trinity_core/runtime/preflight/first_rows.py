@@ -1,10 +1,9 @@
-"""Checks that data sets exist, and that their first rows match the configuration."""
+"""A trial of each data set's first rows: what template, model and reward function will do with them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config
@@ -12,27 +11,38 @@ from trinity_core.config.findings import Finding, Severity
 from trinity_core.config.paths import PIPELINE, reads_output, uses_pipeline
 from trinity_core.config.rules.tasks import JOINED_INPUTS, eval_tasksets, training_tasksets
 from trinity_core.config.schema import ExperienceInputConfig
-from trinity_core.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
+from trinity_core.config.schema.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.files import Row, data_files, first_rows, is_local, looks_local
+from trinity_core.data.files import Row, RowLocation, data_files, first_rows, is_local, looks_local
 from trinity_core.data.inspection import supervised_inputs
 from trinity_core.data.joined import input_row, inputs_of
 from trinity_core.data.reports import EMPTY_THOUGHTS
-from trinity_core.data.supervised import encode_rows, has_empty_thought
-from trinity_core.data.taskset import PromptCheck, needs_prompt, row_problems, task_format
-from trinity_core.errors import DataError
+from trinity_core.data.supervised import Kind, encode_rows, has_empty_thought
+from trinity_core.data.taskset import PromptCheck, Taskset, needs_prompt, row_problems, task_format
+from trinity_core.errors import DataError, RewardError, TransientFault
+from trinity_core.pipelines.named_parts import reward_of
 from trinity_core.runtime.preflight.models import hub_error
 from trinity_core.store.earlier_rollouts import find_rollouts
+from trinity_core.workflows.rewards import RewardItem, RewardPool
+from trinity_core.workflows.rewards.models import MODEL_REWARDS
 
 ROWS = 16
 """Rows read from each data set. Some bad rows are no problem, because a run rejects them."""
+JUDGED = 4
+"""Rows of which a reward function judges an answer, until one can be judged."""
 MAX_PROMPT, TRUNCATION = "model.max_prompt_tokens", "model.enable_prompt_truncation"
-Problem = str | None
+ANSWER = "1"
+NEVER_WORKS = ("ImportError", "ModuleNotFoundError", "NameError", "SyntaxError")
+"""Errors of a reward function that do not depend on the answer."""
+Problem = DataError | None
 
 
-def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
-    """Yield the data sets whose first rows are all unusable.
+def trial_of_rows(
+    config: Config, is_first: bool, encoder: ChatEncoder | None, judges: bool = True
+) -> Iterator[Finding]:
+    """Yield the data sets that cannot be used: their first rows are read, rendered and tokenised with the policy's
+    `encoder` (None: its tokenizer is not here), and a reward function `judges` an answer.
 
     Rollouts of an earlier run are skipped unless the stage `is_first`: the previous stage may be that run.
     """
@@ -44,65 +54,99 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
         training = training_tasksets(config) if config.explores else []
         for key, taskset in (*training, *eval_tasksets(config)):
             if taskset.storage_type != "queue" and not reads_output(config, taskset):
-                yield from _unusable(key, taskset, partial(_task_problems, taskset, config), taskset.name)
+                yield from _unusable_tasks(config, key, taskset, encoder, judges)
     for name, joined in inputs_of(config):
-        yield from _unusable(
-            f"{JOINED_INPUTS}.{name}", joined, partial(_input_problems, name, joined), name, "join_key"
-        )
+        read = partial(_each, partial(input_row, name, joined))
+        yield from _unusable(f"{JOINED_INPUTS}.{name}", joined, read, name, "join_key")
     if config.mode != "explore":
         for key, buffer, kind in supervised_inputs(config):
             if buffer.storage_type == "rollouts":
                 read_first = partial(_first_rollout, subset=buffer.subset_name)
                 yield from _missing(f"{key}.path", buffer.path or "", read_first) if is_first else ()
             else:
-                read = formats.preference if kind == "preferences" else formats.demonstration
-                yield from _unusable(key, buffer, partial(_answers, buffer, read), buffer.name)
+                yield from _unusable(key, buffer, partial(_answers, config, buffer, kind, encoder), buffer.name)
 
 
-def long_prompts(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
-    """Yield the training task sets whose first rows include a prompt that is too long.
+def _unusable_tasks(
+    config: Config, key: str, taskset: TasksetConfig, encoder: ChatEncoder | None, judges: bool
+) -> Iterator[Finding]:
+    is_eval = any(taskset is eval_set for eval_set in config.buffer.explorer_input.eval_tasksets)
+    check = None if encoder is None else PromptCheck(encoder, config.model.max_prompt_tokens)
+    rows: list[Row] = []
+    problems: list[Problem] = []
 
-    It is an error if the set has no other rows and truncation was not requested. Checked only for local data and a
-    policy in a local folder, whose `encoder` is loaded on demand. Skipped where workflows may use the OpenAI API, whose
-    only limit is the context.
-    """
-    model = config.model
-    if config.mode == "train" or not config.explores or config.external_model or not Path(model.model_path).is_dir():
+    def problems_of(read: list[Row]) -> list[Problem]:
+        form = task_format(taskset)
+        answered = any(formats.has_column(row, form.response_key) for row in read)
+        features = () if is_eval else taskset.task_selector.feature_keys
+        problems[:] = row_problems(read, form, answered, features, check, needs_prompt(taskset))
+        others = [None if problem is not None and problem.key == MAX_PROMPT else problem for problem in problems]
+        rows[:] = [row for row, problem in zip(read, others, strict=True) if problem is None]
+        return others
+
+    yield from (unusable := [*_unusable(key, taskset, problems_of, taskset.name)])
+    too_long = [problem for problem in problems if problem is not None and problem.key == MAX_PROMPT]
+    if too_long and not is_eval and not config.explorer.rollout_model.enable_openai_api:
+        yield _too_long(config, taskset, too_long, len(problems))  # else the only limit is the context
+    if rows and judges and not unusable:
+        yield from [*_unread_answers(key, taskset, rows)] or _unjudged(config, key, taskset, rows[:JUDGED])
+
+
+def _unread_answers(key: str, taskset: TasksetConfig, rows: list[Row]) -> Iterator[Finding]:
+    """Yield a column of reference answers that was named and is in no row."""
+    named = taskset.format.response_key
+    if named != FormatConfig().response_key and not any(formats.has_column(row, named) for row in rows):
+        columns = ", ".join(dict.fromkeys(str(name) for row in rows for name in row))
+        message = f"is in none of the first {len(rows)} usable rows of {taskset.path}; their columns are {columns}."
+        yield Finding(f"{key}.format.response_key", named, "unavailable", message)
+
+
+def _unjudged(config: Config, key: str, taskset: TasksetConfig, rows: list[Row]) -> Iterator[Finding]:
+    """Yield a reward function that can judge no answer to these rows. Those that ask models are not tried."""
+    name = reward_of(taskset)
+    if name is None or name in MODEL_REWARDS:
         return
-    if config.explorer.rollout_model.enable_openai_api:
-        return
+    pool, faults = RewardPool(1, plugin_dir=config.plugin_dir), list[Finding]()
+    tasks = Taskset(taskset, rows, [RowLocation(taskset.path, 0)] * len(rows))
+    where = f"{key}.default_reward_fn_type"
     try:
-        check = PromptCheck(encoder(), model.max_prompt_tokens)
-    except (DataError, OSError, ValueError):
-        return  # missing template or tokenizer: reported elsewhere
-    for _, taskset in training_tasksets(config):
-        storage = taskset.storage_type or "file"
-        if reads_output(config, taskset) or not needs_prompt(taskset) or (storage == "file" and not taskset.path):
-            continue
-        if storage == "queue" or (storage == "file" and not is_local(taskset.path)):
-            continue
-        try:
-            rows = first_rows(taskset.path, taskset.split, taskset.subset_name, storage, taskset.name, ROWS).rows
-        except DataError:
-            continue  # reported by `unusable_data`
-        problems = row_problems(rows, task_format(taskset), False, (), check)
-        too_long = [problem for problem in problems if problem is not None and problem.key == MAX_PROMPT]
-        if too_long:
-            yield _too_long(config, taskset, too_long, len(rows))
+        for number in range(len(rows)):
+            task = tasks[number]
+            messages = task.messages if formats.has_prompt(task.raw, task.format) else []
+            prompt = str(messages[-1].get("content", "")) if messages else ""
+            item = RewardItem(ANSWER, task.truth, prompt, task.raw, task.reward_fn_args, 1, messages)
+            try:
+                [reward] = pool.score_sync(name, [item])
+            except DataError as error:
+                column, value = f"{key}.format.response_key", taskset.format.response_key
+                place, at = (column, value) if error.key else (where, name)
+                faults.append(Finding(place, at, "unavailable", f"{error}."))
+                continue
+            except (RewardError, TransientFault) as error:
+                faults.append(Finding(where, name, "unavailable", f"{error}."))
+                continue
+            if reward.error is None:
+                return
+            severity: Severity = "error" if reward.error.startswith(NEVER_WORKS) else "warning"
+            message = f"'{name}' judges the answer '{ANSWER}' to none of the first rows: {reward.error}."
+            faults.append(Finding(where, name, "unavailable", message, severity=severity))
+    finally:
+        pool.close()
+    yield from faults[:1]
 
 
-def empty_thoughts(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
+def empty_thoughts(config: Config, encoder: ChatEncoder | None) -> Iterator[Finding]:
     """Yield the trainer's local data sets in whose first rows the chat template writes an empty thought with loss."""
     local = [source for source in supervised_inputs(config) if source[1].path and is_local(source[1].path)]
-    if config.mode == "explore" or not local or not Path(config.model.model_path).is_dir():
+    if config.mode == "explore" or encoder is None:
         return
     for _, buffer, kind in local:
         try:
-            own = encoder().with_template(buffer.format.chat_template)
+            own = encoder.with_template(buffer.format.chat_template)
             rows = first_rows(buffer.path or "", buffer.split, buffer.subset_name, "file", buffer.name, ROWS).rows
-        except (DataError, OSError, ValueError):
-            continue  # reported elsewhere
-        encoded = [row for row in encode_rows(rows, buffer.format, own, kind) if not isinstance(row, DataError)]
+            encoded = [row for row in encode_rows(rows, buffer.format, own, kind) if not isinstance(row, DataError)]
+        except DataError:
+            continue  # reported by `trial_of_rows`
         if count := sum(any(has_empty_thought(one, own) for one in row) for row in encoded):
             message = f"{count} of the first {len(rows)} answers of {buffer.path} begin with an empty thought, which "
             message += f"carries loss: {EMPTY_THOUGHTS}."
@@ -155,28 +199,29 @@ def _unusable(
         yield Finding(f"{key}.{columns}", None, "unavailable", f"{count} {verb} be used; {refused[0]}.")
 
 
-def _task_problems(taskset: TasksetConfig, config: Config, rows: list[Row]) -> list[Problem]:
-    answered = any(formats.has_column(row, taskset.format.response_key) for row in rows)
-    is_eval = any(taskset is eval_set for eval_set in config.buffer.explorer_input.eval_tasksets)
-    features = () if is_eval else taskset.task_selector.feature_keys
-    problems = row_problems(rows, taskset.format, answered, features, None, needs_prompt(taskset))
-    return [str(problem) if problem else None for problem in problems]
-
-
-def _input_problems(name: str, joined: ExperienceInputConfig, rows: list[Row]) -> list[Problem]:
-    return [_raised(partial(input_row, name, joined, row)) for row in rows]
-
-
-def _answers(buffer: ExperienceBufferConfig, read: Callable[..., Any], rows: list[Row]) -> list[Problem]:
-    return [_raised(partial(read, row, buffer.format)) for row in rows]
-
-
-def _raised(read: Callable[[], object]) -> Problem:
+def _answers(
+    config: Config, buffer: ExperienceBufferConfig, kind: Kind, encoder: ChatEncoder | None, rows: list[Row]
+) -> list[Problem]:
+    if encoder is None:
+        read: Callable[..., Any] = formats.preference if kind == "preferences" else formats.demonstration
+        return _each(lambda row: read(row, buffer.format), rows)
+    encoder = encoder.with_template(buffer.format.chat_template)
     try:
-        read()
-    except DataError as error:
-        return str(error)
-    return None
+        encoded = encode_rows(rows, buffer.format, encoder, kind, config.model.max_model_len)
+    except DataError as error:  # of the tokenizer
+        return [error] * len(rows)
+    return [row if isinstance(row, DataError) else None for row in encoded]
+
+
+def _each(read: Callable[[Row], object], rows: list[Row]) -> list[Problem]:
+    problems: list[Problem] = []
+    for row in rows:
+        try:
+            read(row)
+            problems.append(None)
+        except DataError as error:
+            problems.append(error)
+    return problems
 
 
 def _first_rollout(path: str, subset: str | None) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -145,32 +145,18 @@ def missing_packages(config: Config) -> Iterator[Finding]:
         yield Finding("model.lora_configs[0].load_in_4bit", True, "missing", message)
 
 
-def doubtful_template(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
-    """Yield a warning about the tokenizer or chat template of a policy in a local folder, whose `encoder` is loaded."""
-    model = config.model
-    if config.external_model or config.cluster.ray_address or not Path(model.model_path).is_dir():
-        return
-    try:
-        doubt = endless_answers(encoder())
-    except DataError:  # a model without a template is fine for training on given samples
-        return
-    except (OSError, ValueError) as error:
-        doubt = f"the tokenizer of {model.model_path} cannot be loaded: {error}"
-    if doubt:
+def doubtful_template(encoder: ChatEncoder | None) -> Iterator[Finding]:
+    """Yield a warning about a chat template that ends answers without a special token."""
+    if encoder is not None and (doubt := endless_answers(encoder)):
         yield Finding("model", None, "invalid", f"{doubt}.", severity="warning")
 
 
-def unknown_parser(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
+def unknown_parser(config: Config, encoder: ChatEncoder | None) -> Iterator[Finding]:
     """Report a tool-call parser to be inferred from a local chat template that implies none."""
-    model = config.model
-    if config.external_model or config.mode == "train" or not asks_template(config):
-        return
-    if not Path(model.model_path).is_dir():
+    if encoder is None or config.mode == "train" or not asks_template(config):
         return
     try:
-        parser_of(encoder())
-    except (DataError, OSError, ValueError):
-        return  # missing template or tokenizer: reported elsewhere
+        parser_of(encoder)
     except TrinityError as error:
         yield Finding("explorer.rollout_model.tool_call_parser", None, "missing", f"must be given: {error}.")
 
