@@ -27,6 +27,14 @@ def scores(name, rewards=REWARDS, ids=IDS, **args):
     return advantages[:, 0].tolist()
 
 
+@pytest.mark.parametrize("level", ["group", "batch"])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6])
+def test_equal_rewards_have_no_advantage_whatever_epsilon(level, epsilon):
+    equal = scores("grpo", torch.ones(7), epsilon=epsilon, std_cal_level=level)
+    assert equal == [0.0] * 7
+    assert all(math.isfinite(score) for score in scores("grpo", epsilon=epsilon, std_cal_level=level))
+
+
 STD_A = statistics.stdev([1, 0, 0])
 
 

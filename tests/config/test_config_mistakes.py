@@ -28,6 +28,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("stages: 3", "stages", "wrong-type"),
         ("stages: {a: {}}", "stages", "wrong-type"),
         ("stages: [text]", "stages[0]", "wrong-type"),
+        *(
+            (f"stages: [{stage}]\ngroup: ${{oc.env:HOME}}", "stages[0]", "wrong-type")
+            for stage in ("text", "3", "'${name}'", "[a, b]", "[[{stage_name: a}]]", "true")
+        ),
+        ("stages: [{stage_name: a}, 3]\ngroup: ${oc.env:HOME}", "stages[1]", "wrong-type"),
         ("stages: [{stage_name: a, model: text}]", "stages[0].model", "wrong-type"),
         ("service: ${trainer.trainer_config.actor_rollout_ref.actr}", "service", "unresolved"),
         (f"seed: {'9' * 5000}", "", "unreadable"),

@@ -19,6 +19,7 @@ TASKS = "buffer.explorer_input"
 FILTERED = "data_processor.experience_pipeline.operators=[{name: reward_filter}]"
 BYPASS = "algorithm.rollout_correction=bypass"
 CLIP = "algorithm.policy_loss_fn_args.clip_range=0.1"
+WARMUP, TASKSET = "algorithm.optimizer.lr_warmup_steps", "buffer.explorer_input.taskset"
 WAITING = f"{QUEUE}.reuse_cooldown_time"
 REPLAY = f"{QUEUE}.replay_buffer={{enable: true, reuse_cooldown_time: 60}}"
 SAVED = "trainer.trainer_config.actor_rollout_ref.actor.checkpoint.save_contents"
@@ -121,6 +122,8 @@ def test_settings_without_effect_get_a_notice(recipe: str, overrides: tuple[str,
         ("gsm8k/gsm8k", ("buffer.train_batch_size=2048",), "buffer.train_batch_size", "changed"),
         ("gsm8k/gsm8k", ("trainer.max_token_len_per_gpu=64",), "trainer.max_token_len_per_gpu", "changed"),
         ("gsm8k/trainer", ("continue_from_checkpoint=false",), "continue_from_checkpoint", "info"),
+        ("gsm8k/gsm8k", (f"{WARMUP}=20", "buffer.total_steps=10"), WARMUP, "info"),
+        ("gsm8k/gsm8k", (f"{TASKSET}.rollout_args.temperature=0",), f"{TASKSET}.rollout_args.temperature", "info"),
         ("gsm8k/explorer", ("continue_from_checkpoint=false",), "continue_from_checkpoint", "info"),
         ("sft/sft", (f"{OTHER}={{path: x, share: 3}}",), "buffer.trainer_input", "info"),
         (
@@ -145,6 +148,14 @@ def test_settings_without_effect_get_a_notice(recipe: str, overrides: tuple[str,
 )
 def test_settings_that_others_change_get_a_notice(recipe: str, overrides: tuple[str, ...], key: str, code: str) -> None:
     assert found(recipe, *overrides) == [(key, code)]
+
+
+def test_the_highest_rate_of_a_long_warm_up_is_told() -> None:
+    steps = ["buffer.total_steps=10", f"{WARMUP}=20", "algorithm.optimizer.lr=1e-6"]
+    [told] = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", steps))
+    assert "5e-07" in told
+    for enough in ("20", "40"):
+        assert not notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"buffer.total_steps={enough}", *steps[1:]]))
 
 
 def test_keys_without_effect_share_a_sentence() -> None:

@@ -65,6 +65,17 @@ TABLE = [
         suggestion="clip_range",
     ),
     mistake("wrong-type", "algorithm.policy_loss_fn_args.clip_range=wide"),
+    *(
+        mistake("out-of-range", *others, f"algorithm.{argument}")
+        for argument, others in (
+            ("policy_loss_fn_args.clip_range=-1", ()),
+            ("policy_loss_fn_args.clip_range_low=-0.1", ()),
+            ("policy_loss_fn_args.clip_range_high=-0.1", ()),
+            ("policy_loss_fn_args.clip_range=-1", ("algorithm.algorithm_type=gspo",)),
+            ("kl_loss_fn_args.kl_coef=-0.1", ()),
+            ("advantage_fn_args.epsilon=-1e-6", ()),
+        )
+    ),
     mistake("unknown-choice", "algorithm.advantage_fn_args.std_cal_level=grup", suggestion="group"),
     mistake(
         "unknown-argument",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
+from trinity_core.config.types import NonNegative
 from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 from trinity_core.registry import Registry
@@ -122,7 +123,7 @@ class KLCoefficient:
     Its only state is `kl_coef`, which checkpoints store.
     """
 
-    kl_coef: float = 0.001
+    kl_coef: NonNegative = 0.001
     adaptive: bool = False
     target_kl: float | None = None
     horizon: float | None = None

@@ -86,6 +86,11 @@ def last_token(mask_BT: Tensor) -> Tensor:
     return mask_BT & (mask_BT.flip(-1).cumsum(-1).flip(-1) == 1)
 
 
+def divided(deviations: Tensor, scales: Tensor, epsilon: float) -> Tensor:
+    """deviations / (scales + epsilon); 0 where that would be 0 / 0."""
+    return deviations / (scales + epsilon).clamp(min=torch.finfo(deviations.dtype).tiny)
+
+
 def whiten(values_BT: Tensor, mask_BT: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Shift and scale to mean 0 and (sample) variance 1 over the action tokens: (x - mean) / sqrt(var + epsilon).
 

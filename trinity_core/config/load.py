@@ -236,7 +236,10 @@ def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report
 
     result: Tree = replaced(above, stage)
     if stages:
-        result["stages"] = [replaced(stage, index, f"stages[{index}]") for index, stage in enumerate(stages)]
+        result["stages"] = [
+            replaced(stage, index, f"stages[{index}]") if isinstance(stage, dict) else stage
+            for index, stage in enumerate(stages)
+        ]
     return result
 
 

@@ -9,7 +9,7 @@ from trinity_core.config.arguments import monitor_arguments
 from trinity_core.config.findings import Code, Finding
 from trinity_core.config.paths import PIPELINE, is_backup, uses_pipeline
 from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, held_out, most_repeats, shares
-from trinity_core.config.rules.algorithm import RAFT, chooses_every_rollout
+from trinity_core.config.rules.algorithm import RAFT, chooses_every_rollout, training_temperatures
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
@@ -29,7 +29,10 @@ def notices(config: Config) -> list[str]:
 
 def remarks(config: Config) -> list[Finding]:
     """Return a notice for each setting without effect in this run, and for each that another setting changes."""
-    rules = (_clips, _raft, _taught, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged, _apart, _saved)
+    rules = (
+        *(_clips, _raft, _taught, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged, _apart, _saved),
+        *(_greedy, _late_peak),
+    )
     unread = [Finding(key, None, "no-effect", "", severity="notice") for key in _unread(config)]
     return [*unread, *config.notices, *(finding for rule in rules for finding in rule(config))]
 
@@ -225,6 +228,38 @@ def _clips(config: Config) -> Iterator[Finding]:
     for name in config.written("algorithm.policy_loss_fn_args") or {}:
         if name.startswith(("clip_range", "clip_ratio")):
             yield _notice(f"algorithm.policy_loss_fn_args.{name}", "no-effect", f"{why} {remedy}")
+
+
+def _greedy(config: Config) -> Iterator[Finding]:
+    """Yield a temperature of 0 at which all rollouts of a task are one answer."""
+    if config.mode == "bench" or not ALGORITHMS[config.algorithm.algorithm_type].uses_rollouts:
+        return
+    repeats = {f"{key}.rollout_args.temperature": taskset.repeat_times for key, taskset in training_tasksets(config)}
+    for key, temperature in training_temperatures(config):
+        if temperature == 0 and (times := repeats.get(key, 1)) > 1:
+            message = (
+                f"{key} is 0, so the {times} rollouts of a task are the same answer: groups of equal rewards have no "
+                "gradient, unless an environment makes them differ."
+            )
+            yield _notice(key, "info", message)
+
+
+def _late_peak(config: Config) -> Iterator[Finding]:
+    steps = config.trainer.total_steps or config.buffer.total_steps
+    if steps is not None:
+        yield from late_peak(config, steps)
+
+
+def late_peak(config: Config, steps: int) -> Iterator[Finding]:
+    """Yield a warm-up that a run of so many train steps does not end."""
+    optimizer, warmup = config.algorithm.optimizer, config.algorithm.optimizer.lr_warmup_steps
+    taken = steps - (config.trainer.trainer_config.trainer.critic_warmup if config.needs_critic else 0)
+    if config.mode in ("both", "train") and warmup > max(taken, 0):
+        message = (
+            f"algorithm.optimizer.lr_warmup_steps is {warmup}, and the policy takes {max(taken, 0)} train steps: the "
+            f"learning rate rises to {optimizer.lr * max(taken, 0) / warmup:.3g}, and never reaches {optimizer.lr:g}."
+        )
+        yield _notice("algorithm.optimizer.lr_warmup_steps", "info", message)
 
 
 def _saved(config: Config) -> Iterator[Finding]:

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, to_tokens
-from trinity_core.algorithms.tensors import as_mask, clean, require_finite, without_gradient
+from trinity_core.algorithms.tensors import as_mask, clean, divided, require_finite, without_gradient
+from trinity_core.config.types import NonNegative
 from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 from trinity_core.signatures import ArgumentsOf
@@ -47,8 +48,8 @@ def _scaled(groups: Groups, epsilon: float, std_normalize: bool, std_cal_level: 
     if not std_normalize:
         return groups.deviations
     if std_cal_level == "group":
-        return groups.deviations / (groups.stds[groups.index] + epsilon)
-    return groups.deviations / (groups.std + epsilon)
+        return divided(groups.deviations, groups.stds[groups.index], epsilon)
+    return divided(groups.deviations, groups.std, epsilon)
 
 
 @advantage("grpo")
@@ -57,7 +58,7 @@ def grpo(
     group_ids: GroupIds,
     mask: Tensor,
     rollout_ids: GroupIds | None = None,
-    epsilon: float = 1e-6,
+    epsilon: NonNegative = 1e-6,
     std_normalize: bool = True,
     std_cal_level: Literal["group", "batch"] = "group",
     std_threshold: float | None = None,
@@ -98,7 +99,7 @@ def opmd(
     mask: Tensor,
     rollout_ids: GroupIds | None = None,
     opmd_baseline: Literal["mean", "logavgexp"] = "mean",
-    tau: float = 1.0,
+    tau: NonNegative = 1.0,
 ) -> Result:
     """r minus its group's baseline. 0 in groups of one.
 
@@ -137,7 +138,7 @@ def rec(
     group_ids: GroupIds,
     mask: Tensor,
     rollout_ids: GroupIds | None = None,
-    epsilon: float = 1e-6,
+    epsilon: NonNegative = 1e-6,
     std_normalize: bool = False,
     drop: Literal["none", "balance"] | None = None,
     seed: int = 0,
@@ -204,7 +205,7 @@ def step_wise_grpo(
     mask: Tensor,
     run_ids: GroupIds,
     turns: Tensor | None = None,
-    epsilon: float = 1e-6,
+    epsilon: NonNegative = 1e-6,
     std_normalize: bool = True,
     std_cal_level: Literal["group", "batch"] = "group",
     std_threshold: float | None = None,
@@ -251,7 +252,7 @@ def m2po(
     rollout_logprobs: Tensor,
     rollout_ids: GroupIds | None = None,
     m2_threshold: float = 0.04,
-    epsilon: float = 1e-6,
+    epsilon: NonNegative = 1e-6,
 ) -> Result:
     """GRPO's advantages; 0 where the second moment of the log-ratio to the sampling policy is too large (M2PO, Zheng et
     al. 2025, "Prosperity before collapse", algorithm 1).
@@ -289,7 +290,7 @@ def clipb(
     entropies: Tensor,
     rollout_ids: GroupIds | None = None,
     mu: float = 2.5,
-    epsilon: float = 1e-6,
+    epsilon: NonNegative = 1e-6,
 ) -> Result:
     """GRPO's advantages; 0 for tokens with A < 0 that would change the entropy most (Clip_B, arXiv 2602.03392).
 

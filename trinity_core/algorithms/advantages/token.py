@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, to_tokens, token_rewards_of
-from trinity_core.algorithms.tensors import as_mask, clean, masked_mean, require_finite, whiten, without_gradient
+from trinity_core.algorithms.tensors import (
+    as_mask,
+    clean,
+    divided,
+    masked_mean,
+    require_finite,
+    whiten,
+    without_gradient,
+)
+from trinity_core.config.types import NonNegative
 from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 
@@ -106,7 +115,7 @@ def on_policy_distill(
     old_logprobs: Tensor,
     rewards: Tensor | None = None,
     group_ids: GroupIds | None = None,
-    kl_coef: float = 1.0,
+    kl_coef: NonNegative = 1.0,
 ) -> tuple[Tensor, dict[str, float]]:
     """kl_coef * (log teacher - log student) of each sampled token: its expectation is minus the reverse KL (Agarwal et
     al., arXiv 2306.13649; Thinking Machines Lab 2025, "On-policy distillation").
@@ -132,7 +141,7 @@ def jsd(
     old_logprobs: Tensor,
     rewards: Tensor | None = None,
     group_ids: GroupIds | None = None,
-    kl_coef: float = 1.0,
+    kl_coef: NonNegative = 1.0,
     lambda_coef: float = 0.5,
 ) -> tuple[Tensor, dict[str, float]]:
     """kl_coef * (1 - l) * log(m / q), m = l p + (1 - l) q, l = `lambda_coef`: minus the score-function gradient of the
@@ -167,7 +176,7 @@ def gigpo(
     states: Sequence[str] | None = None,
     gamma: float = 0.95,
     step_weight: float = 1.0,
-    epsilon: float = 1e-6,
+    epsilon: NonNegative = 1e-6,
     std_normalize: bool = True,
 ) -> Result:
     """A run's advantage within its group plus `step_weight` times that of a turn among turns that began in the same
@@ -215,4 +224,4 @@ def discounted(rewards: Tensor, runs: Tensor, turns: Tensor, gamma: float) -> Te
 
 
 def _normal(groups: Groups, epsilon: float, std_normalize: bool) -> Tensor:
-    return groups.deviations / (groups.stds[groups.index] + epsilon) if std_normalize else groups.deviations
+    return divided(groups.deviations, groups.stds[groups.index], epsilon) if std_normalize else groups.deviations

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trinity_core.algorithms.losses.policy_loss import clip_bounds, clip_ranges, log_ratio_to, policy_loss, ratio_to
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.tensors import first_token, row_mean
+from trinity_core.config.types import NonNegative
 from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 
@@ -38,9 +39,9 @@ def ppo(
     *,
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
-    clip_range: float = 0.2,
-    clip_range_low: float | None = None,
-    clip_range_high: float | None = None,
+    clip_range: NonNegative = 0.2,
+    clip_range_low: NonNegative | None = None,
+    clip_range_high: NonNegative | None = None,
     clip_ratio_c: float | None = 3.0,
     log_ratio_cap: float = 20.0,
 ) -> tuple[Tensor, Stats]:
@@ -70,9 +71,9 @@ def gspo(
     *,
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
-    clip_range: float = 0.2,
-    clip_range_low: float | None = 0.0003,
-    clip_range_high: float | None = 0.0004,
+    clip_range: NonNegative = 0.2,
+    clip_range_low: NonNegative | None = 0.0003,
+    clip_range_high: NonNegative | None = 0.0004,
 ) -> tuple[Tensor, Stats]:
     """PPO's clip on s = exp(mean_t log r_t), one ratio a sequence (GSPO, arXiv 2507.18071, eq. 5 to 7).
 
@@ -98,9 +99,9 @@ def gmpo(
     *,
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
-    clip_range: float = 0.4,
-    clip_range_low: float | None = None,
-    clip_range_high: float | None = None,
+    clip_range: NonNegative = 0.4,
+    clip_range_low: NonNegative | None = None,
+    clip_range_high: NonNegative | None = None,
 ) -> tuple[Tensor, Stats]:
     """-A exp(mean_t c_t), c_t = min(log r_t, high) where A > 0, max(log r_t, -low) elsewhere: the geometric mean of the
     clipped ratios (GMPO, arXiv 2507.20673, eq. 4 and algorithm 1).
@@ -125,8 +126,8 @@ def cispo(
     *,
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
-    clip_range_low: float = 1.0,
-    clip_range_high: float = 0.28,
+    clip_range_low: NonNegative = 1.0,
+    clip_range_high: NonNegative = 0.28,
     mask_clipped: bool = False,
 ) -> tuple[Tensor, Stats]:
     """-A sg(clip(r, 1 - low, 1 + high)) log pi: the weight is clipped, no token loses its gradient (CISPO, MiniMax-M1,
@@ -178,7 +179,7 @@ def sppo(
     *,
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
-    epsilon: float = 0.3,
+    epsilon: NonNegative = 0.3,
 ) -> tuple[Tensor, Stats]:
     """-A log clip(r, 1 / (1 + epsilon), 1 + epsilon): PPO for the softmax's own geometry (sPPO, arXiv 2108.05828)."""
     if epsilon <= 0:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from trinity_core.algorithms.losses.policy_loss import log_ratio_to, policy_loss, ratio_to
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.tensors import row_mean, row_sum
+from trinity_core.config.types import NonNegative
 from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 
@@ -35,7 +36,7 @@ def importance_sampling(
 
 
 @policy_loss("opmd", metric="opmd_loss")
-def opmd(logprobs: Tensor, mask: Tensor, *, advantages: Tensor, tau: float = 1.0) -> tuple[Tensor, Stats]:
+def opmd(logprobs: Tensor, mask: Tensor, *, advantages: Tensor, tau: NonNegative = 1.0) -> tuple[Tensor, Stats]:
     """-A log pi / (1 + tau): one step of online policy mirror descent from the current policy (arXiv 2505.17826,
     section on off-policy algorithms; Kimi k1.5, 2501.12599, section 2.3.2). tau = 0 is AsymRE's loss (2506.20520)."""
     if tau < 0:
@@ -97,10 +98,10 @@ def rec(
     old_logprobs: Tensor | None = None,
     clip_mode: Literal["none", "one-side", "gspo-one-side", "two-side", "ring"] = "none",
     weight: Literal["none", "importance_sampling", "gspo_importance_sampling", "advantage"] = "none",
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    epsilon_low_prime: float = 0.6,
-    epsilon_high_prime: float = 2.0,
+    epsilon_low: NonNegative = 0.2,
+    epsilon_high: NonNegative = 0.2,
+    epsilon_low_prime: NonNegative = 0.6,
+    epsilon_high_prime: NonNegative = 2.0,
     regularizer: Literal["none", "k2", "forward-kl"] = "none",
     regularizer_coef: float = 0.0,
     temp: float = 1.0,

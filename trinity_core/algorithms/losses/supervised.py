@@ -14,6 +14,7 @@ from trinity_core.algorithms.losses.policy_loss import policy_loss
 from trinity_core.algorithms.losses.ppo import ppo
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.tensors import clean, first_token, row_sum
+from trinity_core.config.types import NonNegative, Positive
 from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 
@@ -72,7 +73,7 @@ def _pair_weights(mask: Tensor) -> Tensor:
 
 @policy_loss("dpo", metric="dpo_loss", weigh=_pair_weights, corrects_rollouts=False, rows_per_unit=2)
 def dpo(
-    logprobs: Tensor, mask: Tensor, *, ref_logprobs: Tensor, beta: float = 0.1, label_smoothing: float = 0.0
+    logprobs: Tensor, mask: Tensor, *, ref_logprobs: Tensor, beta: Positive = 0.1, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Stats]:
     """Per pair -(1 - s) log sigmoid(beta h) - s log sigmoid(-beta h), h = log pi/ref of the chosen answer minus that of
     the rejected one (DPO, arXiv 2305.18290, eq. 7; s = `label_smoothing`: conservative DPO).
@@ -168,9 +169,9 @@ def mix(
     is_expert: Tensor,
     old_logprobs: Tensor | None = None,
     mu: float = 0.1,
-    clip_range: float = 0.2,
-    clip_range_low: float | None = None,
-    clip_range_high: float | None = None,
+    clip_range: NonNegative = 0.2,
+    clip_range_low: NonNegative | None = None,
+    clip_range_high: NonNegative | None = None,
     clip_ratio_c: float | None = 3.0,
 ) -> tuple[Tensor, Stats]:
     """(1 - mu) PPO on rollouts + mu SFT on the expert's rows (`is_expert` [B]), whose advantages are ignored."""
@@ -195,9 +196,9 @@ def mix_chord(
     mu_valley: float = 0.1,
     enable_phi_function: bool = True,
     cutoff_prob: float = 1.0,
-    clip_range: float = 0.2,
-    clip_range_low: float | None = None,
-    clip_range_high: float | None = None,
+    clip_range: NonNegative = 0.2,
+    clip_range_low: NonNegative | None = None,
+    clip_range_high: NonNegative | None = None,
     clip_ratio_c: float | None = 3.0,
 ) -> tuple[Tensor, Stats]:
     """`mix` with CHORD's schedule of mu and its weight p (1 - p) on the expert's tokens (arXiv 2508.11408)."""

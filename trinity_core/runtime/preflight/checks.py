@@ -18,6 +18,7 @@ from trinity_core.addresses import holder_of, in_words, is_orphan
 from trinity_core.compiler import missing_for_triton
 from trinity_core.config import Config, notices, stages
 from trinity_core.config.findings import ConfigError, Finding, Report, Severity
+from trinity_core.config.notices import late_peak
 from trinity_core.config.paths import explored_file, operator_input_file, output_root, uses_pipeline
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.training import dtype_of
@@ -72,6 +73,7 @@ def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding
     report.extend(_errors(findings))
     if remarks is not None and not report.problems:
         findings += doubtful_template(encoder)
+        findings += _late_peak(config)
         if notice := shared_memory_notice(config):
             findings.append(Finding("", None, "unavailable", notice, severity="notice"))
         remarks[config.name] = [finding for finding in findings if finding.severity != "error"]
@@ -79,6 +81,15 @@ def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding
 
 def _errors(findings: Iterable[Finding]) -> Iterator[Finding]:
     return (finding for finding in findings if finding.severity == "error")
+
+
+def _late_peak(config: Config) -> Iterator[Finding]:
+    """Yield a warm-up that the run does not end, if its steps follow from its rows."""
+    if config.trainer.total_steps or config.buffer.total_steps or not config.algorithm.optimizer.lr_warmup_steps:
+        return  # otherwise `config.notices` yields it
+    (stage,) = plans_of(config)
+    if stage.total_steps is not None:
+        yield from late_peak(config, stage.total_steps)
 
 
 def _policy(config: Config) -> tuple[ChatEncoder | None, list[Finding]]:
