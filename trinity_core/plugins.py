@@ -29,7 +29,8 @@ def load_plugins(folder: str | Path | None) -> list[str]:
     if not root.is_dir():
         raise TrinityError(f"the plugin folder {root} does not exist", key="plugin_dir")
     if _wants_upstream(root):
-        importlib.import_module("trinity_core.compat").answer_imports(root)
+        checkout = next(filter(_is_upstream, (root, *root.parents)), root)
+        importlib.import_module("trinity_core.compat").answer_imports(checkout)
     if str(root) not in sys.path:
         sys.path.append(str(root))
     others = ("setup.py", "conftest.py") if _is_upstream(root) else ()
@@ -62,7 +63,12 @@ def _wants_upstream(root: Path) -> bool:
     installed = importlib.util.find_spec("trinity")
     if installed is None or not installed.submodule_search_locations:
         return True
-    return all(Path(place).is_relative_to(root) for place in installed.submodule_search_locations)
+    # A checkout around the folder, or in the working folder, is on the path of some processes alone: no installation.
+    around = (root, *root.parents, Path.cwd())
+    places = [Path(place).resolve() for place in installed.submodule_search_locations]
+    return all(
+        place.is_relative_to(root) or (place.parent in around and _is_upstream(place.parent)) for place in places
+    )
 
 
 def _load(file: Path) -> str:

@@ -569,6 +569,25 @@ def test_a_checkout_holds_plugins_of_the_user_too(checkout, tmp_path, monkeypatc
     assert "up_beside" in WORKFLOWS and WORKFLOWS.resolve("den").__module__ == "trinity.common.workflows.den"
 
 
+@pytest.mark.parametrize("below", ["checkout/plugins", "checkout/own/plugins", "elsewhere"])
+@pytest.mark.parametrize("on_path", [False, True])
+def test_a_checkout_in_the_working_folder_is_not_installed(checkout, tmp_path, monkeypatch, below, on_path):
+    """Ray's workers have the working folder on their path, where `trinity validate` has not."""
+    (checkout / "trinity" / "__init__.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(checkout)
+    if on_path:
+        monkeypatch.syspath_prepend(str(checkout))
+    (tmp_path / below).mkdir(parents=True)
+    name = f"up_below_{below.replace('/', '_')}"
+    load(
+        tmp_path / below,
+        "from trinity.common.workflows import WORKFLOWS, Workflow\n"
+        f"WORKFLOWS.register_module('{name}', force=True)(type('Below', (Workflow,), {{}}))\n",
+        "upstream_style",
+    )
+    assert name in WORKFLOWS and ("den" in WORKFLOWS.elsewhere) is below.startswith("checkout")
+
+
 def test_a_broken_list_of_workflows_is_named_with_its_line(checkout):
     listed = checkout / "trinity" / "common" / "workflows" / "__init__.py"
     listed.write_text("NAMES = {}\nNAMES = {'den'\n")
