@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.entrypoints.serve.utils.request_logger import RequestLogger
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers import BaseRenderer, ChatParams
 
@@ -16,6 +17,9 @@ from trinity_core.data.turns import Message, text_after_answer
 from trinity_core.errors import DataError
 
 log = logging.getLogger(__name__)
+
+MOST_CHARACTERS = 2000
+"""Number of characters of a prompt to log, from its end, where requests differ."""
 
 
 class Prompts:
@@ -63,3 +67,20 @@ class Prompts:
             return str(prompt.get("prompt", ""))  # no text if the tokenizer renders token ids at once
 
         return self._control.rendered(render, messages, params.chat_template_kwargs.get("tools"))
+
+
+class RequestLog(RequestLogger):
+    """Replaces vLLM's own, whose log shows only warnings here."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.max_log_len = MOST_CHARACTERS
+        self._tokenizer = copy.deepcopy(tokenizer)  # the other one is used in other threads
+
+    def log_inputs(  # see RequestLogger
+        self, request_id: str, prompt: str | None, prompt_token_ids: list[int] | None, prompt_embeds: Any, params: Any,
+        lora_request: Any,
+    ) -> None:  # fmt: skip
+        tokens = prompt_token_ids or []
+        text = prompt if prompt is not None else self._tokenizer.decode(tokens)
+        shown = text if len(text) <= MOST_CHARACTERS else f"…{text[-MOST_CHARACTERS:]}"
+        log.info("request %s: %d tokens, %r, %s", request_id, len(tokens), shown, params)

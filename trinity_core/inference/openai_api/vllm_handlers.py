@@ -9,7 +9,6 @@ sent before the end stays, even if the parser, having seen the end, would leave 
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -29,7 +28,6 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelList
-from vllm.entrypoints.serve.utils.request_logger import RequestLogger
 from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 from vllm.parser.abstract_parser import Parser
 from vllm.renderers import ChatParams
@@ -40,7 +38,7 @@ from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from trinity_core.data.turns import Message, continued_prompt
 from trinity_core.errors import TrinityError
 from trinity_core.inference.openai_api.client import PoolClient
-from trinity_core.inference.openai_api.prompts import Prompts
+from trinity_core.inference.openai_api.prompts import Prompts, RequestLog
 from trinity_core.inference.openai_api.recorded_session import EXCHANGE, Exchange, setting_of
 from trinity_core.inference.openai_api.responses import chat_request, event_stream, response_of
 from trinity_core.inference.openai_api.server import ServedModel
@@ -171,8 +169,6 @@ NEW_SEQUENCE = (
     "an agent's request begins a new sequence, so its rollout becomes several: %s. Later ones are not logged; the "
     "metric sequences_per_rollout counts them. A rollout is one sequence if its agent sends its history back unchanged"
 )
-MOST_CHARACTERS = 2000
-"""Number of characters of a prompt to log, from its end, where requests differ."""
 
 
 class Chat(OpenAIServingChat):
@@ -488,20 +484,3 @@ class ServedModels:
     async def show_available_models(self) -> ModelList:
         lists = [await one.models.show_available_models() for one in self._served]
         return ModelList(data=[card for listed in lists for card in listed.data])
-
-
-class RequestLog(RequestLogger):
-    """Replaces vLLM's own, whose log shows only warnings here."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.max_log_len = MOST_CHARACTERS
-        self._tokenizer = copy.deepcopy(tokenizer)  # the other one is used in other threads
-
-    def log_inputs(  # see RequestLogger
-        self, request_id: str, prompt: str | None, prompt_token_ids: list[int] | None, prompt_embeds: Any, params: Any,
-        lora_request: Any,
-    ) -> None:  # fmt: skip
-        tokens = prompt_token_ids or []
-        text = prompt if prompt is not None else self._tokenizer.decode(tokens)
-        shown = text if len(text) <= MOST_CHARACTERS else f"…{text[-MOST_CHARACTERS:]}"
-        log.info("request %s: %d tokens, %r, %s", request_id, len(tokens), shown, params)
