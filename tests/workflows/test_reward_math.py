@@ -205,6 +205,10 @@ def test_no_hedge_is_right(values, hedge, backwards):
         ("When does he arrive?", "6:30", "1:5", False),
         ("What percent is that?", "0.5%", "0.5", True),
         ("What is the probability?", "0.5%", "0.5", False),
+        ("Find $a^2+b^2$.", "a^2+b^2 = 7", "7", True),
+        ("Find the length in terms of $m$.", "12", "12m", False),
+        ("Find the area in terms of $m$.", "6", "6m^2", False),
+        ("A rope of 4 m is cut. How long is a part?", "12", "12m", True),
     ],
 )
 def test_the_question_decides_what_an_answer_means(question, answer, truth, right):
@@ -218,6 +222,13 @@ def test_the_question_decides_what_an_answer_means(question, answer, truth, righ
 )
 def test_an_endless_answer_is_read_in_linear_time(piece):
     assert read(plain("7 " + piece * (20_000 // len(piece)) + "!")).text
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("piece", ["{", "(", "\\frac{1}{2}", "x^", "\\sqrt{", "9", "1,"])
+def test_an_endless_answer_is_wrong_at_once(piece):
+    """math-verify would take longer than the pool allows, and the policy would not learn that this is wrong."""
+    assert not same(piece * 200_000, "5")
 
 
 def test_astronomic_numbers_need_no_verifier_to_be_refused():

@@ -7,13 +7,13 @@ exactly, text as text, lists item by item; math-verify compares formulas.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trinity_core.workflows.rewards.spelling import LETTER, plain
+from trinity_core.workflows.rewards.spelling import GREEK, LETTER, plain
 
 _DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d+(?:_\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _POWER = r"[eE](?P<e>[-+]?\d{1,4})|\s*(?:\\times|\\cdot|[xX])\s*10\s*\^\{\s*(?P<power>[-+]?\d{1,4})\s*\}"
@@ -28,9 +28,16 @@ _LITERAL = (
     rf"(?:(?P<whole>\d+)(?:\s*(?=\\frac)|\s+(?:and\s+)?))?{_PART}|{_REPEATING})\s*(?P<percent>%?)"
 )
 _NUMBER = re.compile(_LITERAL)
-_UNIT = re.compile(r"(?<=[\d\s}])(?:[mg]|(?<=\s)[sLhNJVW])(?:\^\{\d\})?(?:/[a-zA-Z]+(?:\^\{\d\})?)?$")
+_MEASURE = r"(?:\\mu ?)?(?:[a-zA-Z]+|\\Omega)(?: ?\^\{-?\d\})?"
+_UNIT = re.compile(
+    rf"(?<=[\d\s}}])(?:[mg](?: ?\^\{{\d\}})?|(?<=\s)(?:[sLhNJVWCKT]|\\(?:Omega|mu ?\w)|{_MEASURE}(?= *\\cdot)))"
+    rf"(?: *(?:/|\\cdot) *{_MEASURE})*$"
+)
+"""Units of one letter or symbol after a number, and products of units."""
 LONGEST = 300
 """Characters of a number that is read digit by digit; a longer one is a formula."""
+LONGEST_ANSWER = 1000
+"""Characters of an answer that is read, if its reference is shorter: math-verify takes minutes for endless ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,8 @@ def _number(text: str, question: str) -> Number | None:
 _SCALES = {"half": 0.5, "quarter": 0.25, "dozen": 12, "hundred": 100, "thousand": 1000, "million": 1e6, "billion": 1e9}
 _OTHER_NUMBER = re.compile(
     r"(?i)\b(not?|nor|never|\w+n['’]t|or|minus|negative|plus|mod|root|twice|double|triple|if|maybe|perhaps|otherwise|"
-    r"else|unless|squared|cubed|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|halves|thirds?|quarters?|"
+    r"else|unless|squared|cubed|factorial|reciprocal|inverse|cannot|zero|one|two|three|four|five|six|seven|eight|nine|ten|"
+    r"eleven|twelve|half|halves|thirds?|quarters?|"
     r"(twen|thir|four|for|fif|six|seven|eigh|nine)(teen|ty)|(four|fif|six|seven|eigh|nin|ten)ths?|dozens?|lakhs?|crores?|"
     r"(hundred|thousand|million|billion|trillion)(s|ths?)?|grand(?! total)|point(?=\s+\w)|"
     r"(times|than|over|under|below|above|least|most|up to)(?=\s+0))\b"
@@ -81,11 +89,14 @@ _TELLING = [
     for group in (
         "am pm", "bc ad", "nor sou eas wes", "lef rig", "jan feb mar apr may jun jul aug sep oct nov dec",
         "mon tue wed thu fri sat sun", "sec min hou day wee mon yea", "mm cm m km", "met kil cen mil", "mg g kg",
-        "dol cen eur pou rup yen",
+        "dol cen eur pou rup yen", "inc fee yar mil", "in ft yd mi", "pou oun kil gra", "lb oz kg g",
+        "pro los", "inc dec", "up dow", "mor few les",
     )
 ]  # fmt: skip
 """How words begin that tell one number from another: "March 3" is not "April 3"."""
-_WORDS = re.compile(rf"\\[A-Za-z]+|(?:{LETTER}(?:['’]?{LETTER})+['’]?|\b[ai](?=\s+{LETTER}{{2}}))")
+_WORDS = re.compile(
+    rf"\\[A-Za-z]+|(?![A-Za-z]{{1,2}}e\^){LETTER}(?:['’]?{LETTER})+['’]?|\b[ai](?=\s+{LETTER}{{2}})"  # not Ce^x
+)
 _PRODUCT = re.compile(
     r"(?!(?:[cmk]m|[mk]g|ml|ft|lbs?|hrs?|yd|mph|[ap]m|a[stn]|[bm]y|st|[nr]d|th|sq|pts)\b)(?!.*(.).*\1)"
     r"(?:[a-df-hj-np-tv-z]{2}|[b-df-hj-np-tv-z]{3,4}|[abcxyz]{3,4}|abcd|ie|ei|[a-z]i)"
@@ -123,6 +134,8 @@ def _base(text: str, question: str) -> tuple[str, int] | Fraction | None:
 
 
 def _time(text: str, question: str) -> tuple[int, ...] | None:
+    if re.fullmatch(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/\d{4}", text):
+        return tuple(map(int, re.split("[-/]", text)))
     match = re.fullmatch(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?", text)
     return None if match is None or "ratio" in question.lower() else tuple(int(part or 0) for part in match.groups())
 
@@ -156,9 +169,9 @@ def _split(text: str, separators: str) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
-def _items(text: str, question: str) -> tuple[str, list[str]] | None:
+def _items(text: str, question: str) -> tuple[str, list[str]] | Answer | None:
     """Split a list at commas, semicolons, "and" and "or"; `±` makes two items. Its shape is that of its brackets: `()`,
-    `[)`, `{}` or none."""
+    `[)`, `{}` or none. `{5}` is the number."""
     opening = "\\{" if text.startswith("\\{") else text[:1]
     is_closed = opening in ("(", "[", "{", "\\{") and _closed(text, len(opening)) == len(text)
     shape = opening[-1] + text[-1] if is_closed else ""
@@ -167,7 +180,10 @@ def _items(text: str, question: str) -> tuple[str, list[str]] | None:
     items = _split(inner, rf"(?:{comma}|;)(?:\s*(?:and|or)\b)?|(?<!\w)(?:and|or)(?!\w)")
     if all(item.count("\\pm") < 2 for item in items):
         items = [one for item in items for one in dict.fromkeys(item.replace("\\pm", sign) for sign in "+-")]
-    return (shape, items) if all(items) and (len(items) > 1 or shape not in ("", "()")) else None
+    shape = "()" if shape == "[]" and len(items) > 2 else shape  # no interval
+    if len(items) == 1 and items[0] and shape in ("[]", "{}"):
+        return read(items[0], question)
+    return (shape, items) if all(items) and len(items) > 1 else None
 
 
 def _closed(text: str, start: int) -> int:
@@ -180,18 +196,26 @@ def _closed(text: str, start: int) -> int:
     return len(text) + 1
 
 
+_NO_NAME = re.compile(r"\d|\\(?:ne|le|ge|pm|ln|log|sqrt)(?![a-z])|[<>!]|^-")
+_APPROXIMATELY = re.compile(r"(.*\S) *\\approx *(-?\d+\.(\d\d+))")
+
+
 def _equation(text: str, question: str) -> Answer | None:
     """Read the value of `x = 42`, `2 + 40 = 42`, `x ∈ [1, 2]`; None if the equation does not state a value.
 
     Sides without a variable must be equal. A side with numbers in it (`2x = 84`) is a name only if the question has it.
     """
+    if match := _APPROXIMATELY.fullmatch(text):
+        exact, half_a_unit = read(match[1], question), Fraction(1, 2 * 10 ** len(match[3]))
+        if exact.kind in ("number", "formula") and _formulas_equal(exact, read(match[2]), half_a_unit):
+            return exact
     name, *values = _split(text, r"(?<![<>!\\:])=(?!=)|\\(?:in|approx|equiv)(?![a-z])")
     if not values or not all(values) or len(values) > 4 or _OTHER_NUMBER.search(name):
         return None
     bare = re.sub(r"_(?:\w|\{[^{}]*\})|\([^()]*\)", "", name)
-    if name and not re.search(r"[^\W\d]", re.sub(r"\\[a-z]+", "", name)):
+    if name and not re.search(r"[^\W\d]", re.sub(rf"\\(?!(?:{GREEK})(?![a-z]))[a-z]+|\\pi", "", name)):
         values = [name, *values]
-    elif re.search(r"\d|\\(?:ne|le|ge|pm)(?![a-z])|[<>]", bare) and _closely(name) not in _closely(question):
+    elif _NO_NAME.search(bare) and _closely(name) not in _closely(plain(question)):
         return None
     answers = [read(value, question) for value in values]
     agree = answers[-1].kind not in ("text", "choice") and all(
@@ -205,7 +229,8 @@ def _sentence(text: str, question: str) -> Answer | None:
 
     A dozen, thousand… after a number multiplies it, unless the question asks "how many dozen" or "in thousands".
     """
-    if unit := _UNIT.search(text):
+    unit = _UNIT.search(text)
+    if unit and not re.search(rf"(?<!\w)(?<!\d ){re.escape(unit[0][0])}(?!\w)", question):  # "in terms of m"
         number = _number(text[: unit.start()].strip(), question)
         return None if number is None else Answer("number", number, text[: unit.start()], frozenset([unit[0]]))
     words: list[str] = []
@@ -287,13 +312,15 @@ def read(text: str, question: str = "") -> Answer:
 
 def same(answer: str, truth: str, question: str = "") -> bool:
     """True if two final answers are equal. Raises ValueError if the reference is empty or unreadable mathematics."""
+    if len(answer) > max(LONGEST_ANSWER, 2 * len(truth)):
+        return False
     given, wanted = plain(answer), plain(truth)
     if wanted and _closely(given) == _closely(wanted):
         return True
     gold = read(wanted, question)
     if _equal(read(given, question), gold, question):
         return True
-    if not gold.text or (gold.kind == "formula" and _expression(gold) is None):
+    if not gold.text or (gold.kind == "formula" and _expression(gold, {}) is None):
         raise ValueError(f"math-verify cannot read the reference answer {truth!r:.80}")
     return False
 
@@ -321,10 +348,6 @@ def _equal(given: Answer, gold: Answer, question: str) -> bool:
             return _numbers_equal(given.value, gold.value, question)
         case "list", "list":
             return _lists_equal(given.value, gold.value, question)
-        case "list", "number" | "formula" if len(given.value[1]) == 1:
-            return _equal(read(given.value[1][0], question), gold, question)
-        case "number" | "formula", "list" if len(gold.value[1]) == 1:
-            return _equal(given, read(gold.value[1][0], question), question)
         case "number", "base" if re.search(rf"base[ -]?\$?({gold.value[1]}|\w+)\b", question):
             return re.sub(r"\s", "", given.text) == gold.value[0]
         case ("formula", "formula" | "list" | "number") | ("list" | "number", "formula"):
@@ -332,15 +355,17 @@ def _equal(given: Answer, gold: Answer, question: str) -> bool:
         case "choice", "formula":
             return bool(given.value == gold.text.lower())
         case _, "choice" if given.kind != "choice":
-            label = re.match(r"[(\[]?([A-E])[.)\]:](?!.*\b([A-E]|or|and|not|maybe)\b)", given.text)
-            return (label[1] if label else given.text).lower() == gold.value
+            label = re.match(
+                r"[(\[]?([A-Ha-h])(?:[.)\]:](?!.*\b(?:[A-H]|or|and|not|maybe|wrong|incorrect)\b)|$)", given.text
+            )
+            return label is not None and label[1].lower() == gold.value
         case _:
             return given.kind == gold.kind and bool(given.value == gold.value)
 
 
 def _closely(text: str) -> str:
     """Return a text without its spaces, except those between letters and digits."""
-    return re.sub(r"(?<!\w)\s+|\s+(?!\w)", "", text)
+    return re.sub(r"(?<!\w)(?<!\d,)\s+|\s+(?!\w)", "", text)
 
 
 def _numbers_equal(given: Number, gold: Number, question: str) -> bool:
@@ -359,9 +384,14 @@ def _lists_equal(given: tuple[str, list[str]], gold: tuple[str, list[str]], ques
     (shape, items), (form, wanted) = given, gold
     if len(items) != len(wanted) or (shape != form and {shape, form} not in ({"", "()"}, {"", "{}"})):
         return False
-    left, ordered = [read(item, question) for item in items], bool({shape, form} - {"", "{}"})
-    for item in wanted:
-        want = read(item, question)
+    left, right = ([read(item, question) for item in side] for side in (items, wanted))
+    ordered = bool({shape, form} - {"", "{}"})
+    for side, other in ((left, right), (right, left)):
+        names = {re.sub("_.*", "", one.name) for one in side} - {""}
+        if len(names) == len(side) and not any(one.name for one in other):  # y = 2, x = 1 for (1, 2)
+            side.sort(key=lambda one: one.name)
+            ordered = True
+    for want in right:
         place = next((n for n, one in enumerate(left[: 1 if ordered else None]) if _equal(one, want, question)), None)
         if place is None:
             return False
@@ -369,16 +399,34 @@ def _lists_equal(given: tuple[str, list[str]], gold: tuple[str, list[str]], ques
     return True
 
 
-def _formulas_equal(given: Answer, gold: Answer) -> bool:
-    """Compare numbers by their values, other formulas with math-verify."""
-    wanted, answer = _expression(gold), _expression(given)
-    if wanted is None or answer is None or ("=" in given.text) != ("=" in gold.text):
+def _formulas_equal(given: Answer, gold: Answer, rounding: Fraction = Fraction(0)) -> bool:
+    """Compare numbers by their values, up to a rounding, and other formulas with math-verify."""
+    letters = [set(re.sub(r"\\[A-Za-z]+", "", one.text)) for one in (given, gold)]
+    capitals = sorted({c for side in letters for c in side if c.isupper() and c.lower() in side})
+    renamed = dict(zip(capitals, sorted(set("abchjklmnopqrstuvwxyz").difference(*letters)), strict=False))
+    wanted, answer = _expression(gold, renamed), _expression(given, renamed)
+    if wanted is None or answer is None or len(_split(given.text, "=")) != len(_split(gold.text, "=")):
         return False
+    if _is_astronomic(wanted) or _is_astronomic(answer):
+        return bool(wanted == answer)
+    if all(getattr(one, "is_number", False) for one in (wanted, answer)):
+        rounding = max(rounding, *(getattr(one.value, "rounding", Fraction(0)) for one in (given, gold)))
+        return _values_equal(answer, wanted, rounding)
     from math_verify import verify
 
-    if all(getattr(one, "is_number", False) for one in (wanted, answer)):
-        return _values_equal(answer, wanted, max(getattr(one.value, "rounding", Fraction(0)) for one in (given, gold)))
     return bool(verify(wanted, answer, numeric_precision=60, timeout_seconds=None, raise_on_error=True))
+
+
+def _is_astronomic(expression: Any) -> bool:
+    """True for a number such as 9^{9^{9}} or 10000000!, which SymPy would write out."""
+    from sympy import Pow, binomial, factorial, postorder_traversal
+
+    return any(
+        size.is_number and abs(size.evalf(5)) > 10**5
+        for node in postorder_traversal(expression)
+        if isinstance(node, (Pow, binomial, factorial))
+        for size in (node.args[isinstance(node, Pow)],)
+    )
 
 
 def _values_equal(one: Any, other: Any, rounding: Fraction) -> bool:
@@ -411,14 +459,18 @@ def _reader() -> Callable[[str], list[Any]]:
     )
 
 
-def _expression(answer: Answer) -> Any:
-    """Parse a formula with math-verify, decimals as exact fractions; None if it is none."""
+def _expression(answer: Answer, renamed: Mapping[str, str]) -> Any:
+    """Parse a formula with math-verify, decimals as exact fractions; None if it is none.
+
+    Capitals beside their small letters (GMm) are `renamed`: math-verify does not tell them apart.
+    """
     from sympy import Float, Rational
 
     if answer.kind == "number":
         value = answer.value.value
         return Rational(value.numerator, value.denominator) * (Rational(1, 100) if answer.value.percent else 1)
-    parsed = _reader()(f"\\boxed{{{answer.text}}}")
+    text = re.sub(r"\\[A-Za-z]+|[A-Z]", lambda match: renamed.get(match[0], match[0]), answer.text)
+    parsed = _reader()(f"\\boxed{{{text}}}")
     if not parsed or isinstance(parsed[0], str):
         return None
     return parsed[0].xreplace({number: Rational(str(number)) for number in parsed[0].atoms(Float)})

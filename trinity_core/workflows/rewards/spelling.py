@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|pi|rho|sigma|tau|omega"
+GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|pi|rho|sigma|tau|omega"
 _FUNCTIONS = r"arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|ln|log|sqrt|(?:sec|gcd|lcm|max|min)(?=\s*[({])"
 _SYMBOLS = {
     **dict.fromkeys("−–—‐‑‒", "-"), **dict.fromkeys("·⋅∙", "\\cdot "), **dict.fromkeys("\u200b\u200c\u2060\ufeff", ""),
     **{c: unicodedata.normalize("NFKC", c).replace("⁄", "}{").join(("\\frac{", "}")) for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"},
-    **{c: f"\\{name} " for c, name in zip("αβγδεθλμφπρστω", _GREEK.split("|"), strict=True)},
+    **{c: f"\\{name} " for c, name in zip("αβγδεθλμφπρστω", GREEK.split("|"), strict=True)},
     **{c: f"\\mathbb{{{unicodedata.normalize('NFKC', c)}}}" for c in "ℝℤℕℚℂ"},
     "×": "\\times ", "÷": "/", "∕": "/", "∶": ":", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ",
     "±": "\\pm ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "≈": "\\approx ", "°": "^\\circ ",
@@ -28,19 +28,27 @@ _SPELLINGS = [
         (r"\s+", " "),
         (r"\\([%#&_])", r"\1"),
         (r"\\[dtc]frac", r"\\frac"),
+        (r"\\(?:angle|triangle)(?![a-zA-Z]) ?(\w{3}\b)?", lambda match: min(match[1] or "", (match[1] or "")[::-1])),
+        (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+        (r"\\lg(?![a-zA-Z])", r"\\log"),
+        (r"\{ ?(\w+) ?\\choose ?(\w+) ?\}", r"\\binom{\1}{\2}"),
         (r"\\[lr]brace(?![a-zA-Z])", lambda match: "\\{" if match[0][1] == "l" else "\\}"),
         (r"(?i)_? ?\{? ?\(?\bbase ?=? ?\{? ?(\w+) ?\}? ?\)? ?\}?", r"_{\1}"),
         (r"(?<=\d)_(?=\d{3}(?!\d))", ""),  # 1_000, as Python writes it; no base has three digits
         (r"\*\*", "^"),
         (r"\*", r"\\cdot "),
         (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty"),
-        (rf"(?<![A-Za-z\\])({_FUNCTIONS}|{_GREEK})(?![A-Za-z])", r"\\\1"),
+        (rf"(?<![A-Za-z\\])({_FUNCTIONS}|{GREEK})(?![A-Za-z])", r"\\\1"),
         (r"(?<=\d)i(?![A-Za-z])", " i"),  # math-verify takes only a separate i for the imaginary unit
         (r"(?<![A-Za-z\\])cbrt", r"\\sqrt[3]"),
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
         (r"!=", r"\\ne "),
-        (r"(\\sqrt(?:\[\d\])?|[\^_]) ?([-+]?\d+(?:\.\d+)?)", r"\1{\2}"),
+        (
+            r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?\d\}?)?) ?[({]?(\d+(?:\.\d+)?) ?\^ ?\{? ?\\circ ?\}?[)}]?",
+            r"\1(\\frac{\2\\pi}{180})",
+        ),
+        (r"(\\sqrt(?:\[\d\])?|\\pmod|[\^_]) ?([-+]?\d+(?:\.\d+)?)", r"\1{\2}"),
         (r"(?<=\d) ?\^? ?\{? ?(?:st|nd|rd|th)(?![A-Za-z]) ?\}?", ""),
         (r"\\[lr]angle(?![a-z])", lambda match: "(" if match[0][1] == "l" else ")"),
         (r"(?i) ?\b(?:percent(?:age)?|pct)(?!\w)", "%"),
@@ -50,7 +58,7 @@ _SPELLINGS = [
     )
 ]  # fmt: skip
 _FONT = re.compile(
-    r"\\(?:(text(?:rm|bf|it|sf|tt|normal|up|md)?|mbox)|math(?:rm|bf|it|sf|tt)|operatorname\*?|boldsymbol|bm|boxed|fbox)"
+    r"\\(?:(text(?:rm|bf|it|sf|tt|normal|up|md)?|[mh]box)|math(?:rm|bf|it|sf|tt)|underline|operatorname\*?|boldsymbol|bm|boxed|fbox)"
     r"\s*\{([^{}]*)\}"
 )
 _LABEL = re.compile(
