@@ -32,18 +32,14 @@ _SPELLINGS = [
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
         (r"\\lg(?![a-zA-Z])", r"\\log"),
         (r"\{ ?(\w+) ?\\choose ?(\w+) ?\}", r"\\binom{\1}{\2}"),
-        (r"\\[lr]brace(?![a-zA-Z])", lambda match: "\\{" if match[0][1] == "l" else "\\}"),
         (r"(?i)_? ?\{? ?\(?\bbase ?=? ?\{? ?(\w+) ?\}? ?\)? ?\}?", r"_{\1}"),
         (r"(?<=\d)_(?=\d{3}(?!\d))", ""),  # 1_000, as Python writes it; no base has three digits
         (r"\*\*", "^"),
-        (r"\*", r"\\cdot "),
         (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty"),
         (rf"(?<![A-Za-z\\])({_FUNCTIONS}|{GREEK})(?![A-Za-z])", r"\\\1"),
         (r"(?<=\d)i(?![A-Za-z])", " i"),  # math-verify takes only a separate i for the imaginary unit
-        (r"(?<![A-Za-z\\])cbrt", r"\\sqrt[3]"),
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
-        (r"!=", r"\\ne "),
         (
             r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?\d\}?)?) ?[({]?(\d+(?:\.\d+)?) ?\^ ?\{? ?\\circ ?\}?[)}]?",
             r"\1(\\frac{\2\\pi}{180})",
@@ -64,9 +60,9 @@ _FONT = re.compile(
 _LABEL = re.compile(
     r"(?i)(?:(?:so|thus|hence|therefore|the|my|final|correct)[\s,]+)*answer\s*(?:is\b)?\s*[:=]?\s*(?=\S)"
 )
-_OPENERS = {"\\sqrt": ("\\sqrt{", "}"), "\\sqrt[3]": ("\\sqrt[3]{", "}"), "exp": ("e^{", "}"), "\\exp": ("e^{", "}"),
+_OPENERS = {"\\sqrt": ("\\sqrt{", "}"), "exp": ("e^{", "}"), "\\exp": ("e^{", "}"),
             "^": ("^{", "}"), "_": ("_{", "}"), "abs": ("|", "|")}  # fmt: skip
-_OPENER = re.compile(r"(?:\\sqrt(?:\[3\])?|\\?(?<![A-Za-z])exp|(?<![A-Za-z])abs|[\^_])\s*\(|[()]")
+_OPENER = re.compile(r"(?:\\sqrt|\\?(?<![A-Za-z])exp|(?<![A-Za-z])abs|[\^_])\s*\(|[()]")
 
 
 def plain(text: str) -> str:
