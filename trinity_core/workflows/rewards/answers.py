@@ -28,10 +28,11 @@ _LITERAL = (
     rf"(?:(?P<whole>\d+)(?:\s*(?=\\frac)|\s+(?:and\s+)?))?{_PART}|{_REPEATING})\s*(?P<percent>%?)"
 )
 _NUMBER = re.compile(_LITERAL)
-_MEASURE = r"(?:\\mu ?)?(?:[a-zA-Z]+|\\Omega)(?: ?\^\{-?\d\})?"
+_SQUARED = r"(?: ?\^\{-?\d\})?"
+_MEASURE = rf"(?:[ckm]?[mgNJWVCLs]|mol|K|Pa|\\Omega){_SQUARED}"
 _UNIT = re.compile(
-    rf"(?<=[\d\s}}])(?:[mg](?: ?\^\{{\d\}})?|(?<=\s)(?:[sLhNJVWCKT]|\\(?:Omega|mu ?\w)|{_MEASURE}(?= *\\cdot)))"
-    rf"(?: *(?:/|\\cdot) *{_MEASURE})*$"
+    rf"(?<=[\d\s}}])(?:[mg]{_SQUARED}|(?<=\s)(?:[sLhNJVWCKT]|\\Omega|\\mu ?\w|{_MEASURE}(?= *\\cdot)))"
+    rf"(?: */ *[a-zA-Z]+{_SQUARED}| *\\cdot *{_MEASURE})*$"
 )
 """Units of one letter or symbol after a number, and products of units."""
 LONGEST = 300
@@ -90,7 +91,7 @@ _TELLING = [
         "am pm", "bc ad", "nor sou eas wes", "lef rig", "jan feb mar apr may jun jul aug sep oct nov dec",
         "mon tue wed thu fri sat sun", "sec min hou day wee mon yea", "mm cm m km", "met kil cen mil", "mg g kg",
         "dol cen eur pou rup yen", "inc fee yar mil", "in ft yd mi", "pou oun kil gra", "lb oz kg g",
-        "pro los", "inc dec", "up dow", "mor few les",
+        "m s h N J W V L K C T g", "pro los", "inc dec", "up dow", "mor few les",
     )
 ]  # fmt: skip
 """How words begin that tell one number from another: "March 3" is not "April 3"."""
@@ -98,8 +99,8 @@ _WORDS = re.compile(
     rf"\\[A-Za-z]+|(?![A-Za-z]{{1,2}}e\^){LETTER}(?:['’]?{LETTER})+['’]?|\b[ai](?=\s+{LETTER}{{2}})"  # not Ce^x
 )
 _PRODUCT = re.compile(
-    r"(?!(?:[cmk]m|[mk]g|ml|ft|lbs?|hrs?|yd|mph|[ap]m|a[stn]|[bm]y|st|[nr]d|th|sq|pts)\b)(?!.*(.).*\1)"
-    r"(?:[a-df-hj-np-tv-z]{2}|[b-df-hj-np-tv-z]{3,4}|[abcxyz]{3,4}|abcd|ie|ei|[a-z]i)"
+    r"(?!(?:[cmk]m|[mk]g|ml|ft|lbs?|hrs?|yd|mph|[ap]m|a[stn]|[bm]y|mi|st|[nr]d|th|sq|pts)\b)(?!.*(.).*\1)"
+    r"(?:[a-df-hj-np-tv-z]{2}|[b-df-hj-np-tv-z]{3,4}|[abcxyz]{3,4}|abcd|[A-Z][xz]|ie|ei|[a-z]i)"
 )
 """Letters that are variables side by side: neither a word nor a unit."""
 _SENTENCE = re.compile(r"((?:\0[\s:,.]*)*+)([^\0]+)((?:\0(?:\s*\^\{\d\})?(?:/[a-zA-Z]\b)?[\s(),.:/!-]*)*)")
@@ -270,7 +271,8 @@ def _text(text: str, question: str) -> str | None:
 
 
 _NOT_ONE_FORMULA = re.compile(
-    r"\\(?:approx|equiv|to|implies|[lv]or|vee)(?![a-z])|\?|\d \d|\\frac\{[^{}]*\}\{[^{}]*\} ?\d|^$"
+    r"\\(?:approx|equiv|(?<!_\{\w\\)(?<!_\{\w \\)to|implies|[lv]or|vee)(?![a-z])|\?|\d \d|"
+    r"\\frac\{[^{}]*\}\{[^{}]*\} ?\d|^$"
 )
 
 
@@ -337,7 +339,8 @@ def _equal(given: Answer, gold: Answer, question: str) -> bool:
     if given.name != gold.name:
         equations = [_formula(one.whole or one.text, question) or "" for one in (given, gold)]
         if all("=" in equation for equation in equations):
-            return _formulas_equal(*(Answer("formula", equation, equation) for equation in equations))
+            given, gold = (Answer("formula", equation, equation) for equation in equations)
+            return _formulas_equal(given, gold)
     if given.kind == gold.kind and _closely(given.text) == _closely(gold.text) and given.words == gold.words:
         return True
     told, telling = ({word[:3] for word in one.words} for one in (given, gold))
@@ -387,6 +390,8 @@ def _lists_equal(given: tuple[str, list[str]], gold: tuple[str, list[str]], ques
     left, right = ([read(item, question) for item in side] for side in (items, wanted))
     ordered = bool({shape, form} - {"", "{}"})
     for side, other in ((left, right), (right, left)):
+        if "()" in (shape, form) and len({one.name for one in side}) == 1 and side[0].name and not other[0].name:
+            return False  # x = 1 or x = 2
         names = {re.sub("_.*", "", one.name) for one in side} - {""}
         if len(names) == len(side) and not any(one.name for one in other):  # y = 2, x = 1 for (1, 2)
             side.sort(key=lambda one: one.name)
