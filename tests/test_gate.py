@@ -145,6 +145,14 @@ def test_a_foreign_page_or_name_is_refused_with_the_key_too(servers: Servers, ki
         assert servers.status(kind, PAGES[kind], **servers.login, Origin=origin) == 403, origin
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[", "127.0.0.2"):
         assert servers.status(kind, PAGES[kind], **servers.login, Host=host) == 400, host
+    for site in ("cross-site", "same-site"):  # another host; another port of this one
+        for what in ("iframe", "image", "script", "websocket", "empty"):
+            foreign = {"Sec-Fetch-Site": site, "Sec-Fetch-Dest": what}
+            assert servers.status(kind, PAGES[kind], **servers.login, **foreign) == 403, (site, what)
+        link = {"Sec-Fetch-Site": site, "Sec-Fetch-Dest": "document"}
+        assert servers.status(kind, PAGES[kind], **servers.login, **link) == 200, site
+    frame = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "iframe"}
+    assert servers.status(kind, PAGES[kind], **servers.login, **frame) == 200, "Studio's frame of the rollouts"
     for name in ("127.0.0.1", "localhost"):
         own = {"Host": f"{name}:{port}", "Origin": f"http://{name}:{port}"}
         assert servers.status(kind, PAGES[kind], **servers.login, **own) == 200, name

@@ -80,7 +80,8 @@ class Gate:
     """An ASGI application that passes on requests with the key, HTTP and WebSocket, and refuses all others.
 
     Requests to another Host (400), such as that of a site whose name resolves to this address, and from pages of
-    another Origin (403) are refused with the key too. A path `open_path` needs no key.
+    another Origin (403), also to show ours in a frame, are refused with the key too: a browser that knows it sends it
+    along. Links to our pages work from everywhere. A path `open_path` needs no key.
     """
 
     def __init__(self, app: Any, key: str, host: str = "127.0.0.1", open_path: str | None = None) -> None:
@@ -109,7 +110,10 @@ class Gate:
         host, origin = (headers.get(name, b"").decode("latin-1").lower() for name in (b"host", b"origin"))
         if self._hosts is not None and _name(host) not in self._hosts:
             return 400, "this server answers to the names of its machine only"
-        if origin and origin.partition("://")[2] != host:
+        is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        if (origin and origin.partition("://")[2] != host) or (
+            is_foreign and headers.get(b"sec-fetch-dest") != b"document"
+        ):
             return 403, "pages of other origins may not use this server"
         if scope["path"] == self._open_path:
             return None
