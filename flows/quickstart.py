@@ -18,7 +18,7 @@ from flows.local.connection import PrefectConnection
 from trinity_core.config import stages
 from trinity_core.data.tiny import make_tiny
 from trinity_core.errors import TrinityError
-from trinity_core.files import read_json, write_json
+from trinity_core.files import private_folder, read_json, write_json
 from trinity_core.runtime.configuration import load_checked
 
 DEFAULT_OUT = Path("runs/quickstart")
@@ -85,7 +85,7 @@ def claim(out: Path, seed: int, run_folders: Sequence[Path] = ()) -> None:
                 f"`rm -r {there}`."
             )
     for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         write_json(folder / NOTE, {"seed": seed})
 
 

@@ -23,11 +23,15 @@ import pytest
 from ports import free_port
 from prefect.workers.process import ProcessJobConfiguration
 
-from flows.local.server import TemporaryServer, prefect_environment
+from flows.local.pages import Page, start_page
+from flows.local.server import TemporaryServer, UpState, prefect_environment
 from flows.local.worker import make_pool
+from flows.quickstart import claim
+from trinity_core.data.task_queue import TaskQueue
 from trinity_core.files import write_json
 from trinity_core.gate import key_file, server_key
 from trinity_core.layout import JobLayout
+from trinity_core.store.store import ExperienceStore
 from trinity_core.tracking.mlflow_writer import default_uri, open_client, serve_command
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 
@@ -198,6 +202,31 @@ def test_another_account_gets_nothing(servers: Servers) -> None:
     )  # fmt: skip
     statuses, read = json.loads(done.stdout)
     assert {*statuses} <= {401, 403} and read == []
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o027, 0o077])
+@pytest.mark.parametrize(("shared", "group"), [(0o755, 0), (0o2755, 0o050), (0o2770, 0o070), (0o2700, 0)])
+def test_what_commands_create_is_for_their_owner_and_the_group_of_a_shared_folder(
+    tmp_path: Path, umask: int, shared: int, group: int
+) -> None:
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    root.chmod(shared)
+    before = os.umask(umask)
+    try:
+        claim(tmp_path / "quickstart", 1, [root / "quick/run"])
+        page = Page("page", "Page", free_port(), [sys.executable, "-c", ""], notes={root / "page/note.json": ""})
+        start_page(tmp_path, page, UpState("http://127.0.0.1:1/api", []), print)
+        TaskQueue(root / "p/queue.db", "tasks").create()
+        ExperienceStore.open(root / "p/store/buffer.db").close()
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in root.rglob("*") if path.is_dir() or path.suffix == ".db"}
+    assert len(modes) == 7
+    for path, mode in modes.items():
+        assert mode == ((0o700 | group) if path.is_dir() else (0o600 | group & 0o060)) & ~umask, path
+    assert (tmp_path / "quickstart").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / ".trinity").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_key_of_another_account_is_not_used(tmp_path: Path) -> None:

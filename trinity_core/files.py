@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -107,19 +108,26 @@ def cache_folder() -> Path:
 def private_folder(path: Path) -> Path:
     """Create a folder, and those above it that do not exist, without access for other accounts; return it.
 
-    Existing folders keep their modes: their owner has decided who may read what is in them.
+    Existing folders keep their modes: their owner has decided who may read what is in them. In one that is shared with
+    a group (setgid), the group keeps the access that the folder and the umask give it.
     """
     if not path.is_dir():
         if path != path.parent:
             private_folder(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)
+        path.mkdir(mode=0o700 | _of_group(path.parent), exist_ok=True)
     return path
 
 
 def private_file(path: Path) -> None:
-    """Create an empty file without access for other accounts, if there is none."""
+    """Create an empty file without access for other accounts, except a group as in `private_folder`, if there is
+    none."""
     with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600 | _of_group(path.parent) & 0o060))
+
+
+def _of_group(folder: Path) -> int:
+    mode = folder.stat().st_mode
+    return mode & stat.S_IRWXG if mode & stat.S_ISGID else 0
 
 
 def temporary_sibling(path: Path) -> Path:

@@ -28,7 +28,7 @@ from flows.local.server import (
 )
 from trinity_core.addresses import LOOPBACK, STUDIO_PORT, page_note
 from trinity_core.errors import TrinityError
-from trinity_core.files import write_json
+from trinity_core.files import private_folder, write_json
 from trinity_core.gate import make_state_dir
 from trinity_core.tracking.mlflow_server import HEALTH as MLFLOW_HEALTH
 from trinity_core.tracking.mlflow_writer import default_uri, describe_runs, fault_of, serve_command
@@ -118,7 +118,7 @@ def start_page(root: Path, page: Page, state: UpState, say: Callable[[str], None
         return False
     say(f"Starting {page.title} on port {page.port} …")
     for note, uri in page.notes.items():
-        note.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(note.parent)
         write_json(note, {"url": page.url, "uri": uri})
     env = client_environment(state.api_url, root)
     state.add(Process.of(page.name, start_process(page.name, [*page.command], env, root).pid))

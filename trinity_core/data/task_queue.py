@@ -28,7 +28,7 @@ from trinity_core.data.formats import has_column
 from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, row_problems
 from trinity_core.data.values import row_problem
 from trinity_core.errors import DataError
-from trinity_core.files import networked
+from trinity_core.files import networked, private_file, private_folder
 
 BUSY_SECONDS = 60.0
 """Longest wait for another writer."""
@@ -47,7 +47,8 @@ class TaskQueue:
         if kind := networked(self.path):
             raise DataError(f"the queue of task set '{self.name}' is on a network file system ({kind}: {self.path})")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path.parent)
+            private_file(self.path)
             with self._open() as connection:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute(

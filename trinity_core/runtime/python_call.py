@@ -23,7 +23,7 @@ from trinity_core.config import source
 from trinity_core.config.yaml_text import dump
 from trinity_core.data.messages import WEIGHT
 from trinity_core.errors import InputError, TrinityError, on_failure
-from trinity_core.files import expanded, write_atomically
+from trinity_core.files import expanded, private_folder, write_atomically
 from trinity_core.processes import require_limits
 from trinity_core.runlock import RUN_TRAINS, held, is_held, lock_path
 from trinity_core.workflows.rewards.base import name_of
@@ -194,7 +194,7 @@ def _written(files: Mapping[Path, bytes]) -> Iterator[None]:
 
     with on_failure(restore):
         for file, content in files.items():
-            file.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(file.parent)
             write_atomically(file, content)
         yield
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trinity_core.addresses import LOOPBACK
+from trinity_core.files import private_file, private_folder
 from trinity_core.gate import Gate, asked_for, server_key
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def make_app(store: str, artifacts: Path) -> Any:
     from mlflow.prompt.constants import _PROMPT_SOURCE_PLACEHOLDERS as PLACEHOLDERS
     from mlflow.server import constants, handlers
 
-    root = artifacts.absolute()
+    root = private_folder(artifacts.absolute())
+    private_file(Path(store.removeprefix("sqlite:///")))
     places = ("runs:/", "models:/", re.escape(f"{root.as_uri()}/"), re.escape(f"{root}/"))
     os.environ |= {
         constants.BACKEND_STORE_URI_ENV_VAR: store,
@@ -114,7 +116,6 @@ def main() -> None:
     parser.add_argument("artifacts", type=Path, help="the folder of its artifacts")
     parser.add_argument("--port", type=int, default=5000)
     options = parser.parse_args()
-    os.umask(0o077)
     key = server_key()
     print(f"MLflow: http://{LOOPBACK}:{options.port}   ({asked_for(key)})", flush=True)
     app = Gate(make_app(options.store, options.artifacts), key, open_path=HEALTH)
