@@ -123,7 +123,7 @@ def up(
     from flows.local.commands import up as start
     from flows.local.pages import mlflow_page, studio_page
     from flows.project import require_own_packages
-    from trinity_core.gate import asked_for, server_key
+    from trinity_core.gate import asked_for, on_screen, server_key
     from trinity_core.program import ending_on_sigterm
 
     require_own_packages(Path.cwd())
@@ -132,7 +132,7 @@ def up(
     with ending_on_sigterm():
         state = start(Path.cwd(), port, typer.echo, restarts, pages)
     key = server_key(Path.cwd())
-    typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}   (asks once for {key})")
+    typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}   (asks once for the key {on_screen(key)})")
     for page in pages:
         if page.name in state.pages:
             typer.echo(f"{page.title:11} {state.pages[page.name]}{page.home}   ({asked_for(key)})")

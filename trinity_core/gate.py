@@ -11,6 +11,7 @@ import base64
 import ipaddress
 import os
 import socket
+import sys
 from contextlib import suppress
 from hmac import compare_digest
 from pathlib import Path
@@ -73,7 +74,13 @@ def is_loopback(host: str) -> bool:
 def asked_for(key: str) -> str:
     """Return what to enter in a browser's dialog."""
     user, _, password = key.partition(":")
-    return f"asks once for the user {user} and the password {password}"
+    return f"asks once for the user {user} and the password {on_screen(password)}"
+
+
+def on_screen(secret: str) -> str:
+    """Return the key, or its password, for a terminal. Output that goes to a file, such as a log that is passed on,
+    says where it is instead."""
+    return secret if sys.stdout.isatty() else f"in {key_file()}"
 
 
 class Gate:

@@ -257,6 +257,9 @@ def test_only_who_has_the_key_reaches_prefect(deployed: Deployed) -> None:
     assert deployed.ask("POST", "deployments/filter", json={})
     kept = {name: (deployed.root / name).stat().st_mode & 0o777 for name in (".trinity", "prefect.toml")}
     assert kept == {".trinity": 0o700, "prefect.toml": 0o600}
+    password = server_key(deployed.root).partition(":")[2]
+    logs = {log.name: password in log.read_text(errors="replace") for log in (deployed.root / ".trinity/log").iterdir()}
+    assert {"server.log", "mlflow.log", "studio.log"} <= {*logs} and not any(logs.values()), logs
 
 
 def test_the_converted_model_is_what_was_trained(survivor: Deployed, tiny_model: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import shutil
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from viewing import NASTY, rollout
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import DataError, TrinityError
-from trinity_core.gate import server_key
+from trinity_core.gate import key_file, server_key
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore
 from trinity_core.view.app import make_app
@@ -86,15 +87,20 @@ def login(root):
     return tuple(server_key(root).split(":"))
 
 
-def test_the_command_serves_the_page(run_folder, tmp_path) -> None:
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_the_command_serves_the_page(run_folder, tmp_path, on_terminal) -> None:
+    """It prints the password on a terminal; a log says where it is."""
     trinity = Path(sys.executable).with_name("trinity")
     command = [trinity, "view", "--checkpoint-dir", run_folder, "--host", "localhost", "--port", "0", "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as page:
+    ours, theirs = os.openpty() if on_terminal else os.pipe()
+    with os.fdopen(ours) as output, subprocess.Popen(command, stdout=theirs, cwd=tmp_path) as page:
+        os.close(theirs)
         try:
-            printed = next(line for line in page.stdout if line.startswith("http://"))
+            printed = next(line for line in output if line.startswith("http://"))
             about = f"{printed.split()[0]}/api/runs/run/about"
             assert httpx.get(about, auth=login(tmp_path)).json()["has_store"]
-            assert httpx.get(about).status_code == 401 and login(tmp_path)[1] in printed
+            assert httpx.get(about).status_code == 401
+            assert (login(tmp_path)[1] in printed, str(key_file(tmp_path)) in printed) == (on_terminal, not on_terminal)
         finally:
             page.terminate()
 
