@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flows.local.pages import Page, port_is_free, start_page, wait_for_page
+from flows.local.pages import Page, is_served, port_is_free, start_page, wait_for_page
 from flows.local.server import (
     Process,
     UpState,
@@ -123,6 +123,7 @@ def _serve_again(root: Path, state: UpState, say: Callable[[str], None], restart
             _mark_left_runs(root, state.api_url, say, again=bool(restarts))
     elif any(is_healthy(state.api_url) for _ in poll(ANSWER_SECONDS)):
         say(f"Already up: {state.api_url.removesuffix('/api')}")
+        make_pool(root, state.api_url)  # an earlier release's template lets a request choose the command
     else:
         raise TrinityError(
             f"Prefect's server (process {running[0].pid}) does not answer at {state.api_url} in {ANSWER_SECONDS:g} s. "
@@ -171,7 +172,7 @@ def _start_missing(
 
     Runs are not affected. The supervisor restarts runs that crash after `since`.
     """
-    served = [page for page in pages if not state.running(page.name) and start_page(root, page, state, say)]
+    served = [page for page in pages if not is_served(state, page) and start_page(root, page, state, say)]
     if not state.running("worker"):
         say("Starting the worker …")
         state.add(start_worker(root, state.api_url))
