@@ -104,13 +104,11 @@ class Gate:
         if refusal is None:
             await self._app(scope, receive, send)
             return
+        from starlette.responses import PlainTextResponse
+
         status, text = refusal
-        body, kind = f"{text}\n".encode(), "websocket.http" if scope["type"] == "websocket" else "http"
-        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
-        if status == 401:
-            headers.append((b"www-authenticate", b'Basic realm="trinity", charset="UTF-8"'))
-        await send({"type": f"{kind}.response.start", "status": status, "headers": headers})
-        await send({"type": f"{kind}.response.body", "body": body})
+        asks = {"www-authenticate": 'Basic realm="trinity", charset="UTF-8"'} if status == 401 else None
+        await PlainTextResponse(f"{text}\n", status, asks)(scope, receive, send)
 
     def _refusal(self, scope: Any) -> tuple[int, str] | None:
         headers = dict(scope["headers"])

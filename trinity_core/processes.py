@@ -81,33 +81,33 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-LEAST_FILES, LEAST_THREADS, LEAST_FILE_BYTES = 512, 512, 1 << 30
-"""What a small run takes: open files of one process (Ray's raylet has most), threads of all processes, the largest file
-(Ray's object store)."""
+LEAST_FILES, LEAST_THREADS, LEAST_FILE_BYTES = 512, 256, 1 << 30
+"""What the smallest run takes: open files of one process (Ray's raylet has most), threads of all processes (nearly 300
+on two cores, more on more), the largest file (Ray's object store)."""
 
 
 def require_limits() -> None:
     """Raise TrinityError if a limit of the shell that started us is too low for any run, which would hang or end in a
     library's traceback. A soft limit of open files is raised if it may be."""
-    limits = {
-        name: [limit if limit != resource.RLIM_INFINITY else sys.maxsize for limit in resource.getrlimit(name)]
-        for name in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE)
-    }
-    files, most_files = limits[resource.RLIMIT_NOFILE]
-    if files < LEAST_FILES <= most_files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    def limits(name: int) -> list[int]:
+        return [limit if limit != resource.RLIM_INFINITY else sys.maxsize for limit in resource.getrlimit(name)]
+
     faults = []
+    files, most_files = limits(resource.RLIMIT_NOFILE)
     if most_files < LEAST_FILES:
         faults.append(f"a process may open {most_files} files (`ulimit -n`), and a run needs {LEAST_FILES}")
+    elif files < LEAST_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     if os.geteuid() != 0:  # root may exceed it
-        threads = limits[resource.RLIMIT_NPROC][0]
+        threads = limits(resource.RLIMIT_NPROC)[0]
         free = threads - (_own_threads() if threads < 64 * LEAST_THREADS else 0)
         if free < LEAST_THREADS:
             faults.append(
                 f"this user may start {max(free, 0)} more of {threads} processes and threads (`ulimit -u`), and a run "
                 f"needs {LEAST_THREADS}"
             )
-    size = limits[resource.RLIMIT_FSIZE][0]
+    size = limits(resource.RLIMIT_FSIZE)[0]
     if size < LEAST_FILE_BYTES:
         faults.append(f"a file may have {size:,} bytes (`ulimit -f`), and a run needs {LEAST_FILE_BYTES:,}")
     if faults:

@@ -31,6 +31,7 @@ def make_app(store: str, artifacts: Path) -> Any:
     import uvicorn  # noqa: F401 - tells MLflow that it is a server
     from mlflow.prompt.constants import _PROMPT_SOURCE_PLACEHOLDERS as PLACEHOLDERS
     from mlflow.server import constants, handlers
+    from starlette.responses import PlainTextResponse
 
     root = private_folder(artifacts.absolute())
     private_file(Path(store.removeprefix("sqlite:///")))
@@ -53,8 +54,8 @@ def make_app(store: str, artifacts: Path) -> Any:
         path, is_read = scope.get("path", ""), scope.get("method") in READ_ONLY
         closed = CLOSED.match(path)
         if closed and (closed[4] == "assistant" or not is_read):
-            await send({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b"this server has closed that part of MLflow\n"})
+            refusal = PlainTextResponse("this server has closed that part of MLflow\n", 403)
+            await refusal(scope, receive, send)
         else:
             await app(scope, receive, send)
 
