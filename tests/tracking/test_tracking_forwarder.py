@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from traceback import format_exception
 from typing import Any
 from unittest import mock
@@ -28,7 +29,8 @@ from trinity_core.tracking.forwarder import (
     run_note,
 )
 from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
-from trinity_core.tracking.mlflow_writer import close_parent, describe_runs, keep_parent_open
+from trinity_core.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root
+from trinity_core.tracking.mlflow_writer import close_parent, describe_runs, keep_parent_open, open_client
 from trinity_core.tracking.rollouts import SampledRollout, rollout_files, save_rollouts, traces_dir
 from trinity_core.tracking.scores import latest_scores
 from trinity_core.tracking.writers import MONITORS, RunInfo, RunOutcome, Writer, full_names
@@ -613,6 +615,25 @@ def test_a_moved_root_keeps_its_runs_and_their_artifacts(tmp_path: Path, how: st
     assert sources == {(new / f"p/n/global_step_{step}").as_uri() for step in (1, 2)}
     assert run_note(new / "p/n")["uri"] == run_note(new / "p/whole")["uri"] == f"sqlite:///{new}/mlflow.db"
     assert {point.step for point in client.get_metric_history(first, "actor/loss")} == {1, 2}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+def test_a_copy_of_a_root_that_is_closed_to_this_user_is_a_root_of_its_own() -> None:
+    with TemporaryDirectory() as place:
+        theirs, ours = Path(place, "theirs/checkpoints"), Path(place, "ours")
+        theirs.mkdir(parents=True)
+        client = open_client(default_uri(theirs), None, None, theirs)
+        experiment = client.create_experiment("e", artifact_folder(theirs).as_uri())
+        shutil.copytree(theirs, ours)
+        for path in (Path(place), ours, *ours.rglob("*")):
+            os.chown(path, 65534, 65534)
+        theirs.parent.chmod(0o700)
+        os.seteuid(65534)
+        try:
+            follow_moved_root(ours)
+        finally:
+            os.seteuid(0)
+        assert mlflow_client(ours).get_experiment(experiment).artifact_location == artifact_folder(ours).as_uri()
 
 
 @pytest.mark.slow

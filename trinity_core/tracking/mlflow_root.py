@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from contextlib import closing
@@ -32,7 +33,8 @@ def follow_moved_root(root: Path) -> None:
         found = {match[1] for location in locations if (match := re.match(r"file://(.+)/mlflow_artifacts\b", location))}
         for quoted in found - {root.as_uri().removeprefix("file://")}:
             old = Path(unquote(quoted))
-            if artifact_folder(old).exists() and not (old / "mlflow.db").exists():
+            # A root that is closed to this user, such as the original of a copy, is no root of theirs.
+            if os.access(artifact_folder(old), os.F_OK) and not os.access(old / "mlflow.db", os.F_OK):
                 continue
             for before, after in ((f"file://{quoted}/", f"{root.as_uri()}/"), (f"{old}/", f"{root}/")):
                 for table, columns in ADDRESSES.items():
