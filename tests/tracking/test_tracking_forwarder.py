@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -617,6 +619,17 @@ def test_a_moved_root_keeps_its_runs_and_their_artifacts(tmp_path: Path, how: st
     assert {point.step for point in client.get_metric_history(first, "actor/loss")} == {1, 2}
 
 
+@contextmanager
+def as_another_account() -> Iterator[None]:
+    os.setresgid(65534, 65534, 0)
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+        os.setresgid(0, 0, 0)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
 def test_a_copy_of_a_root_that_is_closed_to_this_user_is_a_root_of_its_own() -> None:
     with TemporaryDirectory() as place:
@@ -628,12 +641,23 @@ def test_a_copy_of_a_root_that_is_closed_to_this_user_is_a_root_of_its_own() -> 
         for path in (Path(place), ours, *ours.rglob("*")):
             os.chown(path, 65534, 65534)
         theirs.parent.chmod(0o700)
-        os.seteuid(65534)
-        try:
+        with as_another_account():
             follow_moved_root(ours)
-        finally:
-            os.seteuid(0)
         assert mlflow_client(ours).get_experiment(experiment).artifact_location == artifact_folder(ours).as_uri()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+def test_runs_of_another_account_in_a_shared_root_are_left_to_it() -> None:
+    """Their notes may hold a password, and are closed to the group too."""
+    with TemporaryDirectory() as place:
+        root = Path(place, "shared")
+        open_writer("mlflow", RunInfo("p", "n", root / "p/n"), root).close(RunOutcome.FINISHED)
+        for path in (Path(place), root, *root.rglob("*")):
+            os.chown(path, 0, 65534)
+            path.chmod(path.stat().st_mode | (0o2070 if path.is_dir() else 0o060))
+        (root / "p/n/monitor/mlflow.json").chmod(0o600)
+        with as_another_account():
+            describe_runs(root)
 
 
 @pytest.mark.slow

@@ -374,7 +374,8 @@ def served_run(job_dir: Path) -> str:
 def describe_runs(checkpoint_root_dir: Path) -> None:
     """Write the addresses of `trinity up` into the default store: descriptions of runs and experiments."""
     uri = default_uri(checkpoint_root_dir)
-    job_dirs = [note.parent.parent for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")]
+    notes = checkpoint_root_dir.glob("*/*/monitor/mlflow.json")
+    job_dirs = [note.parent.parent for note in notes if os.access(note, os.R_OK)]  # in a shared root, ours
     kept = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("run_id")}
     if not kept or fault_of(uri, checkpoint_root_dir):
         return
