@@ -15,11 +15,13 @@ import psutil
 import pytest
 from written_code import (
     ADDS,
+    APART,
     AS_A_PLAIN_USER,
     ATTACKS,
     CALLS,
     CALLS_HOME,
     CHECKS_NOTHING,
+    CROSSING,
     FILLS_THE_DISK,
     FORGERIES,
     HIDES_MEMORY,
@@ -158,6 +160,24 @@ def test_tests_that_assert_nothing_about_an_answer_give_no_verdict(tests):
     for code in (ADDS, SUBTRACTS):
         with pytest.raises(Unjudged):
             judged(code, *form(tests))
+
+
+@pytest.mark.parametrize("right, wrong, tests", CROSSING.values(), ids=CROSSING)
+def test_values_cross_as_they_are(right, wrong, tests):
+    assert [judged(code, tests).parts["accuracy"] for code in (right, wrong)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("tests", APART.values(), ids=APART)
+def test_tests_that_want_an_answer_in_their_process_give_no_verdict(tests):
+    with pytest.raises(Unjudged):
+        judged(ADDS, tests)
+
+
+@pytest.mark.parametrize("compare", ["np.allclose(add(1, 2), 3)", "add(1, 2) == approx(3)"])
+@pytest.mark.parametrize("code", ["def add(a, b): return []", "import numpy\ndef add(a, b): return numpy.array([])"])
+def test_nothing_is_close_to_no_number(compare, code):
+    tests = f"import numpy as np\nfrom pytest import approx\nassert {compare}"
+    assert [judged(one, tests).parts["accuracy"] for one in (ADDS, code)] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("tests", UNREADABLE.values(), ids=UNREADABLE)

@@ -125,6 +125,16 @@ FORGERIES = {
             def __eq__(self, other): raise SystemExit
         def similar(a, b): return No()
     """,
+    "returns nothing": """
+        import numpy
+        def similar(a, b): return numpy.array([])
+    """,
+    "exits like one who is done": """
+        import sys
+        def similar(a, b):
+            sys.exit(0) if len(a) == 1 else None
+            return (4, 5)
+    """,
     "sends nonsense": """
         import os, sys
         def similar(a, b): os.write(int(sys.argv[2]), b'{"value": {"z": 1}}\\n' * 9)
@@ -355,6 +365,24 @@ TEST_FORMS = {
     "MBPP's imports": (["assert add(1, math.floor(2.5)) == 3"], {"test_imports": ["import math"]}),
     "MBPP's setup": (["assert add(*pair) == 3"], {"test_setup_code": "pair = 1, 2"}),
     "calls": {"inputs": [[1, 2], [2, 2]], "outputs": [3, 4], "fn_name": "add"},
+    "unittest with a failing sub-test": "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n"
+    "        for a, b in ((0, 0), (1, 2), (2, 0)):\n            with self.subTest(a=a):\n"
+    "                self.assertEqual(add(a, b), a + b)\n",
+    "unittest with setUpModule": "import unittest\ndef setUpModule():\n    global SUM\n    SUM = 3\n"
+    "class T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(add(1, 2), SUM)\n",
+    "unittest that expects a failure": "import unittest\nclass T(unittest.TestCase):\n    @unittest.expectedFailure\n"
+    "    def test_a(self):\n        self.assertEqual(add(1, 2), 4)\n"
+    "    def test_b(self):\n        self.assertEqual(add(1, 2), 3)\n",
+    "parametrized class": "import pytest\n@pytest.mark.parametrize(argnames='a, b', argvalues=[(0, 0), (1, 2)])\n"
+    "class TestAdd:\n    def test_a(self, a, b):\n        assert add(a, b) == a + b",
+    "pytest's setup": "def setup_module():\n    global one\n    one = 1\ndef setup_function(function):\n"
+    "    global two\n    two = 2\ndef test_a():\n    assert add(one, two) == 3\n"
+    "class TestAdd:\n    @classmethod\n    def setup_class(cls):\n        cls.one = 1\n"
+    "    def setup_method(self, method):\n        self.two = 2\n"
+    "    def test_b(self):\n        assert add(self.one, self.two) == 3\n",
+    "skipif that does not hold": "import pytest\n@pytest.mark.skipif(False, reason='')\ndef test_a():\n"
+    "    assert add(1, 2) == 3",
+    "arrays": "import numpy as np\nassert (add(np.array([1, 2]), 1) == np.array([2, 3])).all()",
     "calls as text": {"inputs": ["1\n2", '"a"\n"b"'], "outputs": ["3", '"ab"'], "fn_name": "add"},
     "calls as text, of lists": CALL_TEXTS,
     "calls as Python text": str(CALL_TEXTS),
@@ -369,6 +397,9 @@ TEST_FORMS = {
     "test_cases": json.dumps(
         {"test_cases": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": 3}]}
     ),
+    "calls by name": {"inputs": [{"a": 1, "b": 2}], "outputs": [3], "fn_name": "add"},
+    "LeetCode's arguments": ([{"input": "a = 1, b = 2", "output": "3"}], {"entry_point": "add"}),
+    "LeetCode's name": ([{"input": "a = [1], b = [2]", "output": "[1, 2]"}], {"entry_point": "Solution().add"}),
     "name beside test_cases": {"test_cases": '{"inputs": [[1, 2]], "outputs": [3]}', "fn_name": "add"},
     "Code-R1": {"functional": "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"},
     "name in the object": {"inputs": [[1, 2]], "outputs": [3], "func_name": "add"},
@@ -421,6 +452,83 @@ CHECKS_NOTHING = {
     "no results": {"inputs": [[1, 2]], "outputs": [None], "fn_name": "add"},
     "reference as setup": (["assert add(1, 2) == 3"], {"test_setup_code": ADDS}),
 }
+CROSSING = {
+    "changes and returns": (
+        "def f(xs): return xs.pop()", "def f(xs): return xs[-1]", "x = [3, 1]\nassert f(x) == 1 and x == [3]",
+    ),
+    "changes inside": ("def f(xs): xs[0].sort()", "def f(xs): 0", "row = [3, 1]\nf([row])\nassert row == [1, 3]"),
+    "changes by name": ("def f(xs): xs.sort()", "def f(xs): 0", "x = [3, 1]\nf(xs=x)\nassert x == [1, 3]"),
+    "infinite": (
+        "import itertools\ndef f(): return itertools.count()", "def f():\n    while True: yield 0",
+        "import itertools\ncounts = f()\nassert [*itertools.islice(counts, 2)] == [0, 1] and next(counts) == 2",
+    ),
+    "truth": (
+        "class f:\n    def __init__(self, x): self.x = x\n    def __bool__(self): return self.x > 0",
+        "class f:\n    def __init__(self, x): 0", "assert f(1) and not f(0)",
+    ),
+    "derived from a dict": (
+        "from collections import OrderedDict\nclass f(OrderedDict):\n    def put(self, x): self[x] = 1",
+        "class f(dict):\n    def put(self, x): self[x] = 2",
+        "one = f()\none.put(3)\nassert one == {3: 1} and isinstance(one, dict) and 3 in one and one[3] == 1",
+    ),
+    "named tuple": (
+        "from typing import NamedTuple\nclass f(NamedTuple):\n    x: int\n    def twice(self): return 2 * self.x",
+        "from collections import namedtuple\nf = namedtuple('f', 'y')",
+        "assert f(2).x == 2 and f(2).twice() == 4 and f(1) == (1,) and f(1) < f(2) and {f(1)} == {(1,)}",
+    ),
+    "enumeration": (
+        "from enum import IntEnum\nclass f(IntEnum):\n    RED = 1\n    BLUE = 2",
+        "class f:\n    RED = 2\n    BLUE = 2", "assert f(1) is f.RED and f.RED == 1 and f.RED + 1 == f.BLUE",
+    ),
+    "order of a dict": (
+        "from collections import OrderedDict\ndef f(): return OrderedDict(a=1, b=2)",
+        "from collections import OrderedDict\ndef f(): return OrderedDict(b=2, a=1)",
+        "from collections import OrderedDict\nassert f() == OrderedDict(a=1, b=2)",
+    ),
+    "counter": (
+        "from collections import Counter\ndef f(): return Counter('aab')", "def f(): return {'a': 2}",
+        "from collections import Counter\nassert isinstance(f(), Counter) and f().most_common(1) == [('a', 2)]",
+    ),
+    "shape": (
+        "import numpy as np\ndef f(): return np.zeros((2, 3))", "def f(): return [[0.0] * 3] * 2",
+        "assert f().shape == (2, 3)",
+    ),
+    "prints": (
+        "def f(): print('hi')", "def f(): print('ho')",
+        "import io\nfrom contextlib import redirect_stdout\nwith redirect_stdout(io.StringIO()) as out:\n    f()\n"
+        "assert out.getvalue() == 'hi\\n'",
+    ),
+    "prints, patched": (
+        "def f(): print('hi')", "def f(): 0",
+        "import io\nfrom unittest.mock import patch\n@patch('sys.stdout', new_callable=io.StringIO)\n"
+        "def test_a(out):\n    f()\n    assert out.getvalue() == 'hi\\n'\ntest_a()",
+    ),
+    "exits": (
+        "import sys\ndef f(): sys.exit(2)", "def f(): 0",
+        "import pytest\nwith pytest.raises(SystemExit) as end:\n    f()\nassert end.value.code == 2",
+    ),
+    "exception of its own": (
+        "class Bad(ValueError): 0\ndef f(): raise Bad('no', 3)", "class Bad(ValueError): 0\ndef f(): raise ValueError",
+        "import pytest\nwith pytest.raises(Bad, match='no'):\n    f()\ntry:\n    f()\nexcept Bad as error:\n"
+        "    assert isinstance(error, ValueError) and error.args == ('no', 3)",
+    ),
+    "text of an exception": (
+        "class Bad(Exception):\n    def __init__(self, n): self.n = n\n    def __str__(self): return f'bad {self.n}'\n"
+        "def f(): raise Bad(3)",
+        "class Bad(Exception): 0\ndef f(): raise Bad(3)",
+        "try:\n    f()\n    assert False\nexcept Bad as error:\n    assert str(error) == 'bad 3'",
+    ),
+}  # fmt: skip
+"""What crosses between an answer and its tests: a right answer, a wrong one, and the tests."""
+APART = {
+    "patches": "from unittest.mock import patch\nwith patch('builtins.input', return_value='3'):\n"
+    "    assert add(1, 2) == 3",
+    "patches an object": "import math\nfrom unittest.mock import patch\nwith patch.object(math, 'pi', 3):\n"
+    "    assert add(1, 2) == 3",
+    "writes a file": "with open('a', 'w') as file:\n    file.write('3')\nassert add('a', '') == 'a'",
+    "standard input": "import io, sys\nsys.stdin = io.StringIO('3')\nassert add(1, 2) == 3",
+}  # fmt: skip
+"""Tests that change the process in which they expect an answer."""
 NEVER_REACHED = {
     "function that nobody calls": "def verify():\n    assert add(1, 2) == 3",
     "loop over nothing": "for a in []:\n    assert add(a, 1) == a + 1",
@@ -434,6 +542,6 @@ UNREADABLE = {
     "unknown type": [{"input": "1 2", "output": "3", "testtype": "interactive"}],
     "null output": {"inputs": ["1 2"], "outputs": [None]},
     "call of no list": {"inputs": [1], "outputs": [3], "fn_name": "add"},
-    "call of no JSON": {"inputs": ["a = 1, b = 2"], "outputs": ["3"], "fn_name": "add"},
+    "call of no JSON": {"inputs": ["a is 1"], "outputs": ["3"], "fn_name": "add"},
     "other object": {"in": "1 2", "out": "3"},
 }

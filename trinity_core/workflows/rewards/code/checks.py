@@ -3,7 +3,8 @@ are an error instead of a pass.
 
 `sandbox_rpc.Checks` holds the functions that the prepared source calls: `__checked__(value)` at everything that can
 fail (`assert`, `assertEqual(…)`, `with raises(…)`, an `if` that raises, a comparison that stands alone),
-`__caught__(is_strict)` where the tests swallow an exception, `__ran__(name)` in test functions, and `@__fixture__`.
+`__caught__(is_strict)` where the tests swallow an exception, `__ran__(name)` in test functions, `@__fixture__`, and
+`__sized__(allclose)`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
 
 VERDICTS = {"all", "any", "isinstance", "isclose", "allclose", "array_equal"}
 """Functions whose value is a verdict, where it stands alone as a statement."""
+CLOSE = {"allclose", "assert_allclose", "assert_almost_equal", "assert_array_almost_equal"}
+"""NumPy's comparisons that nothing at all passes: `allclose([], 3)`."""
 EXPECTATIONS = {"raises", "warns"}
 FAILURES = {"fail", "exit", "quit"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -57,6 +60,8 @@ def prepared(source: str, name: str = "") -> Prepared:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Unjudged(f"a test is not valid Python: {error}: {_quoted(source)}") from None
     nodes = [node for statement in tree.body if not _is_data(statement) for node in ast.walk(statement)]
+    if apart := next(filter(None, map(_apart, nodes)), ""):
+        raise Unjudged(f"the tests use '{apart}', but the answer has a process of its own: {_quoted(source)}")
     called = {_name(node) for node in nodes if isinstance(node, ast.Call)}
     is_check_uncalled = "check" not in called and any(map(_is_check, tree.body))
     if is_check_uncalled or "candidate" in free:
@@ -123,6 +128,18 @@ def _written(lines: Sequence[bytes], node: ast.stmt) -> str:
 
 def _text(node: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(node))
+
+
+def _apart(node: ast.AST) -> str:
+    """Return what tests change or make for an answer that runs in their own process: it sees no patch and no file."""
+    match node:
+        case ast.Call(args=[ast.Constant(value=str(name)), *_]) if _name(node) == "patch":
+            return "" if name == "sys.stdout" else name
+        case ast.Attribute(value=ast.Name(id="patch") | ast.Attribute(attr="patch"), attr=name):
+            return f"patch.{name}"
+        case ast.Name(id="open" | "tempfile" as name) | ast.Attribute(attr="environ" | "stdin" | "argv" as name):
+            return name
+    return ""
 
 
 def _imports_answer(node: ast.AST) -> bool:
@@ -206,11 +223,13 @@ class _Rewriter(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        is_check = _name(node).startswith("assert") or _name(node) in EXPECTATIONS
         self.generic_visit(node)
         match node.func:
             case ast.Attribute(value=ast.Name(id="unittest" | "pytest"), attr="main"):
                 return ast.Constant(0)  # `sandbox_rpc` runs test functions and classes
-        is_check = _name(node).startswith("assert") or _name(node) in EXPECTATIONS
+        if _name(node) in CLOSE:
+            node.func = _call("__sized__", node.func)
         return self._checked(node) if is_check else node
 
     def visit_If(self, node: ast.If) -> ast.If:

@@ -27,7 +27,7 @@ class Tests:
     programs: tuple[Program, ...] = ()
     functions: tuple[dict[str, Any], ...] = ()
     """For `sandbox_rpc.run_tests`: `{"python": source, "names": [...]}` or `{"call": name, "arguments": [...],
-    "expected": ...}`; with `wrapped`, the only element of `expected` is accepted too."""
+    "named": {...}, "expected": ...}`; with `wrapped`, the only element of `expected` is accepted too."""
 
     @property
     def count(self) -> int:
@@ -135,7 +135,8 @@ def _object(tests: Mapping[str, Any], name: str, setup: str) -> Tests:
 def _cases(tests: Sequence[Mapping[str, Any]], name: str) -> Tests:
     programs, calls = [], []
     for one in tests:
-        kind = one.get("testtype") or one.get("type") or ("functional" if one.get("fn_name") else "stdin")
+        is_call = one.get("fn_name") or (name and _named(one["input"]))
+        kind = one.get("testtype") or one.get("type") or ("functional" if is_call else "stdin")
         if kind in PROGRAM_KINDS:
             programs.append(_program(one["input"], one["output"]))
             continue
@@ -150,18 +151,34 @@ def _cases(tests: Sequence[Mapping[str, Any]], name: str) -> Tests:
 
 
 def _called(name: str, given: Any, expected: Any) -> dict[str, Any]:
-    """Return a call. Arguments are a list, or text with one JSON value a line, as its result then is."""
+    """Return a call. Arguments are a list, a dict, or text with one JSON value a line, as its result then is, or
+    `a = 1, b = 2`, as of LeetCode."""
+    made = {"call": name.removeprefix("Solution()."), "arguments": [], "named": {}, "expected": expected}
+    if isinstance(given, Mapping):
+        return made | {"named": dict(given), "wrapped": True}
     if isinstance(given, str):
+        if named := _named(given):
+            return made | {"named": named, "expected": _parsed(expected), "wrapped": False}
         try:
-            arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
-            result = json.loads(expected) if isinstance(expected, str) else expected
+            made["arguments"] = [json.loads(line) for line in given.splitlines() if line.strip()]
+            made["expected"] = json.loads(expected) if isinstance(expected, str) else expected
         except ValueError as error:
             raise DataError(f"a functional test of the row is not JSON: {error}: {given[:80]!r}") from error
-        return {"call": name, "arguments": arguments, "expected": result, "wrapped": not isinstance(expected, str)}
+        return made | {"wrapped": not isinstance(expected, str)}
     if not isinstance(given, Sequence) and not hasattr(given, "tolist"):
         raise DataError(f"a functional test of the row has {type(given).__name__} in place of a list of arguments")
-    # APPS and TACO often wrap a result in a list of one
-    return {"call": name, "arguments": list(given), "expected": expected, "wrapped": True}
+    return made | {"arguments": list(given), "wrapped": True}  # APPS and TACO often wrap a result in a list of one
+
+
+def _named(text: Any) -> dict[str, Any]:
+    """Read `a = 1, b = [2]`; {} for anything else."""
+    try:
+        match ast.parse(f"f({text})", mode="eval").body:
+            case ast.Call(args=[], keywords=keywords):
+                return {str(one.arg): ast.literal_eval(one.value) for one in keywords}
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        pass
+    return {}
 
 
 def _python(tests: Sequence[str], name: str, setup: str) -> Tests:

@@ -3,23 +3,27 @@
 `sandbox_rpc.py answer FD` loads `solution.py` and answers calls. `sandbox_rpc.py tests FD JUDGE` reads the tests from
 the socket JUDGE and writes a verdict for each to it. That process is closed to other processes of its user, and no file
 holds tests or verdicts, so an answer can neither read the former nor write the latter. Only plain data crosses between
-answer and tests, as JSON: numbers, texts, lists, tuples, sets, dicts, bytes, and the standard library's dates, times,
-fractions, decimals, ranges and deques. Other objects stay on their side and are referenced by number, so no comparison
-that decides a verdict ever runs an answer's code.
+answer and tests, as JSON: numbers, texts, lists, tuples, sets, dicts, bytes, NumPy's arrays, the types of `STANDARD`,
+and what the answer prints. Other objects stay on their side and are referenced by number; where their class derives
+from such a type, their data crosses for each comparison. So no comparison that decides a verdict ever runs an answer's
+code.
 """
 
 from __future__ import annotations
 
 import builtins
 import inspect
+import io
 import json
 import math
+import operator
+import re
 import socket
 import sys
 import types
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -42,13 +46,38 @@ STANDARD: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "deque": (deque, list, deque),
     "keys": (KEYS, list, lambda values: dict.fromkeys(values).keys()),
     "items": (ITEMS, list, lambda values: dict(values).items()),
+    "Counter": (Counter, dict, Counter),
+    "OrderedDict": (OrderedDict, lambda it: [*it.items()], OrderedDict),
+    "defaultdict": (defaultdict, dict, lambda values: defaultdict(None, values)),
+    "tuple": (tuple, list, tuple),
+    "set": (set, list, set),
+    "frozenset": (frozenset, list, frozenset),
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+    "complex": (complex, lambda it: [it.real, it.imag], lambda parts: complex(*parts)),
 }
 """Name -> type, conversion to JSON, and conversion back."""
-SPECIALS = ("__iter__", "__len__", "__getitem__", "__str__", "__repr__", "__next__", "__enter__", "__exit__")
-"""Methods of an answer's objects that tests may call by syntax."""
-TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "and", "or", "xor")
-STANDARD_KINDS = (kind for kind, _, _ in STANDARD.values())
-PLAIN: tuple[Any, ...] = (*SCALARS, list, tuple, set, frozenset, dict, bytes, complex, *STANDARD_KINDS)
+NAMES = {kind: name for name, (kind, _, _) in STANDARD.items()}
+SPECIALS: dict[str, Callable[..., Any]] = {
+    "__iter__": iter,
+    "__next__": next,
+    "__len__": len,
+    "__bool__": bool,
+    "__str__": str,
+    "__repr__": repr,
+    "__int__": int,
+    "__float__": float,
+    "__abs__": abs,
+    "__neg__": operator.neg,
+    "__contains__": operator.contains,
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    "__delitem__": operator.delitem,
+    "__enter__": lambda it: type(it).__enter__(it),
+    "__exit__": lambda it, *error: type(it).__exit__(it, *error),
+}
+"""Method of an answer's objects that tests call by syntax -> the function that does so."""
+TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "and_", "or_", "xor")
+PLAIN: tuple[Any, ...] = (*SCALARS, list, dict, *NAMES)
 
 
 class Unjudged(Exception):
@@ -63,44 +92,35 @@ def encoded(value: Any, keep: Callable[[Any], int]) -> Any:
     """Encode a value for JSON; `keep` returns the number of an object that is not plain, or raises."""
     if type(value) in SCALARS:
         return value
-    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
-        return encoded(value.tolist(), keep)
-    if isinstance(value, dict):
-        return {"d": [[encoded(key, keep), encoded(dict.__getitem__(value, key), keep)] for key in dict.keys(value)]}
-    kinds: tuple[tuple[type[Iterable[Any]], str], ...] = ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "f"))
-    for kind, tag in kinds:
-        if isinstance(value, kind):
-            return {tag: [encoded(one, keep) for one in kind.__iter__(value)]}
-    if type(value) is bytes:
-        return {"b": value.hex()}
-    if type(value) is complex:
-        return {"c": [value.real, value.imag]}
-    for name, (kind, parts, _) in STANDARD.items():
-        if type(value) is kind:
-            return {"x": [name, encoded(parts(value), keep)]}
+    if type(value) is list:
+        return [encoded(one, keep) for one in value]
+    if type(value) is dict:
+        return {"d": [[encoded(key, keep), encoded(one, keep)] for key, one in value.items()]}
+    if name := NAMES.get(type(value)):
+        return {name: encoded(STANDARD[name][1](value), keep)}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        if not getattr(value, "shape", ()) or not value.size or value.dtype.kind not in "biufc":
+            return encoded(value.tolist(), keep)
+        return {"a": [value.dtype.str, [*value.shape], encoded(value.ravel().tolist(), keep)]}
     return {"o": keep(value)}
 
 
-def decoded(value: Any, known: Callable[[int], Any]) -> Any:
+def decoded(value: Any, known: Callable[[Any], Any]) -> Any:
     """The inverse of `encoded`. Raises ValueError for invalid values."""
+    if type(value) is list:
+        return [decoded(one, known) for one in value]
     if not isinstance(value, dict):
-        if type(value) not in SCALARS:
-            raise ValueError("no encoded value")
         return value
     [(tag, content)] = value.items()
+    if tag == "o":
+        return known(content)
     if tag == "d":
         return {decoded(key, known): decoded(one, known) for key, one in content}
-    if tag in "ltsf":
-        return {"l": list, "t": tuple, "s": set, "f": frozenset}[tag](decoded(one, known) for one in content)
-    if tag == "b":
-        return bytes.fromhex(content)
-    if tag == "c":
-        return complex(*content)
-    if tag == "x":
-        return STANDARD[content[0]][2](decoded(content[1], known))
-    if tag == "o" and type(content) is int:
-        return known(content)
-    raise ValueError("no encoded value")
+    if tag == "a" and re.fullmatch("[<>|][biufc][0-9]+", content[0]):
+        import numpy as np
+
+        return np.array(decoded(content[2], known), content[0]).reshape(content[1])
+    return STANDARD[tag][2](decoded(content, known))
 
 
 class Line:
@@ -126,19 +146,21 @@ class RemoteAnswer:
 
     def __init__(self, line: Line) -> None:
         self._line = line
+        self._objects: dict[int, Remote] = {}
+        self._errors: dict[str, type[Exception]] = {}
         self.used = 0
         """Number of values obtained from the answer."""
-        self.raised: Exception | None = None
+        self.raised: BaseException | None = None
         """The latest exception that the answer raised."""
 
     def named(self, name: str) -> Any:
         """Return the answer's object of this name. Raises NameError if there is none."""
         value = self.ask("name", name)
-        self.used -= isinstance(value, Remote)  # nothing has been asked of it yet
+        self.used -= type(value) is Remote or isinstance(value, type)  # nothing has been asked of it yet
         return value
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Send a request to the answer's side. Raises what the answer raises, as the nearest built-in exception."""
+        """Send a request to the answer's side. Raises what the answer raises, as the nearest exception known here."""
         try:
             message = json.dumps([what, encoded(list(arguments), _number_of)])
         except RecursionError:
@@ -147,44 +169,75 @@ class RemoteAnswer:
             self.used += 1
             self._line.send(message)
             reply = self._line.receive()
+            sys.stdout.write(str(reply["printed"]))
             if "raised" in reply:
-                names, text = [str(name) for name in reply["raised"]], str(reply["text"])
+                self.raised = self._error(**reply["raised"])
             else:
-                if reply.get("changed"):
-                    _change(arguments[1], decoded(reply["changed"], self._object))
+                if "changed" in reply:
+                    _changed([*arguments[1:]], decoded(reply["changed"], self._object))
                 value = decoded(reply["value"], self._object)
                 return _later(value) if reply.get("awaited") else value
-        except (EOFError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (EOFError, OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             raise AnswerGone(f"the answer's process ended or sent no value ({type(error).__name__})") from None
-        kinds = (getattr(builtins, name, None) for name in names)
-        error_kind = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)), Exception)
-        try:
-            raised = error_kind(text)
-        except TypeError:  # UnicodeDecodeError and others need more arguments
-            raised = Exception(text)
-        self.raised = raised
-        raise raised
+        raise self.raised
 
-    def _object(self, number: int) -> Remote:
-        return Remote(self, number)
+    def _error(self, kinds: list[str], arguments: Any, text: str) -> BaseException:
+        kind: type[BaseException] = next(filter(None, map(self._known_error, kinds)), Exception)
+        try:
+            error = kind(*decoded(arguments, self._object))
+        except TypeError:  # an exception of the answer's own, with arguments of its own
+            error = kind(text)
+        error.__dict__["text"] = text
+        return error
+
+    def _known_error(self, name: str) -> type[BaseException] | None:
+        kind = self._errors.get(name) or getattr(builtins, name, None)
+        return kind if isinstance(kind, type) and issubclass(kind, Exception | SystemExit) else None
+
+    def _object(self, number: Any) -> Any:
+        """Return an object by its number, always the same, or a class of exceptions by its own and its bases' names."""
+        if type(number) is int:
+            return self._objects.setdefault(number, Remote(self, number))
+        name, *bases = map(str, number)
+        base = next(filter(None, map(self._known_error, bases)), Exception)
+        members = {"__str__": lambda error: error.__dict__.get("text", ""), "__getattr__": _no_attribute}
+        return self._errors.setdefault(name, type(name, (base,), members))  # type: ignore[arg-type]
+
+
+def _no_attribute(error: Exception, name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise Unjudged(f"the tests read '{name}' of an exception of the answer's own, which does not cross")
 
 
 async def _later(value: Any) -> Any:
     return value
 
 
-def _change(before: Sequence[Any], changed: Sequence[Any]) -> None:
-    """Apply the changes that a function made to its list, dict and set arguments."""
-    for old, new in zip(before, changed, strict=False):
-        if isinstance(old, list) and isinstance(new, list):
-            old[:] = new
-        elif isinstance(old, dict | set) and type(new) is type(old):
-            old.clear()
-            old.update(new)
+def _changed(old: Any, new: Any) -> Any:
+    """Return `new`, as the old list, dict, set or array with what a function has changed in it."""
+    if type(old) is not type(new) or getattr(old, "shape", ()) != getattr(new, "shape", ()):
+        return new
+    if isinstance(old, list):
+        old[:] = [*map(_changed, old, new), *new[len(old) :]]
+    elif isinstance(old, tuple):
+        return tuple(map(_changed, old, new))
+    elif isinstance(old, dict):
+        values = {key: _changed(old.get(key), value) for key, value in new.items()}
+        old.clear()
+        old.update(values)
+    elif isinstance(old, set):
+        old.clear()
+        old.update(new)
+    elif hasattr(old, "shape"):
+        old[...] = new
+    else:
+        return new
+    return old
 
 
 class Remote:
-    """An object of the answer that is not plain data. It equals only itself."""
+    """An object of the answer that is not plain data. It equals only itself, or what its data equals."""
 
     def __init__(self, answer: RemoteAnswer, number: int) -> None:
         self.__dict__["_remote"] = (answer, number)
@@ -202,31 +255,42 @@ class Remote:
         answer.ask("set", self, name, value)
 
     def __eq__(self, other: object) -> bool:
-        if other is not self and not isinstance(other, PLAIN):
+        own, other = _data(self), _data(other)
+        if type(own) is Remote and other is not own and not isinstance(other, PLAIN):
             raise Unjudged("the tests compare objects of the answer's own classes, which only the answer could judge")
-        return other is self
+        return own is other if type(own) is Remote else bool(own == other)
 
     def __hash__(self) -> int:
-        return hash(self.__dict__["_remote"][1])
+        own = _data(self)
+        return hash(own if type(own) is not Remote else self.__dict__["_remote"][1])
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(_data(self))
 
     def __instancecheck__(self, one: object) -> bool:
         raise Unjudged("the tests check for a class that is the answer's own")
 
 
+def _data(value: Any) -> Any:
+    """Return the data of an object whose class derives from a type of plain data; anything else as it is."""
+    return value.__dict__["_remote"][0].ask("data", value) if type(value) is Remote else value
+
+
 def _special(name: str) -> Callable[..., Any]:
     def method(self: Remote, *arguments: Any) -> Any:
         answer, _ = self.__dict__["_remote"]
-        reply = answer.ask("special", self, name, [one for one in arguments if not isinstance(one, type)])
-        return iter(reply) if name == "__iter__" else reply
+        return answer.ask("special", self, name, list(arguments))
 
     return method
 
 
 def _two_sided(name: str) -> Callable[..., Any]:
     def method(self: Remote, other: Any) -> Any:
-        if isinstance(other, Remote):
+        own, other = _data(self), _data(other)
+        if type(own) is type(other) is Remote:
             raise Unjudged(f"the tests apply '{name}' to objects of the answer's own classes")
-        return NotImplemented
+        return NotImplemented if type(own) is Remote else getattr(operator, name)(own, other)
 
     return method
 
@@ -234,7 +298,7 @@ def _two_sided(name: str) -> Callable[..., Any]:
 for _name in SPECIALS:
     setattr(Remote, _name, _special(_name))
 for _name in TWO_SIDED:
-    setattr(Remote, f"__{_name}__", _two_sided(_name))
+    setattr(Remote, f"__{_name.strip('_')}__", _two_sided(_name))
 
 
 def _completed(value: Any) -> Any:
@@ -246,7 +310,7 @@ def _completed(value: Any) -> Any:
 
 
 def _number_of(value: Any) -> int:
-    if isinstance(value, Remote):
+    if type(value) is Remote:
         return int(value.__dict__["_remote"][1])
     raise Unjudged(f"the tests pass a {type(value).__name__} to the answer, and only plain data can cross")
 
@@ -255,37 +319,47 @@ def serve(line: Line) -> None:
     """Load the answer and serve requests of the other side."""
     namespace = _loaded("solution.py")
     objects: list[Any] = []
+    numbers: dict[int, int] = {}
 
-    def kept(value: Any) -> int:
-        objects.append(value)
-        return len(objects) - 1
+    def kept(value: Any) -> int | list[str]:
+        if isinstance(value, type) and issubclass(value, Exception):
+            return _names(value)
+        if id(value) not in numbers:
+            numbers[id(value)] = len(objects)
+            objects.append(value)
+        return numbers[id(value)]
 
-    def replied(what: str, arguments: list[Any]) -> str:
-        arguments = decoded(arguments, objects.__getitem__)
+    def replied(what: str, sent: list[Any]) -> dict[str, Any]:
+        arguments = decoded(sent, objects.__getitem__)
         value = _done(namespace, what, arguments)
         reply: dict[str, Any] = {"awaited": True} if inspect.iscoroutine(value) else {}
-        value = _completed(value)
-        reply["value"] = encoded(value, kept)
-        if what == "call" and value is None:
-            reply["changed"] = encoded(arguments[1], kept)
-        return json.dumps(reply)
+        reply["value"] = encoded(_completed(value), kept)
+        if what == "call" and (changed := encoded(arguments[1:], kept)) != sent[1:]:
+            reply["changed"] = changed
+        return reply
 
     while True:
         try:
             what, arguments = line.receive()
         except EOFError:
             return
-        reply, error = tried(lambda: replied(what, arguments))  # noqa: B023 - called at once
+        with redirect_stdout(io.StringIO()) as printed:
+            reply, error = tried(lambda: replied(what, arguments))  # noqa: B023 - called at once
         if error is not None:
-            reply = json.dumps({"raised": [kind.__name__ for kind in type(error).__mro__], "text": str(error)})
-        line.send(reply)
+            crossing, _ = tried(lambda: encoded([*error.args], kept))  # noqa: B023 - called at once
+            reply = {"raised": {"kinds": _names(type(error)), "arguments": crossing or [], "text": str(error)}}
+        line.send(json.dumps(reply | {"printed": printed.getvalue()}))
 
 
-def tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+def _names(kind: type) -> list[str]:
+    return [base.__name__ for base in kind.__mro__]
+
+
+def tried(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """Return the result of `work` and None, or None and its exception."""
     try:
         return work(), None
-    except Exception as error:  # noqa: BLE001 - an answer or a test may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - an answer or a test may raise anything
         return None, error
 
 
@@ -305,12 +379,11 @@ def _done(namespace: dict[str, Any], what: str, operands: list[Any]) -> Any:
             return getattr(owner, name)
         case "set", [owner, name, value]:
             setattr(owner, name, value)
-        case "special", [owner, "__iter__", _]:
-            return list(owner)
         case "special", [owner, name, arguments]:
-            if not hasattr(type(owner), name):
-                raise TypeError(f"'{type(owner).__name__}' object has no {name}")
-            return getattr(type(owner), name)(owner, *arguments)
+            return SPECIALS[name](owner, *arguments)
+        case "data", [owner]:
+            kinds = (int, float, str, list, dict, *NAMES)
+            return next((kind(owner) for kind in kinds if isinstance(owner, kind)), owner)
     return None
 
 
@@ -338,16 +411,16 @@ def run_tests(answer: RemoteAnswer, tests: list[dict[str, Any]], say: Callable[[
 def _passes(answer: RemoteAnswer, test: dict[str, Any]) -> bool:
     """Return whether a test passes. Raises what a Python test raises."""
     if "call" in test:
-        actual, expected = answer.ask("method", test["call"])(*test["arguments"]), test["expected"]
+        actual, expected = answer.ask("method", test["call"])(*test["arguments"], **test["named"]), test["expected"]
         alone = expected[0] if test.get("wrapped") and isinstance(expected, list) and len(expected) == 1 else expected
         return same(actual, expected) or same(actual, alone)
     checks, used = Checks(answer), answer.used
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
     for name in test["names"]:
         with suppress(NameError):
-            namespace[name] = answer.named(name)
+            module.__dict__[name] = answer.named(name)
     try:
-        checks.run(test["python"], namespace)
+        checks.run(test["python"], module)
     except ImportError as error:
         if error is answer.raised or (error.name or "").partition(".")[0] == "solution":
             raise
@@ -368,16 +441,17 @@ class Checks:
         self._ran: set[str] = set()
         self._fixtures: dict[str, Callable[..., Any]] = {}
 
-    def run(self, source: str, namespace: dict[str, Any]) -> None:
+    def run(self, source: str, module: types.ModuleType) -> None:
         """Run the module, then its test functions and classes that it has not run, as pytest and unittest would."""
-        namespace |= {
-            "__checked__": self._checked, "__caught__": self._caught, "__ran__": self._ran.add,
-            "__fixture__": self._fixture,
-        }  # fmt: skip
+        module.__dict__.update(
+            __checked__=self._checked, __caught__=self._caught, __ran__=self._ran.add, __fixture__=self._fixture,
+            __sized__=_sized,
+        )  # fmt: skip
         with self._outcome():
-            exec(compile(source, "tests", "exec"), namespace)  # noqa: S102 - what this file is for
+            exec(compile(source, "tests", "exec"), module.__dict__)  # noqa: S102 - what this file is for
         with self._outcome():
-            self._run_rest(namespace)
+            self._run_functions(module)
+            self._run_cases(module)
 
     @contextmanager
     def _outcome(self) -> Iterator[None]:
@@ -385,18 +459,47 @@ class Checks:
         try:
             yield
         except SystemExit as end:
-            self.failed |= end.code not in (None, 0, False)
+            self.failed |= end is self._answer.raised or end.code not in (None, 0, False)
         except Exception:
             raise
         except BaseException as outcome:  # noqa: BLE001 - pytest's
             self.failed |= type(outcome).__name__ != "Skipped"
 
-    def _run_rest(self, namespace: dict[str, Any]) -> None:
-        for name, part in [*namespace.items()]:
+    def _run_functions(self, module: types.ModuleType) -> None:
+        """Run test functions and classes as pytest would."""
+        self._step(module, "setup_module", module)
+        for name, part in [*vars(module).items()]:
             if isinstance(part, types.FunctionType) and name.startswith("test") and name not in self._ran:
-                self._call(part)
-            elif isinstance(part, type):
-                self._run_class(name, part)
+                self._step(module, "setup_function", part)
+                self._call(part, [])
+                self._step(module, "teardown_function", part)
+            elif isinstance(part, type) and name.startswith("Test") and not hasattr(part, "assertEqual"):
+                self._step(part, "setup_class", part)
+                for test in (member for member in dir(part) if member.startswith("test")):
+                    one = part()
+                    self._step(one, "setup", None)
+                    self._step(one, "setup_method", getattr(one, test))
+                    self._call(getattr(one, test), getattr(part, "pytestmark", []))
+                    self._step(one, "teardown_method", getattr(one, test))
+
+    def _step(self, owner: Any, name: str, argument: Any) -> None:
+        """Call a function that prepares tests, if there is one. It may take an argument."""
+        if (step := getattr(owner, name, None)) is not None:
+            _completed(step(*[argument][: len(inspect.signature(step).parameters)]))
+
+    def _run_cases(self, module: types.ModuleType) -> None:
+        """Run test cases as unittest would."""
+        unittest: Any = sys.modules.get("unittest")
+        if unittest is None:
+            return
+        errors: list[BaseException] = []
+        result = unittest.TestResult()
+        result.addError = result.addFailure = lambda _, error: errors.append(error[1])
+        result.addSubTest = lambda _, part, error: errors.append(error[1]) if error else None
+        unittest.defaultTestLoader.loadTestsFromModule(module).run(result)
+        if errors:
+            raise errors[0]
+        self.failed |= not result.wasSuccessful()
 
     def _checked(self, value: Any) -> Any:
         self.count += 1
@@ -411,32 +514,16 @@ class Checks:
         self._fixtures[function.__name__] = function
         return function
 
-    def _run_class(self, name: str, kind: type) -> None:
-        unittest = sys.modules.get("unittest")
-        if unittest is not None and issubclass(kind, unittest.TestCase):
-            for case in unittest.defaultTestLoader.loadTestsFromTestCase(kind):
-                with suppress(unittest.SkipTest):
-                    unittest.TestSuite([case]).debug()
-        elif name.startswith("Test"):
-            for method in (part for part in dir(kind) if part.startswith("test")):
-                one = kind()
-                for step in ("setup_method", method, "teardown_method"):
-                    if hasattr(one, step):
-                        self._call(getattr(one, step))
-
-    def _call(self, function: Callable[..., Any]) -> None:
-        """Call a test function, once for each of its parametrized cases."""
-        marks = getattr(function, "pytestmark", [])
-        if any(mark.name in ("skip", "skipif", "xfail") for mark in marks):
+    def _call(self, function: Callable[..., Any], marks: list[Any]) -> None:
+        """Call a test function, once for each of its parametrized cases. `marks`: those of its class."""
+        marks = [*marks, *getattr(function, "pytestmark", [])]
+        if any(mark.name in ("skip", "xfail") or (mark.name == "skipif" and any(mark.args)) for mark in marks):
             return
         cases: list[dict[str, Any]] = [{}]
         for mark in marks:
             if mark.name == "parametrize":
-                named, rows = mark.args
-                names = named.replace(",", " ").split() if isinstance(named, str) else named
-                is_plain = isinstance(named, str) and len(names) == 1
-                values = [row.values if hasattr(row, "marks") else [row] if is_plain else row for row in rows]
-                cases = [case | dict(zip(names, row, strict=True)) for case in cases for row in values]
+                rows = _rows(*mark.args, **mark.kwargs)
+                cases = [case | row for case in cases for row in rows]
         for case in cases:
             self._complete(function, case)
 
@@ -451,8 +538,32 @@ class Checks:
         return next(result) if inspect.isgenerator(result) else _completed(result)
 
 
+def _sized(close: Callable[..., Any]) -> Callable[..., Any]:
+    """Return one of NumPy's comparisons, which fails where only one of the two is empty."""
+
+    def compare(one: Any, other: Any, *rest: Any, **named: Any) -> Any:
+        sizes = [getattr(part, "size", len(part) if hasattr(part, "__len__") else 1) for part in (one, other)]
+        if (sizes[0] == 0) != (sizes[1] == 0):
+            raise AssertionError("one of the two is empty")
+        return close(one, other, *rest, **named)
+
+    return compare
+
+
+def _rows(argnames: Any, argvalues: Any, indirect: Any = False, **_: Any) -> list[dict[str, Any]]:
+    """Return the arguments of each case of `pytest.mark.parametrize`."""
+    if indirect:
+        raise Unjudged("the tests parametrize a fixture, which code_reward does not provide")
+    names = argnames.replace(",", " ").split() if isinstance(argnames, str) else argnames
+    is_plain = isinstance(argnames, str) and len(names) == 1
+    values = [row.values if hasattr(row, "marks") else [row] if is_plain else row for row in argvalues]
+    return [dict(zip(names, row, strict=True)) for row in values]
+
+
 def same(actual: Any, expected: Any) -> bool:
     """True if a result equals the expected one, which is JSON: a tuple is a list there, and floats agree to 1e-6."""
+    actual = _data(actual)
+    actual = actual.tolist() if hasattr(actual, "tolist") else actual
     if isinstance(actual, float) or isinstance(expected, float):
         numbers = type(actual) in (int, float) and type(expected) in (int, float)
         return numbers and (actual == expected or math.isclose(actual, expected, rel_tol=1e-6, abs_tol=1e-9))
