@@ -223,6 +223,8 @@ def learnt(folder, rows, monkeypatch):
         ({"chosen": [TURN, TOLD, TURN, TOLD], "rejected": [TURN, TOLD, TURN, OTHER]}, "b|c"),
         ({"prompt": [TURN], "chosen": [TOLD], "rejected": [OTHER]}, "b|c"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "b|c"),
+        ({"prompt": "a", "chosen": [TURN, TOLD], "rejected": [TURN, OTHER]}, "b|c"),
+        ({"prompt": "a", "completion": [TOLD]}, "b"),
     ],
 )
 def test_answers_carry_loss_as_in_trl(monkeypatch, tmp_path, row, texts):
@@ -251,6 +253,8 @@ def test_tables_of_every_kind_are_rows(monkeypatch, tmp_path, table):
     [
         ({"prompt": "a", "completion": "b", "label": True}, "label"),
         ({"prompt": [TURN], "completion": [TOLD], "label": False}, "label"),
+        ({"prompt": "a", "completion": "b", "label": 0}, "label"),
+        ({"prompt": "a", "completion": "b", "label": numpy.True_}, "label"),
         ({"chosen": "a b", "rejected": "a c"}, "prompt"),
     ],
 )
@@ -273,6 +277,8 @@ def test_reward_weights(monkeypatch, tmp_path):
     accuracy = lambda_named("accuracy", [1.0])
     for rewards, weights, key in (
         (functions, [1.0], "reward_weights"), ("math_reward", [1.0], "reward_weights"),
+        (functions, [1.0, float("nan")], "reward_weights"), (functions, "12", "reward_weights"),
+        (["math_reward", scaled], None, "rewards"),
         (None, [1.0], "reward_weights"), ([accuracy], [2.0], "accuracy"),
     ):  # fmt: skip
         with raising(InputError, key=key):

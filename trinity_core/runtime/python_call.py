@@ -26,7 +26,7 @@ from trinity_core.errors import InputError, TrinityError, on_failure
 from trinity_core.files import expanded, private_folder, write_atomically
 from trinity_core.processes import require_limits
 from trinity_core.runlock import RUN_TRAINS, held, is_held, lock_path
-from trinity_core.workflows.rewards.base import name_of
+from trinity_core.workflows.rewards.base import name_of, number_of
 from trinity_core.workflows.rewards.functions import PROMPT, Functions, Weighted, accepted
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def _data_set(file: Path, rows: Rows, files: dict[Path, bytes], has_rewards: boo
     for number, row in enumerate(_listed(rows)):
         if not isinstance(row, Mapping):
             raise InputError(f"row {number} is {type(row).__name__}, not a dict of columns", key="rows")
-        columns = columns or tuple(row)
+        columns, row = columns or tuple(row), _with_turns(row)
         form = form or _format(row, has_rewards)
         try:
             lines.append(json.dumps(_plain_turns(row)).encode() + b"\n")
@@ -297,7 +297,7 @@ def _listed(rows: Iterable[Row] | Mapping[str, Any]) -> Iterable[Row]:
 def _format(row: Row, has_rewards: bool) -> dict[str, Any]:
     """Return which columns hold what, in the formats that TRL knows. Raises InputError for other rows."""
     prompt, completion, chosen = row.get(PROMPT), row.get("completion"), row.get("chosen")
-    if isinstance(row.get("label"), bool) and completion is not None and not has_rewards:
+    if isinstance(row.get("label"), bool | int | np.bool_) and completion is not None and not has_rewards:
         raise InputError(
             "rows have a 'label' (KTO's form), and there is no training on single answers that are good or bad here: "
             "leave out the bad answers and the column for SFT, or give pairs 'chosen' and 'rejected' for DPO",
@@ -324,6 +324,13 @@ def _tools(row: Row) -> dict[str, Any]:
     return {"tools_key": "tools"} if is_list else {}
 
 
+def _with_turns(row: Row) -> Row:
+    """Return the row; a `prompt` that is a text beside answers that are messages becomes a message too."""
+    if isinstance(row.get(PROMPT), str) and any(isinstance(row.get(name), list) for name in ("completion", "chosen")):
+        return {**row, PROMPT: [{"role": "user", "content": row[PROMPT]}]}
+    return row
+
+
 def _plain_turns(row: Row) -> dict[str, Any]:
     """Return the row; messages in `prompt` and `completion` are joined into one conversation, in which the answers of
     the prompt carry no loss."""
@@ -342,14 +349,20 @@ def _weighted(functions: Functions, weights: Sequence[float] | None) -> Function
         raise InputError(f"there are {len(weights)} reward_weights for {len(functions)} rewards", key="reward_weights")
     if "accuracy" in functions:  # pass rates and evaluations read it
         raise InputError("'accuracy' is a share of right answers: give it another name to weigh it", key="accuracy")
-    pairs = zip(functions.items(), weights, strict=True)
-    return {name: Weighted(function, float(weight)) for (name, function), weight in pairs}
+    try:
+        numbers = [number_of(weight, "reward_weights") for weight in weights]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"reward_weights are numbers, but {error}", key="reward_weights") from error
+    pairs = zip(functions.items(), numbers, strict=True)
+    return {name: Weighted(function, weight) for (name, function), weight in pairs}
 
 
 def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
     """Return functions by name, which their metrics use. Raises InputError for a missing or repeated name."""
     named: dict[str, Callable[..., Any]] = {}
     for function in functions:
+        if not callable(function):
+            raise InputError(f"rewards are functions, or one name of a reward; {function!r} is neither", key="rewards")
         name = name_of(function)
         if not name.isidentifier() or name in named:
             raise InputError(f"each reward function needs its own name (def name(…)); {function!r} has {name!r}")
