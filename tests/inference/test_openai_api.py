@@ -240,6 +240,15 @@ def test_arguments_of_a_forced_call_follow_the_tools_schema(calling, choice, str
         assert isinstance(arguments["sure"], bool)
 
 
+@pytest.mark.parametrize("schema", [{}, {"parameters": {}}, {"parameters": None}])
+@pytest.mark.parametrize("choice", FORCED, ids=["required", "named"])
+def test_a_forced_call_without_parameters_has_an_object(calling, choice, schema):
+    tools = [{"type": "function", "function": {"name": "count", **schema}}]
+    choices = answer(calling.client(), n=8, tools=tools, tool_choice=choice, max_tokens=150, seed=0).choices
+    calls = [call.function.arguments for one in choices for call in one.message.tool_calls or ()]
+    assert calls and all(isinstance(json.loads(arguments), dict) for arguments in calls)
+
+
 def test_a_tools_schema_that_cannot_be_a_grammar_is_refused(calling):
     tools = [{"type": "function", "function": {"name": "count", "parameters": {"type": "no type"}}}]
     for args in ({}, {"stream": True}):

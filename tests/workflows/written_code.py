@@ -129,6 +129,12 @@ FORGERIES = {
         import numpy
         def similar(a, b): return numpy.array([])
     """,
+    "exits, then raises": """
+        import sys
+        def similar(a, b):
+            if len(a) == 1: raise ValueError
+            sys.exit(0)
+    """,
     "exits like one who is done": """
         import sys
         def similar(a, b):
@@ -244,7 +250,7 @@ def twice(xs):
             command = open(f"/proc/{process}/cmdline").read().split("\\0")
         except OSError:
             continue
-        if "sandbox_rpc.py" in command and "tests" in command:
+        if "sandbox_rpc.py" in command and "tests_side" in command:
             for number in map(int, command[-3:-1]):
                 try:
                     os.write(os.open(f"/proc/{process}/fd/{number}", os.O_WRONLY), b'{"passed": true}\\n' * 2)

@@ -413,13 +413,18 @@ class ModelHandlers:
 def pinning(parser: type[Parser]) -> type[Parser]:
     """Return a parser whose grammar for a forced tool call follows the tool's schema, whatever its `strict` is.
 
-    By vLLM's default it follows the schema of a strict tool only. Calls of the model's own choice are left alone.
+    By vLLM's default it follows the schema of a strict tool only, and takes any JSON for a tool without parameters.
+    Calls of the model's own choice are left alone.
     """
 
     class Pinning(parser):  # type: ignore[valid-type, misc]
         def adjust_request(self, request: Any) -> Any:
             is_forced = request.tool_choice not in OWN_CHOICE
             self.tool_strict_level = ToolStrictLevel.PARAMETER if is_forced else parser.tool_strict_level
+            for tool in (request.tools or ()) if is_forced else ():  # the prompt has been rendered
+                function = getattr(tool, "function", tool)
+                if not getattr(function, "parameters", True):
+                    function.parameters = {"type": "object", "properties": {}}
             return super().adjust_request(request)
 
     return Pinning

@@ -1,7 +1,7 @@
 """Prepares Python tests to be run: finds what they check, and makes them count it, so that tests which check nothing
 are an error instead of a pass.
 
-`sandbox_rpc.Checks` holds the functions that the prepared source calls: `__checked__(value)` at everything that can
+`tests_side.Checks` holds the functions that the prepared source calls: `__checked__(value)` at everything that can
 fail (`assert`, `assertEqual(…)`, `with raises(…)`, an `if` that raises, a comparison that stands alone),
 `__caught__(is_strict)` where the tests swallow an exception, `__ran__(name)` in test functions, `@__fixture__`, and
 `__sized__(allclose)`.
@@ -227,7 +227,7 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         match node.func:
             case ast.Attribute(value=ast.Name(id="unittest" | "pytest"), attr="main"):
-                return ast.Constant(0)  # `sandbox_rpc` runs test functions and classes
+                return ast.Constant(0)  # `tests_side` runs test functions and classes
         if _name(node) in CLOSE:
             node.func = _call("__sized__", node.func)
         return self._checked(node) if is_check else node

@@ -26,7 +26,7 @@ class Tests:
 
     programs: tuple[Program, ...] = ()
     functions: tuple[dict[str, Any], ...] = ()
-    """For `sandbox_rpc.run_tests`: `{"python": source, "names": [...]}` or `{"call": name, "arguments": [...],
+    """For `tests_side.run_tests`: `{"python": source, "names": [...]}` or `{"call": name, "arguments": [...],
     "named": {...}, "expected": ...}`; with `wrapped`, the only element of `expected` is accepted too."""
 
     @property

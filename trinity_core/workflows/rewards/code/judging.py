@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.waits import is_readable
-from trinity_core.workflows.rewards.code import sandbox_rpc
 from trinity_core.workflows.rewards.code.forms import Tests
 from trinity_core.workflows.rewards.code.sandbox import (
     LOOK_SECONDS,
@@ -31,7 +30,10 @@ from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
 
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 """A number; not `0101`, which may be a text."""
-RPC_SOURCE = Path(sandbox_rpc.__file__).read_text(encoding="utf-8")
+SCRIPT, ANSWER_SIDE, TESTS_SIDE = (
+    {f"{name}.py": Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")}
+    for name in ("sandbox_rpc", "answer_side", "tests_side")
+)
 
 
 @dataclass
@@ -89,14 +91,14 @@ class Judging:
                 stack.enter_context(end) for pair in (socket.socketpair(), socket.socketpair()) for end in pair
             )
             answer = Sandbox(
-                {"solution.py": self.code, "sandbox_rpc.py": RPC_SOURCE},
-                python("sandbox_rpc.py", "answer", str(theirs.fileno())),
+                SCRIPT | ANSWER_SIDE | {"solution.py": self.code},
+                python("sandbox_rpc.py", "answer_side", str(theirs.fileno())),
                 self.limits,
                 descriptors=[theirs.fileno()],
             )
             tester = Sandbox(
-                {"sandbox_rpc.py": RPC_SOURCE},
-                python("sandbox_rpc.py", "tests", str(ours.fileno()), str(tested.fileno())),
+                SCRIPT | TESTS_SIDE,
+                python("sandbox_rpc.py", "tests_side", str(ours.fileno()), str(tested.fileno())),
                 replace(self.limits, seconds=2 * self.total_seconds + self.limits.seconds),
                 descriptors=[ours.fileno(), tested.fileno()],
             )

@@ -1,36 +1,28 @@
-"""Runs in the sandboxes, as a script: an answer's functions on one side, tests that call them on the other.
+"""What crosses between an answer and its tests, and the script that runs one of the two in a sandbox.
 
-`sandbox_rpc.py answer FD` loads `solution.py` and answers calls. `sandbox_rpc.py tests FD JUDGE` reads the tests from
-the socket JUDGE and writes a verdict for each to it. That process is closed to other processes of its user, and no file
-holds tests or verdicts, so an answer can neither read the former nor write the latter. Only plain data crosses between
-answer and tests, as JSON: numbers, texts, lists, tuples, sets, dicts, bytes, NumPy's arrays, the types of `STANDARD`,
-and what the answer prints. Other objects stay on their side and are referenced by number; where their class derives
-from such a type, their data crosses for each comparison. So no comparison that decides a verdict ever runs an answer's
-code.
+`sandbox_rpc.py answer_side FD` answers calls; `sandbox_rpc.py tests_side FD JUDGE` tests. Only plain data crosses, as
+JSON: numbers, texts, lists, dicts, NumPy's arrays, the types of `STANDARD`, and what the answer prints. Other objects
+stay on their side and are referenced by number; where their class derives from such a type, their data crosses for each
+comparison. So no comparison that decides a verdict ever runs an answer's code.
 """
 
 from __future__ import annotations
 
-import builtins
+import importlib
 import inspect
-import io
 import json
-import math
 import operator
 import re
 import socket
 import sys
-import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
-PR_SET_DUMPABLE = 4
+MODULE = "trinity_core.workflows.rewards.code.sandbox_rpc"
 MAX_MESSAGE = 64 << 20
 SCALARS = (bool, int, float, str, type(None))
 KEYS: type = type({}.keys())
@@ -76,16 +68,10 @@ SPECIALS: dict[str, Callable[..., Any]] = {
     "__exit__": lambda it, *error: type(it).__exit__(it, *error),
 }
 """Method of an answer's objects that tests call by syntax -> the function that does so."""
-TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "and_", "or_", "xor")
-PLAIN: tuple[Any, ...] = (*SCALARS, list, dict, *NAMES)
 
 
 class Unjudged(Exception):
     """The tests compare objects that only the answer's own code could compare, or pass values that cannot cross."""
-
-
-class AnswerGone(Exception):
-    """The answer's process has ended, or sends nothing readable."""
 
 
 def encoded(value: Any, keep: Callable[[Any], int]) -> Any:
@@ -141,220 +127,6 @@ class Line:
         return json.loads(line)
 
 
-class RemoteAnswer:
-    """The functions and objects of an answer, called from the other side."""
-
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self._objects: dict[int, Remote] = {}
-        self._errors: dict[str, type[Exception]] = {}
-        self.used = 0
-        """Number of values obtained from the answer."""
-        self.raised: BaseException | None = None
-        """The latest exception that the answer raised."""
-
-    def named(self, name: str) -> Any:
-        """Return the answer's object of this name. Raises NameError if there is none."""
-        value = self.ask("name", name)
-        self.used -= type(value) is Remote or isinstance(value, type)  # nothing has been asked of it yet
-        return value
-
-    def ask(self, what: str, *arguments: Any) -> Any:
-        """Send a request to the answer's side. Raises what the answer raises, as the nearest exception known here."""
-        try:
-            message = json.dumps([what, encoded(list(arguments), _number_of)])
-        except RecursionError:
-            raise Unjudged("the tests pass a value that is nested too deeply") from None
-        try:
-            self.used += 1
-            self._line.send(message)
-            reply = self._line.receive()
-            sys.stdout.write(str(reply["printed"]))
-            if "raised" in reply:
-                self.raised = self._error(**reply["raised"])
-            else:
-                if "changed" in reply:
-                    _changed([*arguments[1:]], decoded(reply["changed"], self._object))
-                value = decoded(reply["value"], self._object)
-                return _later(value) if reply.get("awaited") else value
-        except (EOFError, OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-            raise AnswerGone(f"the answer's process ended or sent no value ({type(error).__name__})") from None
-        raise self.raised
-
-    def _error(self, kinds: list[str], arguments: Any, text: str) -> BaseException:
-        kind: type[BaseException] = next(filter(None, map(self._known_error, kinds)), Exception)
-        try:
-            error = kind(*decoded(arguments, self._object))
-        except TypeError:  # an exception of the answer's own, with arguments of its own
-            error = kind(text)
-        error.__dict__["text"] = text
-        return error
-
-    def _known_error(self, name: str) -> type[BaseException] | None:
-        kind = self._errors.get(name) or getattr(builtins, name, None)
-        return kind if isinstance(kind, type) and issubclass(kind, Exception | SystemExit) else None
-
-    def _object(self, number: Any) -> Any:
-        """Return an object by its number, always the same, or a class of exceptions by its own and its bases' names."""
-        if type(number) is int:
-            return self._objects.setdefault(number, Remote(self, number))
-        name, *bases = map(str, number)
-        base = next(filter(None, map(self._known_error, bases)), Exception)
-        members = {"__str__": lambda error: error.__dict__.get("text", ""), "__getattr__": _no_attribute}
-        return self._errors.setdefault(name, type(name, (base,), members))  # type: ignore[arg-type]
-
-
-def _no_attribute(error: Exception, name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    raise Unjudged(f"the tests read '{name}' of an exception of the answer's own, which does not cross")
-
-
-async def _later(value: Any) -> Any:
-    return value
-
-
-def _changed(old: Any, new: Any) -> Any:
-    """Return `new`, as the old list, dict, set or array with what a function has changed in it."""
-    if type(old) is not type(new) or getattr(old, "shape", ()) != getattr(new, "shape", ()):
-        return new
-    if isinstance(old, list):
-        old[:] = [*map(_changed, old, new), *new[len(old) :]]
-    elif isinstance(old, tuple):
-        return tuple(map(_changed, old, new))
-    elif isinstance(old, dict):
-        values = {key: _changed(old.get(key), value) for key, value in new.items()}
-        old.clear()
-        old.update(values)
-    elif isinstance(old, set):
-        old.clear()
-        old.update(new)
-    elif hasattr(old, "shape"):
-        old[...] = new
-    else:
-        return new
-    return old
-
-
-class Remote:
-    """An object of the answer that is not plain data. It equals only itself, or what its data equals."""
-
-    def __init__(self, answer: RemoteAnswer, number: int) -> None:
-        self.__dict__["_remote"] = (answer, number)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        answer, _ = self.__dict__["_remote"]
-        return answer.ask("call", self, list(arguments), named)
-
-    def __getattr__(self, name: str) -> Any:
-        answer, _ = self.__dict__["_remote"]
-        return answer.ask("attribute", self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        answer, _ = self.__dict__["_remote"]
-        answer.ask("set", self, name, value)
-
-    def __eq__(self, other: object) -> bool:
-        own, other = _data(self), _data(other)
-        if type(own) is Remote and other is not own and not isinstance(other, PLAIN):
-            raise Unjudged("the tests compare objects of the answer's own classes, which only the answer could judge")
-        return own is other if type(own) is Remote else bool(own == other)
-
-    def __hash__(self) -> int:
-        own = _data(self)
-        return hash(own if type(own) is not Remote else self.__dict__["_remote"][1])
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return type(_data(self))
-
-    def __instancecheck__(self, one: object) -> bool:
-        raise Unjudged("the tests check for a class that is the answer's own")
-
-
-def _data(value: Any) -> Any:
-    """Return the data of an object whose class derives from a type of plain data; anything else as it is."""
-    return value.__dict__["_remote"][0].ask("data", value) if type(value) is Remote else value
-
-
-def _special(name: str) -> Callable[..., Any]:
-    def method(self: Remote, *arguments: Any) -> Any:
-        answer, _ = self.__dict__["_remote"]
-        return answer.ask("special", self, name, list(arguments))
-
-    return method
-
-
-def _two_sided(name: str) -> Callable[..., Any]:
-    def method(self: Remote, other: Any) -> Any:
-        own, other = _data(self), _data(other)
-        if type(own) is type(other) is Remote:
-            raise Unjudged(f"the tests apply '{name}' to objects of the answer's own classes")
-        return NotImplemented if type(own) is Remote else getattr(operator, name)(own, other)
-
-    return method
-
-
-for _name in SPECIALS:
-    setattr(Remote, _name, _special(_name))
-for _name in TWO_SIDED:
-    setattr(Remote, f"__{_name.strip('_')}__", _two_sided(_name))
-
-
-def _completed(value: Any) -> Any:
-    if not inspect.iscoroutine(value):
-        return value
-    import asyncio
-
-    return asyncio.run(value)
-
-
-def _number_of(value: Any) -> int:
-    if type(value) is Remote:
-        return int(value.__dict__["_remote"][1])
-    raise Unjudged(f"the tests pass a {type(value).__name__} to the answer, and only plain data can cross")
-
-
-def serve(line: Line) -> None:
-    """Load the answer and serve requests of the other side."""
-    namespace = _loaded("solution.py")
-    objects: list[Any] = []
-    numbers: dict[int, int] = {}
-
-    def kept(value: Any) -> int | list[str]:
-        if isinstance(value, type) and issubclass(value, Exception):
-            return _names(value)
-        if id(value) not in numbers:
-            numbers[id(value)] = len(objects)
-            objects.append(value)
-        return numbers[id(value)]
-
-    def replied(what: str, sent: list[Any]) -> dict[str, Any]:
-        arguments = decoded(sent, objects.__getitem__)
-        value = _done(namespace, what, arguments)
-        reply: dict[str, Any] = {"awaited": True} if inspect.iscoroutine(value) else {}
-        reply["value"] = encoded(_completed(value), kept)
-        if what == "call" and (changed := encoded(arguments[1:], kept)) != sent[1:]:
-            reply["changed"] = changed
-        return reply
-
-    while True:
-        try:
-            what, arguments = line.receive()
-        except EOFError:
-            return
-        with redirect_stdout(io.StringIO()) as printed:
-            reply, error = tried(lambda: replied(what, arguments))  # noqa: B023 - called at once
-        if error is not None:
-            crossing, _ = tried(lambda: encoded([*error.args], kept))  # noqa: B023 - called at once
-            reply = {"raised": {"kinds": _names(type(error)), "arguments": crossing or [], "text": str(error)}}
-        line.send(json.dumps(reply | {"printed": printed.getvalue()}))
-
-
-def _names(kind: type) -> list[str]:
-    return [base.__name__ for base in kind.__mro__]
-
-
 def tried(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """Return the result of `work` and None, or None and its exception."""
     try:
@@ -363,245 +135,23 @@ def tried(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def _done(namespace: dict[str, Any], what: str, operands: list[Any]) -> Any:
-    match what, operands:
-        case "name", [name]:
-            if name not in namespace:
-                raise NameError(f"name '{name}' is not defined")
-            return namespace[name]
-        case "method", [name]:  # a function, or a method of the class Solution
-            if name not in namespace and "Solution" in namespace:
-                return getattr(namespace["Solution"](), name)
-            return namespace[name]
-        case "call", [function, arguments, named]:
-            return function(*arguments, **named)
-        case "attribute", [owner, name]:
-            return getattr(owner, name)
-        case "set", [owner, name, value]:
-            setattr(owner, name, value)
-        case "special", [owner, name, arguments]:
-            return SPECIALS[name](owner, *arguments)
-        case "data", [owner]:
-            kinds = (int, float, str, list, dict, *NAMES)
-            return next((kind(owner) for kind in kinds if isinstance(owner, kind)), owner)
-    return None
-
-
-def _loaded(path: str) -> dict[str, Any]:
-    module = types.ModuleType("solution")
-    module.__file__ = path
-    sys.modules["solution"] = module
-    exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), module.__dict__)  # noqa: S102 - in a sandbox
-    return module.__dict__
-
-
-def run_tests(answer: RemoteAnswer, tests: list[dict[str, Any]], say: Callable[[dict[str, Any]], None]) -> None:
-    """Run the tests in order, and report for each whether it passed."""
-    sys.modules["solution"] = _AnswerModule(answer)
-    for test in tests:
-        passed, error = tried(lambda: _passes(answer, test))  # noqa: B023 - called at once
-        if isinstance(error, Unjudged):
-            say({"unjudged": str(error)})
-        else:
-            say({"passed": bool(passed) and error is None})
-        if isinstance(error, AnswerGone):
-            return
-
-
-def _passes(answer: RemoteAnswer, test: dict[str, Any]) -> bool:
-    """Return whether a test passes. Raises what a Python test raises."""
-    if "call" in test:
-        actual, expected = answer.ask("method", test["call"])(*test["arguments"], **test["named"]), test["expected"]
-        alone = expected[0] if test.get("wrapped") and isinstance(expected, list) and len(expected) == 1 else expected
-        return same(actual, expected) or same(actual, alone)
-    checks, used = Checks(answer), answer.used
-    module = sys.modules["__main__"] = types.ModuleType("__main__")
-    for name in test["names"]:
-        with suppress(NameError):
-            module.__dict__[name] = answer.named(name)
-    try:
-        checks.run(test["python"], module)
-    except ImportError as error:
-        if error is answer.raised or (error.name or "").partition(".")[0] == "solution":
-            raise
-        raise Unjudged(f"the tests cannot import what they need: {error}") from None
-    if not checks.failed and (not checks.count or answer.used == used):
-        raise Unjudged(f"nothing was asserted about the answer by the test {test['quoted']}")
-    return not checks.failed
-
-
-class Checks:
-    """Runs one Python test, prepared by `checks.py`, and counts what it checks."""
-
-    def __init__(self, answer: RemoteAnswer) -> None:
-        self.count = 0
-        self.failed = False
-        """True if an assertion failed and the test swallowed it, or the test has exited with an error."""
-        self._answer = answer
-        self._ran: set[str] = set()
-        self._fixtures: dict[str, Callable[..., Any]] = {}
-
-    def run(self, source: str, module: types.ModuleType) -> None:
-        """Run the module, then its test functions and classes that it has not run, as pytest and unittest would."""
-        module.__dict__.update(
-            __checked__=self._checked, __caught__=self._caught, __ran__=self._ran.add, __fixture__=self._fixture,
-            __sized__=_sized,
-        )  # fmt: skip
-        with self._outcome():
-            exec(compile(source, "tests", "exec"), module.__dict__)  # noqa: S102 - what this file is for
-        with self._outcome():
-            self._run_functions(module)
-            self._run_cases(module)
-
-    @contextmanager
-    def _outcome(self) -> Iterator[None]:
-        """Take an exit with an error, and pytest's own exceptions, for a failure; others are raised."""
-        try:
-            yield
-        except SystemExit as end:
-            self.failed |= end is self._answer.raised or end.code not in (None, 0, False)
-        except Exception:
-            raise
-        except BaseException as outcome:  # noqa: BLE001 - pytest's
-            self.failed |= type(outcome).__name__ != "Skipped"
-
-    def _run_functions(self, module: types.ModuleType) -> None:
-        """Run test functions and classes as pytest would."""
-        self._step(module, "setup_module", module)
-        for name, part in [*vars(module).items()]:
-            if isinstance(part, types.FunctionType) and name.startswith("test") and name not in self._ran:
-                self._step(module, "setup_function", part)
-                self._call(part, [])
-                self._step(module, "teardown_function", part)
-            elif isinstance(part, type) and name.startswith("Test") and not hasattr(part, "assertEqual"):
-                self._step(part, "setup_class", part)
-                for test in (member for member in dir(part) if member.startswith("test")):
-                    one = part()
-                    self._step(one, "setup", None)
-                    self._step(one, "setup_method", getattr(one, test))
-                    self._call(getattr(one, test), getattr(part, "pytestmark", []))
-                    self._step(one, "teardown_method", getattr(one, test))
-
-    def _step(self, owner: Any, name: str, argument: Any) -> None:
-        """Call a function that prepares tests, if there is one. It may take an argument."""
-        if (step := getattr(owner, name, None)) is not None:
-            _completed(step(*[argument][: len(inspect.signature(step).parameters)]))
-
-    def _run_cases(self, module: types.ModuleType) -> None:
-        """Run test cases as unittest would."""
-        unittest: Any = sys.modules.get("unittest")
-        if unittest is None:
-            return
-        errors: list[BaseException] = []
-        result = unittest.TestResult()
-        result.addError = result.addFailure = lambda _, error: errors.append(error[1])
-        result.addSubTest = lambda _, part, error: errors.append(error[1]) if error else None
-        unittest.defaultTestLoader.loadTestsFromModule(module).run(result)
-        if errors:
-            raise errors[0]
-        self.failed |= not result.wasSuccessful()
-
-    def _checked(self, value: Any) -> Any:
-        self.count += 1
+def completed(value: Any) -> Any:
+    """Return the result of a coroutine; anything else as it is."""
+    if not inspect.iscoroutine(value):
         return value
+    import asyncio
 
-    def _caught(self, is_strict: bool) -> None:
-        """Count an assertion that the tests swallow as failed; with `is_strict`, any exception."""
-        error = sys.exception()
-        self.failed |= is_strict or (isinstance(error, AssertionError) and error is not self._answer.raised)
-
-    def _fixture(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        self._fixtures[function.__name__] = function
-        return function
-
-    def _call(self, function: Callable[..., Any], marks: list[Any]) -> None:
-        """Call a test function, once for each of its parametrized cases. `marks`: those of its class."""
-        marks = [*marks, *getattr(function, "pytestmark", [])]
-        if any(mark.name in ("skip", "xfail") or (mark.name == "skipif" and any(mark.args)) for mark in marks):
-            return
-        cases: list[dict[str, Any]] = [{}]
-        for mark in marks:
-            if mark.name == "parametrize":
-                rows = _rows(*mark.args, **mark.kwargs)
-                cases = [case | row for case in cases for row in rows]
-        for case in cases:
-            self._complete(function, case)
-
-    def _complete(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Call a function with `arguments` and the fixtures that it names; return its result."""
-        for name, parameter in inspect.signature(function).parameters.items():
-            if name not in arguments and parameter.default is parameter.empty:
-                if name not in self._fixtures:
-                    raise Unjudged(f"the tests need a fixture '{name}', which code_reward does not provide")
-                arguments = arguments | {name: self._complete(self._fixtures[name], {})}
-        result = function(**arguments)
-        return next(result) if inspect.isgenerator(result) else _completed(result)
-
-
-def _sized(close: Callable[..., Any]) -> Callable[..., Any]:
-    """Return one of NumPy's comparisons, which fails where only one of the two is empty."""
-
-    def compare(one: Any, other: Any, *rest: Any, **named: Any) -> Any:
-        sizes = [getattr(part, "size", len(part) if hasattr(part, "__len__") else 1) for part in (one, other)]
-        if (sizes[0] == 0) != (sizes[1] == 0):
-            raise AssertionError("one of the two is empty")
-        return close(one, other, *rest, **named)
-
-    return compare
-
-
-def _rows(argnames: Any, argvalues: Any, indirect: Any = False, **_: Any) -> list[dict[str, Any]]:
-    """Return the arguments of each case of `pytest.mark.parametrize`."""
-    if indirect:
-        raise Unjudged("the tests parametrize a fixture, which code_reward does not provide")
-    names = argnames.replace(",", " ").split() if isinstance(argnames, str) else argnames
-    is_plain = isinstance(argnames, str) and len(names) == 1
-    values = [row.values if hasattr(row, "marks") else [row] if is_plain else row for row in argvalues]
-    return [dict(zip(names, row, strict=True)) for row in values]
-
-
-def same(actual: Any, expected: Any) -> bool:
-    """True if a result equals the expected one, which is JSON: a tuple is a list there, and floats agree to 1e-6."""
-    actual = _data(actual)
-    actual = actual.tolist() if hasattr(actual, "tolist") else actual
-    if isinstance(actual, float) or isinstance(expected, float):
-        numbers = type(actual) in (int, float) and type(expected) in (int, float)
-        return numbers and (actual == expected or math.isclose(actual, expected, rel_tol=1e-6, abs_tol=1e-9))
-    if isinstance(actual, list | tuple) and isinstance(expected, list | tuple):
-        return len(actual) == len(expected) and all(map(same, actual, expected))
-    if isinstance(actual, dict) and isinstance(expected, dict):
-        named = {str(key): value for key, value in actual.items()}
-        return named.keys() == expected.keys() and all(same(named[key], expected[key]) for key in expected)
-    return bool(actual == expected)
-
-
-class _AnswerModule(types.ModuleType):
-    """The module behind `from solution import f` in tests."""
-
-    def __init__(self, answer: RemoteAnswer) -> None:
-        super().__init__("solution")
-        self.__dict__["_answer"] = answer
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        try:
-            return self.__dict__["_answer"].named(name)
-        except NameError as error:
-            raise AttributeError(str(error)) from None
+    return asyncio.run(value)
 
 
 def main() -> None:
+    """Run the side that is named. It imports this module by its name in the package, which is not there."""
     sys.set_int_max_str_digits(0)
-    side, line = sys.argv[1], Line(int(sys.argv[2]))
-    if side == "answer":
-        serve(line)
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    judge = Line(int(sys.argv[3]))
-    run_tests(RemoteAnswer(line), judge.receive(most=-1), lambda verdict: judge.send(json.dumps(verdict)))
+    sys.modules[MODULE] = sys.modules[__name__]
+    sys.path.insert(0, ".")
+    side = importlib.import_module(sys.argv[1])
+    sys.path.pop(0)
+    side.main(*(Line(int(descriptor)) for descriptor in sys.argv[2:]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""Runs in a sandbox: loads `solution.py`, the answer's program, and answers calls of its functions."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import sys
+import types
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from trinity_core.workflows.rewards.code.sandbox_rpc import (
+    NAMES,
+    SPECIALS,
+    Line,
+    completed,
+    decoded,
+    encoded,
+    tried,
+)
+
+
+def main(line: Line) -> None:
+    """Load the answer and serve requests of the other side."""
+    namespace = _loaded("solution.py")
+    objects: list[Any] = []
+    numbers: dict[int, int] = {}
+
+    def kept(value: Any) -> int | list[str]:
+        if isinstance(value, type) and issubclass(value, Exception):
+            return _names(value)
+        if id(value) not in numbers:
+            numbers[id(value)] = len(objects)
+            objects.append(value)
+        return numbers[id(value)]
+
+    def replied(what: str, sent: list[Any]) -> dict[str, Any]:
+        arguments = decoded(sent, objects.__getitem__)
+        value = _done(namespace, what, arguments)
+        reply: dict[str, Any] = {"awaited": True} if inspect.iscoroutine(value) else {}
+        reply["value"] = encoded(completed(value), kept)
+        if what == "call" and (changed := encoded(arguments[1:], kept)) != sent[1:]:
+            reply["changed"] = changed
+        return reply
+
+    while True:
+        try:
+            what, arguments = line.receive()
+        except EOFError:
+            return
+        with redirect_stdout(io.StringIO()) as printed:
+            reply, error = tried(lambda: replied(what, arguments))  # noqa: B023 - called at once
+        if error is not None:
+            crossing, _ = tried(lambda: encoded([*error.args], kept))  # noqa: B023 - called at once
+            reply = {"raised": {"kinds": _names(type(error)), "arguments": crossing or [], "text": str(error)}}
+        line.send(json.dumps(reply | {"printed": printed.getvalue()}))
+
+
+def _names(kind: type) -> list[str]:
+    return [base.__name__ for base in kind.__mro__]
+
+
+def _done(namespace: dict[str, Any], what: str, operands: list[Any]) -> Any:
+    match what, operands:
+        case "name", [name]:
+            if name not in namespace:
+                raise NameError(f"name '{name}' is not defined")
+            return namespace[name]
+        case "method", [name]:  # a function, or a method of the class Solution
+            if name not in namespace and "Solution" in namespace:
+                return getattr(namespace["Solution"](), name)
+            return namespace[name]
+        case "call", [function, arguments, named]:
+            return function(*arguments, **named)
+        case "attribute", [owner, name]:
+            return getattr(owner, name)
+        case "set", [owner, name, value]:
+            setattr(owner, name, value)
+        case "special", [owner, name, arguments]:
+            return SPECIALS[name](owner, *arguments)
+        case "data", [owner]:
+            kinds = (int, float, str, list, dict, *NAMES)
+            return next((kind(owner) for kind in kinds if isinstance(owner, kind)), owner)
+    return None
+
+
+def _loaded(path: str) -> dict[str, Any]:
+    module = types.ModuleType("solution")
+    module.__file__ = path
+    sys.modules["solution"] = module
+    exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), module.__dict__)  # noqa: S102 - in a sandbox
+    return module.__dict__
