@@ -322,7 +322,6 @@ TEST_FORMS = {
     "module of the answer": "import solution as s\ndef test_a():\n    assert s.add(1, 2) == 3\n",
     "list of test functions": ["def test_a():\n    assert add(1, 2) == 3", "def test_b():\n    assert add(2, 2) == 4"],
     "async test function": "async def test_a():\n    assert add(1, 2) == 3",
-    "test function that returns": "def test_a():\n    return add(1, 2) == 3",
     "parametrized": "import pytest\n@pytest.mark.parametrize('a, b, c', [(1, 2, 3), pytest.param(2, 2, 4, id='x')])\n"
     "def test_a(a, b, c):\n    assert add(a, b) == c",
     "parametrized twice": "import pytest\n@pytest.mark.parametrize('a', [1, 2])\n"
@@ -359,7 +358,6 @@ TEST_FORMS = {
     "numpy's assertions": "import numpy as np\nnp.testing.assert_allclose(add(1, 2), 3)",
     "check": ("def check(candidate):\n    assert candidate(1, 2) == 3", {"entry_point": "add"}),
     "check that is called": "def check(candidate):\n    assert candidate(1, 2) == 3\ncheck(add)",
-    "check that returns": ("def check(f):\n    return f(1, 2) == 3", {"entry_point": "add"}),
     "candidate": (["assert candidate(1, 2) == 3"], {"entry_point": "add"}),
     "evalplus": (
         "import numpy as np\ninputs = [[1, 2], [2, 2]]\nresults = [3, 4]\ndef assertion(out, exp, atol):\n"
@@ -456,6 +454,8 @@ CHECKS_NOTHING = {
     "empty check": ("def check(candidate):\n    candidate(1, 2)", {"entry_point": "add"}),
     "no outputs": {"inputs": ["1 2", "2 2"], "outputs": ["", "\n"]},
     "no results": {"inputs": [[1, 2]], "outputs": [None], "fn_name": "add"},
+    "test function that returns": "def test_a():\n    return add(1, 2) == 3",
+    "check that returns": ("def check(f):\n    return f(1, 2) == 3", {"entry_point": "add"}),
     "reference as setup": (["assert add(1, 2) == 3"], {"test_setup_code": ADDS}),
 }
 CROSSING = {

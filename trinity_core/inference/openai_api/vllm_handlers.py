@@ -384,8 +384,7 @@ class ModelHandlers:
     def __init__(self, model: ServedModel, there: asyncio.AbstractEventLoop) -> None:
         self.model = model
         client = PoolClient(_front(model), model.pool, there, model.stop_token_ids, model.names[0], model.recorded)
-        # An engine with speculative decoding refuses some arguments, and with them all requests sent in the same call.
-        # vLLM checks only here whether it speculates.
+        # An engine that speculates refuses some arguments, and with them all requests of a call; vLLM checks only here.
         client.input_processor.speculative_config = model.speculative_config
         paths = [BaseModelPath(name=name, model_path=model.path) for name in model.names]
         self.models = OpenAIServingModels(client, paths)
@@ -411,18 +410,14 @@ class ModelHandlers:
 
 
 def pinning(parser: type[Parser]) -> type[Parser]:
-    """Return a parser whose grammar for a forced tool call follows the tool's schema, whatever its `strict` is.
-
-    By vLLM's default it follows the schema of a strict tool only, and takes any JSON for a tool without parameters.
-    Calls of the model's own choice are left alone.
-    """
+    """Return a parser whose grammar for forced tool calls, and no others, follows the tools' schemas. vLLM's own follows
+    those of strict tools only, and takes any JSON for a tool without parameters."""
 
     class Pinning(parser):  # type: ignore[valid-type, misc]
         def adjust_request(self, request: Any) -> Any:
             is_forced = request.tool_choice not in OWN_CHOICE
             self.tool_strict_level = ToolStrictLevel.PARAMETER if is_forced else parser.tool_strict_level
-            for tool in (request.tools or ()) if is_forced else ():  # the prompt has been rendered
-                function = getattr(tool, "function", tool)
+            for function in (getattr(tool, "function", tool) for tool in request.tools or () if is_forced):
                 if not getattr(function, "parameters", True):
                     function.parameters = {"type": "object", "properties": {}}
             return super().adjust_request(request)

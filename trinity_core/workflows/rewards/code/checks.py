@@ -14,8 +14,8 @@ import builtins
 import re
 import symtable
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from trinity_core.errors import DataError
 from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
@@ -37,20 +37,11 @@ class NothingChecked(DataError):
     """A row's tests check nothing: any program would pass them."""
 
 
-@dataclass(frozen=True)
-class Prepared:
-    source: str
-    names: tuple[str, ...]
-    """Names that the tests use and the answer defines."""
-    quoted: str
-    """The beginning of the test as the row has it, for messages."""
-
-
 @lru_cache(64)
-def prepared(source: str, name: str = "") -> Prepared:
-    """Prepare one test. `name` is the function under test, which a function `check` gets, and tests may call
-    `candidate`.
+def prepared(source: str, name: str = "") -> dict[str, Any]:
+    """Return one test as source to run, the names that it uses and the answer defines, and its beginning, for messages.
 
+    `name` is the function under test, which a function `check` gets, and tests may call `candidate`.
     Raises NothingChecked for a test without an assertion or that never uses the answer, DataError if it needs a `name`,
     and `Unjudged` for invalid Python.
     """
@@ -68,7 +59,7 @@ def prepared(source: str, name: str = "") -> Prepared:
         if not name:
             raise DataError("code_reward needs the name of the function that 'check' gets: entry_point")
         return prepared(f"{source}\ncheck({name})" if is_check_uncalled else f"candidate = {name}\n{source}", name)
-    rewriter = _Rewriter([node for node in tree.body if _is_check(node) or _test_name(node) not in ("", *called)])
+    rewriter = _Rewriter()
     rewriter.visit(tree)
     asserted = {_name(part) for node in tree.body if isinstance(node, ast.Assert) for part in ast.walk(node.test)}
     names = free - set(dir(builtins)) | free & {name} or free & asserted  # an answer may be called `sum`
@@ -80,7 +71,7 @@ def prepared(source: str, name: str = "") -> Prepared:
     statements = first + [node for node in tree.body if node not in first]
     lines = [line.encode() for line in source.split("\n")]
     texts = [_written(lines, one) if _is_data(one) else _text(one) for one in statements]
-    return Prepared("\n".join(texts), tuple(sorted(names)), _quoted(source))
+    return {"python": "\n".join(texts), "names": sorted(names), "quoted": _quoted(source)}
 
 
 def checks_something(source: str) -> bool:
@@ -199,11 +190,8 @@ def _call(function: str, *arguments: ast.expr) -> ast.Call:
 class _Rewriter(ast.NodeTransformer):
     """Adds the calls that count checks."""
 
-    def __init__(self, judging: Sequence[ast.stmt] = ()) -> None:
-        """`judging`: functions whose result, if it is a comparison, is a verdict."""
+    def __init__(self) -> None:
         self.checks = 0
-        self._judging = judging
-        self._is_judging = False
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         return node if _is_data(node) else self.generic_visit(node)
@@ -216,11 +204,6 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         return self.visit(ast.Assert(node.value)) if _is_verdict(node.value) else self.generic_visit(node)
-
-    def visit_Return(self, node: ast.Return) -> ast.AST | Sequence[ast.AST]:
-        if self._is_judging and node.value is not None and _is_verdict(node.value):
-            return [self.visit(ast.Assert(node.value)), ast.Return(ast.Constant(True))]
-        return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         is_check = _name(node).startswith("assert") or _name(node) in EXPECTATIONS
@@ -256,16 +239,14 @@ class _Rewriter(ast.NodeTransformer):
         return self._function(node)
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        outer, self._is_judging = self._is_judging, node in self._judging
         self.generic_visit(node)
-        self._is_judging = outer
         for place, decorator in enumerate(node.decorator_list):
             text = ast.unparse(decorator)
             if FIXTURE.match(text):
                 if "autouse" in text or "params" in text:
                     raise Unjudged(f"the tests have a fixture that code_reward cannot provide: {text}")
                 node.decorator_list[place] = ast.Name("__fixture__", ast.Load())
-        if _test_name(node):
+        if node.name.startswith("test"):
             node.body.insert(0, ast.Expr(_call("__ran__", ast.Constant(node.name))))
         return node
 
@@ -278,15 +259,11 @@ def _is_check(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name == "check"
 
 
-def _test_name(node: ast.AST) -> str:
-    """Return the name of a test function, "" for anything else."""
-    return node.name if isinstance(node, FUNCTIONS) and node.name.startswith("test") else ""
-
-
 def _is_test(node: ast.AST) -> bool:
     """True for what is run although nobody calls it."""
     methods = node.body if isinstance(node, ast.ClassDef) else [node]
-    return any(_test_name(method) or _is_check(method) for method in methods)
+    names = [method.name for method in methods if isinstance(method, FUNCTIONS)]
+    return any(name.startswith("test") or name == "check" for name in names)
 
 
 def _fails(node: ast.stmt) -> bool:

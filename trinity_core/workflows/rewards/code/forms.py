@@ -26,8 +26,8 @@ class Tests:
 
     programs: tuple[Program, ...] = ()
     functions: tuple[dict[str, Any], ...] = ()
-    """For `tests_side.run_tests`: `{"python": source, "names": [...]}` or `{"call": name, "arguments": [...],
-    "named": {...}, "expected": ...}`; with `wrapped`, the only element of `expected` is accepted too."""
+    """For `tests_side.run_tests`: what `prepared` returns, or `{"call": name, "arguments": [...], "named": {...},
+    "expected": ...}`; with `wrapped`, the only element of `expected` is accepted too."""
 
     @property
     def count(self) -> int:
@@ -197,8 +197,7 @@ def _python(tests: Sequence[str], name: str, setup: str) -> Tests:
         if len(tests) > 1 and not checks_something(test):
             begin.append(test)
         elif test.strip():
-            one = prepared("\n".join([*begin, test]), name)
-            made.append({"python": one.source, "names": one.names, "quoted": one.quoted})
+            made.append(prepared("\n".join([*begin, test]), name))
     if not made and any(test.strip() for test in tests):
         prepared("\n".join([*begin, *tests]), name)  # raises
     return Tests(functions=tuple(made))

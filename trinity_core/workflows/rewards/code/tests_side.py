@@ -210,7 +210,7 @@ def _number_of(value: Any) -> int:
 
 def run_tests(answer: RemoteAnswer, tests: list[dict[str, Any]], say: Callable[[dict[str, Any]], None]) -> None:
     """Run the tests in order, and report for each whether it passed."""
-    sys.modules["solution"] = _AnswerModule(answer)
+    sys.modules["solution"] = _solution(answer)
     for test in tests:
         passed, error = tried(lambda: _passes(answer, test))  # noqa: B023 - called at once
         if isinstance(error, Unjudged):
@@ -388,20 +388,18 @@ def same(actual: Any, expected: Any) -> bool:
     return bool(actual == expected)
 
 
-class _AnswerModule(types.ModuleType):
-    """The module behind `from solution import f` in tests."""
+def _solution(answer: RemoteAnswer) -> types.ModuleType:
+    """Return the module behind `from solution import f` in tests."""
+    module = types.ModuleType("solution")
 
-    def __init__(self, answer: RemoteAnswer) -> None:
-        super().__init__("solution")
-        self.__dict__["_answer"] = answer
+    def member(name: str) -> Any:
+        if not name.startswith("__"):
+            with suppress(NameError):
+                return answer.named(name)
+        raise AttributeError(name)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        try:
-            return self.__dict__["_answer"].named(name)
-        except NameError as error:
-            raise AttributeError(str(error)) from None
+    module.__dict__["__getattr__"] = member
+    return module
 
 
 def main(line: Line, judge: Line) -> None:
