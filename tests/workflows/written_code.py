@@ -532,6 +532,8 @@ APART = {
     "patches an object": "import math\nfrom unittest.mock import patch\nwith patch.object(math, 'pi', 3):\n"
     "    assert add(1, 2) == 3",
     "writes a file": "with open('a', 'w') as file:\n    file.write('3')\nassert add('a', '') == 'a'",
+    "looks for names": "assert globals()['add'](1, 2) == 3",
+    "docstring": "assert add.__doc__ and add(1, 2) == 3",
     "standard input": "import io, sys\nsys.stdin = io.StringIO('3')\nassert add(1, 2) == 3",
 }  # fmt: skip
 """Tests that change the process in which they expect an answer."""

@@ -410,8 +410,8 @@ class ModelHandlers:
 
 
 def pinning(parser: type[Parser]) -> type[Parser]:
-    """Return a parser whose grammar for forced tool calls, and no others, follows the tools' schemas. vLLM's own follows
-    those of strict tools only, and takes any JSON for a tool without parameters."""
+    """Return a parser whose grammar for forced tool calls, and no others, follows the tools' schemas. By default it
+    follows those of strict tools only, and takes any JSON for a tool without parameters."""
 
     class Pinning(parser):  # type: ignore[valid-type, misc]
         def adjust_request(self, request: Any) -> Any:

@@ -128,7 +128,9 @@ def _apart(node: ast.AST) -> str:
             return "" if name == "sys.stdout" else name
         case ast.Attribute(value=ast.Name(id="patch") | ast.Attribute(attr="patch"), attr=name):
             return f"patch.{name}"
-        case ast.Name(id="open" | "tempfile" as name) | ast.Attribute(attr="environ" | "stdin" | "argv" as name):
+        case ast.Name(id="open" | "tempfile" | "globals" as name):
+            return name
+        case ast.Attribute(attr="environ" | "stdin" | "argv" | "__doc__" as name):
             return name
     return ""
 
