@@ -509,6 +509,15 @@ CROSSING = {
         "import io\nfrom unittest.mock import patch\n@patch('sys.stdout', new_callable=io.StringIO)\n"
         "def test_a(out):\n    f()\n    assert out.getvalue() == 'hi\\n'\ntest_a()",
     ),
+    "prints, captured": (
+        "def f(): print('hi')", "def f(): print('ho')",
+        "def test_a(capsys):\n    f()\n    assert capsys.readouterr().out == 'hi\\n'\n    f()\n"
+        "    out, err = capsys.readouterr()\n    assert (out, err) == ('hi\\n', '')",
+    ),
+    "returns what it was given": (
+        "def f(xs):\n    xs.sort()\n    return xs", "def f(xs): return sorted(xs)",
+        "x = [3, 1]\nassert f(x) is x == [1, 3]",
+    ),
     "exits": (
         "import sys\ndef f(): sys.exit(2)", "def f(): 0",
         "import pytest\nwith pytest.raises(SystemExit) as end:\n    f()\nassert end.value.code == 2",

@@ -73,7 +73,7 @@ class Unjudged(Exception):
     """The tests compare objects that only the answer's own code could compare, or pass values that cannot cross."""
 
 
-def encoded(value: Any, keep: Callable[[Any], int]) -> Any:
+def encoded(value: Any, keep: Callable[[Any], Any]) -> Any:
     """Encode a value for JSON; `keep` returns the number of an object that is not plain, or raises."""
     if type(value) in SCALARS:
         return value

@@ -9,13 +9,15 @@ from __future__ import annotations
 import builtins
 import ctypes
 import inspect
+import io
 import json
 import math
 import operator
 import sys
 import types
+from collections import namedtuple
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 from trinity_core.workflows.rewards.code.sandbox_rpc import (
@@ -32,6 +34,7 @@ from trinity_core.workflows.rewards.code.sandbox_rpc import (
 
 PR_SET_DUMPABLE = 4
 TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "and_", "or_", "xor")
+Output = namedtuple("Output", ["out", "err"])
 PLAIN: tuple[Any, ...] = (*SCALARS, list, dict, *NAMES)
 
 
@@ -72,6 +75,8 @@ class RemoteAnswer:
                 if "changed" in reply:
                     _changed([*arguments[1:]], decoded(reply["changed"], self._object))
                 value = decoded(reply["value"], self._object)
+                if reply.get("given") is not None:
+                    value = arguments[1][reply["given"]]
                 return _later(value) if reply.get("awaited") else value
         except (EOFError, OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             raise AnswerGone(f"the answer's process ended or sent no value ({type(error).__name__})") from None
@@ -342,13 +347,25 @@ class Checks:
 
     def _complete(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Call a function with `arguments` and the fixtures that it names; return its result."""
+        printed = Printed()
+        fixtures = {"capsys": lambda: printed} | self._fixtures
         for name, parameter in inspect.signature(function).parameters.items():
             if name not in arguments and parameter.default is parameter.empty:
-                if name not in self._fixtures:
+                if name not in fixtures:
                     raise Unjudged(f"the tests need a fixture '{name}', which code_reward does not provide")
-                arguments = arguments | {name: self._complete(self._fixtures[name], {})}
-        result = function(**arguments)
-        return next(result) if inspect.isgenerator(result) else completed(result)
+                arguments = arguments | {name: self._complete(fixtures[name], {})}
+        with redirect_stdout(printed):
+            result = function(**arguments)
+            return next(result) if inspect.isgenerator(result) else completed(result)
+
+
+class Printed(io.StringIO):
+    """pytest's fixture `capsys`."""
+
+    def readouterr(self) -> tuple[str, str]:
+        output = self.getvalue()
+        self.seek(self.truncate(0))
+        return Output(output, "")
 
 
 def _sized(close: Callable[..., Any]) -> Callable[..., Any]:
