@@ -348,7 +348,7 @@ class Checks:
     def _complete(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Call a function with `arguments` and the fixtures that it names; return its result."""
         printed = Printed()
-        fixtures = {"capsys": lambda: printed} | self._fixtures
+        fixtures: dict[str, Callable[..., Any]] = {"capsys": lambda: printed, **self._fixtures}
         for name, parameter in inspect.signature(function).parameters.items():
             if name not in arguments and parameter.default is parameter.empty:
                 if name not in fixtures:
