@@ -167,6 +167,14 @@ def test_values_cross_as_they_are(right, wrong, tests):
     assert [judged(code, tests).parts["accuracy"] for code in (right, wrong)] == [1.0, 0.0]
 
 
+def test_what_is_in_an_object_is_not_for_the_answer_to_say():
+    says_yes = "class f:\n    def __contains__(self, x): return True"
+    with pytest.raises(Unjudged):
+        judged(says_yes, "assert 3 in f()")
+    iterated = f"{says_yes}\n    def __iter__(self): return iter([1])"
+    assert judged(iterated, "assert 3 in f()").parts["accuracy"] == 0.0
+
+
 @pytest.mark.parametrize("tests", APART.values(), ids=APART)
 def test_tests_that_want_an_answer_in_their_process_give_no_verdict(tests):
     with pytest.raises(Unjudged):

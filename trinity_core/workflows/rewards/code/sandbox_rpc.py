@@ -59,7 +59,6 @@ SPECIALS: dict[str, Callable[..., Any]] = {
     "__float__": float,
     "__abs__": abs,
     "__neg__": operator.neg,
-    "__contains__": operator.contains,
     "__getitem__": operator.getitem,
     "__setitem__": operator.setitem,
     "__delitem__": operator.delitem,

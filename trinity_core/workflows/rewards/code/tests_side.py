@@ -174,6 +174,12 @@ class Remote:
     def __class__(self) -> type:
         return type(_data(self))
 
+    def __contains__(self, value: Any) -> bool:
+        try:
+            return value in [*self]
+        except TypeError:
+            raise Unjudged("the tests ask an object of the answer's own, which is no list, what is in it") from None
+
     def __instancecheck__(self, one: object) -> bool:
         raise Unjudged("the tests check for a class that is the answer's own")
 
