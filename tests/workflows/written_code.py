@@ -468,6 +468,12 @@ CROSSING = {
         "import itertools\ndef f(): return itertools.count()", "def f():\n    while True: yield 0",
         "import itertools\ncounts = f()\nassert [*itertools.islice(counts, 2)] == [0, 1] and next(counts) == 2",
     ),
+    "an error after items": (
+        "def f():\n    yield from range(4)\n    raise ValueError", "def f(): return range(4)",
+        "seen = []\ntry:\n    for one in f():\n        seen.append(one)\n    assert False\n"
+        "except ValueError:\n    assert seen == [0, 1, 2, 3]",
+    ),
+    "many": ("def f(): yield from range(100000)", "def f(): yield from range(99999)", "assert len([*f()]) == 100000"),
     "truth": (
         "class f:\n    def __init__(self, x): self.x = x\n    def __bool__(self): return self.x > 0",
         "class f:\n    def __init__(self, x): 0", "assert f(1) and not f(0)",

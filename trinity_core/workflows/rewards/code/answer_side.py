@@ -82,10 +82,30 @@ def _done(namespace: dict[str, Any], what: str, operands: list[Any]) -> Any:
             setattr(owner, name, value)
         case "special", [owner, name, arguments]:
             return SPECIALS[name](owner, *arguments)
+        case "next", [owner, count]:
+            return _next(owner, count)
         case "data", [owner]:
             kinds = (int, float, str, list, dict, *NAMES)
             return next((kind(owner) for kind in kinds if isinstance(owner, kind)), owner)
     return None
+
+
+ENDS: dict[int, BaseException] = {}
+"""Iterator, by its id -> the exception that ended it, if items before it have been sent."""
+
+
+def _next(iterator: Any, count: int) -> list[Any]:
+    """Return up to `count` of the next items. Raises what the iterator raises in place of the first of them."""
+    items: list[Any] = []
+    while len(items) < count:
+        item, error = (None, ENDS.pop(id(iterator))) if id(iterator) in ENDS else tried(lambda: next(iterator))
+        if error is not None:
+            if not items:
+                raise error
+            ENDS[id(iterator)] = error
+            break
+        items.append(item)
+    return items
 
 
 def _loaded(path: str) -> dict[str, Any]:

@@ -50,7 +50,6 @@ STANDARD: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
 NAMES = {kind: name for name, (kind, _, _) in STANDARD.items()}
 SPECIALS: dict[str, Callable[..., Any]] = {
     "__iter__": iter,
-    "__next__": next,
     "__len__": len,
     "__bool__": bool,
     "__str__": str,

@@ -174,6 +174,14 @@ class Remote:
     def __class__(self) -> type:
         return type(_data(self))
 
+    def __next__(self) -> Any:
+        answer, _ = self.__dict__["_remote"]
+        ahead = self.__dict__.setdefault("_ahead", [])
+        if not ahead:
+            self.__dict__["_count"] = min(2 * self.__dict__.get("_count", 0) + 1, 255)
+            ahead.extend(answer.ask("next", self, self.__dict__["_count"])[::-1])
+        return ahead.pop()
+
     def __contains__(self, value: Any) -> bool:
         try:
             return value in [*self]
