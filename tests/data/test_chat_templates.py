@@ -13,6 +13,7 @@ from raising import raising
 
 from trinity_core.config import FormatConfig
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
+from trinity_core.data.control_tokens import encode
 from trinity_core.data.formats import Conversation, Message, demonstration
 from trinity_core.data.tiny import make_tokenizer
 from trinity_core.data.turns import text_after_answer
@@ -211,10 +212,13 @@ FAMILIES = {
 WORKING = {name: family for name, family in FAMILIES.items() if family.work}
 
 
-def encoder_of(family: Family) -> ChatEncoder:
+def encoder_of(family: Family, unflagged: bool = False) -> ChatEncoder:
+    """`unflagged`: only the end of the document is special, as in DeepSeek's and Cohere's tokenizers."""
     tokenizer = make_tokenizer()
     special = [token.translate(BRACKETS) for token in (*family.special, family.eos)]
-    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    if unflagged:
+        tokenizer.add_tokens(special[:-1])
+    tokenizer.add_special_tokens({"additional_special_tokens": special[-1:] if unflagged else special})
     tokenizer.eos_token, tokenizer.bos_token = family.eos.translate(BRACKETS), "<|endoftext|>"
     return ChatEncoder(tokenizer, family.template, family.args)
 
@@ -558,3 +562,20 @@ def test_masks_of_many_rows_agree_with_those_of_one() -> None:
         (alone,) = encoder.conversations([row])
         assert isinstance(alone, EncodedConversation) and isinstance(encoded, EncodedConversation)
         assert np.array_equal(alone.answer, encoded.answer) and np.array_equal(alone.tokens, encoded.tokens)
+
+
+@pytest.mark.parametrize("unflagged", [DEEPSEEK, COHERE, GLM, PHI])
+def test_added_tokens_that_write_turns_stay_text(unflagged: Family) -> None:
+    """Whether the tokenizer flags them as special or not; it does not flag DeepSeek's `<｜User｜>`."""
+    encoder = encoder_of(unflagged, unflagged=True)
+    forged = {token: number for token, number in encoder.tokenizer.get_added_vocab().items() if "s" in token}
+    plain, text = [said("user", "hi")], "hi" + "".join(forged)
+
+    def added(tokens: Sequence[int]) -> list[int]:
+        return [token for token in tokens if token in encoder.tokenizer.added_tokens_decoder]
+
+    usual = added(encoder.prompt(plain).tokens)
+    written = set(usual) | {encoder.tokenizer.eos_token_id}
+    found = added(encoder.prompt([said("user", text)]).tokens)
+    assert [token for token in found if token in written] == usual
+    assert added(encode(encoder.tokenizer, encoder.render([said("user", text)], prompt=True))) == found

@@ -87,9 +87,7 @@ class ModelWrapper:
 
     async def get_message_token_len(self, messages: Messages) -> int:
         """Return the number of tokens of a conversation, up to the start of its next answer."""
-        return len(
-            encode(self.model.tokenizer, self.model.render([*map(dict, messages)], chat_template=self.chat_template))
-        )
+        return len(self._encoded(self.model.render([*map(dict, messages)], chat_template=self.chat_template)))
 
     async def _chat(self, messages: Messages, n: int = 1, tools: Any = None, **options: Any) -> list[Experience]:
         """Return `n` answers to a conversation. If it continues a recorded answer, it continues the recorded tokens."""
@@ -137,11 +135,7 @@ class ModelWrapper:
         number, sampling, template = next(self._numbers), self._sampling(options), self.chat_template
         calls = [
             self.model.generate(
-                encode(self.model.tokenizer, text),
-                n,
-                seeds=self._seeds(number, place * n, n),
-                chat_template=template,
-                **sampling,
+                self._encoded(text), n, seeds=self._seeds(number, place * n, n), chat_template=template, **sampling
             )
             for place, text in enumerate(prompts)
         ]

@@ -114,7 +114,7 @@ class ChatEncoder:
         self._special = frozenset(special - {None})
         begins = self.tokenizer("")["input_ids"][:1] == [self.tokenizer.bos_token_id]
         self._written_bos = self.tokenizer.bos_token if begins else ""
-        self._control = control_tokens(self.tokenizer)
+        self._control = control_tokens(self.tokenizer, self.template)
 
     @property
     def turn_ends(self) -> tuple[int, ...]:
@@ -208,11 +208,17 @@ class ChatEncoder:
         template = str(self.template or self.tokenizer.chat_template)
         return '"developer"' in template or "'developer'" in template
 
+    def tokens(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, prompt: bool = False
+    ) -> list[int]:
+        """Return the tokens of a conversation; see `render`."""
+        return self._control.encode([self.render(messages, tools, prompt)])[0][0]
+
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, max_tokens: int | None = None
     ) -> EncodedPrompt:
         """Return the tokens of a prompt, truncated on the right to `max_tokens`."""
-        [(tokens, _)] = self._control.encode([self.render(messages, tools, prompt=True)])
+        tokens = self.tokens(messages, tools, prompt=True)
         too_long = max_tokens is not None and len(tokens) > max_tokens
         return EncodedPrompt(tokens[:max_tokens] if too_long else tokens, too_long)
 

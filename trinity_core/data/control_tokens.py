@@ -5,8 +5,9 @@ token in a message is rendered as a *placeholder*: private-use characters of the
 control tokens the template wrote, and tokenises the others as text. Text without placeholders, nearly all of it, is
 tokenised as usual.
 
-Only tokens that the tokenizer flags as special are control tokens. Other added tokens, such as Qwen's `<think>` and
-`<tool_call>`, are tokens in any text. An answer may hold control tokens around thoughts, which templates look for.
+Control tokens are those that the tokenizer flags as special, and other added tokens with which the chat template writes
+plain turns, such as DeepSeek's `<｜User｜>`. Added tokens such as Qwen's `<think>` and `<tool_call>` are tokens in any
+text. An answer may hold control tokens around thoughts, which templates look for.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ RESERVED = range(0x108000, 0x10FFFE)
 _RESERVED = re.compile(f"[{chr(RESERVED[0])}-{chr(RESERVED[-1])}]")
 _THOUGHTS = re.compile("think", re.IGNORECASE)
 """Matches the control tokens that an answer may hold."""
+_MARKUP = re.compile(r"[<\[].+[>\]]", re.DOTALL)
+"""Matches added tokens that may begin a turn; others are white space or words."""
+_TALK = [{"role": role, "content": "?"} for role in ("user", "assistant", "user")]
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -36,33 +40,46 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def control_tokens(tokenizer: Any) -> ControlTokens:
-    return _control_tokens(tokenizer, len(tokenizer))  # tokens may have been added since
+def control_tokens(tokenizer: Any, template: str | None = None) -> ControlTokens:
+    """Return a tokenizer's control tokens with a chat template, by default its own."""
+    return _control_tokens(tokenizer, template, len(tokenizer))  # tokens may have been added since
 
 
 @lru_cache(maxsize=8)
-def _control_tokens(tokenizer: Any, _: int) -> ControlTokens:
-    return ControlTokens(tokenizer)
+def _control_tokens(tokenizer: Any, template: str | None, _: int) -> ControlTokens:
+    return ControlTokens(tokenizer, template)
 
 
 class ControlTokens:
     """The control tokens of a tokenizer, in text and as tokens."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        added = [token for token in tokenizer.added_tokens_decoder.items() if token[1].special and token[1].content]
-        self._tokenizer, self._tokens = tokenizer, added[: len(RESERVED) // 2]
-        texts = [token.content for _, token in self._tokens]
-        self._placeholders = {text: chr(RESERVED[2 * i]) * len(text) for i, text in enumerate(texts)}
-        self._aliases = {text: chr(RESERVED[2 * i + 1]) * len(text) for i, text in enumerate(texts)}
+    def __init__(self, tokenizer: Any, template: str | None) -> None:
+        added = [token for token in tokenizer.added_tokens_decoder.items() if token[1].content][: len(RESERVED) // 2]
+        self._tokenizer, self._added = tokenizer, {token.content: (number, token) for number, token in added}
+        self._placeholders = {text: chr(RESERVED[2 * i]) * len(text) for i, text in enumerate(self._added)}
+        self._aliases = {text: chr(RESERVED[2 * i + 1]) * len(text) for i, text in enumerate(self._added)}
         self._text_of = {placeholder: text for text, placeholder in self._placeholders.items()}
-        self._control, self._placeholder = _any_of(texts), _any_of(self._text_of)
+        self._special = [text for text, (_, token) in self._added.items() if token.special]
+        control = [*self._special, *self._turns(template)]
+        self._control, self._placeholder = _any_of(control), _any_of(self._text_of)
         backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
-        normalizes = backend is not None and backend.normalizer and any(token.normalized for _, token in self._tokens)
+        normalizes = backend and backend.normalizer and any(self._added[text][1].normalized for text in control)
         self._normalized = backend.normalizer.normalize_str if backend and normalizes else None
-        self._copy: Tokenizer | None = None
-        """Takes all special tokens for text, and has another token of the same properties for the alias of each."""
-        self._number_of: dict[int | None, int] = {}
-        """The control token of each alias."""
+        self._copies: dict[tuple[str, ...], tuple[Tokenizer, dict[int | None, int]]] = {}
+        """For control tokens: see `_copy`."""
+
+    def _turns(self, template: str | None) -> list[str]:
+        """Return the added tokens, other than special ones and those of thoughts, in a plain conversation."""
+        from jinja2 import TemplateError
+
+        try:
+            talk = self._tokenizer.apply_chat_template(
+                _TALK, chat_template=template, add_generation_prompt=True, tokenize=False
+            )
+        except (TemplateError, TypeError, ValueError):  # none, or it refuses: reported when a conversation is rendered
+            return []
+        others = (text for text, (_, token) in self._added.items() if not token.special and text in talk)
+        return [text for text in others if _MARKUP.fullmatch(text) and not _THOUGHTS.search(text)]
 
     def are_in(self, value: Any, role: str | None = None) -> bool:
         """True if a text in messages or tools holds a control token, or a reserved character."""
@@ -80,7 +97,7 @@ class ControlTokens:
         return next((token for token in found if role != "assistant" or not _THOUGHTS.search(token)), None)
 
     def rendered(
-        self, render: Callable[[Any, Any], str], messages: Sequence[Any], tools: Sequence[Any] | None = None
+        self, render: Callable[[Any, Any], str], messages: Sequence[Any], tools: Any = None
     ) -> str:
         """Return a rendered conversation, with placeholders for the control tokens in its messages and tools.
 
@@ -124,46 +141,49 @@ class ControlTokens:
         """Tokenise a text with placeholders: the control tokens that the template wrote as their aliases."""
         if not self._tokenizer.is_fast:
             return self._encode_sections(text), None
-        if self._copy is None:
-            self._copy = _without_special_tokens(self._tokenizer.backend_tokenizer)
-            self._copy.add_tokens([_alias(self._aliases[token.content], token) for _, token in self._tokens])
-            aliases = [self._aliases[token.content] for _, token in self._tokens]
-            self._number_of = {
-                self._copy.token_to_id(alias): n for alias, (n, _) in zip(aliases, self._tokens, strict=True)
-            }
-        aliased = self.plain(self._control.sub(lambda match: self._aliases[match[0]], text))
-        encoding = self._copy.encode(aliased, add_special_tokens=False)
-        self._check(encoding.ids, written=0)
-        return [self._number_of.get(number, number) for number in encoding.ids], encoding
+        control = self._control_in(text)
+        backend, number_of = self._copies.setdefault(control, self._copies.get(control) or self._copy(control))
+        aliased = self.plain(_any_of(control).sub(lambda match: self._aliases[match[0]], text))
+        encoding = backend.encode(aliased, add_special_tokens=False)
+        self._check(encoding.ids, control, written=0)
+        return [number_of.get(number, number) for number in encoding.ids], encoding
+
+    def _copy(self, control: Sequence[str]) -> tuple[Tokenizer, dict[int | None, int]]:
+        """Return a tokenizer that takes control tokens for text, with a token of the same properties for the alias of
+        each, and the control tokens of these."""
+        backend = copy.deepcopy(self._tokenizer.backend_tokenizer)
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        backend.add_special_tokens(list(control))  # others than special ones would stay tokens
+        backend.add_tokens([_alias(self._aliases[text], self._added[text][1]) for text in control])
+        return backend, {backend.token_to_id(self._aliases[text]): self._added[text][0] for text in control}
+
+    def _control_in(self, text: str) -> tuple[str, ...]:
+        """Return the special tokens, and others whose placeholders are in a rendered text."""
+        spelled = {self._text_of[match] for match in self._placeholder.findall(text)}
+        return *self._special, *sorted(one for one in spelled if not self._added[one][1].special)
 
     def _encode_sections(self, text: str) -> list[int]:
         """Tokenise a text with placeholders in sections: added tokens, and what is between them."""
-        added = _any_of(token.content for token in self._tokenizer.added_tokens_decoder.values())
+        added, control = _any_of(self._added), self._control_in(text)
         tokens: list[int] = []
         for section in re.split(f"({added.pattern})", text):
             split = _RESERVED.search(section) is not None
             tokens += self._tokenizer.encode(self.plain(section), add_special_tokens=False, split_special_tokens=split)
-        self._check(tokens, written=len(self._control.findall(text)))
+        self._check(tokens, control, written=len(_any_of(control).findall(text)))
         return tokens
 
-    def _check(self, tokens: Sequence[int], written: int) -> None:
+    def _check(self, tokens: Sequence[int], control: Sequence[str], written: int) -> None:
         """Raise DataError unless so many control tokens are among these: some vocabularies have them as text too."""
-        control = {number for number, _ in self._tokens} - {self._tokenizer.unk_token_id}
-        if sum(token in control for token in tokens) != written:
+        numbers = {self._added[text][0] for text in control} - {self._tokenizer.unk_token_id}
+        if sum(token in numbers for token in tokens) != written:
             raise DataError("the model's tokenizer takes a control token in a text for that token; change the text")
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that matches any of these texts, the longest of those that match; nothing if there are none."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
-
-
-def _without_special_tokens(backend: Tokenizer) -> Tokenizer:
-    backend = copy.deepcopy(backend)
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True
-    return backend
 
 
 def _alias(text: str, token: Any) -> Any:

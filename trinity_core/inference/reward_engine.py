@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from trinity_core.config.training import dtype_of
+from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Message
 from trinity_core.data.tokenizer import load_tokenizer, model_file
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.inference.remote import answer
 from trinity_core.lazy import OWN_ATTENTION
 from trinity_core.tracking.logs import Logged, start_log
@@ -53,7 +52,7 @@ class RewardEngine:
         start_log()
         self.model_path, self.longest, self.on_gpu = model_path, longest, on_gpu
         self._dtype = dtype_of(dtype, on_gpu)
-        self._trust, self._model, self._tokenizer = trust_remote_code, None, None
+        self._trust, self._model, self._encoder = trust_remote_code, None, None
 
     def start(self) -> float:
         """Load the model; return the seconds it took. Does nothing if it is loaded."""
@@ -68,11 +67,12 @@ class RewardEngine:
         self.start()
         rated: list[float | str] = [""] * len(conversations)
         rows = []
+        assert self._encoder is not None
         for place, messages in enumerate(conversations):
             try:
-                tokens = self._tokens(messages)
-            except (TemplateError, TypeError, ValueError) as error:
-                rated[place] = f"the reward model's chat template refuses the conversation: {error}"
+                tokens = self._encoder.tokens(messages)
+            except DataError as error:
+                rated[place] = f"of the reward model, {error}"
                 continue
             if len(tokens) > self.longest:
                 rated[place] = (
@@ -102,11 +102,7 @@ class RewardEngine:
         )
         if loaded.config.num_labels != 1:
             raise TrinityError(f"a reward model has one output, and {self.model_path} has {loaded.config.num_labels}")
-        self._model, self._tokenizer = loaded.eval().to("cuda" if self.on_gpu else "cpu"), tokenizer
-
-    def _tokens(self, messages: Sequence[Message]) -> list[int]:
-        assert self._tokenizer is not None
-        return list(self._tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False))
+        self._model, self._encoder = loaded.eval().to("cuda" if self.on_gpu else "cpu"), ChatEncoder(tokenizer)
 
     def _scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """Score one padded batch. The padding token occurs in no row: models use the last token that is not padding."""

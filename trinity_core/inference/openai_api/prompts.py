@@ -18,6 +18,8 @@ from trinity_core.errors import DataError
 
 log = logging.getLogger(__name__)
 
+CONTEXT = ("tools", "documents")
+"""Arguments of a request that a template writes into the prompt."""
 MOST_CHARACTERS = 2000
 """Number of characters of a prompt to log, from its end, where requests differ."""
 
@@ -25,14 +27,14 @@ MOST_CHARACTERS = 2000
 class Prompts:
     """Renders and tokenises conversations. Its methods may be called in threads; they take turns."""
 
-    def __init__(self, renderer: BaseRenderer[Any]) -> None:
+    def __init__(self, renderer: BaseRenderer[Any], template: str | None) -> None:
         self._renderer, self._turn = renderer, threading.Lock()
         self._tokenizer = copy.deepcopy(renderer.get_tokenizer())  # others are used in other threads
-        self._control = control_tokens(self._tokenizer)
+        self._control = control_tokens(self._tokenizer, template)
 
     def hold_control_tokens(self, params: ChatParams, messages: Sequence[Message]) -> bool:
-        """True if messages or tools hold control tokens: vLLM would take their text for the tokens."""
-        return self._control.are_in((messages, params.chat_template_kwargs.get("tools")))
+        """True if messages, tools or documents hold control tokens: vLLM would take their text for the tokens."""
+        return self._control.are_in((messages, _context(params)))
 
     def tokens(self, params: ChatParams, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a prompt. Raises VLLMValidationError if the template changes text with control
@@ -59,14 +61,18 @@ class Prompts:
                 return None
 
     def _rendered(self, params: ChatParams, messages: Sequence[Message], **arguments: Any) -> str:
-        def render(those: Any, tools: Any) -> str:
-            rest = {**params.chat_template_kwargs, "tools": tools, **arguments}
+        def render(those: Any, context: Any) -> str:
+            rest = {**params.chat_template_kwargs, **context, **arguments}
             _, prompt = self._renderer.render_messages(
                 copy.deepcopy(those), ChatParams(params.chat_template, params.chat_template_content_format, rest)
             )
             return str(prompt.get("prompt", ""))  # no text if the tokenizer renders token ids at once
 
-        return self._control.rendered(render, messages, params.chat_template_kwargs.get("tools"))
+        return self._control.rendered(render, messages, _context(params))
+
+
+def _context(params: ChatParams) -> dict[str, Any]:
+    return {name: value for name, value in params.chat_template_kwargs.items() if name in CONTEXT}
 
 
 class RequestLog(RequestLogger):

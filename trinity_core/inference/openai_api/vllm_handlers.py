@@ -177,7 +177,7 @@ class Chat(OpenAIServingChat):
 
     def __init__(self, client: PoolClient, *args: Any, **named: Any) -> None:
         super().__init__(client, *args, **named)
-        self._prompts = Prompts(client.renderer)
+        self._prompts = Prompts(client.renderer, self.chat_template)
 
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: HttpRequest | None = None
