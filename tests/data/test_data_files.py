@@ -387,7 +387,7 @@ TWO_TOOLS = [
 
 @pytest.mark.parametrize("source", ["parquet", "arrow", "jsonl", "json", "hub", "sql", "json text"])
 def test_rows_are_the_same_from_every_source(tmp_path, monkeypatch, source):
-    """Objects have the keys that they were given; the column `answer` is there, and empty."""
+    """Messages and tools have the keys that they were given; the column `answer` is there, and empty."""
     import datasets
 
     filled = datasets.Dataset.from_list(TWO_TOOLS)
@@ -416,10 +416,17 @@ def test_rows_are_the_same_from_every_source(tmp_path, monkeypatch, source):
             where
         )
     rows, form = read_rows(str(where), **how).rows, FormatConfig(prompt_type="messages", tools_key="tools")
-    assert rows == TWO_TOOLS or source == "json text"
+    assert rows == TWO_TOOLS or source not in ("parquet", "arrow", "hub")
+    assert all(row["answer"] is None for row in rows if source != "json text")
     for row, expected in zip(rows, TWO_TOOLS, strict=True):
         assert formats.tools(row, form) == formats.tools(expected, form)
         assert formats.demonstration(row, form) == formats.demonstration(expected, form)
+
+
+def test_nulls_that_a_user_wrote_reach_reward_functions(tmp_path):
+    """A run's fingerprint of its rows covers them, too."""
+    rows = [{"info": {"hint": None, "level": 3}}]
+    assert read_rows(str(jsonl(tmp_path / "x.jsonl", rows))).rows == rows
 
 
 def test_missing_paths(tmp_path):

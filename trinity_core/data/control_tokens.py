@@ -96,9 +96,7 @@ class ControlTokens:
         found = (match[0] for match in self._control.finditer(text))
         return next((token for token in found if role != "assistant" or not _THOUGHTS.search(token)), None)
 
-    def rendered(
-        self, render: Callable[[Any, Any], str], messages: Sequence[Any], tools: Any = None
-    ) -> str:
+    def rendered(self, render: Callable[[Any, Any], str], messages: Sequence[Any], tools: Any = None) -> str:
         """Return a rendered conversation, with placeholders for the control tokens in its messages and tools.
 
         Raises DataError if the template changes their text, so that it cannot be told from what the template writes.

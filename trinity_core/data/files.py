@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trinity_core.config.types import SEVERAL
 from trinity_core.data.readers import READERS, Row, file_format, read_hub, read_lines, read_table, shown, table_name
-from trinity_core.data.values import row_problem, visible, without_absent
+from trinity_core.data.values import row_problem, visible
 from trinity_core.errors import DataError, closest
 from trinity_core.files import expanded
 
@@ -325,8 +325,6 @@ def _validated(read: Iterable[LocatedRow]) -> Rows:
 
 
 def _checked(row: Row | str) -> Row | str:
-    """Return a row, the same from every kind of source, or why it cannot be used."""
-    if isinstance(row, str):
-        return row
-    problem = row_problem(row)
-    return f"the row {problem}" if problem else {name: without_absent(value) for name, value in row.items()}
+    """Return a row, or why it cannot be used."""
+    problem = None if isinstance(row, str) else row_problem(row)
+    return f"the row {problem}" if problem else row

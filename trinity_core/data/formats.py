@@ -148,8 +148,9 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
     if form.prompt_type == "plaintext":
         return [*prompt_messages(row, form), {"role": "assistant", "content": _text(row, key, setting)}]
     value = _column(row, key, setting)
-    if isinstance(value, str):
-        value = _parsed(value, key) if _holds_messages(value) else [{"role": "assistant", "content": value}]
+    if isinstance(value, str) and not _holds_messages(value):
+        value = {"role": "assistant", "content": value}
+    value = _parsed(value, key)
     answer = _checked([value] if isinstance(value, dict) else value, key)
     if answer[-1]["role"] != "assistant":
         raise column_error(key, "must end with an assistant's message")
@@ -230,8 +231,9 @@ def column(row: Row, key: str) -> Any:
 
 def _fields(value: Any) -> Row:
     """Return the fields of a column that holds an object, or its JSON text; empty for others."""
-    with suppress(DataError):
-        value = _parsed(value, None)
+    if isinstance(value, str):
+        with suppress(DataError):
+            value = _parsed(value, None)
     return value if isinstance(value, Mapping) else {}
 
 
@@ -273,9 +275,10 @@ def _holds_messages(text: str) -> bool:
 
 
 def _parsed(value: Any, key: str | None) -> Any:
-    """Parse lists given as JSON text: columnar files have no type for lists of different objects."""
+    """Return messages, tools or fields without absent keys, parsed if they are JSON text: columnar files have no type
+    for lists of different objects."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
-        return value
+        return without_absent(value)
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError) as error:

@@ -186,7 +186,10 @@ def _calls(calls: Any, key: str) -> list[dict[str, Any]]:
     for call in calls:
         if not isinstance(call.get("function"), Mapping) or not isinstance(call["function"].get("name"), str):
             raise column_error(key, f"has tool_calls without the name of a function: {short(call)}")
-    return [_with_arguments(call, lambda arguments: _object(arguments, key)) for call in calls]
+    return [
+        {**call, "function": {**call["function"], "arguments": _object(call["function"].get("arguments"), key)}}
+        for call in calls
+    ]
 
 
 def _object(arguments: Any, key: str) -> dict[str, Any]:

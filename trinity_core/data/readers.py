@@ -23,7 +23,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, Engine, MetaData, Table, create_engine, event, inspect, make_url, select
 from sqlalchemy.exc import ArgumentError, NoSuchTableError, SQLAlchemyError
 
-from trinity_core.data.values import UNDECODABLE, json_problem, row_problem
+from trinity_core.data.values import UNDECODABLE, json_problem, row_problem, without_absent
 from trinity_core.errors import DataError
 from trinity_core.files import expanded
 
@@ -185,7 +185,11 @@ def _batch_rows(batch: RecordBatch) -> Iterator[Row | str]:
         rows: list[Row | str] = batch.to_pylist()
     except UnicodeDecodeError:
         rows = [_decoded(batch.slice(place, 1)) for place in range(batch.num_rows)]
-    return iter(rows)
+    return (row if isinstance(row, str) else _present(row) for row in rows)
+
+
+def _present(row: Row) -> Row:
+    return {name: without_absent(value) for name, value in row.items()}
 
 
 def _decoded(batch: RecordBatch) -> Row | str:
@@ -217,7 +221,7 @@ def read_hub(name: str, subset: str | None, split: str) -> Iterator[dict[str, An
             "the network, or give the path of a local folder of jsonl or parquet files",
             key=name,
         ) from error
-    yield from map(dict, loaded)
+    yield from map(_present, loaded)
 
 
 def table_name(subset: str | None, name: str | None) -> str | None:
