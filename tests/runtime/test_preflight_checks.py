@@ -709,6 +709,11 @@ def strict(prompt, response, truth, task):
     if not truth.isdigit(): raise DataError("the reference answer is no number", key="answer")
     return 1.0
 
+@REWARD_FNS.register("runs_tests")
+def runs_tests(prompt, response, truth, task):
+    exec(response + chr(10) + task["tests"], {})
+    return 1.0
+
 @REWARD_FNS.register("choosy")
 def choosy(prompt, response, truth, task): return float(response.index("box"))
 """
@@ -722,6 +727,7 @@ def choosy(prompt, response, truth, task): return float(response.index("box"))
         ("unimported", "3", "default_reward_fn_type"),
         ("misspelt", "3", "default_reward_fn_type"),
         ("choosy", "3", ""),
+        ("runs_tests", "3", ""),
         ("math_reward", "3", ""),
         ("math_reward", "the sum", ""),
         ("strict", "3", ""),
@@ -731,10 +737,21 @@ def choosy(prompt, response, truth, task): return float(response.index("box"))
 def test_a_reward_function_judges_an_answer_to_the_first_rows(run_file, tmp_path, reward, answer, key):
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / f"trial_{tmp_path.name}.py").write_text(REWARDS_FILE)
-    rows = written(tmp_path, *[{"question": "1 + 2?", "answer": answer}] * 3)
+    tests = "assert add(1, 2) == 3"
+    rows = written(tmp_path, *[{"question": "1 + 2?", "answer": answer, "tests": tests}] * 3)
     settings = [f"{INPUT}.taskset.path={rows}", f"{INPUT}.taskset.default_reward_fn_type={reward}"]
     found = problems(run_file, *settings, f"plugin_dir={tmp_path / 'plugins'}")
     assert set(found) == ({f"{INPUT}.taskset.{key}"} if key else set()), found
     with suppress(ConfigError):
         notices = checks.validate(run_file, [*settings, f"plugin_dir={tmp_path / 'plugins'}"], offline=False).stages
-        assert any("'choosy'" in notice for stage in notices for notice in stage["notices"]) is (reward == "choosy")
+        named = any(f"'{reward}'" in notice for stage in notices for notice in stage["notices"])
+        assert named is (reward in ("choosy", "runs_tests"))
+
+
+@pytest.mark.parametrize("usable", [0, 1])
+def test_rows_after_the_first_may_be_usable(run_file, tmp_path, usable):
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
+    long = {"messages": [{"role": "user", "content": "hm " * 200}, talk[1]]}
+    path = written(tmp_path, *[long] * 40, *[{"messages": talk}] * usable)
+    found = problems(run_file, *SFT, f"{EXPERIENCES}.path={path}")
+    assert set(found) == (set() if usable else {f"{EXPERIENCES}.format"}), found

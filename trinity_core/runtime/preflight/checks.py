@@ -30,7 +30,7 @@ from trinity_core.processes import cores
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, place, weakest
-from trinity_core.runtime.preflight.first_rows import empty_thoughts, trial_of_rows
+from trinity_core.runtime.preflight.first_rows import trial_of_rows
 from trinity_core.runtime.preflight.model_shape import Need, least, size, total
 from trinity_core.runtime.preflight.models import (
     doubtful_template,
@@ -207,7 +207,6 @@ def _opened(config: Config, is_first: bool, encoder: ChatEncoder | None) -> Iter
     unknown = missing_names(config)
     yield from unknown
     yield from trial_of_rows(config, is_first, encoder, judges=not unknown)
-    yield from empty_thoughts(config, encoder)
     yield from busy_port(config)
     yield from missing_gpus(config, cores())
     yield from unfit_gpus(config)

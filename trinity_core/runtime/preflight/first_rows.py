@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -30,11 +32,13 @@ from trinity_core.workflows.rewards.models import MODEL_REWARDS
 ROWS = 16
 """Rows read from each data set. Some bad rows are no problem, because a run rejects them."""
 JUDGED = 4
-"""Rows of which a reward function judges an answer, until one can be judged."""
+"""Rows of which a reward function judges an answer, until one can be judged. Each may start a process."""
+MORE_ROWS = 1000
+"""Rows read if none of the first can be used, before a data set is refused."""
 MAX_PROMPT, TRUNCATION = "model.max_prompt_tokens", "model.enable_prompt_truncation"
 ANSWER = "1"
-NEVER_WORKS = ("ImportError", "ModuleNotFoundError", "NameError", "SyntaxError")
-"""Errors of a reward function that do not depend on the answer."""
+LACKS = ("ImportError", "ModuleNotFoundError", "NameError")
+"""Errors of a reward function that lacks a name or module."""
 Problem = DataError | None
 
 
@@ -52,9 +56,10 @@ def trial_of_rows(
             yield from _missing(f"{PIPELINE}.inputs[{place}]", path, partial(data_files, split=pipeline.split))
     if config.mode != "train":
         training = training_tasksets(config) if config.explores else []
-        for key, taskset in (*training, *eval_tasksets(config)):
-            if taskset.storage_type != "queue" and not reads_output(config, taskset):
-                yield from _unusable_tasks(config, key, taskset, encoder, judges)
+        with closing(RewardPool(1, plugin_dir=config.plugin_dir)) as pool:
+            for key, taskset in (*training, *eval_tasksets(config)):
+                if taskset.storage_type != "queue" and not reads_output(config, taskset):
+                    yield from _unusable_tasks(config, key, taskset, encoder, pool if judges else None)
     for name, joined in inputs_of(config):
         read = partial(_each, partial(input_row, name, joined))
         yield from _unusable(f"{JOINED_INPUTS}.{name}", joined, read, name, "join_key")
@@ -64,11 +69,11 @@ def trial_of_rows(
                 read_first = partial(_first_rollout, subset=buffer.subset_name)
                 yield from _missing(f"{key}.path", buffer.path or "", read_first) if is_first else ()
             else:
-                yield from _unusable(key, buffer, partial(_answers, config, buffer, kind, encoder), buffer.name)
+                yield from _unusable_answers(config, key, buffer, kind, encoder)
 
 
 def _unusable_tasks(
-    config: Config, key: str, taskset: TasksetConfig, encoder: ChatEncoder | None, judges: bool
+    config: Config, key: str, taskset: TasksetConfig, encoder: ChatEncoder | None, pool: RewardPool | None
 ) -> Iterator[Finding]:
     is_eval = any(taskset is eval_set for eval_set in config.buffer.explorer_input.eval_tasksets)
     check = None if encoder is None else PromptCheck(encoder, config.model.max_prompt_tokens)
@@ -88,8 +93,8 @@ def _unusable_tasks(
     too_long = [problem for problem in problems if problem is not None and problem.key == MAX_PROMPT]
     if too_long and not is_eval and not config.explorer.rollout_model.enable_openai_api:
         yield _too_long(config, taskset, too_long, len(problems))  # else the only limit is the context
-    if rows and judges and not unusable:
-        yield from [*_unread_answers(key, taskset, rows)] or _unjudged(config, key, taskset, rows[:JUDGED])
+    if rows and pool and not unusable:
+        yield from [*_unread_answers(key, taskset, rows)] or _unjudged(key, taskset, rows[:ROWS], pool)
 
 
 def _unread_answers(key: str, taskset: TasksetConfig, rows: list[Row]) -> Iterator[Finding]:
@@ -98,60 +103,75 @@ def _unread_answers(key: str, taskset: TasksetConfig, rows: list[Row]) -> Iterat
     if named != FormatConfig().response_key and not any(formats.has_column(row, named) for row in rows):
         columns = ", ".join(dict.fromkeys(str(name) for row in rows for name in row))
         message = f"is in none of the first {len(rows)} usable rows of {taskset.path}; their columns are {columns}."
-        yield Finding(f"{key}.format.response_key", named, "unavailable", message)
+        severity: Severity = "error" if reward_of(taskset) else "warning"  # a workflow may need none
+        yield Finding(f"{key}.format.response_key", named, "unavailable", message, severity=severity)
 
 
-def _unjudged(config: Config, key: str, taskset: TasksetConfig, rows: list[Row]) -> Iterator[Finding]:
+def _unjudged(key: str, taskset: TasksetConfig, rows: list[Row], pool: RewardPool) -> Iterator[Finding]:
     """Yield a reward function that can judge no answer to these rows. Those that ask models are not tried."""
     name = reward_of(taskset)
     if name is None or name in MODEL_REWARDS:
         return
-    pool, faults = RewardPool(1, plugin_dir=config.plugin_dir), list[Finding]()
+    faults: list[Finding] = []
     tasks = Taskset(taskset, rows, [RowLocation(taskset.path, 0)] * len(rows))
     where = f"{key}.default_reward_fn_type"
-    try:
-        for number in range(len(rows)):
-            task = tasks[number]
-            messages = task.messages if formats.has_prompt(task.raw, task.format) else []
-            prompt = str(messages[-1].get("content", "")) if messages else ""
-            item = RewardItem(ANSWER, task.truth, prompt, task.raw, task.reward_fn_args, 1, messages)
-            try:
-                [reward] = pool.score_sync(name, [item])
-            except DataError as error:
-                column, value = f"{key}.format.response_key", taskset.format.response_key
-                place, at = (column, value) if error.key else (where, name)
-                faults.append(Finding(place, at, "unavailable", f"{error}."))
-                continue
-            except (RewardError, TransientFault) as error:
-                faults.append(Finding(where, name, "unavailable", f"{error}."))
-                continue
+    for number in sorted({place * len(rows) // JUDGED for place in range(JUDGED)}):
+        task = tasks[number]
+        messages = task.messages if formats.has_prompt(task.raw, task.format) else []
+        prompt = str(messages[-1].get("content", "")) if messages else ""
+        item = RewardItem(ANSWER, task.truth, prompt, task.raw, task.reward_fn_args, 1, messages)
+        try:
+            [reward] = pool.score_sync(name, [item])
+        except DataError as error:
+            column, value = f"{key}.format.response_key", taskset.format.response_key
+            place, at = (column, value) if error.key else (where, name)
+            faults.append(Finding(place, at, "unavailable", f"{error}."))
+        except RewardError as error:
+            faults.append(Finding(where, name, "unavailable", f"{error}."))
+        except TransientFault as error:
+            yield Finding(where, name, "unavailable", f"{error}.", severity="warning")
+            return
+        else:
             if reward.error is None:
                 return
-            severity: Severity = "error" if reward.error.startswith(NEVER_WORKS) else "warning"
+            severity: Severity = "error" if _never_works(reward.error, task.raw) else "warning"
             message = f"'{name}' judges the answer '{ANSWER}' to none of the first rows: {reward.error}."
             faults.append(Finding(where, name, "unavailable", message, severity=severity))
-    finally:
-        pool.close()
+            if reward.error.startswith("the verifier"):  # timed out or died, as it may for each of the others
+                break
     yield from faults[:1]
 
 
-def empty_thoughts(config: Config, encoder: ChatEncoder | None) -> Iterator[Finding]:
-    """Yield the trainer's local data sets in whose first rows the chat template writes an empty thought with loss."""
-    local = [source for source in supervised_inputs(config) if source[1].path and is_local(source[1].path)]
-    if config.mode == "explore" or encoder is None:
-        return
-    for _, buffer, kind in local:
+def _never_works(error: str, row: Row) -> bool:
+    """True for a name or module that the reward function itself lacks, rather than the tests in a row."""
+    names = re.findall(r"'([\w.]+)'", error)
+    return error.startswith(LACKS) and not any(name in str(row) for name in names)
+
+
+def _unusable_answers(
+    config: Config, key: str, buffer: ExperienceBufferConfig, kind: Kind, encoder: ChatEncoder | None
+) -> Iterator[Finding]:
+    thoughtless: list[bool] = []
+
+    def problems_of(rows: list[Row]) -> list[Problem]:
+        if encoder is None:
+            read: Callable[..., Any] = formats.preference if kind == "preferences" else formats.demonstration
+            return _each(lambda row: read(row, buffer.format), rows)
+        own = encoder.with_template(buffer.format.chat_template)
         try:
-            own = encoder.with_template(buffer.format.chat_template)
-            rows = first_rows(buffer.path or "", buffer.split, buffer.subset_name, "file", buffer.name, ROWS).rows
-            encoded = [row for row in encode_rows(rows, buffer.format, own, kind) if not isinstance(row, DataError)]
-        except DataError:
-            continue  # reported by `trial_of_rows`
-        if count := sum(any(has_empty_thought(one, own) for one in row) for row in encoded):
-            message = f"{count} of the first {len(rows)} answers of {buffer.path} begin with an empty thought, which "
-            message += f"carries loss: {EMPTY_THOUGHTS}."
-            thinking = config.model.enable_thinking
-            yield Finding("model.enable_thinking", thinking, "conflict", message, severity="warning")
+            encoded = encode_rows(rows, buffer.format, own, kind, config.model.max_model_len)
+        except DataError as error:  # of the tokenizer
+            return [error] * len(rows)
+        usable = [row for row in encoded if not isinstance(row, DataError)]
+        thoughtless[:] = [any(has_empty_thought(one, own) for one in row) for row in usable]
+        return [row if isinstance(row, DataError) else None for row in encoded]
+
+    yield from _unusable(key, buffer, problems_of, buffer.name)
+    if any(thoughtless):
+        message = f"{sum(thoughtless)} of the first {len(thoughtless)} usable answers of {buffer.path} begin with an "
+        message += f"empty thought, which carries loss: {EMPTY_THOUGHTS}."
+        thinking = config.model.enable_thinking
+        yield Finding("model.enable_thinking", thinking, "conflict", message, severity="warning")
 
 
 def _too_long(config: Config, taskset: TasksetConfig, too_long: list[DataError], read: int) -> Finding:
@@ -180,14 +200,17 @@ def _unusable(
             yield error
         return
     try:
-        read = first_rows(path, data_set.split, data_set.subset_name, storage, name, ROWS)
+        for count in (ROWS, MORE_ROWS):
+            read = first_rows(path, data_set.split, data_set.subset_name, storage, name, count)
+            problems = problems_of(read.rows)
+            if None in problems:
+                return
+            if len(problems) + len(read.rejected) < count:
+                break
     except DataError as error:
         at = error.key if error.key in ("split", "subset_name") and getattr(data_set, error.key) else "path"
         end = "" if str(error).endswith("?") else "."
         yield Finding(f"{key}.{at}", getattr(data_set, at), "unavailable", f"{error}{end}")
-        return
-    problems = problems_of(read.rows)
-    if None in problems:
         return
     refused = [f"{location}: {why}" for location, why in zip(read.locations, problems, strict=True)]
     refused += [str(row) for row in read.rejected]
@@ -197,20 +220,6 @@ def _unusable(
         count = f"none of the first {len(refused)} rows" if len(refused) > 1 else "the first row"
         verb = "can" if len(refused) > 1 else "cannot"
         yield Finding(f"{key}.{columns}", None, "unavailable", f"{count} {verb} be used; {refused[0]}.")
-
-
-def _answers(
-    config: Config, buffer: ExperienceBufferConfig, kind: Kind, encoder: ChatEncoder | None, rows: list[Row]
-) -> list[Problem]:
-    if encoder is None:
-        read: Callable[..., Any] = formats.preference if kind == "preferences" else formats.demonstration
-        return _each(lambda row: read(row, buffer.format), rows)
-    encoder = encoder.with_template(buffer.format.chat_template)
-    try:
-        encoded = encode_rows(rows, buffer.format, encoder, kind, config.model.max_model_len)
-    except DataError as error:  # of the tokenizer
-        return [error] * len(rows)
-    return [row if isinstance(row, DataError) else None for row in encoded]
 
 
 def _each(read: Callable[[Row], object], rows: list[Row]) -> list[Problem]:
