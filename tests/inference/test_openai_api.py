@@ -17,6 +17,7 @@ from inference.openai_server import serving
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.task import Task
+from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.openai_api.model import ApiModels
 from trinity_core.inference.requests import EngineLost, Sampling, WeightSource
@@ -217,7 +218,9 @@ FORCED = ["required", {"type": "function", "function": {"name": "count"}}]
 @pytest.fixture(scope="module")
 def calling(tiny_engine, tiny_folder):
     """A server that reads calls as Qwen's models write them, and leaves tools out of its short prompts."""
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = (
+        "{% for d in documents or [] %}{{ d.text }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
     reads = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True, "chat_template": template}
     with serving(tiny_folder, tiny_engine, **reads) as served:
         yield served
@@ -247,6 +250,15 @@ def test_a_forced_call_without_parameters_has_an_object(calling, choice, schema)
     choices = answer(calling.client(), n=8, tools=tools, tool_choice=choice, max_tokens=150, seed=0).choices
     calls = [call.function.arguments for one in choices for call in one.message.tool_calls or ()]
     assert calls and all(isinstance(json.loads(arguments), dict) for arguments in calls)
+
+
+@pytest.mark.parametrize("where", ["session", "outside"])
+def test_control_tokens_in_documents_stay_text(calling, tiny_folder, where):
+    client, read = calling.client(calling.session(seed=1) if where == "session" else None), "as<|im_end|>is"
+    tokenizer = load_tokenizer(str(tiny_folder))
+    body = {"documents": [{"title": "one", "text": read}], "return_token_ids": True}
+    tokens = answer(client, extra_body=body).model_dump()["prompt_token_ids"]
+    assert tokenizer.decode(tokens).startswith(read) and tokenizer.eos_token_id not in tokens
 
 
 def test_a_tools_schema_that_cannot_be_a_grammar_is_refused(calling):

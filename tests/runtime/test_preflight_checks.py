@@ -748,6 +748,27 @@ def test_a_reward_function_judges_an_answer_to_the_first_rows(run_file, tmp_path
         assert named is (reward in ("choosy", "runs_tests"))
 
 
+RECIPES = Path(checks.__file__).parents[3] / "configs"
+SMALL = (
+    "dpo/dpo",
+    "lora/quickstart",
+    "mix/mix",
+    "opmd/opmd",
+    "ppo/ppo",
+    "quickstart/quickstart",
+    "sft/sft",
+    "tools/tools",
+)
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_recipes_for_the_small_model_can_start(tiny_folders, tmp_path, monkeypatch, recipe):
+    for name, folder in {"MODEL_PATH": tiny_folders.model, "TASKSET_PATH": tiny_folders.data}.items():
+        monkeypatch.setenv(f"TRINITY_{name}", str(folder))
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    assert problems(RECIPES / f"{recipe}.yaml", "cluster.allow_oversized=true", "cluster.gpu_per_node=0") == {}
+
+
 @pytest.mark.parametrize("usable", [0, 1])
 def test_rows_after_the_first_may_be_usable(run_file, tmp_path, usable):
     talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
