@@ -52,7 +52,8 @@ class RewardEngine:
         start_log()
         self.model_path, self.longest, self.on_gpu = model_path, longest, on_gpu
         self._dtype = dtype_of(dtype, on_gpu)
-        self._trust, self._model, self._encoder = trust_remote_code, None, None
+        self._trust, self._model = trust_remote_code, None
+        self._encoder: ChatEncoder | None = None
 
     def start(self) -> float:
         """Load the model; return the seconds it took. Does nothing if it is loaded."""
@@ -66,7 +67,7 @@ class RewardEngine:
         """Return the score of each conversation, or why it has none (such as its length)."""
         self.start()
         rated: list[float | str] = [""] * len(conversations)
-        rows = []
+        rows: list[tuple[int, list[int]]] = []
         assert self._encoder is not None
         for place, messages in enumerate(conversations):
             try:

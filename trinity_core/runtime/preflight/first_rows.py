@@ -217,9 +217,9 @@ def _unusable(
     if not refused:
         yield Finding(f"{key}.path", path, "unavailable", f"{path} has no rows in split '{data_set.split}'.")
     else:
-        count = f"none of the first {len(refused)} rows" if len(refused) > 1 else "the first row"
+        which = f"none of the first {len(refused)} rows" if len(refused) > 1 else "the first row"
         verb = "can" if len(refused) > 1 else "cannot"
-        yield Finding(f"{key}.{columns}", None, "unavailable", f"{count} {verb} be used; {refused[0]}.")
+        yield Finding(f"{key}.{columns}", None, "unavailable", f"{which} {verb} be used; {refused[0]}.")
 
 
 def _each(read: Callable[[Row], object], rows: list[Row]) -> list[Problem]:
