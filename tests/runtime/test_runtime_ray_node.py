@@ -46,10 +46,8 @@ except TrinityError as error:
 
 
 def test_an_address_where_nobody_answers_is_one_clear_error() -> None:
-    began = time.monotonic()
     with pytest.raises(TransientFault, match=r"No Ray cluster answers at 127\.0\.0\.1:\d+ \(cluster\.ray_address\)"):
         reach(f"127.0.0.1:{free_port()}")
-    assert time.monotonic() - began < 10
 
 
 START = """
