@@ -25,7 +25,7 @@ from prefect.workers.process import ProcessJobConfiguration
 
 from flows.local.pages import Page, start_page
 from flows.local.server import TemporaryServer, UpState, prefect_environment
-from flows.local.worker import make_pool
+from flows.local.worker import POOL, make_pool, renew_template
 from flows.quickstart import claim
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.files import write_json
@@ -91,8 +91,16 @@ class Servers:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory, monkeypatch_module: pytest.MonkeyPatch) -> Iterator[Servers]:
     root = tmp_path_factory.mktemp("servers")
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:  # of a server of other tests
+        monkeypatch_module.delenv(name)
     checkpoints, job_dir = root / "checkpoints", JobLayout(root / "checkpoints/p/one").create().root
     save_rollouts(job_dir, "eval/test", 1, [SampledRollout("2 + 2?", "4", 1.0, {}, task_index=0)])
     ports = {kind: free_port() for kind in KINDS[:-1]}
@@ -446,3 +454,17 @@ def test_links_in_a_logged_models_folder_are_not_followed(servers: Servers) -> N
     url = f"/ajax-api/2.0/mlflow/logged-models/{model['model_id']}/artifacts/files"
     assert servers.mlflow("GET", url, artifact_file_path="MLmodel").text == "own"
     assert servers.mlflow("GET", url, artifact_file_path="key").status_code in (400, 404)
+
+
+def test_an_earlier_releases_template_is_replaced_and_a_paused_pool_stays_paused(servers: Servers) -> None:
+    api_url = servers.url("prefect") + "/api"
+    make_pool(servers.root, api_url)
+    with servers.prefect() as client:
+        template = client.get(f"/work_pools/{POOL}").json()["base_job_template"]
+        earlier = {**template, "job_configuration": {**template["job_configuration"], "command": "other"}}
+        paused = {"base_job_template": earlier, "is_paused": True}
+        assert client.patch(f"/work_pools/{POOL}", json=paused).is_success
+        renew_template(servers.root, api_url)
+        pool = client.get(f"/work_pools/{POOL}").json()
+        assert (pool["base_job_template"], pool["is_paused"]) == (template, True)
+        client.patch(f"/work_pools/{POOL}", json={"is_paused": False})

@@ -36,6 +36,7 @@ from flows.local.worker import (
     pause_pool,
     pool_is_shared,
     process_of,
+    renew_template,
     start_worker,
     unfinished_runs,
 )
@@ -123,7 +124,7 @@ def _serve_again(root: Path, state: UpState, say: Callable[[str], None], restart
             _mark_left_runs(root, state.api_url, say, again=bool(restarts))
     elif any(is_healthy(state.api_url) for _ in poll(ANSWER_SECONDS)):
         say(f"Already up: {state.api_url.removesuffix('/api')}")
-        make_pool(root, state.api_url)  # an earlier release's template lets a request choose the command
+        renew_template(root, state.api_url)
     else:
         raise TrinityError(
             f"Prefect's server (process {running[0].pid}) does not answer at {state.api_url} in {ANSWER_SECONDS:g} s. "

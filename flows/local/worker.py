@@ -74,6 +74,14 @@ def make_pool(root: Path, api_url: str) -> None:
         client.create_work_pool(pool, overwrite=True)
 
 
+def renew_template(root: Path, api_url: str) -> None:
+    """Give an existing pool today's template: an earlier release's lets a request choose the command."""
+    from prefect.client.schemas.actions import WorkPoolUpdate
+
+    with api_client(api_url, server_key(root)) as client:
+        client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=JOB))
+
+
 @contextmanager
 def pause_pool(client: SyncPrefectClient) -> Iterator[None]:
     """Within this context no worker takes new runs from the pool; scheduled runs stay scheduled."""

@@ -260,6 +260,7 @@ def test_up_says_that_prefect_commands_go_to_another_server(
     running = [Process.of(name, os.getpid()) for name in ("server", "worker", "supervisor")]
     UpState("http://127.0.0.1:4200/api", running).save(tmp_path)
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
+    monkeypatch.setattr("flows.local.commands.renew_template", lambda root, api_url: None)
     monkeypatch.setenv("PREFECT_API_URL", given)
     said: list[str] = []
     up(tmp_path, 4200, said.append)

@@ -95,7 +95,7 @@ def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pyte
     [first] = state.named("files")
     state.save(tmp_path)
     pools: list[tuple[Path, str]] = []
-    monkeypatch.setattr("flows.local.commands.make_pool", lambda *given: pools.append(given))
+    monkeypatch.setattr("flows.local.commands.renew_template", lambda *given: pools.append(given))
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     try:

@@ -43,6 +43,7 @@ def test_gpu_engines_need_no_flashinfer_to_sample(monkeypatch):
     """vLLM's sampler of GPUs would import it for a kernel that gives no log-probs."""
     import sys
 
+    from vllm.envs import disable_envs_cache
     from vllm.v1.sample.ops import topk_topp_sampler
 
     from trinity_core.inference.settings import EngineSettings
@@ -50,6 +51,7 @@ def test_gpu_engines_need_no_flashinfer_to_sample(monkeypatch):
     monkeypatch.setattr(topk_topp_sampler.current_platform, "is_cuda", lambda: True)
     for name in ("flashinfer", "vllm.v1.attention.backends.flashinfer"):
         monkeypatch.setitem(sys.modules, name, None)
+    disable_envs_cache()  # an engine of this process has read them
     with pytest.raises(ImportError):
         topk_topp_sampler.flashinfer_sampler_supported()
     for name, value in EngineSettings("model", 100, on_gpu=True).environment().items():

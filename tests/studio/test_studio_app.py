@@ -19,7 +19,7 @@ from studio.start_form import validated, what_is_there
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json
-from trinity_core.gate import server_key
+from trinity_core.gate import key_file, server_key
 from trinity_core.tracking.run_record import record_end, record_start
 from trinity_core.tracking.writers import RunOutcome
 
@@ -417,7 +417,7 @@ def test_a_refused_run_says_what_to_do(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_the_key_is_printed_and_in_no_list_of_processes(
+def test_the_key_is_named_and_in_no_list_of_processes(
     host: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun: list[dict[str, object]] = []
@@ -425,6 +425,6 @@ def test_the_key_is_printed_and_in_no_list_of_processes(
     monkeypatch.setattr("streamlit.starlette.App.run", lambda app, config: begun.append(config))
     main()
     [config] = begun
-    password, printed = server_key().partition(":")[2], capsys.readouterr().out
+    password, printed = server_key().partition(":")[2], capsys.readouterr().out  # no terminal: the file is named
     assert config["server.address"] == host and config["browser.gatherUsageStats"] is False
-    assert f"http://{host}:4321" in printed and password in printed and password not in str(config)
+    assert f"http://{host}:4321" in printed and str(key_file()) in printed and password not in printed + str(config)
