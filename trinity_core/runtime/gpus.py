@@ -115,6 +115,11 @@ def survey() -> list[Gpu]:
     return visible(gpus, os.environ.get(VISIBLE))
 
 
+def smallest_memory(gpus: Sequence[Gpu]) -> int:
+    """Return the bytes of memory of the smallest GPU; 0 without GPUs."""
+    return min((gpu.memory for gpu in gpus), default=0)
+
+
 def user_of(processes: Sequence[int], memory: int) -> str:
     """Return the user of a GPU on which `processes` compute and `memory` bytes are in use; "" if it is free."""
     if processes:

@@ -34,7 +34,7 @@ from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.faults import withdraw
-from trinity_core.runtime.gpus import survey
+from trinity_core.runtime.gpus import smallest_memory, survey
 from trinity_core.runtime.made_from import check_shared_settings, made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, runners, sync_method, unfilled_engine
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
@@ -148,7 +148,7 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
     # A run's own evaluation gives no notices: settings that it does not use are meant for training.
     idle = notices(config) if config.mode == written.mode else ()
     chosen = notice if config.written("synchronizer.sync_method") else ""  # a replaced default is not worth a notice
-    memory = min((gpu.memory for gpu in survey()), default=0) if placement.on_gpu else 0
+    memory = smallest_memory(survey()) if placement.on_gpu else 0
     unfilled = unfilled_engine(config, placement, memory)
     warnings = (*idle, *filter(None, (chosen, unfilled, shared_memory_notice(config))))
     # The style that validation assumed applies, whichever method replaces it on this machine.

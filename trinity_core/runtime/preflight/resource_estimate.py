@@ -28,7 +28,7 @@ from trinity_core.inference.settings import (
 )
 from trinity_core.layout import JobLayout
 from trinity_core.processes import memory_limit
-from trinity_core.runtime.gpus import survey
+from trinity_core.runtime.gpus import smallest_memory, survey
 from trinity_core.runtime.placement import Placement, sync_method
 from trinity_core.runtime.preflight.model_shape import (
     ModelShape,
@@ -366,7 +366,5 @@ def room_for(job_dir: Path) -> Room:
     written = sum(file.stat().st_size for file in files if file.is_file())
     usage = shutil.disk_usage(there)
     free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
-    gpus = survey()
-    gpu_memory = min((gpu.memory for gpu in gpus), default=0)
     shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else sys.maxsize
-    return Room(memory_limit(), gpu_memory, free + written, shared)
+    return Room(memory_limit(), smallest_memory(survey()), free + written, shared)

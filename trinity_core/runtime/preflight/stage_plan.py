@@ -14,7 +14,7 @@ from trinity_core.config.training import DTYPE_BYTES
 from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
 from trinity_core.processes import cores, free_memory
-from trinity_core.runtime.gpus import survey
+from trinity_core.runtime.gpus import smallest_memory, survey
 from trinity_core.runtime.placement import Machine, Placement, place
 from trinity_core.runtime.preflight.model_shape import Need, shape_of, size, total, why_unknown
 from trinity_core.runtime.preflight.models import model_fault
@@ -96,7 +96,7 @@ def plans_of(config: Config, machine: Machine | None = None, gpu_memory: int | N
     gpus = survey()
     node = machine or Machine(cores(), len(gpus))
     if gpu_memory is None:
-        gpu_memory = min((gpu.memory for gpu in gpus), default=0)
+        gpu_memory = smallest_memory(gpus)
     parts = stages(config)
     plans = [_stage(stage, node, gpu_memory) for stage in parts]
     last = evaluating_stage(parts) if config.stages else None
