@@ -99,8 +99,8 @@ class Policy(Backbone):
     def forward(self, micro: Micro, temperature: float, entropy_use: EntropyUse) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies, float32 [K] each, at the rows' own temperatures.
 
-        `temperature` is the default for rows without one. The entropies carry a gradient only if they are
-        for the loss; if nobody uses them they are 0 and cost nothing.
+        `temperature` is the default for rows without one. Entropies carry a gradient only if they are for the loss; if
+        nobody uses them they are 0 and cost nothing.
         """
         if self.sequence is not None:
             part, own = share_of(micro, self.sequence)
@@ -168,12 +168,15 @@ def _sliced(
     from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 
     if not isinstance(temperature, Tensor):
-        return token_logprobs_and_entropy(hidden, head.weight, targets, temperature, head.bias, None, with_entropy)
+        return token_logprobs_and_entropy(
+            hidden, head.weight, targets, temperature, head.bias, with_entropy=with_entropy
+        )
     logprobs, entropy = hidden.new_zeros((2, len(targets)), dtype=torch.float32).unbind()
     for shared in temperature.unique().tolist():
         rows = (temperature == shared).nonzero()[:, 0]
-        part = (hidden[rows], head.weight, targets[rows], shared, head.bias, None, with_entropy)
-        values = token_logprobs_and_entropy(*part)
+        values = token_logprobs_and_entropy(
+            hidden[rows], head.weight, targets[rows], shared, head.bias, with_entropy=with_entropy
+        )
         logprobs, entropy = (
             total.index_copy(0, rows, part.to(total.dtype))
             for total, part in zip((logprobs, entropy), values, strict=True)
