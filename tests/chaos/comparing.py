@@ -25,7 +25,7 @@ def first_difference(expected: Path, found: Path, steps: int) -> str:
 
 
 def _differences(expected: Path, found: Path, steps: int) -> Iterator[str]:
-    metrics = [_metrics(job) for job in (expected, found)]
+    metrics = [steady_metrics(job) for job in (expected, found)]
     stores = [ExperienceStore(open_store(job, database_url(None, job / "buffer"))) for job in (expected, found)]
     with stores[0], stores[1]:
         for step in range(1, steps + 1):
@@ -37,7 +37,8 @@ def _differences(expected: Path, found: Path, steps: int) -> Iterator[str]:
                         yield f"step {step}: {source} metric {name} was {was.get(name)!r}, is {now.get(name)!r}"
 
 
-def _metrics(job: Path) -> dict[tuple[str, int], dict[str, float]]:
+def steady_metrics(job: Path) -> dict[tuple[str, int], dict[str, float]]:
+    """(source, step) → the metrics that do not depend on the machine."""
     return {
         (line.source, line.step): {
             name: value for name, value in line.metrics.items() if not name.startswith(TIMED)
