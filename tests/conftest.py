@@ -49,7 +49,7 @@ LONGEST = (
     "workflows/test_reward_code.py",
     "tracking/test_tracking_forwarder.py",
     "studio/test_studio_hub.py",
-    "test_contributing.py",
+    "test_examples.py",
     "runtime/test_runtime_asked_models.py",
     "workflows/test_reward_pool.py",
     "inference/test_inference_async_llm.py",

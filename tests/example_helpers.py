@@ -1,4 +1,4 @@
-"""What the examples of CONTRIBUTING.md may use in their last part."""
+"""What the pages of examples/ may use in their last part."""
 
 from __future__ import annotations
 

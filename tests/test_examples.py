@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md, followed to the letter in a copy of the repository."""
+"""The pages of examples/, followed to the letter in a copy of the repository."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-CODE = ("trinity_core", "tasks", "flows", "studio", "configs", "prefect.yaml", "tests/contributing_helpers.py")
+PAGES = sorted((ROOT / "examples").glob("*.md"))
+CODE = ("trinity_core", "tasks", "flows", "studio", "configs", "prefect.yaml", "tests/example_helpers.py")
 ALL = (
     *CODE,
     "tests",
@@ -23,11 +23,12 @@ ALL = (
     "pyproject.toml",
     "README.md",
     "CONTRIBUTING.md",
+    "examples",
 )
-PRELUDE = "from contributing_helpers import accepts, experiences, refuses, scripted\n"
+PRELUDE = "from example_helpers import accepts, experiences, refuses, scripted\n"
 TRY_EACH = """
 import os, runpy, sys
-import contributing_helpers, torch  # for all of them
+import example_helpers, torch  # for all of them
 for name in sys.argv[1:]:
     child = os.fork()
     if not child:
@@ -49,9 +50,8 @@ INSERTION = re.compile(r"In `([^`]+)`, after the line that begins with `(.+)`")
 
 
 def sections() -> dict[str, str]:
-    """Title of each "## A …" → its text."""
-    parts = re.split(r"^## (An? .+)$", PAGE, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    """Name of each page → its text."""
+    return {path.stem: path.read_text() for path in PAGES}
 
 
 def insert_after(path: Path, start: str, code: str) -> None:
@@ -119,17 +119,16 @@ def test_examples_work_as_written_together(tmp_path: Path) -> None:
     run(tmp_path, sys.executable, "-m", "pytest", *told, *TESTS_OF_PARTS)
 
 
-def test_table_names_every_example() -> None:
-    linked = re.findall(r"^\| \[(an? [^\]]+)\]\(#([a-z-]+)\)", PAGE, flags=re.MULTILINE)
-    assert {name.capitalize() for name, _ in linked} == {title.capitalize() for title in sections()}
-    assert all(anchor == name.lower().replace(" ", "-") for name, anchor in linked)
+def test_contributing_links_every_example() -> None:
+    linked = re.findall(r"^\| \[[^\]]+\]\(examples/(\w+)\.md\)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert sorted(linked) == sorted(sections())
 
 
 def test_new_files_are_within_two_per_row() -> None:
     """A part costs one new file, one line of code and one line of documentation at most."""
-    for title, text in sections().items():
+    for name, text in sections().items():
         leads = [lead for lead, _ in BLOCK.findall(text)]
         into = [match[1] for lead in leads if (match := INSERTION.fullmatch(lead))]
-        assert sum(bool(NEW_FILE.fullmatch(lead)) for lead in leads) <= 1, title
-        assert sum(name.startswith("docs/") for name in into) <= 1, title
-        assert sum(not name.startswith("docs/") for name in into) <= 1, title
+        assert sum(bool(NEW_FILE.fullmatch(lead)) for lead in leads) <= 1, name
+        assert sum(name.startswith("docs/") for name in into) <= 1, name
+        assert sum(not name.startswith("docs/") for name in into) <= 1, name
