@@ -9,7 +9,7 @@ PY := .venv/bin/python
 # A run is many processes, and each would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install dev quickstart test tests lint generated clean
+.PHONY: help install dev quickstart test tests lint generated docs clean
 help:
 	@grep -E '^#   ' Makefile | cut -c3-
 
@@ -44,6 +44,11 @@ tests:
 generated:
 	$(PY) -m trinity_core.config.reference docs/configuration.md
 	$(PY) -m trinity_core.cli schema --json > configs/schema.json
+
+# The pages as a site: build/site/index.html.
+docs: install
+	@requirements/separate.sh docs
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 clean:
 	rm -rf .venv .venv-* runs checkpoints
