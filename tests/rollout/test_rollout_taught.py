@@ -268,3 +268,32 @@ def test_a_teachers_logprobs_reach_the_loss(taught, tiny_folder, tiny_engine, tm
     assert len(rows) == 12 and abs(np.mean(gaps)) > 1.0
     assert metrics["actor/pg_loss"] == pytest.approx(-np.mean(gaps), rel=1e-4)
     assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-3)
+
+
+def test_the_policy_with_a_demonstration_teaches_the_policy_without(tiny_folder, tiny_engine, tmp_path):
+    """OPSD: the sampled tokens' log-probs after the prompt that holds the reference answer, by a float64 model."""
+    asked, answered = ROW["question"], str(ROW["answer"])
+    config = config_of(
+        tiny_folder,
+        tmp_path,
+        "self_distill_workflow",
+        algorithm="opsd",
+        workflow_args={"hint": "{question} {demonstration}!"},
+    ).with_values({"model.max_model_len": 200})
+    rows = explored(config, tiny_engine)
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float64)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    hinted = tokenizer.apply_chat_template(
+        [{"role": "user", "content": f"{asked} {answered}!"}], add_generation_prompt=True, return_dict=False
+    )
+    for row in rows:
+        answer = row.tokens[row.prompt_length :].tolist()
+        tokens = torch.tensor([[*hinted, *answer]])
+        taught = model(tokens).logits[0, :-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[len(hinted) - 1 :, 0]
+        np.testing.assert_allclose(row.teacher_logprobs, taught.detach().numpy(), atol=1e-4)
+        assert row.reward is None and row.action_mask.all() and row.metrics["has_demonstration"] == 1
+    assert len(rows) == 12
+    learner = Learner(config.with_values({"mode": "train"}), 1, join(0, 1, *meeting_point(), use_gpu=False))
+    metrics = learner.step(rows, 1)
+    gaps = np.concatenate([row.teacher_logprobs - row.logprobs for row in rows])
+    assert metrics["actor/pg_loss"] == pytest.approx(-np.mean(gaps), rel=1e-3) and abs(np.mean(gaps)) > 1e-4

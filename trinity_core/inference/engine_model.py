@@ -104,6 +104,11 @@ class EngineModel(RolloutModel):
             for sample, text in zip(samples, texts, strict=True)
         ]
 
+    def prompt_tokens(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, *, chat_template: str | None = None
+    ) -> Sequence[int]:
+        return self._encoder(chat_template).prompt(messages, tools, None).tokens
+
     def render(
         self,
         messages: Sequence[Message],

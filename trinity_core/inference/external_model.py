@@ -313,6 +313,10 @@ class ExternalModel(RolloutModel):
         """Raises TrinityError: an endpoint takes messages."""
         self._refuse("asks for the log-probs of given tokens")
 
+    def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **_: Any) -> Never:
+        """Raises TrinityError: the endpoint has its own chat template."""
+        self._refuse("asks for the tokens of a prompt")
+
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **_: Any) -> str:
         """Raises TrinityError: the endpoint has its own chat template."""
         self._refuse("asks for the text of a prompt")

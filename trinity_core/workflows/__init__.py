@@ -5,7 +5,6 @@ from trinity_core.registry import Registry
 from trinity_core.workflows.agent import AgentWorkflow, CommandWorkflow, RolloutSession
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, Workflow, run_workflow
 from trinity_core.workflows.builtin import (
-    DistillMathWorkflow,
     MathBoxedWorkflow,
     MathRewardModelWorkflow,
     MathRulerWorkflow,
@@ -14,6 +13,7 @@ from trinity_core.workflows.builtin import (
     SimpleChatWorkflow,
 )
 from trinity_core.workflows.conversation import ConversationWorkflow, MultiTurnWorkflow, ToolCallWorkflow
+from trinity_core.workflows.distillation import DistillMathWorkflow, SelfDistillWorkflow
 from trinity_core.workflows.environments import ENVIRONMENTS, Environment, EnvironmentFailed, Step
 from trinity_core.workflows.environments.workflow import EnvArguments, EnvWorkflow
 from trinity_core.workflows.rewards import REWARD_FNS, Reward, RewardItem, RewardPool, RewardRunner
@@ -50,6 +50,7 @@ __all__ = [
     "RolloutModel",
     "RolloutSession",
     "RubricJudgeWorkflow",
+    "SelfDistillWorkflow",
     "SimpleChatWorkflow",
     "SimpleWorkflow",
     "Step",

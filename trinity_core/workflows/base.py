@@ -338,8 +338,8 @@ class SimpleWorkflow(Workflow):
             self.messages,
         )
 
-    def experience(self, completion: Completion, reward: Reward, run: int) -> Experience:
-        """Return one rollout, unscored if the verifier failed."""
+    def experience(self, completion: Completion, reward: Reward | None, run: int) -> Experience:
+        """Return one rollout, unscored if the verifier failed or there is no reward."""
         return completion.experience(
             reward=reward,
             group=self.task.group,

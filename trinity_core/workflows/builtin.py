@@ -1,22 +1,18 @@
-"""The built-in workflows with one answer: plain, boxed, judged by models, and distilled from a teacher."""
+"""The built-in workflows with one answer: plain, boxed, and judged by models."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from trinity_core.data.experience import Experience
-from trinity_core.errors import InputError, TrinityError
 from trinity_core.signatures import Arguments, arguments_model
-from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow
+from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, all_of
 from trinity_core.workflows.rewards import Reward, RewardItem
 from trinity_core.workflows.rewards.base import INPUTS, VERIFIER_ERRORS
 from trinity_core.workflows.rewards.judge import llm_judge
-from trinity_core.workflows.rollout_model import Completion, RolloutModel
+from trinity_core.workflows.rollout_model import Completion
 
 THINK_PROMPT = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
@@ -170,58 +166,23 @@ def _with_gold(reward: Reward, gold: Reward) -> Reward:
     return replace(reward, counts={**reward.counts, **known, f"gold_{VERIFIER_ERRORS}": float(gold.error is not None)})
 
 
-@WORKFLOWS.register("on_policy_distill_math_workflow")
-class DistillMathWorkflow(MathBoxedWorkflow):
-    """For the algorithm `on_policy_distill`. The teacher is the first auxiliary model and must have the policy's
-    tokenizer.
-
-    The teacher's log-probs are at temperature 1, and so must the policy's be: the trainer refuses others. The accuracy
-    is only measured, not part of the loss.
-    """
-
-    asks_models = True
+@WORKFLOWS.register("greedy_baseline_workflow")
+class GreedyBaselineWorkflow(MathWorkflow):
+    """For the algorithm `remax`: one more answer, at temperature 0, whose reward is the metric `greedy_reward` of the
+    rollouts. It is not trained on."""
 
     async def run(self) -> list[Experience]:
-        """Return `repeat_times` experiences with the teacher's log-probs."""
-        teacher = self.teacher
-        completions = await self.answers()
-        taught = await asyncio.gather(*(self._teacher_logprobs(teacher, one) for one in completions))
-        rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
+        task = self.task
+        greedy = self.model.chat(
+            self.messages, tools=task.tools, chat_template=self.chat_template, **task.sampling | {"temperature": 0.0}
+        )
+        completions, [baseline] = await all_of([self.answers(), greedy])
+        items = [self.reward_item(completion) for completion in (*completions, baseline)]
+        *rewards, known = await self.rewards.score(self.reward_name, items)
+        if known.value is None:
+            rewards = [Reward(error=f"the greedy answer was not judged: {known.error}")] * len(completions)
+        counts = {} if known.value is None else {"greedy_reward": known.value}
         return [
-            self._distilled(completion, logprobs, reward, run)
-            for run, (completion, logprobs, reward) in enumerate(zip(completions, taught, rewards, strict=True))
+            self.experience(completion, replace(reward, counts={**reward.counts, **counts}), run)
+            for run, (completion, reward) in enumerate(zip(completions, rewards, strict=True))
         ]
-
-    @property
-    def teacher(self) -> RolloutModel:
-        """The first auxiliary model. Raises TrinityError without one."""
-        if not self.auxiliary:
-            raise TrinityError(
-                f"workflow '{self.task.workflow}' needs a teacher: add one to explorer.auxiliary_models",
-                key="explorer.auxiliary_models",
-            )
-        return self.auxiliary[0]
-
-    async def _teacher_logprobs(self, teacher: RolloutModel, completion: Completion) -> np.ndarray | str:
-        """Return the teacher's log-probs of the sampled tokens, or why there are none. Raises TrinityError if
-        tokenizers differ."""
-        tokens = [int(token) for token in (*completion.prompt_tokens, *completion.tokens)]
-        words, known = (one.tokenizer.convert_ids_to_tokens(tokens) for one in (self.model, teacher))
-        if words != known:
-            raise TrinityError("the teacher's tokenizer is not the policy's: the same token ids stand for other tokens")
-        try:
-            taught = (await teacher.logprobs(tokens))[len(completion.prompt_tokens) - 1 :]
-        except InputError as error:
-            return str(error)
-        return taught if np.isfinite(taught).all() else "some are not finite"
-
-    def _distilled(self, completion: Completion, taught: np.ndarray | str, reward: Reward, run: int) -> Experience:
-        if isinstance(taught, str):
-            return self.experience(completion, Reward(error=f"the teacher gave no log-probs: {taught}"), run)
-        mask = np.ones(len(taught), dtype=np.bool_)
-        one = self.experience(completion, reward, run)
-        one.action_mask = mask if completion.finish_reason != "prompt_too_long" else ~mask
-        one.teacher_logprobs = taught
-        one.metrics[f"accuracy_{VERIFIER_ERRORS}"] = one.metrics.pop(VERIFIER_ERRORS, 0.0)
-        one.metrics["kl_divergence"] = float(np.sum(completion.logprobs - taught))
-        return one

@@ -145,6 +145,11 @@ class RolloutModel(Protocol):
         Raises `InputError` for a sequence that is too long.
         """
 
+    def prompt_tokens(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, *, chat_template: str | None = None
+    ) -> Sequence[int]:
+        """Return the tokens after which `chat` would sample its answer; too many are not truncated."""
+
     def render(
         self,
         messages: Sequence[Message],
@@ -198,6 +203,9 @@ class RecordingModel:
 
     async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
         return await self.model.logprobs(tokens)
+
+    def prompt_tokens(self, messages: Sequence[dict[str, Any]], tools: Any = None, **args: Any) -> Sequence[int]:
+        return self.model.prompt_tokens(messages, tools, **args)
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, **args: Any) -> str:
         return self.model.render(messages, tools, **args)

@@ -1,0 +1,93 @@
+"""Who shows whom which demonstration, and the greedy answer as a baseline, with a scripted policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from workflow_helpers import ScriptedModel, completion, make_task, run
+
+from trinity_core.workflows import Reward
+
+RIGHT, WRONG = "#### 2", "#### 3"
+
+
+class SelfTeacher(ScriptedModel):
+    """A token's log-prob after a prompt is minus the prompt's number of tokens."""
+
+    def prompt_tokens(self, messages, tools=None, *, chat_template=None):
+        self.asked.append(messages)
+        return self.tokenizer.encode(messages[-1]["content"])
+
+    async def logprobs(self, tokens):
+        self.scored = tokens
+        return -np.arange(1.0, len(tokens))
+
+
+def played(*texts, reward="math_reward", **workflow_args):
+    model = SelfTeacher(*texts)
+    task = make_task(
+        "self_distill_workflow", reward_fn=reward, workflow_args={"hint": "{demonstration}?", **workflow_args},
+        repeat_times=len(texts),
+    )  # fmt: skip
+    return run(task, model), [messages[-1]["content"] for messages in model.asked[1:]]
+
+
+def test_the_rows_answer_is_shown_to_the_teacher():
+    rows, shown = played(RIGHT, WRONG, reward=None)
+    truth = "1+1=<<1+1=2>>2\n#### 2"
+    assert shown == [f"{truth}?"] * 2
+    first = -float(len(shown[0]))
+    for row in rows:
+        assert row.reward is None and row.teacher_logprobs[0] == first and row.action_mask.all()
+
+
+def test_a_question_that_names_a_place_of_the_hint_is_text():
+    model = SelfTeacher(RIGHT)
+    hint = {"hint": "{question}|{demonstration}"}
+    raw = {"question": "{demonstration}", "answer": "7"}
+    run(make_task("self_distill_workflow", repeat_times=1, workflow_args=hint, raw=raw), model)
+    assert model.asked[1][-1]["content"] == "{demonstration}|7"
+
+
+def test_a_right_rollout_is_shown_to_the_others():
+    rows, shown = played(WRONG, RIGHT, WRONG, demonstration="group")
+    assert shown == [f"{RIGHT}?"] * 2
+    assert [row.metrics["has_demonstration"] for row in rows] == [1, 0, 1]
+    assert [bool(row.action_mask.any()) for row in rows] == [True, False, True]
+    assert [row.reward for row in rows] == [0, 1, 0] and not any(row.is_unscored for row in (rows[0], rows[2]))
+
+
+@pytest.mark.parametrize("texts", [(RIGHT, RIGHT), (WRONG, WRONG), (RIGHT,)])
+def test_equal_rollouts_show_each_other_nothing(texts):
+    rows, shown = played(*texts, demonstration="group")
+    assert shown == [] and not any(row.action_mask.any() for row in rows)
+
+
+def test_two_right_rollouts_show_each_other_their_answer():
+    _, shown = played(RIGHT, WRONG, f" {RIGHT}", demonstration="group")
+    assert shown == [f" {RIGHT}?", f"{RIGHT}?", f"{RIGHT}?"]
+
+
+class Greedy(ScriptedModel):
+    """Right at temperature 0 alone."""
+
+    async def chat(self, messages, n=1, tools=None, **args):
+        self.asked.append((messages, n, tools, args))
+        return [completion(RIGHT if args["temperature"] == 0 else text) for text in self.texts[:n]]
+
+
+@pytest.mark.parametrize(("answer", "baseline"), [("#### 2", 1.0), ("#### 9", 0.0)])
+def test_the_greedy_answers_reward_is_a_metric_of_all_rollouts(answer, baseline):
+    model = Greedy(WRONG, RIGHT)
+    rows = run(make_task("greedy_baseline_workflow", repeat_times=2, raw={"question": "1+1?", "answer": answer}), model)
+    assert len(rows) == 2 and {row.metrics["greedy_reward"] for row in rows} == {baseline}
+    assert [args["temperature"] for *_, args in model.asked] == [0.7, 0.0]
+
+
+def test_without_a_verdict_on_the_greedy_answer_no_rollout_is_trained_on():
+    class GreedyFails:
+        async def score(self, name, items):
+            return [*[Reward({"accuracy": 1.0})] * 2, Reward(error="timed out")]
+
+    rows = run(make_task("greedy_baseline_workflow", repeat_times=2), Greedy(WRONG, WRONG), GreedyFails())
+    assert all(row.is_unscored and not row.action_mask.any() for row in rows)

@@ -1,0 +1,155 @@
+"""Workflows whose answers a teacher scores token by token: another model, or the policy itself with a hint."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import InputError, TrinityError
+from trinity_core.signatures import Arguments
+from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow
+from trinity_core.workflows.builtin import MathBoxedWorkflow
+from trinity_core.workflows.rewards import Reward
+from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
+from trinity_core.workflows.rollout_model import Completion, Message, RolloutModel
+
+Taught = np.ndarray | str
+"""The teacher's log-probs of an answer's tokens, or why there are none."""
+
+
+async def taught_by(model: RolloutModel, prompt: Sequence[int], answer: Sequence[int]) -> Taught:
+    """Return the model's log-probs, at temperature 1, of an answer's tokens after a prompt, or why there are none."""
+    try:
+        logprobs = (await model.logprobs([*map(int, prompt), *map(int, answer)]))[len(prompt) - 1 :]
+    except InputError as error:
+        return str(error)
+    return logprobs if np.isfinite(logprobs).all() else "some are not finite"
+
+
+class Distilling(SimpleWorkflow):
+    """The teacher's log-probs are at temperature 1, and so must the policy's be: the trainer refuses others. The reward
+    is only measured, not part of the loss."""
+
+    def distilled(self, completion: Completion, taught: Taught, reward: Reward | None, run: int) -> Experience:
+        if isinstance(taught, str):
+            return self.experience(completion, Reward(error=f"the teacher gave no log-probs: {taught}"), run)
+        experience = self.experience(completion, reward, run)
+        experience.action_mask = np.full(len(taught), completion.finish_reason != "prompt_too_long")
+        experience.teacher_logprobs = taught
+        experience.metrics[f"accuracy_{VERIFIER_ERRORS}"] = experience.metrics.pop(VERIFIER_ERRORS, 0.0)
+        experience.metrics["kl_divergence"] = float(np.sum(completion.logprobs - taught))
+        return experience
+
+
+@WORKFLOWS.register("on_policy_distill_math_workflow")
+class DistillMathWorkflow(MathBoxedWorkflow, Distilling):
+    """For the algorithm `on_policy_distill`. The teacher is the first auxiliary model and must have the policy's
+    tokenizer."""
+
+    asks_models = True
+
+    async def run(self) -> list[Experience]:
+        """Return `repeat_times` experiences with the teacher's log-probs."""
+        teacher = self.teacher
+        completions = await self.answers()
+        for completion in completions:
+            self._require_same_tokens(teacher, completion)
+        taught = await asyncio.gather(*(taught_by(teacher, one.prompt_tokens, one.tokens) for one in completions))
+        rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
+        return [
+            self.distilled(*scored, run) for run, scored in enumerate(zip(completions, taught, rewards, strict=True))
+        ]
+
+    @property
+    def teacher(self) -> RolloutModel:
+        """The first auxiliary model. Raises TrinityError without one."""
+        if not self.auxiliary:
+            raise TrinityError(
+                f"workflow '{self.task.workflow}' needs a teacher: add one to explorer.auxiliary_models",
+                key="explorer.auxiliary_models",
+            )
+        return self.auxiliary[0]
+
+    def _require_same_tokens(self, teacher: RolloutModel, completion: Completion) -> None:
+        tokens = [int(token) for token in (*completion.prompt_tokens, *completion.tokens)]
+        words, known = (model.tokenizer.convert_ids_to_tokens(tokens) for model in (self.model, teacher))
+        if words != known:
+            raise TrinityError("the teacher's tokenizer is not the policy's: the same token ids stand for other tokens")
+
+
+class SelfDistillArguments(Arguments):
+    """`workflow_args` of `self_distill_workflow`."""
+
+    demonstration: Literal["row", "group"] = "row"
+    """`row`: the task's own reference answer; `group`: the answer of another rollout that has the highest reward of the
+    group (SDPO), none if all rewards are equal."""
+    demonstration_key: str | None = None
+    """Column of the reference answer; by default `format.response_key`."""
+    hint: str = (
+        "{question}\n\nFor orientation, this is a good answer to it:\n{demonstration}\n\n"
+        "Now give your own answer, with your own reasoning."
+    )
+    """What the teacher reads in place of the last message."""
+
+
+@WORKFLOWS.register("self_distill_workflow")
+class SelfDistillWorkflow(Distilling):
+    """For the algorithms `opsd` and `sdpo`: the policy that sees a demonstration teaches the policy that does not
+    (OPSD, arXiv 2601.18734; SDFT, 2601.19897; SDPO, 2601.20802).
+
+    The sampled tokens are scored after the teacher's prompt as they are. A rollout without a demonstration carries no
+    loss, and counts as 0 in the metric `has_demonstration`. A task set without a reward function has no rewards.
+    """
+
+    arguments = SelfDistillArguments
+
+    async def run(self) -> list[Experience]:
+        """Return `repeat_times` experiences with the log-probs of the policy with the demonstration."""
+        completions = await self.answers()
+        rewards = await self._rewards_of(completions)
+        shown = [self._demonstration(run, completions, rewards) for run in range(len(completions))]
+        taught = await asyncio.gather(*(self._taught(one, text) for one, text in zip(completions, shown, strict=True)))
+        experiences = [
+            self.distilled(*scored, run) for run, scored in enumerate(zip(completions, taught, rewards, strict=True))
+        ]
+        for experience, text in zip(experiences, shown, strict=True):
+            experience.metrics["has_demonstration"] = float(text is not None)
+            if text is None:
+                experience.action_mask = np.zeros_like(experience.action_mask)
+        return experiences
+
+    async def _rewards_of(self, completions: Sequence[Completion]) -> list[Reward] | list[None]:
+        if self.task.reward_fn is None and self._arguments.demonstration == "row":
+            return [None] * len(completions)
+        return await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
+
+    def _demonstration(
+        self, run: int, completions: Sequence[Completion], rewards: Sequence[Reward | None]
+    ) -> str | None:
+        if self._arguments.demonstration == "row":
+            key = self._arguments.demonstration_key
+            text = self.task.truth if key is None else self.task.raw.get(key)
+            return None if text is None else str(text)
+        values = [-np.inf if reward is None or reward.value is None else reward.value for reward in rewards]
+        others = (other for other in range(len(values)) if other != run)
+        best = max(others, key=values.__getitem__, default=run)
+        return completions[best].text if best != run and values[best] == max(values) > min(values) else None
+
+    async def _taught(self, completion: Completion, demonstration: str | None) -> Taught:
+        if demonstration is None:
+            return completion.logprobs
+        *before, last = self.messages
+        texts = {"{question}": str(last["content"]), "{demonstration}": demonstration}
+        hint = re.sub(r"\{question\}|\{demonstration\}", lambda match: texts[match[0]], self._arguments.hint)
+        messages: list[Message] = [*before, {**last, "content": hint}]
+        prompt = self.model.prompt_tokens(messages, self.task.tools, chat_template=self.chat_template)
+        return await taught_by(self.model, prompt, completion.tokens)
+
+    @property
+    def _arguments(self) -> SelfDistillArguments:
+        return SelfDistillArguments.model_validate(self.task.workflow_args)
