@@ -146,6 +146,10 @@ def test_every_advantage_is_called_alike(name):
         "clipb": {"entropies": logprobs, "old_logprobs": logprobs},
         "step_wise_grpo": {"run_ids": [0, 1, 2]},
         "gigpo": {"run_ids": [0, 1, 2]},
+        "clip_cov": {"old_logprobs": logprobs},
+        "high_entropy": {"entropies": logprobs},
+        "remax": {"numbers": [{"greedy_reward": 1.0}] * 3},
+        "gdpo": {"numbers": [{"right": 0.0}, {"right": 1.0}, {"right": 2.0}], "weights": {"right": 1.0}},
     }
     result = ADVANTAGES[name](
         rewards=torch.tensor([0.0, 1.0, 2.0]), group_ids=torch.tensor([4, 4, 9]), mask=mask, **extra.get(name, {})

@@ -252,3 +252,19 @@ def test_stopped_gradients(name, factor):
 def test_arguments_are_checked(name, args, key):
     with raising(InputError, key=key):
         POLICY_LOSSES[name](**tensors(), **args)
+
+
+def test_negative_sequences_far_from_their_sampler_are_dropped():
+    """DeepSeek-V3.2, arXiv 2512.02556, eq. 9: A < 0 and mean log mu / pi above the threshold."""
+    logprobs = torch.tensor([[-1.0, -3.0], [-1.0, -3.0], [-1.0, -3.0], [-1.0, 9.0]], requires_grad=True)
+    mask = torch.tensor([[True, True], [True, True], [True, True], [True, False]])
+    rollout = torch.tensor([[-0.5, -2.0], [-0.5, -2.0], [-0.5, -2.6], [-0.3, 0.0]])  # means 0.75, 0.75, 0.45, 0.7
+    inputs = {"logprobs": logprobs, "mask": mask, "rollout_logprobs": rollout, "rollout_correction": "none"}
+    advantages = torch.tensor([[-1.0], [1.0], [-1.0], [-1.0]]).expand(4, 2)
+    loss, metrics = POLICY_LOSSES["ppo"](
+        **inputs, advantages=advantages, off_policy_mask_threshold=0.5, loss_agg_mode="seq-mean-token-sum"
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx((0 - 2 + 2 + 0) / 4)
+    assert logprobs.grad.tolist() == [[0, 0], [-0.25, -0.25], [0.25, 0.25], [0, 0]]
+    assert metrics["off_policy_masked"] == pytest.approx(3 / 7)

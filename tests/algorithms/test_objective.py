@@ -24,7 +24,7 @@ from trinity_core.algorithms import (
 from trinity_core.algorithms.losses.policy_loss import PolicyLoss
 
 ROWS, LENGTH = 8, 5
-WHOLE = ("rewards", "values", "teacher_logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs")
+WHOLE = ("rewards", "numbers", "values", "teacher_logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs")
 """Inputs that an advantage may take."""
 NO_KL = {"kl_loss_fn": "none", "kl_loss_fn_args": {}}
 IS_EXPERT = torch.tensor([False, False, True, True, False, False, True, False])
@@ -47,13 +47,19 @@ def batch(seed, experts):
         "entropy": torch.rand(ROWS, LENGTH, generator=generator),
         "is_expert": IS_EXPERT if experts else None,
         "rewards": torch.rand(ROWS, generator=generator),
+        "numbers": [{"right": i % 3 / 2, "brief": i / 7, "greedy_reward": 0.4} for i in range(ROWS)],
         "values": torch.randn(ROWS, LENGTH, generator=generator),
         "teacher_logprobs": near(0.5),
     }
 
 
 def spec_of(name, **changes):
-    return dataclasses.replace(ALGORITHMS[name], **changes)
+    own = {"gdpo": {"advantage_fn_args": {"weights": {"right": 1.0, "brief": 0.5}}}}
+    return dataclasses.replace(ALGORITHMS[name], **own.get(name, {}) | changes)
+
+
+def _rows(values, rows):
+    return values[rows] if isinstance(values, torch.Tensor) else [values[i] for i in rows.nonzero()[:, 0]]
 
 
 def train(spec, inputs, cuts, ranks=1, step=3):
@@ -176,7 +182,7 @@ def test_excluded_rows_do_not_affect_the_others(name):
     whole = {k: inputs[k] for k in WHOLE}
     whole |= {"group_ids": torch.tensor(ids), "run_ids": torch.arange(8)}
     with_them = objective.advantages(inputs["mask"], IS_EXPERT, **whole)
-    alone = objective.advantages(inputs["mask"][rest], **{k: v[rest] for k, v in whole.items()})
+    alone = objective.advantages(inputs["mask"][rest], **{k: _rows(v, rest) for k, v in whole.items()})
     assert torch.equal(with_them.advantages[rest], alone.advantages) and alone.advantages.any()
     assert not with_them.advantages[IS_EXPERT].any() and with_them.metrics == alone.metrics
     nobody = objective.advantages(inputs["mask"], torch.ones(8, dtype=torch.bool), **whole)
@@ -438,3 +444,35 @@ def test_the_loss_of_a_whole_batch_gets_the_rollouts_log_probs():
     PolicyLoss("taking", function)(**{k: inputs[k] for k in ("logprobs", "mask", "rollout_logprobs")})
     mask = inputs["mask"]
     torch.testing.assert_close(got[0][mask], inputs["rollout_logprobs"][mask])
+
+
+def test_entropy_coefficient_follows_its_target_and_is_restored():
+    """Skywork-OR1: it grows below the target and acts only there; a resumed run goes on with both."""
+    args = {"entropy_coef": 0.01, "target_entropy": 0.5, "entropy_coef_step": 0.004}
+    spec = spec_of("grpo", entropy_loss_fn_args=args, **NO_KL)
+    objective = Objective(spec)
+    assert objective.entropy_use == "loss"
+    entropies = (0.4, 0.3, 0.6, 0.6, 0.6, 0.6, 0.5)
+    used = [objective.after_batch({"entropy_mean": entropy}, 8)["entropy_coef"] for entropy in entropies]
+    assert used == pytest.approx([0, 0.014, 0.018, 0, 0, 0, 0])
+    resumed = Objective(spec)
+    resumed.load_state(objective.state())
+    for each in (objective, resumed):
+        assert each.after_batch({"entropy_mean": 0.2}, 8)["entropy_coef"] == pytest.approx(0.002)
+    assert resumed.state() == objective.state()
+
+
+def test_bonus_of_an_adaptive_coefficient_is_in_the_loss_once_it_acts():
+    args = {"entropy_coef": 0.1, "target_entropy": 9.0}
+    inputs = batch(3, experts=False)
+    objective = Objective(spec_of("grpo", entropy_loss_fn_args=args, **NO_KL))
+    losses = []
+    for _ in range(2):
+        tally = MetricAccumulator()
+        weights = objective.weights(inputs["mask"])
+        taken = {name: inputs[name] for name in ("logprobs", "mask", "entropy")}
+        losses.append(float(objective.loss(tally, weights, advantages=torch.zeros(ROWS, LENGTH), **taken)))
+        metrics = objective.after_batch(tally.metrics(), ROWS)
+    mean = float(inputs["entropy"][inputs["mask"]].mean())
+    assert metrics["entropy_mean"] == pytest.approx(mean, rel=1e-5)
+    assert losses[0] == 0 and losses[1] == pytest.approx(-0.105 * mean, rel=1e-5)

@@ -100,6 +100,7 @@ def test_valid_configurations_survive_yaml(
             "optimizer": {"lr": lr},
             "policy_loss_fn": "mine",
             "policy_loss_fn_args": args,
+            "advantage_fn_args": {"weights": {"accuracy": 1.0}} if algorithm == "gdpo" else {},
         },
         "buffer": {"batch_size": batch},
     }

@@ -29,7 +29,8 @@ BUFFER = "buffer.trainer_input.experience_buffer"
         (f"{BUFFER}.path=mysql://me:secret@host/db", "must be a database, not 'mysql://…': write postgresql://user"),
         (
             "algorithm.entropy_loss_fn_args.entropy_coeff=0.1",
-            "is no argument of 'default', which takes entropy_coef. Did you mean 'entropy_coef'?",
+            "is no argument of 'default', which takes entropy_coef, target_entropy, entropy_coef_step. "
+            "Did you mean 'entropy_coef'?",
         ),
         (
             "algorithm.kl_loss_fn=low_var_k",

@@ -11,6 +11,13 @@ torch is imported when the first part is called, so that a configuration can be 
 
 from typing import TYPE_CHECKING, Any
 
+from trinity_core.algorithms import clip_cov as clip_cov
+from trinity_core.algorithms import dppo as dppo
+from trinity_core.algorithms import dro as dro
+from trinity_core.algorithms import gdpo as gdpo
+from trinity_core.algorithms import maxrl as maxrl
+from trinity_core.algorithms import reinforceplusplus_baseline as reinforceplusplus_baseline
+from trinity_core.algorithms import remax as remax
 from trinity_core.algorithms.advantages import ADVANTAGES, advantage
 from trinity_core.algorithms.advantages.group import overlong_penalty
 from trinity_core.algorithms.advantages.grouping import fill_batch, groups_with_variance

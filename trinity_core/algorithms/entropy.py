@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from trinity_core.algorithms.aggregation import AGGREGATIONS
 from trinity_core.algorithms.tensors import as_mask, require_finite
+from trinity_core.config.types import NonNegative
 from trinity_core.errors import InputError
 from trinity_core.registry import Registry
 
@@ -41,12 +42,39 @@ class EntropyLoss:
         return -entropy_coef * value, {} if self.name == "none" else {"entropy_loss": float(value.detach())}
 
 
-def entropy_bonus(entropy_coef: float = 0.0) -> float:
-    """Return the coefficient; the signature defines the arguments of every entropy loss."""
-    return float(entropy_coef)
+@dataclass
+class EntropyCoefficient:
+    """The coefficient of the bonus: fixed, or with `target_entropy` adapted (Skywork-OR1, arXiv 2505.22312, section
+    4.3): after each batch it grows by `entropy_coef_step` if the entropy is below the target, and shrinks by it, at
+    most to 0, if above. The bonus acts only after a batch at or below the target.
+
+    Its only state are the two numbers that checkpoints store.
+    """
+
+    entropy_coef: float = 0.0
+    target_entropy: float | None = None
+    """Nats per token."""
+    entropy_coef_step: NonNegative = 0.005
+
+    def __post_init__(self) -> None:
+        self.entropy_coef = float(self.entropy_coef)
+        self.acts = self.target_entropy is None
+        """True if the next batch has the bonus."""
+
+    @property
+    def used(self) -> float:
+        """The coefficient of the next batch."""
+        return self.entropy_coef if self.acts else 0.0
+
+    def update(self, entropy: float) -> None:
+        """Adapt to the mean entropy per token of a batch."""
+        if self.target_entropy is not None:
+            change = self.entropy_coef_step * ((entropy < self.target_entropy) - (entropy > self.target_entropy))
+            self.entropy_coef = max(self.entropy_coef + change, 0.0)
+            self.acts = entropy <= self.target_entropy
 
 
-ENTROPY_LOSSES: Registry[EntropyLoss] = Registry("entropy loss", functions=lambda _: (entropy_bonus,))
+ENTROPY_LOSSES: Registry[EntropyLoss] = Registry("entropy loss", functions=lambda _: (EntropyCoefficient,))
 """`default` (also `basic`): all action tokens; `mix`: those the policy sampled, not the expert's; `none`."""
 
 

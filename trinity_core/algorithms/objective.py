@@ -16,7 +16,7 @@ from trinity_core.algorithms.advantages import ADVANTAGES
 from trinity_core.algorithms.advantages.grouping import token_rewards_of
 from trinity_core.algorithms.aggregation import AGGREGATIONS
 from trinity_core.algorithms.correction import CORRECTIONS
-from trinity_core.algorithms.entropy import ENTROPY_LOSSES, entropy_bonus
+from trinity_core.algorithms.entropy import ENTROPY_LOSSES, EntropyCoefficient
 from trinity_core.algorithms.kl import KL_FNS, split_kl_args
 from trinity_core.algorithms.losses import POLICY_LOSSES
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
@@ -74,7 +74,7 @@ class Objective:
         self.kl_penalty_fn = KL_FNS.resolve(spec.kl_penalty_fn or "none")
         self.kl_penalty, self.kl_penalty_args = split_kl_args(dict(spec.kl_penalty_fn_args or {}))
         self.entropy_loss = ENTROPY_LOSSES.resolve(spec.entropy_loss_fn or "none")
-        self.entropy_coef = call_with(entropy_bonus, {}, spec.entropy_loss_fn_args or {})
+        self.entropy_bonus: EntropyCoefficient = call_with(EntropyCoefficient, {}, spec.entropy_loss_fn_args or {})
         self.loss_agg_mode = spec.loss_agg_mode or self.policy_loss.loss_agg_mode
         self.aggregation = AGGREGATIONS.resolve(self.loss_agg_mode)
         self.loss_agg_mode_args = dict(spec.loss_agg_mode_args or {})
@@ -129,17 +129,26 @@ class Objective:
         """What reads the policy's entropy: the loss, a metric alone, which needs no graph, or nothing."""
         if self.entropy_loss.name == "none":
             return "none"
-        return "metric" if self.entropy_coef == 0 else "loss"
+        adapted = self.entropy_bonus.target_entropy is not None
+        return "loss" if adapted or self.entropy_bonus.entropy_coef else "metric"
 
     def state(self) -> dict[str, float]:
-        """Return the current KL coefficients, for a checkpoint."""
-        return {"kl_loss_coef": self.kl_loss.kl_coef, "kl_penalty_coef": self.kl_penalty.kl_coef}
+        """Return the current coefficients, for a checkpoint."""
+        return {
+            "kl_loss_coef": self.kl_loss.kl_coef,
+            "kl_penalty_coef": self.kl_penalty.kl_coef,
+            "entropy_coef": self.entropy_bonus.entropy_coef,
+            "entropy_bonus_acts": float(self.entropy_bonus.acts),
+        }
 
     def load_state(self, state: Mapping[str, float]) -> None:
         """Restore adaptive coefficients from `state`; fixed ones keep the configured value."""
         for coefficient, name in ((self.kl_loss, "kl_loss_coef"), (self.kl_penalty, "kl_penalty_coef")):
             if coefficient.adaptive and name in state:
                 coefficient.kl_coef = state[name]
+        if self.entropy_bonus.target_entropy is not None and "entropy_coef" in state:
+            self.entropy_bonus.entropy_coef = state["entropy_coef"]
+            self.entropy_bonus.acts = bool(state["entropy_bonus_acts"])
 
     @without_gradient
     def advantages(self, mask: Tensor, excluded: Tensor | None = None, **inputs: Any) -> Advantages:
@@ -147,10 +156,10 @@ class Objective:
 
         `inputs` are the inputs of the advantage function: rewards [B], group_ids [B] (tensor or strings), rollout_ids
         [B], run_ids [B], turns [B], states [B] (strings), token_rewards, values, teacher_logprobs, old_logprobs,
-        ref_logprobs [B, T], lengths [B]. A KL penalty is first subtracted from the token rewards (and from `rewards`,
-        their sum), and its adaptive coefficient is updated; `penalties` [B] are the totals subtracted from each row.
-        The rows of `excluded` bool [B] (expert rows, unscored answers) get 0 and do not count in groups. Raises
-        InputError for inputs that are missing or not finite.
+        ref_logprobs [B, T], lengths [B], numbers [B] (each row's metrics by name). A KL penalty is first subtracted
+        from the token rewards (and from `rewards`, their sum), and its adaptive coefficient is updated; `penalties` [B]
+        are the totals subtracted from each row. The rows of `excluded` bool [B] (expert rows, unscored answers) get 0
+        and do not count in groups. Raises InputError for inputs that are missing or not finite.
         """
         mask = as_mask(mask)
         if self.advantage_name == "none":
@@ -266,7 +275,8 @@ class Objective:
             value = (weights.entropy * torch.where(mask, entropy, 0.0)).sum()
             accumulator.total("entropy_loss", value)
             if self.entropy_use == "loss":
-                loss = loss - self.entropy_coef * value
+                loss = loss - self.entropy_bonus.used * value
+                accumulator.mean("entropy_mean", entropy, mask & (weights.entropy != 0))
         accumulator.total("final_loss", loss)
         return loss
 
@@ -284,8 +294,11 @@ class Objective:
         return value
 
     def after_batch(self, metrics: dict[str, float], experiences: int) -> dict[str, float]:
-        """Return the metrics plus `kl_coef`, the coefficient used; then update an adaptive one with the KL per token,
-        if any."""
+        """Return the metrics plus the coefficients used, `kl_coef` and `entropy_coef`; then update adaptive ones with
+        the KL and the entropy per token, if any."""
+        if self.entropy_bonus.target_entropy is not None and "entropy_mean" in metrics:
+            metrics = metrics | {"entropy_coef": self.entropy_bonus.used}
+            self.entropy_bonus.update(metrics["entropy_mean"])
         if not self.kl_in_loss:
             return metrics
         used = self.kl_loss.kl_coef

@@ -266,6 +266,15 @@ ON_POLICY_DISTILL = replace(
     **NO_KL | NO_ENTROPY,
 )
 JSD = replace(ON_POLICY_DISTILL, name="jsd", advantage_fn="jsd", advantage_fn_args={"kl_coef": 1.0, "lambda_coef": 0.5})
+OPSD = replace(ON_POLICY_DISTILL, name="opsd")
+SDPO = replace(OPSD, name="sdpo", min_repeat_times=2)
+SCALE_RL = replace(
+    CISPO,
+    name="scale_rl",
+    advantage_fn_args={"epsilon": 1e-6, "std_cal_level": "batch"},
+    policy_loss_fn_args={"clip_range_low": 1.0, "clip_range_high": 3.0},
+    rollout_correction="bypass",
+)
 M2PO = replace(
     GRPO,
     name="m2po",
@@ -294,6 +303,6 @@ def register_algorithm(algorithm: AlgorithmType) -> AlgorithmType:
 
 for _algorithm in (
     SFT, PPO, GRPO, OPMD, DPO, MIX, RLOO, REINFORCE_PLUS_PLUS, DR_GRPO, DAPO, GSPO, GMPO, CISPO, SAPO, TOPR, SPPO,
-    ASYMRE, RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL, JSD, M2PO, MULTI_STEP_GRPO, GIGPO,
+    ASYMRE, RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL, JSD, OPSD, SDPO, SCALE_RL, M2PO, MULTI_STEP_GRPO, GIGPO,
 ):  # fmt: skip
     register_algorithm(_algorithm)

@@ -151,6 +151,7 @@ def prepare(
         rollout_logprobs=_sampler_logprobs(batch, old_logprobs),
         ref_logprobs=ref_logprobs,
         entropies=entropies,
+        numbers=[e.metrics for e in rows],
         lengths=torch.tensor([int(e.sampled.sum()) for e in rows], device=batch.mask.device),
     )
     prepared = Prepared(batch, result.advantages, result.returns, old_logprobs, ref_logprobs, values)

@@ -44,10 +44,13 @@ def ppo(
     clip_range_high: NonNegative | None = None,
     clip_ratio_c: float | None = 3.0,
     log_ratio_cap: float = 20.0,
+    off_policy_mask_threshold: float | None = None,
+    rollout_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, Stats]:
     """max(-A r, -A clip(r, 1 - low, 1 + high)) (PPO, arXiv 1707.06347, eq. 7; two ranges: DAPO, 2503.14476, eq. 8).
 
-    Where A < 0 it is at most -A `clip_ratio_c` (dual clip, arXiv 1912.09729; None: no such bound).
+    Where A < 0 it is at most -A `clip_ratio_c` (dual clip, arXiv 1912.09729; None: no such bound), and 0 in sequences
+    whose mean log mu / pi exceeds `off_policy_mask_threshold` (DeepSeek-V3.2, 2512.02556, eq. 9; None: no such mask).
     """
     bounds = clip_bounds(clip_range, clip_range_low, clip_range_high)
     if clip_ratio_c is not None and clip_ratio_c <= 1:
@@ -55,13 +58,15 @@ def ppo(
     log_ratio = log_ratio_to(old_logprobs, logprobs, log_ratio_cap)
     if old_logprobs is None:
         values, zero = -advantages * (1 + log_ratio), torch.zeros_like(logprobs)
-        return values, dict.fromkeys(("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"), (zero, mask))
-    values, clipped, lower = _clipped(log_ratio.exp(), advantages, bounds, clip_ratio_c)
-    return values, {
-        "pg_clipfrac": (clipped, mask),
-        "pg_clipfrac_lower": (lower, mask),
-        "ppo_kl": (-log_ratio, mask),
-    }
+        stats: Stats = dict.fromkeys(("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"), (zero, mask))
+    else:
+        values, clipped, lower = _clipped(log_ratio.exp(), advantages, bounds, clip_ratio_c)
+        stats = {"pg_clipfrac": (clipped, mask), "pg_clipfrac_lower": (lower, mask), "ppo_kl": (-log_ratio, mask)}
+    if off_policy_mask_threshold is not None and rollout_logprobs is not None:
+        drift = row_mean((rollout_logprobs - logprobs).detach(), mask)
+        dropped = (advantages < 0) & (drift > off_policy_mask_threshold)
+        values, stats["off_policy_masked"] = torch.where(dropped, 0.0, values), (dropped, mask)
+    return values, stats
 
 
 @policy_loss("gspo", loss_agg_mode="seq-mean-token-mean")
