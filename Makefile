@@ -1,6 +1,9 @@
 # Two commands do everything on a fresh machine with Python 3.11:
 #   make quickstart   set up and run the main job: SFT warm-up, GRPO, evaluation, conversion
 #   make test         set up and pass lint, types and tests
+# And for contributors:
+#   make check        lint and the quick tests, of one folder of tests with ROOM=store
+#   make campaign     what takes minutes: kills, the wheel, other environments, walks through pages
 SEED ?= 42
 OUT ?= runs/quickstart
 WORKERS ?= 2
@@ -9,7 +12,7 @@ PY := .venv/bin/python
 # A run is many processes, and each would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install dev quickstart test tests lint generated docs clean
+.PHONY: help install dev quickstart test tests check campaign lint generated docs clean
 help:
 	@grep -E '^#   ' Makefile | cut -c3-
 
@@ -18,8 +21,6 @@ install:
 
 dev:
 	@requirements/install.sh dev
-	@requirements/data-juicer.sh || echo "install: without Data-Juicer; its tests will be skipped" >&2
-	@requirements/separate.sh games frameworks agentscope || echo "install: tests of what is missing will be skipped" >&2
 
 quickstart: install
 	@.venv/bin/trinity quickstart --out "$$OUT" --seed "$$SEED"
@@ -37,8 +38,19 @@ test: dev
 # for torch: for the tests' small models a second costs a tenth more. What they start takes the threads that its run gives
 # it, and those wait asleep.
 # One that crashes fails its test, and is not replaced: xdist would run the same test again, up to nine times.
+PYTEST := MAKEFLAGS= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -q -n $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 tests:
-	MAKEFLAGS= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -q -n $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not campaign"
+
+check: dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	$(PYTEST) -m "not slow and not campaign" tests/$(ROOM)
+
+campaign: dev
+	@requirements/data-juicer.sh || echo "install: without Data-Juicer; its tests will be skipped" >&2
+	@requirements/separate.sh games frameworks agentscope docs || echo "install: tests of what is missing will be skipped" >&2
+	$(PYTEST) -m campaign
 
 # What is made from the code and kept beside it; tests fail while it is stale.
 generated:

@@ -65,9 +65,38 @@ LONGEST = (
 compares its own."""
 
 
+CAMPAIGN = (
+    "chaos/test_chaos.py",
+    "flows/test_flows_runs.py",
+    "flows/test_flows_signals.py",
+    "flows/test_flows_whole.py",
+    "inference/test_inference_families.py",
+    "inference/test_openai_frameworks.py",
+    "pipelines/test_pipelines_data_juicer.py",
+    "pipelines/test_pipelines_tasks_juiced.py",
+    "runtime/test_nodes.py",
+    "runtime/test_runtime_ray_node.py",
+    "runtime/test_runtime_run.py",
+    "studio/test_studio_hub.py",
+    "studio/test_studio_page.py",
+    "test_examples.py",
+    "test_install.py",
+    "test_site.py",
+    "test_wheel.py",
+    "workflows/test_environment_adapters.py",
+)
+"""Files of `make campaign`, which `make test` leaves out."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files: processes that share the files then end together."""
-    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
+    """Mark the campaign. Begin with the longest files: processes that share the files then end together."""
+    tests = Path(__file__).parent
+    campaign = {tests / name for name in CAMPAIGN}
+    for item in items:
+        if item.path in campaign:
+            item.add_marker("campaign")
+    ranks = {tests / name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 

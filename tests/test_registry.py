@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from raising import raising
 
 from trinity_core.algorithms import POLICY_LOSSES, KLCoefficient, policy_loss
-from trinity_core.algorithms.entropy import entropy_bonus
+from trinity_core.algorithms.entropy import EntropyCoefficient
 from trinity_core.config import ConfigError, config_from_dict
 from trinity_core.config.arguments import fitting
 from trinity_core.config.findings import Report
@@ -50,6 +50,7 @@ GIVEN = {
     "info",
     "items",
     "models",
+    "numbers",
     "source",
 }
 
@@ -58,7 +59,7 @@ def parameters(part: Any, key: str) -> dict[str, Any]:
     """Name → default of what a configuration may give to a part, from signatures alone."""
     functions = [getattr(part, "function", part)]
     functions += [KLCoefficient] if "kl_" in key else []
-    functions = [entropy_bonus] if "entropy" in key else functions
+    functions = [EntropyCoefficient] if "entropy" in key else functions
     by_name: dict[str, Any] = {}
     for function in functions:
         for parameter in inspect.signature(function).parameters.values():
@@ -157,7 +158,7 @@ def scorer(
     limit: float = None,  # type: ignore[assignment]  # noqa: RUF013
     amount: Decimal | None = None,
     odd: "not a type" = 1,  # type: ignore  # noqa: F722
-    inner: Annotated[Mapping[str, Any] | None, ArgumentsOf(entropy_bonus)] = None,
+    inner: Annotated[Mapping[str, Any] | None, ArgumentsOf(EntropyCoefficient)] = None,
     name: Annotated[object, Choices(lambda: ["x", "y"])] = None,
     **_: Any,
 ) -> None: ...

@@ -1,4 +1,4 @@
-"""The programs of docs/agents.md for other frameworks, as printed there, in separate environments made by `make dev`.
+"""The programs of docs/agents.md for other frameworks, as printed there, in environments that `make campaign` makes.
 Each program then makes its framework force structured answers."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_every_framework_has_a_recipe():
 def test_framework_runs_unmodified(api, speaker, tmp_path, name):  # noqa: F811
     python = Path(f"{sys.prefix}-{'agentscope' if name == 'AgentScope 1' else 'frameworks'}/bin/python")
     if not python.exists():
-        pytest.skip(f"{python.parents[1]} is missing; make dev makes it")
+        pytest.skip(f"{python.parents[1]} is missing; make campaign makes it")
     more, texts, answers, guided = MORE[name]
     say(speaker, *texts)
     session = api.session()

@@ -1,4 +1,4 @@
-"""The adapters of configs/environments, each with its real library in a separate environment (`make dev`)."""
+"""The adapters of configs/environments, each with its real library in a separate environment (`make campaign`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Players:
 @pytest.fixture(scope="module")
 def players():
     if not GAMES.exists():
-        pytest.skip(f"{GAMES.parents[1]} is missing; make dev makes it")
+        pytest.skip(f"{GAMES.parents[1]} is missing; make campaign makes it")
     players = Players()
     yield players
     players.close()
