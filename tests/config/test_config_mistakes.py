@@ -1,4 +1,4 @@
-"""Mistakes that once ended in tracebacks; `benchmarks/mutations.py` looks for more."""
+"""Mistakes that once ended in tracebacks."""
 
 from __future__ import annotations
 

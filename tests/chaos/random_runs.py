@@ -1,8 +1,8 @@
 """Random configurations, really run: each is refused with a key and a line, or runs and keeps every promise.
 
-    python benchmarks/random_runs.py --count 20 [--first 100]     # one after another
-    python benchmarks/random_runs.py --seed 7 --keep runs         # one again; its folder stays
-    python benchmarks/random_runs.py --count 3000 --only-checks   # what is refused and why, without running anything
+    python tests/chaos/random_runs.py --count 20 [--first 100]     # one after another
+    python tests/chaos/random_runs.py --seed 7 --keep runs         # one again; its folder stays
+    python tests/chaos/random_runs.py --count 3000 --only-checks   # what is refused and why, without running anything
 
 `random_settings.py` draws them. A run takes a few steps of the small model. In a third of them a random process is
 killed at a random moment, and what has failed is started again. Then these must hold: exit code 0, the configured
@@ -30,13 +30,8 @@ from uuid import uuid4
 
 import psutil
 import yaml
-from measured import ROOT
-from peaks import Peak, Peaks
-from random_settings import PLUGIN, Draw, draw
-from soak import MARK, processes
-
-sys.path.insert(0, str(ROOT / "tests" / "chaos"))
 from comparing import first_difference
+from random_settings import PLUGIN, Draw, draw
 
 from trinity_core.checkpoints.huggingface import tensors_sha256
 from trinity_core.checkpoints.resume import whole_steps
@@ -55,6 +50,11 @@ from trinity_core.runtime.preflight.resource_estimate import ENGINE, TRAINER
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plan_json, plans_of
 from trinity_core.sync.memory import memory_root
 from trinity_core.tracking.metrics_file import MetricLine, read_metrics
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from measured import ROOT
+from peaks import Peak, Peaks
+from soak import MARK, processes
 
 LIMIT = 420.0
 """Seconds of a run."""
