@@ -125,6 +125,7 @@ def up(
     from flows.project import require_own_packages
     from trinity_core.gate import asked_for, on_screen, server_key
     from trinity_core.program import ending_on_sigterm
+    from trinity_core.runtime.gpus import survey
 
     require_own_packages(Path.cwd())
     pages = [mlflow_page(Path.cwd(), mlflow_port)] if mlflow_port else []
@@ -136,7 +137,15 @@ def up(
     for page in pages:
         if page.name in state.pages:
             typer.echo(f"{page.title:11} {state.pages[page.name]}{page.home}   ({asked_for(key)})")
-    typer.echo("Try         prefect deployment run rft/gsm8k --watch")
+    typer.echo(f"Try         {first_try(bool(survey()))}")
+
+
+def first_try(gpus: bool) -> str:
+    """Return the command that shows a run on this machine: with the quick start's model unless there is a GPU."""
+    if gpus:
+        return "prefect deployment run rft/gsm8k --watch"
+    first = "" if Path("runs/quickstart/model").is_dir() else "trinity tiny --out runs/quickstart && "
+    return f"{first}prefect deployment run pipeline/quickstart --watch"
 
 
 @app.command()

@@ -90,6 +90,7 @@ class _Optional:
         return plain
 
 
+RunTitle = Annotated[str | None, _main("name", "Name: a new one starts a new run"), _Optional()]
 AlgorithmType = Annotated[str | None, _main("algorithm_type", "Algorithm"), _Optional()]
 LearningRate = Annotated[float | None, _main("lr", "Learning rate"), _Optional()]
 TotalSteps = Annotated[int | None, _main("total_steps", "Training steps"), _Optional()]

@@ -16,6 +16,7 @@ from flows.parameters import (
     ModelPath,
     Overrides,
     RepeatTimes,
+    RunTitle,
     StageName,
     TotalSteps,
 )
@@ -27,6 +28,7 @@ from tasks.retries import RETRIES, RETRY_DELAY
 def rft(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,
+    name: RunTitle = None,
     stage: StageName = "",
     model_path: ModelPath = "",
     algorithm_type: AlgorithmType = None,
@@ -39,6 +41,7 @@ def rft(
     settings = with_main_settings(
         overrides,
         stage,
+        name=name,
         algorithm_type=algorithm_type,
         lr=lr,
         total_steps=total_steps,

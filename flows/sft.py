@@ -14,6 +14,7 @@ from flows.parameters import (
     LearningRate,
     ModelPath,
     Overrides,
+    RunTitle,
     StageName,
     TotalSteps,
 )
@@ -25,6 +26,7 @@ from tasks.retries import RETRIES, RETRY_DELAY
 def sft(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,
+    name: RunTitle = None,
     stage: StageName = "",
     model_path: ModelPath = "",
     algorithm_type: AlgorithmType = None,
@@ -32,5 +34,6 @@ def sft(
     total_steps: TotalSteps = None,
 ) -> dict[str, Any]:
     """Train on the configuration's data set and publish the model."""
-    settings = with_main_settings(overrides, stage, algorithm_type=algorithm_type, lr=lr, total_steps=total_steps)
+    main = {"name": name, "algorithm_type": algorithm_type, "lr": lr, "total_steps": total_steps}
+    settings = with_main_settings(overrides, stage, **main)
     return run_stage("sft", config, settings, stage, model_path)

@@ -26,6 +26,7 @@ def api_client(api_url: str, key: str = "") -> Iterator[SyncPrefectClient]:
 
 
 MAIN_SETTINGS = {
+    "name": "name",
     "algorithm_type": "algorithm.algorithm_type",
     "lr": "algorithm.optimizer.lr",
     "total_steps": "buffer.total_steps",
@@ -36,7 +37,8 @@ MAIN_SETTINGS = {
 
 
 def with_main_settings(overrides: Sequence[str], stage: str, **main_settings: float | str | None) -> list[str]:
-    """Return the overrides plus one for each given main setting, for the stage if one is named."""
-    prefix = f"stages.{stage}." if stage else ""
+    """Return the overrides plus one for each given main setting: of the run for `name`, else of the stage if one is
+    named."""
     added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in main_settings.items() if value not in (None, "")}
-    return [*overrides, *(f"{prefix}{key}={value}" for key, value in added.items())]
+    prefixes = {key: f"stages.{stage}." if stage and key != "name" else "" for key in added}
+    return [*overrides, *(f"{prefixes[key]}{key}={value}" for key, value in added.items())]

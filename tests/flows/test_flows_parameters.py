@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.cli import first_try
 from tasks.prefect_api import with_main_settings
 from trinity_core.config import ConfigError, load_config, source, stages
 from trinity_core.config.json_schema import json_schema
@@ -29,6 +30,18 @@ def test_the_mission_s_deployments_are_there() -> None:
     of_gsm8k = {f"{flow}/gsm8k" for flow in ("sft", "rft", "evaluate", "convert", "pipeline")}
     of_async = {f"rft/gsm8k-{part}" for part in ("explorer", "trainer", "async")}
     assert names >= {*of_gsm8k, *of_async, "evaluate/sweep"}
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_first_deployment_to_try_exists_and_needs_no_gpu(made, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if made:
+        Path("runs/quickstart/model").mkdir(parents=True)
+    *_, deployment, _ = first_try(gpus=False).split()
+    assert ("trinity tiny" in first_try(gpus=False)) is not made
+    names = {f"{flow_of(each).name}/{each['name']}": each for each in DEPLOYMENTS}
+    assert names[deployment]["parameters"]["config"] == "configs/quickstart/quickstart.yaml"
+    assert first_try(gpus=True).split()[3] in names
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["entrypoint"] + "/" + each["name"])
@@ -141,4 +154,8 @@ def test_main_settings_become_overrides_and_empty_ones_do_not() -> None:
     warm_up, rft = stages(load_config(config, given))
     assert (rft.algorithm.optimizer.lr, rft.buffer.batch_size, rft.seed) == (2e-7, 4, 7)
     assert warm_up.algorithm.optimizer.lr != 2e-7
+    assert with_main_settings([], "rft", name="mine", lr=0.1) == [
+        'name="mine"',
+        "stages.rft.algorithm.optimizer.lr=0.1",
+    ]
     assert with_main_settings(["a=1"], "", lr=None) == ["a=1"]
