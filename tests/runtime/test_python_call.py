@@ -352,9 +352,9 @@ def where_it_goes_on(config, is_ready):
     return {"name": config.name, "hf_dir": None, "from": stage.resumed_step, "to": config.buffer.total_steps}
 
 driver.run_configuration = where_it_goes_on
-settings["buffer.total_steps"] = 5
+settings["buffer.total_steps"] = 21
 again = train(model, rows, letters, output_dir=folder / "run", settings=settings)
-assert again.folder == result.folder and (again.summary["from"], again.summary["to"]) == (4, 5)
+assert again.folder == result.folder and (again.summary["from"], again.summary["to"]) == (20, 21)
 """
     script = tmp_path / "notebook.py"
     script.write_text(f"async def cells():\n    exec(compile({code + again!r}, 'notebook', 'exec'), globals())\n"
@@ -373,4 +373,7 @@ assert again.folder == result.folder and (again.summary["from"], again.summary["
             expected
         )
     trained = {line.step for line in read_metrics(job) if line.source == "trainer"}
-    assert trained == {1, 2, 3, 4}
+    assert trained == set(range(1, 21))
+    means = [line.metrics["reward/mean"] for line in read_metrics(job) if line.source == "explorer"]
+    assert sum(means[-3:]) / 3 > 3 * sum(means[:3]) / 3, "the notebook says that the model learns"
+    assert "step 20 of 20" in done.stderr

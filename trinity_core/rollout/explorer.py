@@ -33,7 +33,7 @@ from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.logs import Logged, start_log
 from trinity_core.tracking.metrics_file import MetricsFile
-from trinity_core.tracking.scores import score_fingerprint, unscored_sets
+from trinity_core.tracking.scores import by_eval_set, score_fingerprint, scores_text, unscored_sets
 
 log = logging.getLogger(__name__)
 
@@ -484,6 +484,7 @@ class Explorer:
         if lineage is not None and await asyncio.to_thread(resources.store.lineage) != lineage:
             raise LineageChanged(f"the trainer went back while version {version} was evaluated")
         await asyncio.to_thread(metrics.write, version, numbers, made_with=made_with)
+        log.info("scores of step %d: %s", version, scores_text(by_eval_set(self.config, numbers)))
         self._evaluated = version
         return numbers
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from trinity_core.config import Config
 from trinity_core.runtime.faults import POLL_SECONDS, most_telling
 from trinity_core.runtime.verdicts import with_verdicts
-from trinity_core.tracking.metrics_file import MetricLine, MetricsReader
+from trinity_core.tracking.metrics_file import MetricLine, MetricsReader, progress_text
 from trinity_core.tracking.scores import by_eval_set, scores_text
 from trinity_core.waits import Reminder
 
@@ -32,11 +32,6 @@ REPORT_SHARE = 0.01
 """Maximum share of time for reports: Prefect's cost up to a second, on cores that engines and trainer need."""
 ASK_SECONDS = 2.0
 """Interval of requests to an actor about what it waits for."""
-SHOWN = (
-    "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
-    "tokens_per_second", "time/step", "timing_s/step",
-)  # fmt: skip
-"""Metrics shown in the progress line, if present."""
 
 
 class ProgressReport:
@@ -61,7 +56,7 @@ class ProgressReport:
     def report_if_due(self) -> None:
         if self.actor is not None and (waits := self.actor.news()):
             last = self._read()
-            self.tell(f"{progress_text(last, self.total_steps)}; {waits}", self._percent(last))
+            self.tell(f"{self._text(last)}; {waits}", self._percent(last))
         began = time.monotonic()
         if began >= self._due:
             self.report()
@@ -76,7 +71,7 @@ class ProgressReport:
             return
         self._step = last.step
         percent = 100.0 if done and self.total_steps is None else self._percent(last)
-        self.show(progress_text(last, self.total_steps), percent)
+        self.show(self._text(last), percent)
 
     def show(self, text: str, percent: float) -> None:
         """Show one report, with all attachments."""
@@ -91,6 +86,9 @@ class ProgressReport:
                 if line.source == self.source:
                     self._last = line
             return self._last
+
+    def _text(self, last: MetricLine | None) -> str:
+        return "no step yet" if last is None else progress_text(last.step, last.metrics, self.total_steps)
 
     def _forget(self) -> None:
         self._last = None
@@ -138,14 +136,6 @@ class ActorWaits:
 def pause_after(cost: float) -> float:
     """Return the seconds until the next report, after one that took `cost` seconds."""
     return min(max(cost / REPORT_SHARE, REPORT_SECONDS), MAX_REPORT_SECONDS)
-
-
-def progress_text(last: MetricLine | None, total: int | None) -> str:
-    """Return `step 12 of 140: reward/mean 0.61, loss 0.02`."""
-    if last is None:
-        return "no step yet"
-    numbers = ", ".join(f"{name} {last.metrics[name]:.4g}" for name in SHOWN if name in last.metrics)
-    return f"step {last.step}{f' of {total}' if total else ''}: {numbers}"
 
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -110,6 +111,11 @@ class TrainResult:
         """The trained model as a Hugging Face folder."""
         return Path(self.summary["hf_dir"]) if self.summary["hf_dir"] else None
 
+    def _repr_png_(self) -> bytes | None:
+        """The curve of reward, score and loss, as notebooks show it."""
+        curve = self.summary["curve"]
+        return Path(curve).read_bytes() if curve else None
+
     def metrics(self) -> list[MetricLine]:
         """Return all metrics, one line per step and source (`explorer`, `trainer`, `eval`)."""
         from trinity_core.tracking.metrics_file import read_metrics
@@ -143,6 +149,8 @@ def train(
     `chosen` and `rejected`, else by SFT on `messages` or on `prompt` and `completion`; every answer of a conversation
     carries loss, except those in `prompt`.
 
+    Progress and scores are printed, unless the program has set up `logging`.
+
     `settings` are keys of a configuration, dotted or nested: `{"algorithm.repeat_times": 8}`. Everything is written
     below `output_dir`. A repeated call resumes from the latest checkpoint unless `resume` is false. Raises InputError
     for unsuitable rows or functions, ConfigError with every problem of the settings, TrinityError if another process
@@ -163,9 +171,24 @@ def train(
         files[config_file] = dump(tree).encode()
         with _written(files):
             config = load_ready(config_file)
-        summary = run_configuration(config, is_ready=True)
+        with _progress_on_screen():
+            summary = run_configuration(config, is_ready=True)
     # A run that starts over has its own folder.
     return TrainResult(config.with_values({"name": summary["name"]}).job_dir, config_file, summary)
+
+
+@contextmanager
+def _progress_on_screen() -> Iterator[None]:
+    """Print steps and scores to stderr, unless the program has set up logging itself."""
+    progress = logging.getLogger("trinity_core.runtime.frontend")
+    screen = logging.StreamHandler()
+    if not progress.hasHandlers():
+        progress.addHandler(screen)
+        progress.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        progress.removeHandler(screen)
 
 
 def _refuse_in_progress(root: Path) -> None:

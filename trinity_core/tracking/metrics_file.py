@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import os
 import time
@@ -19,10 +20,17 @@ from pathlib import Path
 from trinity_core.files import private_folder, read_json, sync_file, temporary_sibling, when_room
 from trinity_core.runlock import one_at_a_time
 
+log = logging.getLogger(__name__)
+
 LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; writing a line takes well under a millisecond."""
 LOCK_SECONDS = 60.0
 FORWARDED_PREFIX = "forwarded_"
+SHOWN = (
+    "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
+    "tokens_per_second", "time/step", "timing_s/step",
+)  # fmt: skip
+"""Metrics in the line of progress, if present."""
 STREAMS = ("trainer", "explorer", "eval")
 """Groups of sources that are forwarded independently of each other."""
 
@@ -39,6 +47,12 @@ class MetricLine:
     """Fingerprint of the settings and data behind an evaluation's scores."""
 
 
+def progress_text(step: int, metrics: Mapping[str, float], total: int | None) -> str:
+    """Return `step 12 of 140: reward/mean 0.61, actor/final_loss 0.02`."""
+    numbers = ", ".join(f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics)
+    return f"step {step}{f' of {total}' if total else ''}{': ' if numbers else ''}{numbers}"
+
+
 def metrics_path(job_dir: Path | str) -> Path:
     return Path(job_dir) / "monitor" / "metrics.jsonl"
 
@@ -51,17 +65,21 @@ class MetricsFile:
         self.source = source
         private_folder(self.path.parent)
 
-    def write(self, step: int, metrics: Mapping[str, float], source: str | None = None, made_with: str = "") -> None:
-        """Append one line; non-finite numbers are written as null, so that every line is plain JSON."""
+    def write(
+        self, step: int, metrics: Mapping[str, float], made_with: str = "", total_steps: int | None = None
+    ) -> None:
+        """Append one line, and log the metrics of `SHOWN`; non-finite numbers are written as null, so that every line
+        is plain JSON."""
         line: dict[str, object] = {
             "step": int(step),
-            "source": source or self.source,
+            "source": self.source,
             "time": round(time.time(), 3),
             "metrics": {name: _finite(value) for name, value in metrics.items()},
         }
         if made_with:
             line["made_with"] = made_with
         when_room(lambda: self._append(line), self.path)
+        log.info("%s: %s", self.source, progress_text(step, metrics, total_steps))
 
     def flush(self) -> None:
         """Flush the file to the disk, to survive a power cut."""
