@@ -22,7 +22,10 @@ Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.
 
 @app.command()
 def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir = None) -> None:
-    """Run a configuration with all its stages in this process; needs no running server."""
+    """Run a configuration with all its stages in this process; needs no running server.
+
+    trinity run --config configs/quickstart/quickstart.yaml name=mine algorithm.optimizer.lr=1e-4
+    """
     from flows.local.connection import PrefectConnection
     from trinity_core.runtime.placement import flow_of
     from trinity_core.runtime.preflight.checks import load_ready

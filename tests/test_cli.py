@@ -41,7 +41,9 @@ def test_help_names_every_command() -> None:
 
 
 def test_version() -> None:
-    assert CliRunner().invoke(app, ["version"]).output.strip() == __version__
+    for arguments in (["version"], ["--version"]):
+        assert CliRunner().invoke(app, arguments).output.strip() == __version__
+    assert CliRunner().invoke(app, ["run", "-h"]).output == CliRunner().invoke(app, ["run", "--help"]).output
 
 
 def test_validate_reports_all_problems_without_a_traceback(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ app = typer.Typer(
     help="Reinforcement fine-tuning of language models as Prefect pipelines.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -42,6 +43,21 @@ StoreConfig = Annotated[
     Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
 ]
 StoreUrl = Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Reinforcement fine-tuning of language models as Prefect pipelines."""
 
 
 def with_plugins(overrides: list[str] | None, plugin_dir: Path | None) -> list[str]:

@@ -76,6 +76,18 @@ def test_the_seconds_of_a_training_are_those_of_all_its_attempts(config: Config,
     assert summarise(attempt, {})["seconds"] == pytest.approx(seconds, abs=4.0)  # type: ignore[arg-type]
 
 
+def test_the_summary_compares_the_first_rewards_with_the_last(config: Config) -> None:
+    config = config.with_values({"mode": "both"})
+    metrics = MetricsFile(config.job_dir, "trainer")
+    stage = SimpleNamespace(made_from={})
+    attempt = SimpleNamespace(config=config, began=time.monotonic(), stage=stage, tracking_link=lambda: "")
+    assert summarise(attempt, {})["reward"] is None  # type: ignore[arg-type]
+    for step, reward in enumerate((0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), 1):
+        metrics.write(step, {"reward/mean": reward})
+    summary = summarise(attempt, {})  # type: ignore[arg-type]
+    assert summary["reward"] == pytest.approx([0.3, 0.6]) and "0.3 → 0.6" in summary_text(summary)
+
+
 def test_the_text_says_why_each_part_has_ended() -> None:
     explore = {"step": 12, "total_steps": 60, "ended": "the trainer has finished all its 9 steps", "untrained_rows": 96}
     explore["dropped_experiences"] = {"reward_filter": 8}

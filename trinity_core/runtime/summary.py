@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from trinity_core.checkpoints.commit import damage
@@ -22,11 +23,12 @@ from trinity_core.runtime.run_attempt import RunAttempt
 from trinity_core.store.run_store import open_run_store
 from trinity_core.tracking.curve import LearningCurve
 from trinity_core.tracking.forwarder import run_note
-from trinity_core.tracking.metrics_file import explorer_source
+from trinity_core.tracking.metrics_file import explorer_source, read_metrics, series
 from trinity_core.tracking.run_record import read_record
 from trinity_core.tracking.scores import evaluation_of, evaluation_text, scores_text, uncounted_steps, valid_scores
 
 log = logging.getLogger(__name__)
+REWARD_STEPS = 5
 UNCOUNTED = (
     "the scores of steps %s do not count: they were made with other settings, or by a release that scored otherwise; "
     "`trinity evaluate --config FILE --which missing` scores the checkpoints that are kept"
@@ -59,6 +61,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
         "tracking": attempt.tracking_link(),
         "tracking_uri": run_note(config.job_dir).get("uri"),
         "curve": None if curve is None else str(curve),
+        "reward": _first_and_last_reward(config.job_dir),
         "made_from": attempt.stage.made_from,
         "curated_tasks": curated_folder(config),
         "results": results,
@@ -67,6 +70,12 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
     if steps := uncounted_steps(config):
         log.warning(UNCOUNTED, ", ".join(map(str, steps)))
     return summary
+
+
+def _first_and_last_reward(job_dir: Path) -> list[float] | None:
+    """Return the mean rewards of the first and the last `REWARD_STEPS` train steps; None without rewards."""
+    rewards = list(series(read_metrics(job_dir), "reward/mean", "trainer").values())
+    return [fmean(rewards[:REWARD_STEPS]), fmean(rewards[-REWARD_STEPS:])] if rewards else None
 
 
 def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
@@ -101,6 +110,8 @@ def summary_text(summary: dict[str, Any]) -> str:
     lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}{scores}"]
     if evaluation := summary.get("evaluation"):
         lines.append(evaluation_text(evaluation))
+    if reward := summary.get("reward"):
+        lines.append(f"{'reward':11}{reward[0]:.3g} → {reward[1]:.3g} (first and last {REWARD_STEPS} steps)")
     for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
         lines.append(f"{title:11}{summary[key]}")
     for name, result in summary.get("results", {}).items():

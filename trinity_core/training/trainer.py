@@ -198,9 +198,7 @@ class Trainer:
         self.progress.metrics = (self.progress.metrics or {}) | seconds
         if self._metrics_file is not None:
             self.progress.metrics |= self._by_explorer()
-            self._metrics_file.write(
-                self.progress.step, self.progress.metrics, total_steps=self.progress.total_steps
-            )
+            self._metrics_file.write(self.progress.step, self.progress.metrics, total_steps=self.progress.total_steps)
 
     def save_if_due(self) -> None:
         """Save a checkpoint every `save_interval` steps and after the last one; it is written in the background."""
