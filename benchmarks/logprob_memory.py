@@ -97,7 +97,8 @@ def main() -> int:
     targets = torch.randint(args.vocabulary, (args.positions,), device=args.device)
 
     def sliced(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return token_logprobs_and_entropy(hidden, weight, targets, with_entropy=args.entropy)
+        kernels = args.device == "cuda"
+        return token_logprobs_and_entropy(hidden, weight, targets, with_entropy=args.entropy, kernels=kernels)
 
     ways: dict[str, Way] = {"plain": plain if args.entropy else plain_without_entropy, "sliced": sliced}
     results, peaks = {}, {}

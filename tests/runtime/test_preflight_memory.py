@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from preflight_configs import SHAPE, config_of
 from raising import raising
 
+from trinity_core.algorithms.logprobs import KERNEL_SLICE
 from trinity_core.config import LoraConfig, train_settings
 from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET, zero_stage_of
 from trinity_core.data.experience import Experience
@@ -97,7 +98,9 @@ def test_activations_are_what_autograd_keeps(model, dtype, checkpointing, on_gpu
 
 def test_logits_are_held_four_times_or_sliced():
     assert logit_bytes(SHAPE, MICRO) == 4 * 4 * 64 * 1024
-    assert logit_bytes(SHAPE, MicroBatches(1, 1, 1 << 15, 1, 1, 0)) == 3 * 4 * (1 << 23)
+    large = MicroBatches(1, 1, 1 << 15, 1, 1, 0)
+    assert logit_bytes(SHAPE, large) == 3 * 4 * (1 << 23)
+    assert logit_bytes(SHAPE, large, on_gpu=True) == 4 * KERNEL_SLICE, "in float32"
 
 
 def test_micro_batches_are_those_of_the_trainer():
@@ -181,7 +184,7 @@ def test_gradients_on_a_gpu_are_bounded_by_the_bucket():
 
     def passes(stage: int, shape: ModelShape = large) -> tuple[TrainedModel, int]:
         model = TrainedModel("policy", shape, 2, stage, 4, MICRO, checkpointing=False, on_gpu=True)
-        activations = activation_bytes(shape, MICRO, 2, False) + logit_bytes(shape, MICRO)
+        activations = activation_bytes(shape, MICRO, 2, False) + logit_bytes(shape, MICRO, on_gpu=True)
         return model, model.passes().bytes - activations
 
     part = 10 * REDUCE_BUCKET

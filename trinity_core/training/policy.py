@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, log_softmax, nll_loss
 
+from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 from trinity_core.algorithms.objective import EntropyUse
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
@@ -27,7 +28,8 @@ from trinity_core.training.sequence_parallel import share_of, whole
 log = logging.getLogger(__name__)
 
 LOGITS_AT_ONCE = 1 << 24
-"""Largest K * V for which logits are computed at once (64 MB in float32); beyond it, in slices of the vocabulary."""
+"""Largest K * V for which logits are computed at once (64 MB in float32); beyond it, and by kernels, in slices of the
+vocabulary."""
 FAST_PATH_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
 """Largest difference of a log-prob (nats) between a fast path and the plain computation, by dtype; scaled by their
 standard deviation if that is below 1, as in an untrained model."""
@@ -48,6 +50,8 @@ class FastPaths:
     """True if a kernel takes packed sequences by their lengths, so that attention needs no mask."""
     head_scale: float = 1.0
     """Factor on the logits, as in Cohere and Granite."""
+    head_kernels: bool = False
+    """True if the head is computed by the kernels of `algorithms/head_kernels.py`, on CUDA."""
 
     @property
     def largest_mask(self) -> int | None:
@@ -116,8 +120,12 @@ class Policy(Backbone):
         temperatures = temperatures / self.fast_paths.head_scale
         hidden = self.hidden(micro)
         head = self.lm.get_output_embeddings()
-        if len(hidden) * len(head.weight) > LOGITS_AT_ONCE:
-            logprobs, entropy = _sliced(hidden, head, micro.targets, temperatures, entropy_use != "none")
+        kernels = self.fast_paths.head_kernels
+        if kernels or len(hidden) * len(head.weight) > LOGITS_AT_ONCE:
+            logprobs, entropy = token_logprobs_and_entropy(
+                hidden, head.weight, micro.targets, temperatures, head.bias,
+                with_entropy=entropy_use != "none", kernels=kernels,
+            )  # fmt: skip
             return logprobs, entropy if entropy_use == "loss" else entropy.detach()
         return _logprobs(linear(hidden, head.weight, head.bias), micro.targets, temperatures, entropy_use)
 
@@ -159,29 +167,6 @@ def _temperatures(micro: Micro, default: float) -> float | Tensor:
     if isinstance(temperatures, Tensor):
         return temperatures.nan_to_num(default)
     return default if temperatures is None else temperatures
-
-
-def _sliced(
-    hidden: Tensor, head: Any, targets: Tensor, temperature: float | Tensor, with_entropy: bool
-) -> tuple[Tensor, Tensor]:
-    """Return log-probs and entropies [K] without computing all logits at once, one temperature after the other."""
-    from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
-
-    if not isinstance(temperature, Tensor):
-        return token_logprobs_and_entropy(
-            hidden, head.weight, targets, temperature, head.bias, with_entropy=with_entropy
-        )
-    logprobs, entropy = hidden.new_zeros((2, len(targets)), dtype=torch.float32).unbind()
-    for shared in temperature.unique().tolist():
-        rows = (temperature == shared).nonzero()[:, 0]
-        values = token_logprobs_and_entropy(
-            hidden[rows], head.weight, targets[rows], shared, head.bias, with_entropy=with_entropy
-        )
-        logprobs, entropy = (
-            total.index_copy(0, rows, part.to(total.dtype))
-            for total, part in zip((logprobs, entropy), values, strict=True)
-        )
-    return logprobs, entropy
 
 
 def _logprobs(
@@ -357,13 +342,17 @@ def find_fast_paths(lm: Any) -> FastPaths:
         if packing:
             lm.set_attn_implementation(ATTENTION)  # no effect on models whose layers have their own attention
             packing = text._attn_implementation == ATTENTION and _agrees(lm, packed_paths, shared, truth)
-        by_length = packing and _fits_by_length(lm, packed_paths, shared, truth)
         if not packing:
             lm.set_attn_implementation(padded)
             log.warning(
                 "%s: rows cannot share prompts with this model's attention; training pads them", lm.config.model_type
             )
-    return replace(packed_paths, by_length=by_length) if packing else padded_paths
+        paths, micro = (packed_paths, shared) if packing else (padded_paths, plain)
+        by_length = replace(paths, by_length=True)
+        if packing and lm.dtype != torch.float32 and _fits_on_gpu(lm, by_length, micro, truth):
+            paths = by_length
+        by_kernels = replace(paths, head_kernels=True)
+        return by_kernels if paths.own_head and _fits_on_gpu(lm, by_kernels, micro, truth) else paths
 
 
 def _tried(lm: Any, paths: FastPaths, micro: Micro) -> Tensor:
@@ -384,22 +373,20 @@ def _agrees(lm: Any, paths: FastPaths, micro: Micro, truth: Tensor) -> bool:
         return False
 
 
-def _fits_by_length(lm: Any, paths: FastPaths, shared: Micro, truth: Tensor) -> bool:
-    """True if attention by lengths gives the log-probs `truth` and a finite gradient. Its kernel needs half precision
-    on CUDA."""
-    dtype = lm.dtype
-    if not shared.targets.is_cuda or dtype == torch.float32:
+def _fits_on_gpu(lm: Any, paths: FastPaths, micro: Micro, truth: Tensor) -> bool:
+    """True if these paths, which are for CUDA alone, give the log-probs `truth` and a finite gradient."""
+    if not micro.targets.is_cuda:
         return False
     try:
         with torch.enable_grad():
-            logprobs = _tried(lm, replace(paths, by_length=True), shared)
+            logprobs = _tried(lm, paths, micro)
             smallest = min((p for p in lm.parameters() if p.requires_grad), key=Tensor.numel)
             [gradient] = torch.autograd.grad(logprobs.sum(), smallest)
-        return _same(logprobs.detach(), truth, dtype) and bool(gradient.isfinite().all())
+        return _same(logprobs.detach(), truth, lm.dtype) and bool(gradient.isfinite().all())
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, TypeError, ImportError) as error:  # heads that the kernel does not support, or an older torch
-        log.info("%s: attention uses masks: %s", lm.config.model_type, _first_line(error))
+    except (RuntimeError, TypeError, ImportError) as error:  # heads that a kernel does not support, or an older torch
+        log.info("%s: %s fail: %s", lm.config.model_type, paths, _first_line(error))
         return False
 
 

@@ -67,14 +67,15 @@ def activation_bytes(
     return last + shape.layers * micro.tokens * shape.hidden * width + layer
 
 
-def logit_bytes(shape: ModelShape, micro: MicroBatches) -> int:
+def logit_bytes(shape: ModelShape, micro: MicroBatches, on_gpu: bool = False) -> int:
     """Return the bytes at the end of the forward pass: logits, log-probs, probabilities and the terms of their entropy.
 
-    A large head is computed in slices; three copies of a slice exist at a time.
+    A large head is computed in slices; three copies of a slice exist at a time. On a GPU a slice is larger, and there
+    is one copy (`KERNEL_SLICE` of `algorithms/logprobs.py`).
     """
     logits = micro.targets * shape.vocabulary
     if logits > LOGITS_AT_ONCE:
-        return 3 * FLOAT * SLICE
+        return 4 * FLOAT * LOGITS_AT_ONCE if on_gpu else 3 * FLOAT * SLICE
     return 4 * FLOAT * logits
 
 
@@ -274,7 +275,7 @@ class TrainedModel:
     def passes(self) -> Need:
         """The end of a forward pass, with the gradients present at that time."""
         activations = activation_bytes(self.shape, self.micro, self.width, self.checkpointing, self.on_gpu)
-        logits = logit_bytes(self.shape, self.micro) if self.scores else 0
+        logits = logit_bytes(self.shape, self.micro, self.on_gpu) if self.scores else 0
         if self.stage == 3:
             gradients = self.being_reduced
         elif self.stage:
@@ -347,7 +348,8 @@ def trainer_needs(
         passing.append(Need("policy copies for Hugging Face's format", 2 * model, f"2 × {size(model)}"))
     elif reference is not None and reference.weights_offloaded:
         scoring = reference.gathered or model
-        passing.append(Need("reference pass", scoring + logit_bytes(policy.shape, policy.micro), "its weights, logits"))
+        logits = logit_bytes(policy.shape, policy.micro, on_gpu=True)
+        passing.append(Need("reference pass", scoring + logits, "its weights, logits"))
     return nonzero(
         [
             base,
