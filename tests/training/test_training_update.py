@@ -10,6 +10,7 @@ import torch
 from batches import make_answers, make_batch
 from raising import raising
 from saving_helpers import save
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trinity_core.algorithms import ADVANTAGES, KL_FNS, POLICY_LOSSES
 from trinity_core.algorithms.kl import KLFn
@@ -36,6 +37,16 @@ def learner(make_config, ranks):
         return Learner(make_config(algorithm, **overrides), 4, ranks)
 
     return make
+
+
+class Reads(TorchDispatchMode):
+    """Counts what makes the host wait for a GPU: numbers and sizes that it reads from tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += operation in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return operation(*args, **(kwargs or {}))
 
 
 def _train(learner, batches):
@@ -288,7 +299,7 @@ def test_half_precision_sums_micro_batches_in_float32(learner, stage):
     def norm(*factors):
         for i, factor in enumerate(factors, 1):
             engine.backward(factor * engine(micro, 1.0, "none")[0].mean(), last=i == len(factors))
-        return engine.step(0.0)
+        return float(engine.step(0.0))
 
     assert norm(512, *[1] * 20) == pytest.approx(532 * norm(1), rel=1e-3)
 
@@ -383,18 +394,39 @@ def test_ppo_trains_a_critic_and_waits_for_it(learner):
     assert steps[0]["values/mean"] == 0.0
 
 
-def test_nonfinite_gradient_changes_no_weights(learner):
-    from trinity_core.training.state import weights
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nonfinite_gradient_changes_nothing_and_is_not_waited_for(learner, dtype):
+    """The device decides; on a GPU, reading a number would let it run dry."""
+    grpo, batch = learner(trainer__dtype=dtype), make_batch(1)
 
-    grpo = learner()
-    before = {name: w.clone() for name, w in weights(grpo.engine)}
-    batch = make_batch(1)
+    def state():
+        moments = (moment for p in grpo.engine.masters.values() for moment in grpo.engine.optimizer.state[p].values())
+        return [tensor.clone() for tensor in (*grpo.engine.masters, *grpo.engine.masters.values(), *moments)]
+
+    grpo.step(batch, 1)
+    before = state()
     grpo.engine.backward(
         grpo.zero_losses()["actor"]() + float("nan") * next(grpo.engine.module.parameters()).sum(), True
     )
-    assert not torch.isfinite(torch.tensor(grpo.engine.step(0.1)))
-    assert all(torch.equal(before[name], w) for name, w in weights(grpo.engine))
-    assert grpo.step(batch, 1)["actor/grad_norm"] > 0
+    with Reads() as reads:
+        norm = grpo.engine.step(0.1)
+    assert not norm.isfinite() and not reads.count
+    torch.testing.assert_close(state(), before, atol=0, rtol=0)
+    assert grpo.step(batch, 2)["actor/grad_norm"] > 0
+    assert not all(torch.equal(*pair) for pair in zip(state(), before, strict=True))
+
+
+@pytest.mark.parametrize("more", [{}, {"trainer__gradient_checkpointing": True, "algorithm__entropy_loss_fn": "mix"}])
+def test_host_waits_for_no_micro_batch(learner, more):
+    """Numbers are read a few times a step, whatever the number of micro-batches: with a reference, and all metrics."""
+    grpo, counts = learner(**more), []
+    for step, tokens in enumerate((10_000, 70), 1):
+        grpo.cut = grpo.reference_cut = replace(grpo.cut, max_tokens=tokens)
+        with Reads() as reads:
+            metrics = grpo.step(make_batch(1), step)
+        counts.append((metrics["experience/micro_batches"], reads.count))
+    (one, reads_of_one), (several, reads_of_several) = counts
+    assert one == 1 and several > 1 and reads_of_one == reads_of_several
 
 
 def test_nonfinite_loss_ends_run_and_names_its_cause(learner):

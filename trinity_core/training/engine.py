@@ -10,7 +10,6 @@ whole backward pass, and a GPU waits for the host (`benchmarks/gpu.py`, part `ho
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ class TrainingEngine:
         self.masters = {p: _master(p) if self.plain else p for p in trained}
         """The tensor that the optimiser updates for each parameter: its float32 weights if `plain`, else the parameter
         itself."""
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer: Any = torch.optim.AdamW(
             self.masters.values(),
             lr=0.0,
             betas=settings.betas,
@@ -106,29 +105,31 @@ class TrainingEngine:
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.backward(loss * self.ranks.world_size)
 
-    def step(self, lr: float) -> float:
-        """Update the weights; return the norm of the whole gradient before clipping. Collective.
+    def step(self, lr: float) -> Tensor:
+        """Update the weights; return the norm of the whole gradient before clipping, on the device. Collective.
 
         With ZeRO 0, a gradient that is not finite leaves weights and optimiser unchanged; the returned norm shows it.
+        The device itself decides, as in mixed precision (`found_inf`), so that the host need not wait.
         """
         self.copies.hold_device()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if not self.plain:
             self.deepspeed.step()
-            return float(self.deepspeed.get_global_grad_norm() or 0.0)
+            norm = self.deepspeed.get_global_grad_norm()
+            return torch.as_tensor(0.0 if norm is None else norm, device=self.device)
         masters = list(self.masters.values())
         gradients = sum_gradients(masters, self.ranks)
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if self.settings.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(masters, self.settings.grad_clip, norm, foreach=True)
-        if math.isfinite(norm):
-            self.optimizer.step()
-            if self.settings.dtype != torch.float32:
-                with torch.no_grad():
-                    torch._foreach_copy_([*self.masters], [*masters])
+        self.optimizer.found_inf = (~norm.isfinite()).float()
+        self.optimizer.step()
+        if self.settings.dtype != torch.float32:
+            with torch.no_grad():
+                torch._foreach_copy_([*self.masters], [*masters])
         self.optimizer.zero_grad()
-        return float(norm)
+        return norm
 
     def offload(self) -> None:
         """Move weights, gradients and optimiser state to host memory. Not under ZeRO 3.

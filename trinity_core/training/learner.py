@@ -359,10 +359,12 @@ class Critic:
         lr = self.schedule.at(step)
         norm = self.engine.step(lr)
         accumulator.reduce(all_reduce(self.ranks))
+        accumulator.total("critic/grad_norm", norm)
         metrics = accumulator.metrics()
         inputs = {"the returns": returns, "the values": old_values}
-        check_finite("critic", step, metrics["critic/vf_loss"], norm, self.engine, lr, inputs)
-        return metrics | {"critic/grad_norm": norm, "critic/lr": lr}
+        vf_loss, grad_norm = metrics["critic/vf_loss"], metrics["critic/grad_norm"]
+        check_finite("critic", step, vf_loss, grad_norm, self.engine, lr, inputs)
+        return metrics | {"critic/lr": lr}
 
 
 def load_on_first(load: Callable[[bool], Any], ranks: Ranks) -> Any:

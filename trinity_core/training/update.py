@@ -207,9 +207,10 @@ def update(
         engine.backward(loss, last=i == len(micros) - 1)
     norm = engine.step(lr)
     accumulator.reduce(all_reduce(engine.ranks))
+    accumulator.total("grad_norm", norm)  # the same on every rank, and read together with the others
     metrics = accumulator.metrics()
-    check_finite("policy", step, metrics["final_loss"], norm, engine, lr, prepared.inputs)
-    return metrics | {"grad_norm": norm, "lr": lr}
+    check_finite("policy", step, metrics["final_loss"], metrics["grad_norm"], engine, lr, prepared.inputs)
+    return metrics | {"lr": lr}
 
 
 @torch.no_grad()
