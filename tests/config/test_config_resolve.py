@@ -275,6 +275,18 @@ def test_a_micro_batch_always_holds_one_sequence() -> None:
     assert settings.max_tokens == 2048
 
 
+def test_layers_are_not_compiled_by_default_where_it_is_untried() -> None:
+    assert train_settings(made()).torch_compile is None
+    for untried in ("zero_stage=3", "ulysses_sequence_parallel_size=2"):
+        assert train_settings(made(f"trainer.{untried}")).torch_compile is False
+    in_4_bits = "model.lora_configs=[{lora_rank: 8, load_in_4bit: true}]"
+    assert (
+        train_settings(made(in_4_bits, "cluster.gpu_per_node=1", "synchronizer.sync_method=memory")).torch_compile
+        is False
+    )
+    assert train_settings(made("trainer.ulysses_sequence_parallel_size=2", "trainer.torch_compile=true")).torch_compile
+
+
 def test_token_sums_are_divided_by_the_longest_response() -> None:
     assert made("algorithm.algorithm_type=dr_grpo").algorithm.loss_agg_mode_args == {"normalizer": 1024}
     dr_grpo = made("algorithm.algorithm_type=dr_grpo", "algorithm.loss_agg_mode_args={normalizer: 7}")

@@ -1,7 +1,6 @@
 """Rows that share a prompt give the log-probs and gradients of a padded batch."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -13,17 +12,14 @@ import torch
 from batches import VOCABULARY, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_outcomes import attend_by_length, outcome
 from raising import raising
-from torch.nn.attention import varlen
-from torch.nn.functional import scaled_dot_product_attention
 
-from trinity_core.config import LoraConfig
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.training import learner
 from trinity_core.training.distributed import Ranks, SequenceGroup
-from trinity_core.training.engine import beginning_on, compile_layers, decoder_layers, uncompiled
-from trinity_core.training.lora import add_adapter
+from trinity_core.training.engine import beginning_on, decoder_layers
 from trinity_core.training.micro import Micros, Padded, build_micro
 from trinity_core.training.packing import Packed, masked_attention, pack
 from trinity_core.training.policy import FastPaths, Policy, ValueModel, find_fast_paths, load_causal_lm
@@ -35,37 +31,17 @@ def lm(tiny_model):
     return load_causal_lm(str(tiny_model), torch.float64)
 
 
-def _outcome(lm, fast_paths, micro, attention):
-    lm.set_attn_implementation(attention)
-    lm.zero_grad()
-    logprobs, entropy = Policy(lm, fast_paths)(micro.to(torch.device("cpu")), 0.7, True)
-    weights = torch.linspace(-1, 1, len(logprobs))
-    ((logprobs * weights).sum() + 0.1 * entropy.sum()).backward()
-    return micro.grid(logprobs.detach()), {name: p.grad.clone() for name, p in lm.named_parameters() if p.requires_grad}
-
-
-def _by_length(query, key, value, queries, keys, longest, longest_keys, *, scale, window_size, enable_gqa):
-    """The CUDA kernel's computation, one sequence after the other, with an explicit mask."""
-    assert window_size == (-1, 0) and longest == queries.diff().max() and longest_keys == keys.diff().max()
-    sequences = []
-    for begin, end, first, last in zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True):
-        seen = torch.ones(end - begin, last - first, dtype=torch.bool).tril(last - first - (end - begin))
-        parts = [x[a:b].transpose(0, 1) for x, a, b in ((query, begin, end), (key, first, last), (value, first, last))]
-        sequences.append(scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=enable_gqa))
-    return torch.cat(sequences, 1).transpose(0, 1)
-
-
 @pytest.mark.parametrize(("packing", "by_length"), [(True, False), (True, True), (False, False)])
 def test_logprobs_and_gradients_equal_plain_computation(lm, packing, by_length, monkeypatch):
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _by_length)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_by_length)
     rows = make_batch(1)
     order = [5, 4, 6, 7, 0, 1, 2, 15, 9]
     width = max(e.response_length for e in rows)
     plain = build_micro(rows, order, width, packing=False)
-    truth, gradients = _outcome(lm, FastPaths(False, False), plain, "sdpa")
+    truth, gradients = outcome(lm, FastPaths(False, False), plain, "sdpa")
     micro = build_micro(rows, order, width, packing)
     assert isinstance(micro.inputs, Packed if packing else Padded)
-    logprobs, own = _outcome(lm, FastPaths(packing, True, by_length), micro, "trinity_packed")
+    logprobs, own = outcome(lm, FastPaths(packing, True, by_length), micro, "trinity_packed")
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
     for name, gradient in gradients.items():
         torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
@@ -108,7 +84,7 @@ def test_attention_by_lengths_is_used_where_its_kernel_fits(tiny_model, older, m
     def in_torch_2_11(query, key, value, queries, keys, longest, longest_keys, *, scale, window_size):
         raise AssertionError("never called so")
 
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", in_torch_2_11 if older else _by_length)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", in_torch_2_11 if older else attend_by_length)
     lm = load_causal_lm(str(tiny_model), torch.bfloat16)
 
     monkeypatch.setattr("trinity_core.training.policy.build_micro", _on_cuda)
@@ -153,92 +129,13 @@ def test_logprobs_align_with_their_tokens(lm):
 def test_gradient_checkpointing_changes_nothing(lm):
     rows = make_batch(3)
     micro = build_micro(rows, range(6), max(e.response_length for e in rows))
-    truth, gradients = _outcome(lm, FastPaths(True, True), micro, "trinity_packed")
+    truth, gradients = outcome(lm, FastPaths(True, True), micro, "trinity_packed")
     lm.gradient_checkpointing_enable({"use_reentrant": False})
-    logprobs, own = _outcome(lm, FastPaths(True, True), micro, "trinity_packed")
+    logprobs, own = outcome(lm, FastPaths(True, True), micro, "trinity_packed")
     lm.gradient_checkpointing_disable()
     assert torch.equal(logprobs, truth)
     for name, gradient in gradients.items():
         torch.testing.assert_close(own[name], gradient)
-
-
-@pytest.mark.slow
-def test_compiling_changes_nothing(lm, monkeypatch):
-    """Batches of two shapes, one after another. What torch captures of a layer, forward and backward, is run as it is:
-    a C++ compiler would take minutes. Its own code on a GPU: `benchmarks/gpu.py`."""
-    compile_ = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda lm, **how: compile_(lm, **how, backend="aot_eager"))
-    batches = [make_batch(4), make_batch(5)]
-    micros = [build_micro(rows, range(8), max(e.response_length for e in rows)) for rows in batches]
-    truth = [_outcome(lm, FastPaths(True, True), micro, "trinity_packed") for micro in micros]
-    compiled = load_causal_lm(lm.name_or_path, torch.float64)
-    compile_layers(compiled, torch.device("cpu"))
-    assert [name for name, _ in compiled.named_parameters()] == [name for name, _ in lm.named_parameters()]
-    for micro, (logprobs, gradients) in zip(micros, truth, strict=True):
-        compiled_logprobs, own = _outcome(compiled, FastPaths(True, True), micro, "trinity_packed")
-        torch.testing.assert_close(compiled_logprobs, logprobs, atol=1e-5, rtol=1e-5)
-        for name, gradient in gradients.items():
-            torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
-
-
-@pytest.fixture(scope="module")
-def kernels_by_length():
-    """What CUDA computes in torch's operators for attention by lengths, here on the CPU."""
-
-    def out_of(query, key, value, *lengths, scale, window):
-        grouped = query.shape[1] != key.shape[1]
-        return _by_length(query, key, value, *lengths, scale=scale, window_size=tuple(window), enable_gqa=grouped)
-
-    def forward(query, key, value, queries, keys, longest, longest_keys, causal, scale, window, *_):
-        out = out_of(query, key, value, queries, keys, longest, longest_keys, scale=scale, window=window).contiguous()
-        return out, torch.zeros(query.shape[1::-1]), torch.zeros(2, dtype=torch.uint64)
-
-    def backward(grad, query, key, value, out, lse, queries, keys, longest, longest_keys, causal, rng, scale, window):
-        def differentiate():
-            leaves = [x.detach().requires_grad_() for x in (query, key, value)]
-            again = out_of(*leaves, queries, keys, longest, longest_keys, scale=scale, window=window)
-            return torch.autograd.grad(again, leaves, grad)
-
-        with ThreadPoolExecutor(1) as other:  # within an operator's kernel nothing is recorded
-            return other.submit(differentiate).result()
-
-    varlen._varlen_attn.register_kernel("cpu")(forward)
-    varlen._varlen_attn_backward.register_kernel("cpu")(backward)
-
-
-@pytest.mark.parametrize("by_length", [False, True])
-@pytest.mark.parametrize("adapter", [False, True])
-def test_layers_compile_once_and_not_when_uncompiled(lm, adapter, by_length, kernels_by_length):
-    """Whatever the lengths of the rows and their number."""
-    from torch._dynamo.testing import CompileCounter
-
-    torch._dynamo.reset()
-    counter, paths = CompileCounter(), FastPaths(True, True, by_length)
-    compiled = load_causal_lm(lm.name_or_path, torch.float64)
-    compilations = 1
-    if adapter:
-        compilations += 1  # the first layer's input has no gradient: the embeddings are frozen
-        add_adapter(compiled, LoraConfig(lora_rank=4), lm.name_or_path, 0, dropout=False)
-    layers = decoder_layers(compiled)
-    assert len(layers) == compiled.config.num_hidden_layers
-    for layer in layers:
-        layer.compile(dynamic=True, backend=counter)
-    for seed, count in ((6, 8), (7, 8), (8, 16), (9, 7)):
-        rows = make_batch(seed)
-        micro = build_micro(rows, range(count), max(e.response_length for e in rows))
-        _outcome(compiled, paths, micro, "trinity_packed")
-        assert counter.frame_count == compilations
-    alone = build_micro(rows, [0], rows[0].response_length)
-    with uncompiled():
-        _outcome(compiled, paths, alone, "trinity_packed")
-    assert counter.frame_count == compilations
-
-
-def test_compiling_needs_a_compiler(lm, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(TrinityError, match="torch_compile"):
-        compile_layers(lm, torch.device("cpu"))
 
 
 def test_first_layers_of_a_model_compute(tiny_model):

@@ -61,7 +61,8 @@ class CriticSettings(CriticKeys):
     max_tokens: int
     """Tokens per micro-batch and worker."""
     gradient_checkpointing: bool
-    torch_compile: bool
+    torch_compile: bool | None
+    """None: on GPUs, where rows are packed."""
     param_offload: bool
     optimizer_offload: bool
     model_overrides: Args
@@ -105,7 +106,7 @@ def train_settings(config: Config) -> TrainSettings:
     trainer, verl = config.trainer, config.trainer.trainer_config
     actor, reference = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.ref
     return TrainSettings(
-        **_same(trainer, LearnerKeys),
+        **_same(trainer, LearnerKeys) | {"torch_compile": _compiles(config)},
         optimizer=config.algorithm.optimizer,
         epochs=actor.ppo_epochs,
         micro_batch_size=actor.ppo_micro_batch_size_per_gpu,
@@ -130,6 +131,14 @@ def _budget(config: Config, tokens: int) -> int:
     return max(tokens, config.model.max_model_len)
 
 
+def _compiles(config: Config) -> bool | None:
+    """Return `trainer.torch_compile`, false by default where nobody has tried it."""
+    trainer, lora = config.trainer, config.model.lora
+    untried = trainer.zero_stage == 3 or trainer.ulysses_sequence_parallel_size > 1
+    untried = untried or (lora is not None and lora.load_in_4bit)
+    return False if untried and trainer.torch_compile is None else trainer.torch_compile
+
+
 def _critic(config: Config) -> CriticSettings:
     verl = config.trainer.trainer_config
     critic, actor = verl.critic, verl.actor_rollout_ref.actor
@@ -152,7 +161,7 @@ def _critic(config: Config) -> CriticSettings:
         micro_batch_size=critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
         max_tokens=_budget(config, critic.ppo_max_token_len_per_gpu or 2 * config.trainer.max_token_len_per_gpu),
         gradient_checkpointing=critic.model.enable_gradient_checkpointing,
-        torch_compile=config.trainer.torch_compile,
+        torch_compile=_compiles(config),
         param_offload=critic.model.fsdp_config.param_offload,
         optimizer_offload=critic.model.fsdp_config.optimizer_offload,
         model_overrides=critic.model.override_config,

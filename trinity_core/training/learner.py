@@ -156,8 +156,7 @@ class Learner:
     def _load_reference(self, config: Config, fast_paths: FastPaths) -> Policy:
         lm = self._load(config)
         lm.set_attn_implementation(self.model_config._attn_implementation)
-        if self.settings.torch_compile:
-            compile_layers(lm, self.ranks.device)
+        compile_layers(lm, self.settings.torch_compile, fast_paths.packing, self.ranks.device)
         return Policy(lm, fast_paths, self.ranks.sequence)
 
     def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
@@ -279,8 +278,7 @@ def _make_ready(lm: Any, settings: TrainSettings | CriticSettings, stage: int, r
             raise TrinityError(f"{key}: transformers has none for {lm.config.model_type}; leave it out", key=key)
         drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in lm.modules())  # only dropout draws
         lm.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": drops})
-    if settings.torch_compile:
-        compile_layers(lm, ranks.device)
+    compile_layers(lm, settings.torch_compile, fast_paths.packing, ranks.device)
     return fast_paths
 
 

@@ -35,9 +35,10 @@ class LearnerKeys(Section):
     """Number of workers; null means one per GPU left by the engines, 1 on the CPU."""
     gradient_checkpointing: Flag = False
     """Recompute activations in the backward pass: less memory, more time."""
-    torch_compile: Flag = False
-    """Compile the model's layers: steps take a sixth less time, the first start 20 s more. On the CPU it needs a C++
-    compiler. Not with ZeRO 3."""
+    torch_compile: Flag | None = None
+    """Compile the model's layers: steps take less time, the first start more. Null means on GPUs, for models whose rows
+    are packed, unless weights are in 4 bits or workers share sequences. On the CPU it needs a C++ compiler. Not with
+    ZeRO 3."""
     ulysses_sequence_parallel_size: Count = 1
     """Number of workers that share each sequence (DeepSpeed Ulysses), which divides the activations of long answers. A
     micro-batch then holds `max_token_len_per_gpu` tokens of each."""
