@@ -261,6 +261,7 @@ def attention_times(scale: Scale) -> Result:
     return out
 
 
+EAGER = "trainer.torch_compile=false"
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
 HOST = {
     "bfloat16": ("trainer.dtype=bfloat16",),
@@ -281,7 +282,7 @@ def part_host(scale: Scale) -> Result:
         tiny.make_model(Path(folder) / "narrow", 0, tiny.TinySize(64, 64, 28, 2, 1))
         ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
         small = replace(scale, tiny=True)
-        one_group = ("model.max_model_len=40", "trainer.max_token_len_per_gpu=40", "algorithm.kl_loss_fn=none")
+        one_group = ("model.max_model_len=40", "trainer.max_token_len_per_gpu=40", "algorithm.kl_loss_fn=none", EAGER)
         for name, overrides in HOST.items():
             learner = Learner(config_for(small, f"{folder}/narrow", folder, *one_group, *overrides), 99, ranks)
             rows, steps = random_rows(small, 400), iter(range(1, 99))
@@ -338,7 +339,6 @@ def config_for(scale: Scale, model: str, root: str, *overrides: str) -> Any:
         "cluster": {"gpu_per_node": int(scale.device.type == "cuda")},
         "buffer": {"batch_size": prompts, "total_steps": 4, "trainer_input": {"experience_buffer": {"name": "b"}}},
         "synchronizer": {"sync_method": "checkpoint"},
-        "trainer": {"max_token_len_per_gpu": 8192},
     }  # fmt: skip
     return config_from_dict(tree, overrides)
 
@@ -357,8 +357,10 @@ def planned_bytes(config: Any, on_gpu: bool) -> int:
 
 HOW = {
     "whole": (),
+    "whole_without_kl": ("algorithm.kl_loss_fn=none",),
+    "whole_head_in_torch": ("algorithm.kl_loss_fn=none",),
+    "whole_not_compiled": ("algorithm.kl_loss_fn=none", EAGER),
     "whole_checkpointing": ("trainer.gradient_checkpointing=true",),
-    "whole_compiled": ("trainer.gradient_checkpointing=true", "trainer.torch_compile=true"),
     "zero2_offload": ("trainer.gradient_checkpointing=true", f"{ACTOR}.optimizer_offload=true"),
     "zero3_checkpointing": ("trainer.zero_stage=3", "trainer.gradient_checkpointing=true"),
 }
@@ -373,16 +375,20 @@ def part_steps(scale: Scale) -> Result:
         model = make_model(scale)
         ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
         for name, overrides in HOW.items():
-            if scale.tiny and "compiled" in name:  # minutes on a CPU
-                continue
             config = config_for(scale, model, folder, *overrides)
-            out[name] = one_trainer(config, ranks, scale, moves="zero3" not in name)
+            kernels, moves = name != "whole_head_in_torch", name in ("whole", "zero2_offload")
+            out[name] = one_trainer(config, ranks, scale, moves, kernels)
             print(json.dumps({name: out[name]}), flush=True)
     return out
 
 
-def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool) -> Result:
-    """Two steps and a profiled third of one trainer; then its states leave the device and come back."""
+def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool, kernels: bool = True) -> Result:
+    """Three steps and a profiled fourth of one trainer; then its states leave the device and come back.
+
+    The first steps compile layers and kernels. `kernels` false: the head is computed in torch.
+    """
+    from training_part import work_of
+
     from trinity_core.training.engine import free_cached
     from trinity_core.training.learner import Learner
 
@@ -392,24 +398,26 @@ def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool) -> Result:
         torch.cuda.reset_peak_memory_stats()
     learner = Learner(config, 4, ranks)
     vocabulary = learner.model_config.vocab_size
-    rows = random_rows(scale, vocabulary)
-    for step in (1, 2):
+    rows, policy = random_rows(scale, vocabulary), learner.engine.module
+    policy.fast_paths = replace(policy.fast_paths, head_kernels=policy.fast_paths.head_kernels and kernels)
+    for step in (1, 2, 3):
         settle(ranks.device)
         began = time.perf_counter()
         learner.step(rows, step)
         settle(ranks.device)
         seconds = time.perf_counter() - began
-    tokens, parameters = sum(len(row.tokens) for row in rows), learner.engine.module.lm.num_parameters()
-    out: Result = {"step_s": seconds, "planned_gib": planned_bytes(config, on_gpu) / GIB}
+    work = work_of(learner, rows)
+    out: Result = {"step_s": seconds, "planned_gib": planned_bytes(config, on_gpu) / GIB} | work._asdict()
     if on_gpu:
-        out["fast_paths"] = str(learner.engine.module.fast_paths)
+        out["fast_paths"] = str(policy.fast_paths)
         out["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
-        out |= use_of_gpu(learner, rows)
+        out |= use_of_gpu(learner, rows, work.micro_batches)
         if learner.engine.plain:
             out["torch_alone_s"] = timed(torch_alone(learner, rows), ranks.device, 1)
         peak = next((value for name, value in PEAK.items() if name in torch.cuda.get_device_name()), None)
-        out["mfu"] = 6 * parameters * tokens / seconds / peak if peak else None
-        by_length = learner.engine.module.fast_paths.by_length  # what is planned; masks take more
+        if peak is not None:
+            out |= {"mfu_counted": work.counted / seconds / peak, "mfu_computed": work.computed / seconds / peak}
+        by_length = policy.fast_paths.by_length  # what is planned; masks take more
         assert out["peak_gib"] <= out["planned_gib"] or not by_length, f"more than the plan says: {out}"
     if moves:
         for again in ("", "_again"):  # the first makes the place in the machine's memory
@@ -422,25 +430,29 @@ def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool) -> Result:
             settle(ranks.device)
             out[f"reload{again}_s"] = time.perf_counter() - began
         out["metrics_after"] = {
-            k: v for k, v in learner.step(rows, 4).items() if k in ("actor/pg_loss", "actor/grad_norm")
+            k: v for k, v in learner.step(rows, 5).items() if k in ("actor/pg_loss", "actor/grad_norm")
         }
     return out
 
 
-def use_of_gpu(learner: Any, rows: list[Any]) -> Result:
-    """Of one step: the share of its time in which no kernel ran, and how often the CPU waited for the GPU."""
+def use_of_gpu(learner: Any, rows: list[Any], micro_batches: int) -> Result:
+    """Of one step: the share of its time in which no kernel ran; and for each micro-batch, kernels with
+    copies, and waits of the CPU for the GPU."""
     from torch.profiler import ProfilerActivity, profile
 
     began = time.perf_counter()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        learner.step(rows, 3)
+        learner.step(rows, 4)
         torch.cuda.synchronize()
         wall = time.perf_counter() - began
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events = profiler.profiler.kineto_results.events()  # the profiler's own sums take minutes for a step
-    busy = sum(event.duration_ns() for event in events if event.device_type() == torch.autograd.DeviceType.CUDA) / 1e9
+    kernels = [event.duration_ns() for event in events if event.device_type() == torch.autograd.DeviceType.CUDA]
     waits = sum("Synchronize" in event.name() for event in events)
-    return {"idle_share": max(0.0, 1 - busy / wall), "synchronizations": waits}
+    return {
+        "idle_share": max(0.0, 1 - sum(kernels) / 1e9 / wall),
+        "kernels_each": len(kernels) / micro_batches, "synchronizations_each": waits / micro_batches,
+    }  # fmt: skip
 
 
 def part_resume(scale: Scale) -> Result:
@@ -455,7 +467,7 @@ def part_resume(scale: Scale) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(scale)
         ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
-        config = config_for(scale, model, folder, *HOW["whole_checkpointing"])
+        config = config_for(scale, model, folder, *HOW["whole_checkpointing"], EAGER)  # compiling takes a minute
         learner = Learner(config, 4, ranks)
         rows, out, writer = random_rows(scale, learner.model_config.vocab_size), Result(), CheckpointWriter(ranks)
 
@@ -844,10 +856,10 @@ def kill_after(command: list[str], environment: dict[str, str], job: Path, step:
 PARTS: dict[str, tuple[Callable[[Scale], Result], int]] = {
     "digests": (part_digests, 30),
     "sync": (part_sync, 50),
-    "paths": (part_paths, 90),
+    "paths": (part_paths, 70),
     "host": (part_host, 50),
-    "steps": (part_steps, 210),
-    "resume": (part_resume, 110),
+    "steps": (part_steps, 250),
+    "resume": (part_resume, 90),
     "engine": (part_engine, 400),
     "coexist": (part_coexist, 140),
     "run": (part_run, 400),

@@ -3,9 +3,9 @@
 Uses a small model of each family, with random weights in float32, on the CPU. Prints the largest gap between the
 trainer's micro-batch and transformers computing one row after another: in nats for log-probs and entropies, relative to
 the largest one for gradients. `rows` are packed or padded, as the trainer chooses; `padded`, `sliced` (the head in
-slices of the vocabulary), `recomputed` (gradient checkpointing), `critic` and `adapter` are other ways through the
-model. `untrained` is 0 if the trainer chooses no faster ways for initial weights in bfloat16, which hide much. The
-claim: each gap is below 1e-4, for the families of docs/training.md.
+slices of the vocabulary), `recomputed` (gradient checkpointing), `compiled` (packed rows, as torch captures layers),
+`critic` and `adapter` are other ways through the model. `untrained` is 0 if the trainer chooses no faster ways for
+initial weights in bfloat16, which hide much. The claim: each gap is below 1e-4, for the families of docs/training.md.
 
     python benchmarks/trained_families.py                 # all families
     python benchmarks/trained_families.py gemma2 mixtral  # these
@@ -25,6 +25,7 @@ from trinity_core.config import LoraConfig
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.training import policy as policy_module
+from trinity_core.training.engine import decoder_layers
 from trinity_core.training.lora import add_adapter
 from trinity_core.training.micro import build_micro
 from trinity_core.training.policy import Policy, ValueModel, decoder, find_fast_paths, load_causal_lm
@@ -169,6 +170,13 @@ def policy_gaps(lm, plain):
         lm.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         gaps["recomputed"] = of(paths.packing)
         lm.gradient_checkpointing_disable()
+    if paths.packing:  # as torch captures the layers, forward and backward; not their code for a GPU
+        torch._dynamo.reset()
+        for layer in decoder_layers(lm):
+            layer.compile(dynamic=True, backend="aot_eager")
+        gaps["compiled"] = of(True)
+        for layer in decoder_layers(lm):
+            layer._compiled_call_impl = None
     return gaps, paths
 
 

@@ -5,6 +5,10 @@ DeepSpeed). The plain loop is what one would write in twenty lines: pad, forward
 AdamW. Ours computes each prompt once for all its rollouts, and linear layers compute no padding. The claim: at most
 0.7.
 
+It also prints what the host does for a micro-batch (operations that torch dispatches), compiled and not, with and
+without the KL's reference; and the arithmetic of a step by two counts, see `Work`. `gpu.py` shows both counts as shares
+of a GPU's peak, with kernels and synchronisations.
+
     python benchmarks/training_part.py --threads 1
 """
 
@@ -15,6 +19,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from measured import BENCHMARK, make_tiny
 
@@ -47,14 +52,78 @@ def rollouts(vocabulary: int) -> list:
     return rows
 
 
-def our_step(rows: list) -> Callable[[int], object]:
-    """A step of the trainer with one worker, in this process."""
+def our_learner(*overrides: str) -> Any:
+    """The learner of one trainer worker, in this process."""
     from trinity_core.config import load_config
     from trinity_core.training.distributed import join, meeting_point
     from trinity_core.training.learner import Learner
 
-    learner = Learner(load_config(BENCHMARK, []), 10_000, join(0, 1, *meeting_point(), use_gpu=False))
+    return Learner(load_config(BENCHMARK, [*overrides]), 10_000, join(0, 1, *meeting_point(), use_gpu=False))
+
+
+def our_step(rows: list) -> Callable[[int], object]:
+    """A step of the trainer with one worker, in this process."""
+    learner = our_learner()
     return lambda step: learner.step(rows, step)
+
+
+class Work(NamedTuple):
+    """A step's micro-batches, and two counts of its floating-point operations."""
+
+    micro_batches: int
+    counted: float
+    """6 for each parameter and token, each row with its prompt: what is usual, whatever is computed."""
+    computed: float
+    """2 for each weight of a matrix product and token in each pass: padding, passes of the reference and recomputed
+    layers and logits included; a prompt that rows share, and tokens without a loss in the head, as often as they are
+    computed. Attention's own products are left out."""
+
+
+def work_of(learner: Any, rows: list) -> Work:
+    from trinity_core.training.batch import make_batch
+    from trinity_core.training.policy import LOGITS_AT_ONCE
+    from trinity_core.training.update import micro_batches
+
+    lm = learner.engine.module.lm
+    micros = micro_batches(make_batch(rows, learner.ranks.device), learner.cut, learner.ranks)
+    head, embeddings = lm.get_output_embeddings().weight, lm.get_input_embeddings().weight
+    outside = {id(weight): weight.numel() for weight in (head, embeddings)}
+    layers = lm.num_parameters() - sum(outside.values())
+    tokens, targets = sum(m.inputs.tokens.numel() for m in micros), sum(len(m.targets) for m in micros)
+    scored = int(learner.reference is not None)
+    sliced = learner.engine.module.fast_paths.head_kernels or targets * len(head) > LOGITS_AT_ONCE * len(micros)
+    passes = 3 + learner.settings.gradient_checkpointing + scored
+    computed = 2.0 * (layers * tokens * passes + head.numel() * targets * (3 + sliced + scored))
+    return Work(len(micros), 6.0 * lm.num_parameters() * sum(len(row.tokens) for row in rows), computed)
+
+
+def dispatched(work: Callable[[], object]) -> int:
+    """How many operations torch dispatches."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        work()
+    assert recorded.profiler is not None and recorded.profiler.kineto_results is not None
+    return sum(event.name().startswith("aten::") for event in recorded.profiler.kineto_results.events())
+
+
+def print_host_work(rows: list) -> None:
+    first = 0.0
+    for name, overrides in {
+        "not compiled": ("trainer.torch_compile=false",),
+        "compiled": (),
+        "not compiled, with KL": ("trainer.torch_compile=false", "algorithm.kl_loss_fn=k2"),
+    }.items():
+        learner = our_learner(*overrides)
+        for step in (1, 2):
+            learner.step(rows, step)
+        work, operations = work_of(learner, rows), dispatched(lambda learner=learner: learner.step(rows, 3))
+        first = first or operations
+        print(
+            f"{name}: {work.micro_batches} micro-batch(es), {operations / work.micro_batches:.0f} operations each "
+            f"({operations / first:.2f} of the first); "
+            f"{work.counted / 1e9:.1f} GFLOP counted, {work.computed / 1e9:.1f} computed"
+        )
 
 
 def plain_step(rows: list, model_path: str) -> Callable[[int], object]:
@@ -107,6 +176,7 @@ def main() -> None:
         f"{len(rows)} rollouts, {args.threads} thread(s): ours {statistics.median(ours):.3f} s, plain loop "
         f"{statistics.median(plain):.3f} s, median ratio of {len(ours)} pairs {ratio:.2f} (claim: at most 0.70)"
     )
+    print_host_work(rows)
 
 
 if __name__ == "__main__":
