@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
 from trinity_core.algorithms import AGGREGATIONS, MetricAccumulator
 from trinity_core.algorithms.objective import Objective
@@ -394,10 +395,12 @@ def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
     if fast is not None and fast.packing and next(lm.parameters()).device != ranks.device:  # ZeRO 3 on a GPU
         with beginning_on(ranks.device, lm):
             fast = find_fast_paths(lm)  # also sets the attention that works there
-    message = json.dumps([astuple(fast), lm.config._attn_implementation]).encode() if fast else None
-    paths, implementation = json.loads(broadcast_bytes(message, ranks))
+    chosen = [fast and astuple(fast), lm.config._attn_implementation, current_flash_attention_impl()]
+    paths, implementation, kernel = json.loads(broadcast_bytes(json.dumps(chosen).encode() if fast else None, ranks))
     if not ranks.first:
         lm.set_attn_implementation(implementation)
+        if kernel is not None:
+            activate_flash_attention_impl(kernel)
     return FastPaths(*paths)
 
 

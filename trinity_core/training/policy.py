@@ -6,12 +6,18 @@ import copy
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    restore_flash_attention_impl,
+)
 from torch.nn.functional import linear, log_softmax, nll_loss
 
 from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
@@ -349,7 +355,9 @@ def find_fast_paths(lm: Any) -> FastPaths:
             )
         paths, micro = (packed_paths, shared) if packing else (padded_paths, plain)
         by_length = replace(paths, by_length=True)
-        if packing and lm.dtype != torch.float32 and _fits_on_gpu(lm, by_length, micro, truth):
+        kernels: list[Literal["FA3"] | None] = ["FA3", None] if find_spec("flash_attn_interface") else [None]
+        tried = kernels if packing and lm.dtype != torch.float32 else []
+        if any(_fits_on_gpu(lm, by_length, micro, truth, kernel) for kernel in tried):
             paths = by_length
         by_kernels = replace(paths, head_kernels=True)
         return by_kernels if paths.own_head and _fits_on_gpu(lm, by_kernels, micro, truth) else paths
@@ -373,21 +381,31 @@ def _agrees(lm: Any, paths: FastPaths, micro: Micro, truth: Tensor) -> bool:
         return False
 
 
-def _fits_on_gpu(lm: Any, paths: FastPaths, micro: Micro, truth: Tensor) -> bool:
-    """True if these paths, which are for CUDA alone, give the log-probs `truth` and a finite gradient."""
+def _fits_on_gpu(
+    lm: Any, paths: FastPaths, micro: Micro, truth: Tensor, attention_kernel: Literal["FA3"] | None = None
+) -> bool:
+    """True if these paths, which are for CUDA alone, give the log-probs `truth` and a finite gradient.
+
+    `attention_kernel` is torch's name of the kernel to use instead of FlashAttention 2, from then on if it fits.
+    """
+    fits = False
     if not micro.targets.is_cuda:
-        return False
+        return fits
     try:
+        if attention_kernel is not None:
+            activate_flash_attention_impl(attention_kernel)
         with torch.enable_grad():
             logprobs = _tried(lm, paths, micro)
             smallest = min((p for p in lm.parameters() if p.requires_grad), key=Tensor.numel)
             [gradient] = torch.autograd.grad(logprobs.sum(), smallest)
-        return _same(logprobs.detach(), truth, lm.dtype) and bool(gradient.isfinite().all())
+        fits = _same(logprobs.detach(), truth, lm.dtype) and bool(gradient.isfinite().all())
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ImportError) as error:  # heads that a kernel does not support, or an older torch
-        log.info("%s: %s fail: %s", lm.config.model_type, paths, _first_line(error))
-        return False
+        log.info("%s: %s %s fail: %s", lm.config.model_type, paths, attention_kernel or "", _first_line(error))
+    if not fits and attention_kernel is not None and current_flash_attention_impl() is not None:
+        restore_flash_attention_impl()
+    return fits
 
 
 def _attends_to_all(lm: Any) -> bool:
