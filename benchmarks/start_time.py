@@ -40,7 +40,6 @@ import sys
 import ray
 from trinity_core.lazy import lean_imports
 with lean_imports():
-    import deepspeed
     from transformers import AutoModelForCausalLM
     AutoModelForCausalLM.from_pretrained(sys.argv[1])
 """,

@@ -2,6 +2,7 @@
 
 import inspect
 import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -392,6 +393,19 @@ def test_ppo_trains_a_critic_and_waits_for_it(learner):
     assert "actor/lr" not in steps[1] and [step["actor/lr"] for step in steps[2:]] == pytest.approx(rates)
     assert steps[-1]["critic/vf_loss"] < 0.7 * steps[0]["critic/vf_loss"]
     assert steps[0]["values/mean"] == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_worker_trains_saves_and_resumes_without_deepspeed(learner, tmp_path, monkeypatch, dtype):
+    """Its import probes thirty operators."""
+    from trinity_core.training.checkpoint import load
+
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    first, second = learner(trainer__dtype=dtype), learner(trainer__dtype=dtype)
+    first.step(make_batch(1), 1)
+    save(first, 1, tmp_path)
+    load(second, tmp_path)
+    _assert_same(_train(first, [make_batch(2)]), _train(second, [make_batch(2)]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

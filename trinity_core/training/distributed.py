@@ -90,8 +90,8 @@ def uses_gpu() -> bool:
 def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu: bool) -> Ranks:
     """Join the process group: NCCL with a GPU, gloo otherwise; each process sees its own GPU as device 0.
 
-    Sets the environment that DeepSpeed reads, so call it before the process first imports deepspeed. A process that is
-    already in a group (a second trainer in the same processes) stays in it.
+    Sets the environment that DeepSpeed reads, so call it before `start_deepspeed`. A process that is already in a group
+    (a second trainer in the same processes) stays in it.
     """
     os.environ.update(
         DS_ACCELERATOR="cuda" if use_gpu else "cpu",
@@ -104,11 +104,8 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
     # By default gloo listens on the host name's address, which other nodes may not reach.
     if interface := interface_of(LOOPBACK if master_addr == LOOPBACK else own_address()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    import deepspeed
     import torch
 
-    # DeepSpeed's CPU backend would compile an all-reduce for inference at startup; training uses gloo.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
     if use_gpu:
         torch.cuda.set_device(device)
@@ -124,9 +121,19 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
         world_size=world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
-    # ZeRO 3 partitions a model before `deepspeed.initialize`; uninitialized, it would assume a single rank.
-    deepspeed.init_distributed("nccl" if use_gpu else "gloo", dist_init_required=False, verbose=False)
     return Ranks(rank, world_size, device)
+
+
+def start_deepspeed(ranks: Ranks) -> Any:
+    """Import DeepSpeed, which probes its operators, and let it use the process group; return the module."""
+    import deepspeed
+
+    # DeepSpeed's CPU backend would compile an all-reduce for inference at startup; training uses gloo.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # ZeRO 3 partitions a model before `deepspeed.initialize`; uninitialized, it would assume a single rank.
+    backend = "nccl" if ranks.device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(backend, dist_init_required=False, verbose=False)
+    return deepspeed
 
 
 def _rendezvous_store(rank: int, world_size: int, address: str, port: int) -> torch.distributed.Store:

@@ -23,7 +23,7 @@ from trinity_core.compiler import require_compiler
 from trinity_core.config.schema import Config
 from trinity_core.config.training import AT_ONCE_ON_CPU, GPU_CONTEXT, MAX_LIVE, REDUCE_BUCKET
 from trinity_core.pinned import CopyStream
-from trinity_core.training.distributed import Ranks
+from trinity_core.training.distributed import Ranks, start_deepspeed
 from trinity_core.training.lora import Adapter
 
 HOST = torch.device("cpu")
@@ -61,7 +61,7 @@ class TrainingEngine:
         self.plain = settings.zero_stage == 0
         """True if each rank has all weights and optimiser state: no partitions, and no DeepSpeed."""
         config = deepspeed_config(settings, ranks)
-        place(module, settings, config, ranks.device)
+        place(module, settings, config, ranks)
         trained = [p for p in module.parameters() if p.requires_grad]
         if self.plain:
             broadcast(module, ranks)
@@ -82,9 +82,7 @@ class TrainingEngine:
         self._forward: Any = module
         if self.plain:
             return
-        import deepspeed
-
-        self.deepspeed = self._forward = deepspeed.initialize(
+        self.deepspeed = self._forward = start_deepspeed(ranks).initialize(
             model=module,
             optimizer=self.optimizer,
             config=config,
@@ -192,11 +190,9 @@ class FrozenModule:
                 broadcast(self.module, ranks)
             self.module.to(self.rests_on)
             return
-        import deepspeed
-
         config = deepspeed_config(settings, ranks)
-        place(module, settings, config, ranks.device)
-        self._forward = deepspeed.initialize(model=module, config=config, dist_init_required=False)[0]
+        place(module, settings, config, ranks)
+        self._forward = start_deepspeed(ranks).initialize(model=module, config=config, dist_init_required=False)[0]
 
     def move(self, to_host: bool) -> None:
         """Move the module to host memory when an engine needs the GPU, or back to `rests_on`."""
@@ -278,14 +274,12 @@ def _update_in_place(zero: Any) -> None:
             updated.data = weights.data
 
 
-def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str, Any], device: torch.device) -> None:
+def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str, Any], ranks: Ranks) -> None:
     """Move a module to its device; under ZeRO 3 tensor by tensor, so that a device never holds more than its part."""
     if settings.zero_stage == 3:
-        import deepspeed
-
         _cast(module, settings.dtype)
-        deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=settings.dtype)
-    module.to(device)
+        start_deepspeed(ranks).zero.Init(module=module, config_dict_or_path=config, dtype=settings.dtype)
+    module.to(ranks.device)
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trinity_core.errors import TrinityError
-from trinity_core.training.distributed import Ranks, SequenceGroup
+from trinity_core.training.distributed import Ranks, SequenceGroup, start_deepspeed
 from trinity_core.training.micro import Micro
 from trinity_core.training.packing import ATTENTION, Packed, attention
 
@@ -31,6 +31,7 @@ def split_sequences(ranks: Ranks, size: int) -> Ranks:
         return ranks
     if ranks.world_size % size:
         raise TrinityError(f"{KEY} is {size}, which does not divide the {ranks.world_size} trainer worker(s)", key=KEY)
+    start_deepspeed(ranks)
     sharing = [range(first, first + size) for first in range(0, ranks.world_size, size)]
     alike = [range(place, ranks.world_size, size) for place in range(size)]
     groups = {tuple(members): torch.distributed.new_group(list(members)) for members in [*sharing, *alike]}

@@ -106,7 +106,8 @@ def optimizer_state(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
 
     There are no moments before the first update.
     """
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    if not engine.plain:
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     moments = MOMENTS if optimizer_steps(engine) else ()
     for name, p in parameters(engine):
@@ -118,7 +119,8 @@ def optimizer_state(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
             else:
                 yield f"{moment}.{name}", safe_get_full_optimizer_state(p, moment)
         if engine.settings.dtype != torch.float32:
-            yield f"{MASTER}.{name}", engine.masters[p].detach() if engine.plain else safe_get_full_fp32_param(p)
+            master = engine.masters[p].detach() if engine.plain else safe_get_full_fp32_param(p)
+            yield f"{MASTER}.{name}", master
 
 
 def restore(
