@@ -85,7 +85,7 @@ def train_case(case: dict[str, Any], ranks: Ranks, folder: Path) -> None:
         _assert_shares(learner.engine.module, ranks.world_size)
         if learner.adapter is None:
             _assert_shares(learner.reference.module, ranks.world_size)
-    learner.cut = replace(learner.cut, max_tokens=case["max_tokens"])
+    learner.cut = learner.reference_cut = replace(learner.cut, max_tokens=case["max_tokens"])
     algorithm = case["config"]["algorithm"]["algorithm_type"]
     metrics = [learner.step(rows_of(algorithm, step), step) for step in (1, 2)]
     held = settled_bytes(others + 1.01 * case["planned"].get(str(ranks.world_size), math.inf)) - others

@@ -54,8 +54,8 @@ def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharin
 
 
 def _grid(tiny_model):
-    """ZeRO 0 to 3 in float32 and one in bfloat16: with 2 ranks, ZeRO 3 with 1 and 4 too; one with offload."""
-    for stage, dtype in ((3, None), (0, None), (1, None), (2, None), (2, "bfloat16")):
+    """ZeRO 0 to 3 in float32, 0 and 2 in bfloat16: with 2 ranks, ZeRO 3 with 1 and 4 too; one with offload."""
+    for stage, dtype in ((3, None), (0, None), (1, None), (2, None), (0, "bfloat16"), (2, "bfloat16")):
         name = f"{dtype or 'float32'}_{stage}"  # first the stage that asks for the ranks before DeepSpeed does
         by_two = _case(name, stage, tiny_model, 25 if name == "float32_3" else LARGE, dtype)
         by_two["at_once"] = 5_000 if dtype is None else by_two["at_once"]
@@ -69,6 +69,7 @@ def _grid(tiny_model):
 def trained(tiny_model, tmp_path):
     """The results of each case by number of ranks, and the cases."""
     cases = [*_grid(tiny_model), _case("zero0_small", 0, tiny_model, 20, saved=False)]
+    cases += [_case("two_micro_batches", 0, tiny_model, 80, world_sizes=(1,), saved=False)]
     cases += [_case(f"shared{stage}", stage, tiny_model, tokens, sharing=2) for stage, tokens in ((0, 60),)]
     cases += [_case("shared_half", 2, tiny_model, dtype="bfloat16", sharing=2, saved=False)]
     for algorithm, stage, lora in (("dpo", 0, ()), ("sft", 0, ()), ("ppo", 3, ()), ("grpo", 2, ADAPTER)):
@@ -137,6 +138,11 @@ def test_workers_train_as_one(trained, tiny_model, tmp_path):
         for model, engine in trained_models(learners[kind]).items():
             for name, weight in weights(engine):
                 torch.testing.assert_close(result["weights"][model + name], weight.detach(), atol=absolute, rtol=0)
+    # A sum of two gradients has one order.
+    pair = [torch.load(tmp_path / file, weights_only=True) for file in ("float32_0_2.pt", "two_micro_batches_1.pt")]
+    assert [[step["experience/micro_batches"] for step in each["metrics"]] for each in pair] == [[1, 1], [2, 2]]
+    for name, weight in pair[0]["weights"].items():
+        assert torch.equal(weight, pair[1]["weights"][name]), name
     following = alone.step(make_batch(3), 3)
     load(alone, tmp_path / "float32_3")
     again = alone.step(make_batch(3), 3)

@@ -24,12 +24,12 @@ def dtype_of(asked: str | None, on_gpu: bool) -> str:
 def zero_stage_of(asked: int | None, workers: int, dtype: str, offloads: bool = False) -> int:
     """Return the effective ZeRO stage for a requested one (None: 0 for one worker, 2 for several).
 
-    A single worker has nothing to partition, so 1 and 2 mean 0, unless it `offloads` the optimizer's state or uses
-    float16, because offloading and loss scaling are DeepSpeed's. Otherwise the stage is at least 2 in half precision:
-    DeepSpeed's stage 1 sums the gradients of micro-batches in half precision.
+    A single worker has nothing to partition, so 1 and 2 mean 0. Stage 0 does without DeepSpeed, unless the trainer
+    `offloads` the optimizer's state or uses float16, because offloading and loss scaling are DeepSpeed's. Otherwise the
+    stage is at least 2 in half precision: DeepSpeed's stage 1 sums the gradients of micro-batches in half precision.
     """
     stage = (0 if workers == 1 else 2) if asked is None else asked
-    if workers == 1 and stage < 3 and dtype != "float16" and not offloads:
+    if (stage == 0 or (workers == 1 and stage < 3)) and dtype != "float16" and not offloads:
         return 0
     return stage if dtype == "float32" else max(stage, 2)
 

@@ -37,7 +37,7 @@ class TrainingEngineSettings:
     grad_clip: float
     """Largest norm of the whole gradient; 0 switches clipping off."""
     zero_stage: int
-    """See `config.training.zero_stage_of`: 0 is for float32, and for bfloat16 on one rank."""
+    """See `config.training.zero_stage_of`: 0 is for float32 and bfloat16."""
     dtype: torch.dtype
     param_offload: bool = False
     optimizer_offload: bool = False

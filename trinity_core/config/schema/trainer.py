@@ -28,9 +28,9 @@ class LearnerKeys(Section):
     use_dynamic_bsz: Flag = True
     """Fill micro-batches up to `max_token_len_per_gpu` tokens instead of a number of rows."""
     zero_stage: Annotated[Integer, Ge(0), Le(3)] | None = None
-    """ZeRO stage; null means 0 for one worker and 2 for several. One worker has nothing to partition: 1 and 2 mean 0,
-    unless it offloads its optimizer or uses `float16`. Otherwise 0 and 1 mean 2 with 16-bit weights (`dtype`, the
-    default on GPUs)."""
+    """ZeRO stage; null means 0 for one worker and 2 for several. With 0 each worker has all states and sums gradients
+    once a step: fastest if they fit. One worker has nothing to partition: 1 and 2 mean 0. With 16-bit weights (`dtype`,
+    the default on GPUs) 1 means 2, and so does 0 if the optimizer is offloaded or `dtype` is `float16`."""
     worker_num: Count | None = None
     """Number of workers; null means one per GPU left by the engines, 1 on the CPU."""
     gradient_checkpointing: Flag = False
