@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -22,10 +22,11 @@ Taught = np.ndarray | str
 """The teacher's log-probs of an answer's tokens, or why there are none."""
 
 
-async def taught_by(model: RolloutModel, prompt: Sequence[int], answer: Sequence[int]) -> Taught:
+async def taught_by(model: RolloutModel, prompt: Iterable[int], answer: Iterable[int]) -> Taught:
     """Return the model's log-probs, at temperature 1, of an answer's tokens after a prompt, or why there are none."""
+    before, sampled = [int(token) for token in prompt], [int(token) for token in answer]
     try:
-        logprobs = (await model.logprobs([*map(int, prompt), *map(int, answer)]))[len(prompt) - 1 :]
+        logprobs = (await model.logprobs([*before, *sampled]))[len(before) - 1 :]
     except InputError as error:
         return str(error)
     return logprobs if np.isfinite(logprobs).all() else "some are not finite"
