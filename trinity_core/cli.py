@@ -152,32 +152,34 @@ def plan(
 
 @app.command("import-verl", rich_help_panel=BEFORE)
 def import_verl_run(
-    file: Annotated[
-        Path,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="SCRIPT_OR_YAML",
-            help="Shell script with `python3 -m verl.trainer.main_ppo key=value …`, or Hydra YAML file.",
+            metavar="SCRIPT [ARGUMENTS] | -- COMMAND | KEY=VALUE",
+            help="Shell script with its arguments; or a command, `python3 -m verl.trainer.main_ppo key=value …`.",
             show_default=False,
         ),
-    ],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(help="Arguments of the script, or veRL settings as key=value.", show_default=False),
     ] = None,
+    yaml: Annotated[Path | None, typer.Option(help="Hydra's YAML of a run; the words are further key=value.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write; by default the YAML is printed.")
     ] = None,
 ) -> None:
     """Turn a veRL run into a configuration: YAML in which each value has its veRL key as a comment.
 
-    The script is read, never run. What has no counterpart here is listed, with the reason, at the head of the YAML
-    and on stderr; so is what must still be given, such as an environment variable. Then, for example:
+    A script is run by bash alone, in a sandbox (bubblewrap) without any other program. What has no counterpart here is
+    listed at the head of the YAML and on stderr; so is what must still be given. Either of
 
-    trinity import-verl run_qwen2-7b.sh trainer.nnodes=2 -o run.yaml; trinity validate --config run.yaml
+    trinity import-verl run_qwen2-7b.sh -o run.yaml
+
+    trinity import-verl -o run.yaml -- python3 -m verl.trainer.main_ppo data.train_batch_size=1024
     """
     from trinity_core.import_verl import import_to
 
-    imported, problems = import_to(file, arguments or [], out)
+    first, *others = [*([str(yaml)] if yaml else []), *(words or [])] or [""]
+    if not first:
+        raise typer.BadParameter("give a script, a command after --, or --yaml FILE")
+    imported, problems = import_to(Path(first), others, out)
     typer.echo(f"wrote {out}" if out else imported.text, nl=out is not None)
     if imported.left_out:
         typer.echo("\n".join(["Without a counterpart here:", *imported.left_out]), err=True)

@@ -1,7 +1,7 @@
-"""Converts veRL's command lines and Hydra files to configurations: `trinity import-verl`.
+"""Converts veRL's commands, scripts and Hydra files to configurations: `trinity import-verl`.
 
-`shell` and `verl_settings` read them into flat keys. The table of foreign keys, and the rules for keys that must be
-combined (`rl_run`, `sft_run`), map them to a draft, which is written as YAML with the origin of each value.
+`read` reads them into flat keys. The table of foreign keys, and the rules for keys that must be combined
+(`reinforced`, `supervised`), map them to a draft, which is written as YAML with the origin of each value.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from trinity_core.config.findings import ConfigError
 from trinity_core.config.load import config_from_text
 from trinity_core.errors import TrinityError
-from trinity_core.import_verl.draft import Draft, commented_yaml, left_out_lines
-from trinity_core.import_verl.rl_run import write_reinforced
-from trinity_core.import_verl.sft_run import write_supervised
-from trinity_core.import_verl.verl_settings import read_verl
+from trinity_core.import_verl.draft import Draft
+from trinity_core.import_verl.read import read_verl
+from trinity_core.import_verl.reinforced import write_reinforced
+from trinity_core.import_verl.supervised import write_supervised
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,11 @@ class ImportedConfig:
 
 
 def import_verl(path: Path, arguments: Sequence[str] = ()) -> ImportedConfig:
-    """Convert a veRL script or YAML file.
-
-    `arguments` are the script's, or further overrides (`key=value`). Raises ConfigError if the file cannot be read or
-    starts no veRL training.
-    """
+    """Convert a veRL script with its arguments, a YAML file with overrides, or a command: its first word and the
+    others. Raises ConfigError if it cannot be read or starts no veRL training."""
     draft = Draft(read_verl(path, arguments))
-    for text in draft.verl.remarks:
-        draft.remark(text.rstrip("."))
     (write_supervised if draft.verl.is_sft else write_reinforced)(draft)
-    return ImportedConfig(commented_yaml(draft, path.name), tuple(left_out_lines(draft)))
+    return ImportedConfig(draft.yaml(path.name), tuple(draft.left_out_lines()))
 
 
 def import_to(file: Path, arguments: Sequence[str], out: Path | None) -> tuple[ImportedConfig, str]:
@@ -52,19 +47,13 @@ def import_to(file: Path, arguments: Sequence[str], out: Path | None) -> tuple[I
         try:
             with out.open("x", encoding="utf-8") as written:
                 written.write(imported.text)
-        except FileExistsError:
-            raise TrinityError(f"--out: {out} already exists; give another name, or remove it.") from None
         except OSError as error:
             raise TrinityError(f"--out: {out} cannot be written: {error.strerror}.") from None
-    return imported, _problems(imported.text)
-
-
-def _problems(text: str) -> str:
     try:
-        config_from_text(text)
+        config_from_text(imported.text)
     except ConfigError as error:
-        return str(error)
-    return ""
+        return imported, str(error)
+    return imported, ""
 
 
 __all__ = ["ImportedConfig", "import_to", "import_verl"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trinity_core.config.foreign.run_keys import NOT_CLIPPED, NOT_CORRECTED, bound
 from trinity_core.import_verl.draft import Draft
+from trinity_core.import_verl.keys import ACTOR, ROLLOUT
 
-_ACTOR = "actor_rollout_ref.actor"
 _ESTIMATORS = {
     "gae": ("ppo", "ppo"),
     "grpo": ("grpo", "grpo"),
@@ -19,17 +17,11 @@ _ESTIMATORS = {
 """veRL's estimator → `algorithm_type`, `advantage_fn`."""
 _NEAREST = {"remax": "rloo", "opo": "rloo"}
 """Unsupported estimators → the nearest supported one; `grpo` for all others."""
-_LOSSES = {
-    "vanilla": "ppo",
-    "gspo": "gspo",
-    "geo_mean": "gmpo",
-    "cispo": "cispo",
-    "sapo": "sapo",
-    "gpg": "reinforce",
-}
+_LOSSES = {"vanilla": "ppo", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "sapo": "sapo", "gpg": "reinforce"}
 _BY_SEQUENCE = ("gspo", "gmpo", "sapo")
 """Losses that veRL averages over sequences, whatever `loss_agg_mode` is."""
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
+_CORRECTION = "algorithm.rollout_correction"
 
 
 def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
@@ -46,168 +38,127 @@ def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
     kind, advantage = _ESTIMATORS[estimator]
     if rollouts < 2 and kind in ("grpo", "rloo"):
         kind, advantage = "reinforceplusplus", "reinforce"
-        draft.remark(
-            f"{estimator} with one rollout per task has nothing to compare: the advantage is the reward, as in veRL"
-        )
+        draft.remark(f"{estimator} with one rollout per task compares nothing: the advantage is the reward, as in veRL")
     if interval > 1 and advantage in ("ppo", "reinforceplusplus"):
         draft.remark(f"{estimator} whitens advantages over each mini-batch here, in veRL over all {interval} of a step")
     loss = _loss(draft)
-    if kind == "grpo" and loss in ("gspo", "gmpo", "cispo", "sapo"):
-        kind = loss
-    draft.put("algorithm.algorithm_type", kind, "")
-    draft.put("algorithm.repeat_times", rollouts, draft.origin("actor_rollout_ref.rollout.n"))
-    draft.put("algorithm.advantage_fn", advantage, draft.origin(key))
-    _advantage_args(draft, advantage)
-    draft.put("algorithm.policy_loss_fn", loss, draft.origin(f"{_ACTOR}.policy_loss.loss_mode"))
+    draft.put("algorithm.algorithm_type", loss if kind == "grpo" and loss in (*_BY_SEQUENCE, "cispo") else kind, "")
+    draft.put("algorithm.repeat_times", rollouts, f"{ROLLOUT}.n")
+    draft.put("algorithm.advantage_fn", advantage, key)
+    for name, takers in (("gamma", ("ppo", "reinforceplusplus")), ("lam", ("ppo",))):
+        if (value := draft.get(f"algorithm.{name}")) is not None and advantage in takers:
+            draft.put(f"algorithm.advantage_fn_args.{name}", value, f"algorithm.{name}")
+    if not draft.get("algorithm.norm_adv_by_std_in_grpo", True) and advantage == "grpo":
+        draft.put("algorithm.advantage_fn_args.std_normalize", False, "algorithm.norm_adv_by_std_in_grpo")
+    draft.put("algorithm.policy_loss_fn", loss, f"{ACTOR}.policy_loss.loss_mode")
     _loss_args(draft, loss)
-    _aggregation(draft, loss)
     _divergences(draft)
-    entropy = draft.get(f"{_ACTOR}.entropy_coeff", 0)
-    draft.put("algorithm.entropy_loss_fn", "default" if entropy else "none", draft.origin(f"{_ACTOR}.entropy_coeff"))
+    entropy = draft.get(f"{ACTOR}.entropy_coeff", 0)
+    draft.put("algorithm.entropy_loss_fn", "default" if entropy else "none", f"{ACTOR}.entropy_coeff")
     if entropy:
-        draft.put("algorithm.entropy_loss_fn_args.entropy_coef", entropy, f"{_ACTOR}.entropy_coeff")
+        draft.put("algorithm.entropy_loss_fn_args.entropy_coef", entropy, f"{ACTOR}.entropy_coeff")
     _correction(draft, loss, interval)
     return advantage == "ppo"
 
 
-def _advantage_args(draft: Draft, advantage: str) -> None:
-    takes = {"ppo": ("gamma", "lam"), "reinforceplusplus": ("gamma",)}.get(advantage, ())
-    for name in ("gamma", "lam"):
-        value = draft.get(f"algorithm.{name}")
-        if name in takes and value is not None:
-            draft.put(f"algorithm.advantage_fn_args.{name}", value, f"algorithm.{name}")
-    normalised = draft.get("algorithm.norm_adv_by_std_in_grpo", True)
-    if advantage == "grpo" and not normalised:
-        draft.put("algorithm.advantage_fn_args.std_normalize", False, "algorithm.norm_adv_by_std_in_grpo")
-
-
 def _loss(draft: Draft) -> str:
-    key = f"{_ACTOR}.policy_loss.loss_mode"
-    mode = str(draft.get(key, "vanilla"))
-    if draft.get(f"{_ACTOR}.use_gpg_loss", False):
-        mode = "gpg"
+    key = f"{ACTOR}.policy_loss.loss_mode"
+    mode = "gpg" if draft.get(f"{ACTOR}.use_gpg_loss", False) else str(draft.get(key, "vanilla"))
     if mode not in _LOSSES:
         draft.leave(key, "this loss is not here: ppo was written; choose another, or register your own")
     return _LOSSES.get(mode, "ppo")
 
 
 def _loss_args(draft: Draft, loss: str) -> None:
-    """Write clipping. `clip_ratio` is veRL's default for both sides."""
-    both = draft.get(f"{_ACTOR}.clip_ratio", 0.2)
-    dual = draft.get(f"{_ACTOR}.clip_ratio_c")
-    taus = {name: draft.get(f"{_ACTOR}.{name}") for name in ("tau_pos", "tau_neg")}
-    sides = {side: draft.get(f"{_ACTOR}.clip_ratio_{side}") for side in ("low", "high")}
-    if loss in ("ppo", "gspo", "gmpo", "cispo"):
-        for side, value in sides.items():
-            key = f"{_ACTOR}.clip_ratio_{side}" if value is not None else f"{_ACTOR}.clip_ratio"
-            draft.put(
-                f"algorithm.policy_loss_fn_args.clip_range_{side}", both if value is None else value, draft.origin(key)
-            )
-    if loss == "ppo" and dual is not None:
-        draft.put("algorithm.policy_loss_fn_args.clip_ratio_c", dual, f"{_ACTOR}.clip_ratio_c")
-    for name, value in taus.items():
-        if loss == "sapo" and value is not None:
-            draft.put(f"algorithm.policy_loss_fn_args.{name}", value, f"{_ACTOR}.{name}")
-
-
-def _aggregation(draft: Draft, loss: str) -> None:
-    key = f"{_ACTOR}.loss_agg_mode"
-    by_token = draft.get(f"{_ACTOR}.use_token_level_loss", True)
+    """Write clipping and aggregation. `clip_ratio` is veRL's default for both sides."""
+    both, args = draft.get(f"{ACTOR}.clip_ratio", 0.2), "algorithm.policy_loss_fn_args"
+    for side in ("low", "high"):
+        key, value = draft.first((f"{ACTOR}.clip_ratio_{side}",))
+        if loss in ("ppo", "gspo", "gmpo", "cispo"):
+            own = value is not None
+            draft.put(f"{args}.clip_range_{side}", value if own else both, key if own else f"{ACTOR}.clip_ratio")
+    for name, takers in (("clip_ratio_c", "ppo"), ("tau_pos", "sapo"), ("tau_neg", "sapo")):
+        if (value := draft.get(f"{ACTOR}.{name}")) is not None and loss == takers:
+            draft.put(f"{args}.{name}", value, f"{ACTOR}.{name}")
+    key = f"{ACTOR}.loss_agg_mode"
+    by_token = draft.get(f"{ACTOR}.use_token_level_loss", True)
     mode = draft.get(key, "token-mean" if by_token else "seq-mean-token-mean")
     if loss in _BY_SEQUENCE and mode != "seq-mean-token-mean":
-        draft.remark(
-            f"the loss {loss} is a mean over sequences, as veRL's is whatever loss_agg_mode says; entropy and KL "
-            f"losses are such means here, too, in veRL {mode}"
-        )
-        mode, key = "seq-mean-token-mean", f"{_ACTOR}.policy_loss.loss_mode"
-    draft.put("algorithm.loss_agg_mode", mode, draft.origin(key))
-    factor = draft.get(f"{_ACTOR}.loss_scale_factor")
+        draft.remark(f"the loss {loss} is a mean over sequences, as veRL's is whatever loss_agg_mode says; entropy and "
+                     f"KL losses are such means here, too, in veRL {mode}")  # fmt: skip
+        mode = "seq-mean-token-mean"
+    draft.put("algorithm.loss_agg_mode", mode, key)
+    factor = draft.get(f"{ACTOR}.loss_scale_factor")
     if mode == "seq-mean-token-sum-norm" and factor is not None:
-        draft.put("algorithm.loss_agg_mode_args.normalizer", factor, f"{_ACTOR}.loss_scale_factor")
+        draft.put("algorithm.loss_agg_mode_args.normalizer", factor, f"{ACTOR}.loss_scale_factor")
 
 
 def _divergences(draft: Draft) -> None:
-    penalised, kind = draft.get("algorithm.use_kl_in_reward", False), draft.get("algorithm.kl_penalty", "kl")
-    control = {name: draft.get(f"algorithm.kl_ctrl.{name}") for name in ("type", "kl_coef", "horizon", "target_kl")}
-    on = "algorithm.kl_penalty" if penalised else "algorithm.use_kl_in_reward"
-    draft.put(
-        "algorithm.kl_penalty_fn",
-        _estimator(draft, "algorithm.kl_penalty", kind) if penalised else "none",
-        draft.origin(on),
-    )
+    penalised, control = draft.get("algorithm.use_kl_in_reward", False), "algorithm.kl_ctrl"
+    kind, coefficient, how, target, horizon = (draft.get(key, default) for key, default in (
+        ("algorithm.kl_penalty", "kl"), (f"{control}.kl_coef", 0.001), (f"{control}.type", ""),
+        (f"{control}.target_kl", 0.1), (f"{control}.horizon", 10000),
+    ))  # fmt: skip
+    for name, on, key, estimator in (
+        ("kl_penalty_fn", penalised, "algorithm.kl_penalty", kind),
+        ("kl_loss_fn", draft.get(f"{ACTOR}.use_kl_loss", False), f"{ACTOR}.kl_loss_type",
+         draft.get(f"{ACTOR}.kl_loss_type", "low_var_kl")),
+    ):  # fmt: skip
+        if on and str(estimator) not in _KL:
+            nearest = _KL.get(str(estimator).removesuffix("+"), "k1")
+            draft.leave(key, f"this estimator of KL is not here: {nearest} was written")
+        written = _KL.get(str(estimator).removesuffix("+"), "k1") if on else "none"
+        draft.put(f"algorithm.{name}", written, key)
     if penalised:
-        args = {"kl_coef": 0.001 if control["kl_coef"] is None else control["kl_coef"]}
-        if control["type"] == "adaptive":
-            args |= {"adaptive": True, "target_kl": control["target_kl"] or 0.1, "horizon": control["horizon"] or 10000}
+        args = {"kl_coef": coefficient}
+        if how == "adaptive":
+            args |= {"adaptive": True, "target_kl": target or 0.1, "horizon": horizon or 10000}
         for name, value in args.items():
-            draft.put(
-                f"algorithm.kl_penalty_fn_args.{name}",
-                value,
-                f"algorithm.kl_ctrl.{'type' if name == 'adaptive' else name}",
-            )
-    loss, key = draft.get(f"{_ACTOR}.use_kl_loss", False), f"{_ACTOR}.kl_loss_type"
-    kind, coefficient = draft.get(key, "low_var_kl"), draft.get(f"{_ACTOR}.kl_loss_coef", 0.001)
-    on = key if loss else f"{_ACTOR}.use_kl_loss"
-    draft.put("algorithm.kl_loss_fn", _estimator(draft, key, kind) if loss else "none", draft.origin(on))
-    if loss:
-        draft.put("algorithm.kl_loss_fn_args.kl_coef", coefficient, draft.origin(f"{_ACTOR}.kl_loss_coef"))
-
-
-def _estimator(draft: Draft, key: str, name: Any) -> str:
-    plain = str(name).removesuffix("+")
-    if plain not in _KL or plain != name:
-        draft.leave(key, f"this estimator of KL is not here: {_KL.get(plain, 'k1')} was written")
-    return _KL.get(plain, "k1")
+            origin = f"{control}.{'type' if name == 'adaptive' else name}"
+            draft.put(f"algorithm.kl_penalty_fn_args.{name}", value, origin)
+    weight = draft.get(f"{ACTOR}.kl_loss_coef", 0.001)
+    if draft.get(f"{ACTOR}.use_kl_loss", False):
+        draft.put("algorithm.kl_loss_fn_args.kl_coef", weight, f"{ACTOR}.kl_loss_coef")
 
 
 def _correction(draft: Draft, loss: str, interval: int) -> None:
     """Write the rollout correction. veRL corrects nothing by default, but each mini-batch's ratio is to the sampling
-    policy.
-
-    The loss `reinforce` (veRL's gpg) has no ratio.
-    """
-    section = "algorithm.rollout_correction"
+    policy. The loss `reinforce` (veRL's gpg) has no ratio."""
     for name, reason in NOT_CORRECTED.items():
-        if draft.get(f"{section}.{name}"):
-            draft.leave(f"{section}.{name}", reason.rstrip("."))
+        if draft.get(f"{_CORRECTION}.{name}"):
+            draft.leave(f"{_CORRECTION}.{name}", reason.rstrip("."))
     bypass = _bypasses(draft)
-    if bypass and draft.get(f"{section}.loss_type", "ppo_clip") != "ppo_clip":
-        draft.leave(f"{section}.loss_type", NOT_CLIPPED.rstrip("."))
-    new, old = f"{section}.rollout_is", "algorithm.rollout_is_level"
-    key, level = draft.first((new, old))
-    threshold, cap = draft.first((f"{new}_threshold", "algorithm.rollout_is_threshold"))
+    if bypass and draft.get(f"{_CORRECTION}.loss_type", "ppo_clip") != "ppo_clip":
+        draft.leave(f"{_CORRECTION}.loss_type", NOT_CLIPPED.rstrip("."))
+    key, level = draft.first((f"{_CORRECTION}.rollout_is", "algorithm.rollout_is_level"))
+    threshold, cap = draft.first((f"{_CORRECTION}.rollout_is_threshold", "algorithm.rollout_is_threshold"))
     if level is None:
-        key = f"{_ACTOR}.tis_imp_ratio_cap"
+        threshold = key = f"{ACTOR}.tis_imp_ratio_cap"
         cap = draft.get(key, -1)
         level = "token" if isinstance(cap, int | float) and cap > 0 else None
-        threshold = key
     if bypass or level not in ("token", "sequence"):
-        if loss != "reinforce" and (bypass or interval > 1):
-            origin = bypass or f"each of {interval} mini-batches is clipped against the policy that sampled, as in veRL"
-            draft.put("algorithm.rollout_correction", "bypass", origin)
-        else:
-            draft.put("algorithm.rollout_correction", "none", "veRL corrects nothing here")
+        clipped = loss != "reinforce" and (bypass or interval > 1)
+        origin = f"the policy that sampled each of {interval} mini-batches" if clipped else "veRL corrects nothing here"
+        draft.put(_CORRECTION, "bypass" if clipped else "none", bypass or origin)
         return
     low, _, high = str(cap).partition("_")
     if high and level == "token":
-        draft.put("algorithm.rollout_correction", "icepop", key)
-        draft.put("algorithm.rollout_correction_args.low", bound(low), threshold)
-        draft.put("algorithm.rollout_correction_args.high", bound(high), threshold)
+        draft.put(_CORRECTION, "icepop", key)
+        draft.put(f"{_CORRECTION}_args.low", bound(low), threshold)
+        draft.put(f"{_CORRECTION}_args.high", bound(high), threshold)
         return
-    draft.put("algorithm.rollout_correction", f"tis_{level}", key)
+    draft.put(_CORRECTION, f"tis_{level}", key)
     if high:
         draft.leave(threshold, "two bounds are those of single tokens here")
     elif cap is not None:
-        draft.put("algorithm.rollout_correction_args.cap", cap, threshold)
+        draft.put(f"{_CORRECTION}_args.cap", cap, threshold)
 
 
 def _bypasses(draft: Draft) -> str:
     """Return the key that makes the rollouts' log-probs the old ones, or ""."""
-    section = "algorithm.rollout_correction"
-    key, asked = draft.first((f"{section}.bypass_mode", f"{section}.bypass_old_logprob_for_rollout"))
+    key, asked = draft.first((f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.bypass_old_logprob_for_rollout"))
     computed = draft.get("async_training.compute_prox_log_prob", False)
     own = draft.get("async_training.use_rollout_log_probs", True)
     if asked is True:
         return key
-    is_async = draft.verl.is_fully_async and own and not computed
-    return draft.origin("async_training.use_rollout_log_probs") if is_async else ""
+    return "async_training.use_rollout_log_probs" if draft.verl.is_fully_async and own and not computed else ""

@@ -1,10 +1,11 @@
-"""The settings of a veRL command line or Hydra file: the program, and the value of every dotted key."""
+"""The settings of a veRL command line, script or Hydra file: the program, and the value of every dotted key."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,13 @@ import yaml
 from trinity_core.config import source
 from trinity_core.config.findings import ConfigError, Finding, SourceLocation
 from trinity_core.config.yaml_text import parse_value
-from trinity_core.import_verl.shell import (
-    END,
-    UNKNOWN,
-    VARIABLE,
-    ShellCommand,
-    ShellRun,
-    UnreadableShell,
-    dry_run,
-    shown,
-    variable,
-)  # fmt: skip
+from trinity_core.import_verl.script import END, FAILS, UNKNOWN, VARIABLE, UnreadableScript, shown, trace
 
-PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|fully_async_main|\w*sft_trainer\w*)(?:\.py)?$")
+_PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|fully_async_main|\w*sft_trainer\w*)(?:\.py)?$")
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w./@-]*)(?:=(.*))?", re.DOTALL)
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(\.*[A-Za-z_][\w.]*)(?:,([^{}]*))?\}")
 _DEEPEST = 20
+_COMMAND = "`python3 -m verl.trainer.main_ppo key=value`"
 
 
 @dataclass(frozen=True)
@@ -40,11 +32,11 @@ class Unread:
 
 
 @dataclass(frozen=True)
-class VerlSettings:
+class VerlRun:
     program: str
     """The module that is run, such as `verl.trainer.main_ppo`."""
     values: dict[str, Any]
-    launcher: dict[str, str] = field(default_factory=dict)
+    launcher: dict[str, str]
     """Options of torchrun, such as `nproc_per_node`."""
     remarks: tuple[str, ...] = ()
 
@@ -64,122 +56,85 @@ class VerlSettings:
         return self.is_fully_async or "one_step_off" in self.program
 
 
-def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
-    """Read the settings from a shell script or a YAML file.
+def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlRun:
+    """Read a YAML file with overrides, a script with its arguments, or a command: its first word and the others.
 
-    `arguments` are the script's arguments, or further overrides of a YAML file. Raises ConfigError if the file cannot
-    be read or starts no veRL training.
+    Raises ConfigError if there is no veRL training in it, or if it cannot be read.
     """
     if path.suffix in (".yaml", ".yml"):
         return _with_overrides(_from_yaml(path), arguments)
+    if not path.is_file() and (place := _program([str(path), *arguments])):
+        return _from_command([str(path), *arguments], place, Path("command"))
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise _wrong(path, "there is no such file.") from None
+        traced = trace(path.read_text(encoding="utf-8"), arguments, str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(path, f"cannot be read: {error}.") from None
-    try:
-        run = dry_run(text, arguments, str(path))
-    except UnreadableShell as error:
+    except UnreadableScript as error:
         raise _wrong(path, f"{shown(str(error))}.", error.line) from None
-    launched = [*programs(run)]
+    launched = [(command, place) for command in traced.commands if (place := _program(command.words))]
     if not launched:
-        raise _starts_nothing(path, run)
+        last = traced.commands[-1]
+        if last.words[0] == "exit":
+            raise _wrong(path, "ends here, before it starts a veRL training: give the script's arguments.", last.line)
+        raise _wrong(path, f"starts no veRL training: there must be a line such as {_COMMAND}.")
     if len(launched) > 1:
         lines = ", ".join(str(command.line) for command, _ in launched)
         raise _wrong(path, f"starts {len(launched)} trainings (lines {lines}): leave the one that is to be imported.")
-    return _from_command(*launched[0], path, run)
+    [(command, place)] = launched
+    remarks = [f"`{shown(' '.join(asked.words[1:]))}` was not run: it counts as failed"
+               for asked in traced.commands if asked.words[0] == FAILS]  # fmt: skip
+    if traced.unset:
+        remarks.insert(0, f"{', '.join(traced.unset)}: variables of the environment were taken as not set")
+    run = _from_command(command.words, place, path)
+    return replace(run, remarks=(*dict.fromkeys(remarks), *run.remarks))
 
 
-def programs(run: ShellRun) -> Iterator[tuple[ShellCommand, int]]:
-    """Yield the commands that start a training, with the index of the program among the words."""
-    for command in run.commands:
-        for place, word in enumerate(command.words):
-            if place and PROGRAM.search(word):
-                yield command, place
-                break
+def _program(words: Sequence[str]) -> int:
+    """Return the place of the training program among the words of a command, 0 if there is none."""
+    return next((place for place, word in enumerate(words) if place and _PROGRAM.search(word)), 0)
 
 
-def _starts_nothing(path: Path, run: ShellRun) -> ConfigError:
-    last = run.commands[-1] if run.commands else None
-    if last is not None and last.words[0] == "exit":
-        asked = dict.fromkeys(f"`{shown(' '.join(command.words))}`" for command in run.commands if command.is_asked)
-        failed = f"; {', '.join(asked)} counted as failed, as no program is run" if asked else ""
-        message = f"ends here, before it starts a veRL training: give the script's arguments after its name{failed}."
-        return _wrong(path, message, last.line)
-    for line, reason in run.failures.items():
-        return _wrong(path, f"starts no veRL training, and bash says of this line: {reason}.", line)
-    return _wrong(
-        path, "starts no veRL training: there must be a line such as `python3 -m verl.trainer.main_ppo key=value`."
-    )
-
-
-def _assumptions(run: ShellRun, training: ShellCommand) -> Iterator[str]:
-    """Yield the assumptions about the script's machine, as sentences."""
-    if run.unset:
-        hint = "to import other values, set them in the script"
-        yield f"{', '.join(run.unset)}: variables of the environment were taken as not set ({hint})."
-    asked = (command for command in run.commands if command.is_asked and command.line != training.line)
-    for text in dict.fromkeys(shown(" ".join(command.words)) for command in asked):
-        yield f"`{text}` was not run, so what the script makes of it is not known."
-    for line, reason in run.failures.items():
-        yield f"line {line}: bash says: {shown(reason)}."
-
-
-def _from_command(command: ShellCommand, place: int, path: Path, run: ShellRun) -> VerlSettings:
-    before, after = command.words[:place], command.words[place + 1 :]
-    options = re.compile(r"--([\w-]+)(?:=(.*))?")
-    launcher = {
-        match[1].replace("-", "_"): match[2] if match[2] is not None else following
-        for word, following in zip(before, [*before[1:], ""], strict=True)
-        if (match := options.fullmatch(word))
-    }
-    options_given, settings = _split(after)
-    base, more = _primary(options_given, path)
-    program = command.words[place].removesuffix(".py").strip("./").replace("/", ".")
-    return _with_overrides(VerlSettings(program, base, launcher, (*_assumptions(run, command), *more)), settings)
-
-
-def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split words into Hydra's options, `--name=value` or `--name value`, and settings."""
-    options: dict[str, str] = {}
-    settings: list[str] = []
+def _from_command(words: Sequence[str], place: int, path: Path) -> VerlRun:
+    launcher = {}
+    for word, following in pairwise([*words[:place], ""]):
+        if match := re.fullmatch(r"--([\w-]+)(?:=(.*))?", word):
+            launcher[match[1].replace("-", "_")] = following if match[2] is None else match[2]
+    options, settings = dict[str, str](), list[str]()
     awaited = ""
-    for word in words:
+    for word in words[place + 1 :]:
         if word.startswith("--"):
-            name, equals, value = word.removeprefix("--").partition("=")
-            options[name], awaited = value, "" if equals else name
+            awaited, equals, options[awaited] = word[2:].partition("=")
+            awaited = "" if equals else awaited
         elif awaited:
             options[awaited], awaited = word, ""
         else:
             settings.append(word)
-    return options, settings
+    values, remarks = _primary(options, path)
+    program = words[place].removesuffix(".py").strip("./").replace("/", ".")
+    return _with_overrides(VerlRun(program, values, launcher, remarks), settings)
 
 
-def _primary(options: dict[str, str], path: Path) -> tuple[dict[str, Any], list[str]]:
+def _primary(options: dict[str, str], path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the values of the file named by `--config-path` and `--config-name`, or a remark if it is missing."""
     name = options.get("config-name", "")
     if not name or "ppo_trainer" in name or UNKNOWN in name:
-        return {}, []
+        return {}, ()
     folder, file = options.get("config-path", ""), name.removesuffix(".yaml") + ".yaml"
     for place in (path.parent / folder / file, Path(folder) / file):
         if VARIABLE not in str(place) and place.is_file():
-            return _from_yaml(place).values, []
-    megatron = " (veRL's file for Megatron, which is not here: DeepSpeed trains)" if "megatron" in name else ""
-    return {}, [f"--config-name={shown(name)}{megatron}: this file was not found, so veRL's defaults were taken."]
+            return _from_yaml(place).values, ()
+    return {}, (f"--config-name={shown(name)}: this file was not found, so veRL's defaults were taken",)
 
 
-def _from_yaml(path: Path) -> VerlSettings:
+def _from_yaml(path: Path) -> VerlRun:
     tree = source.read(path, None).valid_tree()
-    remarks = []
-    if tree.get("defaults"):
-        remarks.append("defaults: veRL's own defaults were taken; other files of the list were not read.")
+    listed = ("defaults: veRL's own defaults were taken; other files of the list were not read",)
     values = dict(_flat({name: value for name, value in tree.items() if name not in ("defaults", "hydra")}))
     if not any(key.startswith(("actor_rollout_ref.", "data.", "critic.")) for key in values):
         raise _wrong(path, "is no veRL configuration: it has neither of the sections data and actor_rollout_ref.")
     reinforces = any(key.startswith("actor_rollout_ref.") for key in values)
     program = "verl.trainer.main_ppo" if reinforces else "verl.trainer.sft_trainer"
-    return VerlSettings(program, _resolved(values), remarks=tuple(remarks))
+    return VerlRun(program, _resolved(values), {}, listed if tree.get("defaults") else ())
 
 
 def _flat(tree: dict[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
@@ -192,23 +147,23 @@ def _flat(tree: dict[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def _with_overrides(settings: VerlSettings, words: Sequence[str]) -> VerlSettings:
+def _with_overrides(run: VerlRun, words: Sequence[str]) -> VerlRun:
     """Apply Hydra's overrides: `key=value`, `+key=value`, `++key=value`, `~key`."""
-    values, remarks = dict(settings.values), list(settings.remarks)
+    values, remarks = dict(run.values), list(run.remarks)
     for word in words:
         match = _OVERRIDE.fullmatch(word)
         if not match or (match[3] is None and match[1] != "~"):
-            remarks.append(f"'{shown(word)}' is no setting (key=value), so it was left out.")
+            remarks.append(f"'{shown(word)}' is no setting (key=value), so it was left out")
             continue
         mark, key, raw = match.groups()
         values = {name: old for name, old in values.items() if name != key and not name.startswith(f"{key}.")}
         if mark != "~":
-            read = _read(raw)
+            read = _parsed(raw)
             values |= dict(_flat(read, key)) if isinstance(read, dict) and read else {key: read}
-    return VerlSettings(settings.program, _resolved(values), settings.launcher, tuple(remarks))
+    return replace(run, values=_resolved(values), remarks=tuple(remarks))
 
 
-def _read(raw: str) -> Any:
+def _parsed(raw: str) -> Any:
     """Parse the value of an override in Hydra's grammar (equal to YAML's for such lines)."""
     if UNKNOWN in raw or not raw:
         return Unread(shown(raw))
@@ -226,7 +181,7 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(item) for name, item in value.items()}
     if not isinstance(value, str):
         return value
-    value = re.sub(r"^~(?=/|$)", variable("HOME"), value)
+    value = re.sub(r"^~(?=/|$)", f"{VARIABLE}HOME{END}", value)
     return re.sub(f"{VARIABLE}(.*?){END}", r"${oc.env:\1}", value)
 
 
@@ -244,10 +199,12 @@ def _followed(value: Any, key: str, values: dict[str, Any], depth: int) -> Any:
         return Unread(value)
 
     def target(match: re.Match[str]) -> Any:
-        name = _absolute(match[1], key)
+        name = match[1].lstrip(".")
+        if dots := len(match[1]) - len(name):
+            name = ".".join([*key.split(".")[:-dots], name])
         if name in values:
             return _followed(values[name], name, values, depth + 1)
-        return Unread(match[0]) if match[2] is None else _read(match[2])
+        return Unread(match[0]) if match[2] is None else _parsed(match[2])
 
     if whole := _REFERENCE.fullmatch(value):
         return target(whole)
@@ -255,14 +212,6 @@ def _followed(value: Any, key: str, values: dict[str, Any], depth: int) -> Any:
     if any(isinstance(piece, Unread) for piece in pieces):
         return Unread(value)
     return _plain(_REFERENCE.sub(lambda _: str(pieces.pop(0)), value))
-
-
-def _absolute(name: str, key: str) -> str:
-    """Return the absolute key of a reference such as `..n` within `key`."""
-    dots = len(name) - len(name.lstrip("."))
-    if not dots:
-        return name
-    return ".".join([*key.split(".")[:-dots], name[dots:]])
 
 
 def _wrong(path: Path, message: str, line: int | None = None) -> ConfigError:
