@@ -470,7 +470,7 @@ def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("stray", "'stray' is no setting"),
         (
             "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_rs=token_k1",
-            "algorithm.rollout_correction.rollout_rs=token_k1: rejection sampling",
+            "algorithm.rollout_correction.rollout_rs=token_k1:",
         ),
         (
             "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.loss_type=reinforce",

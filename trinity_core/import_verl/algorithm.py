@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trinity_core.config.foreign.run_keys import NOT_CLIPPED, NOT_CORRECTED, bound
-from trinity_core.import_verl.draft import Draft
+from trinity_core.config.foreign.run_keys import NOT_CORRECTED, bound
+from trinity_core.import_verl.draft import NOT_HERE, Draft
 from trinity_core.import_verl.keys import ACTOR, ROLLOUT
 
 _ESTIMATORS = {
@@ -124,12 +124,12 @@ def _divergences(draft: Draft) -> None:
 def _correction(draft: Draft, loss: str, interval: int) -> None:
     """Write the rollout correction. veRL corrects nothing by default, but each mini-batch's ratio is to the sampling
     policy. The loss `reinforce` (veRL's gpg) has no ratio."""
-    for name, reason in NOT_CORRECTED.items():
+    for name in NOT_CORRECTED:
         if draft.get(f"{_CORRECTION}.{name}"):
-            draft.leave(f"{_CORRECTION}.{name}", reason.rstrip("."))
+            draft.leave(f"{_CORRECTION}.{name}", NOT_HERE)
     bypass = _bypasses(draft)
     if bypass and draft.get(f"{_CORRECTION}.loss_type", "ppo_clip") != "ppo_clip":
-        draft.leave(f"{_CORRECTION}.loss_type", NOT_CLIPPED.rstrip("."))
+        draft.leave(f"{_CORRECTION}.loss_type", "a loss without a clip is a policy_loss_fn of its own")
     key, level = draft.first((f"{_CORRECTION}.rollout_is", "algorithm.rollout_is_level"))
     threshold, cap = draft.first((f"{_CORRECTION}.rollout_is_threshold", "algorithm.rollout_is_threshold"))
     if level is None:

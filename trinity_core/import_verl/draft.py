@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trinity_core.config.fields import sections, setting_at, settings
-from trinity_core.config.foreign.key_action import SILENT, Below, KeyAction, Moved, Noted, Refused, is_among
+from trinity_core.config.foreign.key_action import Below, KeyAction, Moved, Noted, Refused, is_among
 from trinity_core.config.foreign.table import KEYS, ROOT
 from trinity_core.config.schema import Config, VerlConfig
 from trinity_core.config.yaml_text import dump_line
@@ -169,7 +169,8 @@ class Draft:
             return True
         action = next((_actions()[prefix] for prefix in (inner, *outer) if prefix in _actions()), None)
         action = action.rest if isinstance(action, Below) else action
-        return action is SILENT or (isinstance(action, Noted | Refused) and is_among(value, action.harmless))
+        is_silent = isinstance(action, Noted) and not action.is_told
+        return is_silent or (isinstance(action, Noted | Refused) and is_among(value, action.harmless))
 
     def left_out_lines(self) -> list[str]:
         """Return lines with the keys without a counterpart, by reason."""

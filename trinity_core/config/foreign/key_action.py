@@ -6,7 +6,7 @@ Values that request nothing (null, and those listed in an action, such as the ke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 Convert = Callable[[Any, Mapping[str, Any]], Any]
@@ -14,34 +14,22 @@ Convert = Callable[[Any, Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Noted:
-    """Accepted without effect; a notice gives the reason."""
+    """Accepted without effect, with a notice."""
 
-    why: str
     harmless: tuple[Any, ...] = ()
-    """Values that are dropped without a notice, besides null. Without a `why` all are."""
-    asked_by: str = ""
-    """The sibling key, the key below this one, or the dotted key that enables it. While that is off, this key has no
-    effect anyway."""
-
-
-@dataclass(frozen=True)
-class Imported(Noted):
-    """Accepted without effect in `trainer.trainer_config`, which only concerns training.
-
-    `import-verl`, which reads a whole veRL run, writes the value to a key here.
-    """
-
-    to: str = ""
-    convert: Callable[[Any], Any] | None = None
+    """Values that are dropped without a notice, besides null."""
+    is_told: bool = True
+    """False for a key that does not matter for the run."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An error with the reason, and what to write instead."""
+    """An error."""
 
-    why: str
     harmless: tuple[Any, ...] = ()
     """Values that are dropped without an error, besides null."""
+    why: str = ""
+    """What does not go together; "" for a key or value that has no counterpart."""
 
 
 @dataclass(frozen=True)
@@ -105,51 +93,46 @@ class Rewritten:
 KeyAction = Noted | Refused | Moved | Spelled | Below | Cases | Rewritten
 Keys = dict[str, KeyAction]
 
-
-def noted(why: str, *harmless: Any) -> Noted:
-    return Noted(why, harmless)
-
-
-def refused(why: str, *harmless: Any) -> Refused:
-    """Refuse all values except these and null."""
-    return Refused(why, harmless)
+SILENT = Noted(is_told=False)
+"""Accepted without effect and without a notice."""
 
 
-def moved(*to: str, unset: tuple[Any, ...] = (), convert: Convert | None = None, yields: bool = False) -> Moved:
-    return Moved(to, unset, convert, yields)
+def noted(names: str, *harmless: Any) -> Keys:
+    """Return keys, separated by spaces, that are accepted without effect."""
+    return dict.fromkeys(names.split(), Noted(harmless))
 
 
-def unset(*values: Any) -> Spelled:
-    """A known setting for which these values mean "not given"."""
-    return Spelled(dict.fromkeys(values))
+def refused(names: str, *harmless: Any) -> Keys:
+    """Return keys of which all values except these and null are errors."""
+    return dict.fromkeys(names.split(), Refused(harmless))
 
 
-def same(action: KeyAction, names: str) -> Keys:
-    """Apply one action to several keys, separated by spaces; `*` in a target is the key's own name."""
-    match action:
-        case Moved(to=to):
-            return {name: replace(action, to=tuple(key.replace("*", name) for key in to)) for name in names.split()}
-        case Imported(to=key):
-            return {name: replace(action, to=key.replace("*", name)) for name in names.split()}
-    return dict.fromkeys(names.split(), action)
+def silent(names: str) -> Keys:
+    return dict.fromkeys(names.split(), SILENT)
 
 
-def keys(*parts: Mapping[str, KeyAction]) -> Keys:
-    """Join the parts of a section. Raises ValueError if a key occurs twice."""
-    joined: Keys = {}
-    for part in parts:
-        if twice := joined.keys() & part.keys():
-            raise ValueError(f"in the table of foreign keys twice: {', '.join(sorted(twice))}")
-        joined |= part
-    return joined
+def follows(names: str) -> Keys:
+    """Return keys that Trinity-RFT or veRL fill in themselves."""
+    return noted(names, "", 0, 1, -1, False, True, {}, [])
+
+
+def moved(
+    names: str, *to: str, unset: tuple[Any, ...] = (), convert: Convert | None = None, yields: bool = False
+) -> Keys:
+    """Return keys that move; `*` in a target is the key's own name."""
+    return {name: Moved(tuple(key.replace("*", name) for key in to), unset, convert, yields) for name in names.split()}
+
+
+def unset(names: str, *values: Any) -> Keys:
+    """Return known settings for which these values mean "not given"."""
+    return dict.fromkeys(names.split(), Spelled(dict.fromkeys(values)))
+
+
+def disabled(names: str, *off: Any, switch: str = "enable") -> Keys:
+    """Return sections whose key `switch` must be off."""
+    return dict.fromkeys(names.split(), Below(refused(switch, *(off or (False,))), SILENT))
 
 
 def is_among(value: Any, values: Iterable[Any]) -> bool:
     """True if `value` is one of `values`; bools do not equal numbers."""
     return any(type(value) is type(other) and value == other for other in values)
-
-
-FOLLOWS = noted("It follows from other settings.", "", 0, 1, -1, False, True, {}, [])
-"""Keys that Trinity-RFT or veRL fill in themselves."""
-SILENT = Noted("")
-"""Accepted without effect and without a notice: the key does not matter for the run."""

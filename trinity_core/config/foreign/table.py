@@ -69,8 +69,8 @@ def type_at(section: type[BaseModel], path: Iterable[str | int]) -> Type | Below
 
 def _sentence(action: KeyAction) -> str:
     match action:
-        case Noted(why=why) | Refused(why=why):
-            return f"Without effect. {why}".rstrip()
+        case Noted() | Refused():
+            return "Without effect (docs/porting.md)."
         case Moved(to=to):
             return f"Same as `{to[0].lstrip('./')}`."
         case Below(rest=rest):

@@ -32,6 +32,8 @@ from trinity_core.config.schema import Config
 from trinity_core.config.source import WHOLE, Tree, inherited, join_key, merge
 from trinity_core.config.validation import show
 
+_TABLE = "docs/porting.md#keys-without-a-counterpart"
+
 
 class Place(NamedTuple):
     """A section of the tree."""
@@ -138,11 +140,7 @@ def _known(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator[F
 
 
 def _unknown(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator[Foreign]:
-    asked_by = action.asked_by if isinstance(action, Noted) else ""
-    asked = not asked_by or any(
-        section.get(asked_by) for section in (chain[-1].node, value) if isinstance(section, dict)
-    )
-    if value is None or not asked or (isinstance(action, Noted | Refused) and is_among(value, action.harmless)):
+    if value is None or (isinstance(action, Noted | Refused) and is_among(value, action.harmless)):
         yield Foreign(chain, name, value, SILENT if isinstance(action, Noted) else Put())
         return
     match action:
@@ -167,7 +165,7 @@ def _unknown(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator
 def _below(action: Below, name: str, value: Any, chain: Chain) -> Iterator[Foreign]:
     """Handle an unknown section: each listed key by itself, the others together if they have no effect."""
     if not isinstance(value, dict):
-        must = Refused(f"must be a section with keys, not {show(value)}.")
+        must = Refused(why=f"must be a section with keys, not {show(value)}.")
         yield Foreign(chain, name, value, action.rest if isinstance(action.rest, Noted) else must)
         return
     if not value:
@@ -195,12 +193,13 @@ def _apply(foreign: Foreign, report: Report) -> Iterator[Finding]:
         return  # another key was moved here meanwhile; the next walk handles it
     owner.pop(foreign.name, None)
     match foreign.action:
-        case Noted(why=why):
+        case Noted(is_told=is_told):
             report.forget(foreign.key)
-            if why:
-                yield Finding(foreign.key, value, "no-effect", why, severity="notice")
+            if is_told:
+                yield Finding(foreign.key, value, "no-effect", f"See {_TABLE}.", severity="notice")
         case Refused(why=why):
-            report.add(Finding(foreign.key, value, "unsupported-key", why))
+            nothing = f"has no counterpart here (it is {show(value)}); see {_TABLE}."
+            report.add(Finding(foreign.key, value, "unsupported-key", why or nothing))
         case Put(values=values, yields=yields):
             for to, part in values.items():
                 _put(foreign.chain, to.replace("*", foreign.name), part, yields, report, foreign.key)
