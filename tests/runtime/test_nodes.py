@@ -29,6 +29,7 @@ from trinity_core.runtime.gpus import Gpu
 from trinity_core.runtime.placement import Machine, Placement, place
 from trinity_core.runtime.preflight import checks, stage_plan
 from trinity_core.runtime.preflight.resource_estimate import Room
+from trinity_core.runtime.preflight.shortages import KEY
 
 HERE = Path(__file__).parent
 TWO = "RUNS_ON_NODE_TWO"
@@ -282,7 +283,7 @@ def test_a_node_without_the_model_or_too_small_is_named(
     config = config.with_values({"model.model_path": str(tiny_folder)})
     cluster = open_cluster(config, 4)
     try:
-        for look, key in ((without_model, "model.model_path"), (cramped, checks.KEY)):
+        for look, key in ((without_model, "model.model_path"), (cramped, KEY)):
             monkeypatch.setattr(nodes, "look_for_room", look)
             with pytest.raises(ConfigError, match=r"node \d+\.\d+\.\d+\.\d+: ") as refused:
                 nodes.reserve(cluster, config, place(config, Machine(2, 4)))

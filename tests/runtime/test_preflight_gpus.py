@@ -13,9 +13,10 @@ from trinity_core.config.training import TrainSettings
 from trinity_core.runtime.gpus import Gpu
 from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.preflight import checks
-from trinity_core.runtime.preflight.checks import shared_memory_shortage, shortages, unfit_gpus
+from trinity_core.runtime.preflight.checks import unfit_gpus
 from trinity_core.runtime.preflight.model_shape import size, total
 from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room
+from trinity_core.runtime.preflight.shortages import KEY, shared_memory_shortage, shortages
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 GIB = 1 << 30
@@ -174,12 +175,33 @@ def test_plans_agree_with_arithmetic(
     assert_fits(planned(tmp_path, model, gpus, gpu_gib, *overrides), model, gpu_gib, host_gib, fits)
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu_gib", "overrides", "severity"),
+    [
+        (
+            "Qwen3-0.6B",
+            24,
+            (f"{SHARES}=0.7", APART),
+            "error",
+        ),  # 0.7 of the GPU is the engine's, 0.3 no 12 bytes a weight
+        ("Qwen2.5-1.5B", 24, (), "warning"),  # 12 bytes a weight are 17 GiB; the activations are an estimate
+        ("Qwen2.5-1.5B", 16, (), "error"),
+    ],
+)
+def test_only_weights_and_optimizer_refuse_a_run(
+    model: str, gpu_gib: int, overrides: tuple[str, ...], severity: str, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, model, 1, gpu_gib, *overrides)
+    findings = list(shortages(plan, Room(memory=64 * GIB, gpu_memory=gpu_gib * GIB, disk=1 << 50)))
+    assert {finding.severity for finding in findings} == {severity}
+
+
 def test_a_node_is_asked_for_its_own_processes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The states of 7 workers are more than 64 GiB, those of one are not; a folder without weights counts for both."""
     planned(tmp_path, "Qwen2.5-7B", 8, 80)  # writes the model's shape
     monkeypatch.setattr(checks, "room_for", lambda job_dir: Room(64 * GIB, 80 * GIB, disk=1 << 50))
     config = config_of(f"model.model_path={tmp_path}", "cluster.gpu_per_node=8", "trainer.zero_stage=2", *OFFLOAD)
-    for workers, keys in ((0, []), (1, ["model.model_path"]), (7, ["model.model_path", checks.KEY])):
+    for workers, keys in ((0, []), (1, ["model.model_path"]), (7, ["model.model_path", KEY])):
         numbers = {TRAINER: workers, REWARDS: 1}
         found = [f.key for f in checks.unready_node(config, 8, numbers, reads=workers == 7) if f.severity == "error"]
         assert found == keys

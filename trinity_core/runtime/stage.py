@@ -37,7 +37,7 @@ from trinity_core.runtime.faults import withdraw
 from trinity_core.runtime.gpus import smallest_memory, survey
 from trinity_core.runtime.made_from import check_shared_settings, made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, runners, sync_method, unfilled_engine
-from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
+from trinity_core.runtime.preflight.checks import require_ready, room_notices
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.sync.versions import run_versions
 from trinity_core.tracking.metrics_file import rewind
@@ -150,7 +150,7 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
     chosen = notice if config.written("synchronizer.sync_method") else ""  # a replaced default is not worth a notice
     memory = smallest_memory(survey()) if placement.on_gpu else 0
     unfilled = unfilled_engine(config, placement, memory)
-    warnings = (*idle, *filter(None, (chosen, unfilled, shared_memory_notice(config))))
+    warnings = (*idle, *filter(None, (chosen, unfilled)), *room_notices(config))
     # The style that validation assumed applies, whichever method replaces it on this machine.
     style = config.synchronizer.style
     config = config.with_values(

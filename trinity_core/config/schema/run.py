@@ -49,7 +49,7 @@ class ClusterConfig(Section):
     """Engine and trainer use the same GPU in turns: the engine sleeps while the trainer works, and the trainer's state
     moves to host memory while the engine works. Null: true if a synchronous run has a single GPU."""
     allow_oversized: Flag = False
-    """Start a run even if `trinity plan` estimates that it needs more memory or disk than this machine has."""
+    """Start a run even if weights and optimizer, or the disk that it writes, do not fit on this machine."""
 
 
 class StageConfig(Section):

@@ -31,7 +31,6 @@ from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, place, weakest
 from trinity_core.runtime.preflight.first_rows import trial_of_rows
-from trinity_core.runtime.preflight.model_shape import Need, least, size, total
 from trinity_core.runtime.preflight.models import (
     doubtful_template,
     missing_folders,
@@ -46,19 +45,11 @@ from trinity_core.runtime.preflight.resource_estimate import (
     ENGINE,
     REWARDS,
     TRAINER,
-    ProcessEstimate,
-    Room,
     auxiliary_kind,
     room_for,
 )
-from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
-
-KEY = "cluster.allow_oversized"
-OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray and the explorer")
-"""Memory of every run besides its engines and workers (`benchmarks/plan.py`)."""
-WRITER_BYTES = 256 << 20
-"""Memory of each trainer worker's checkpoint writing process, without the copies, which belong to the worker."""
-ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
+from trinity_core.runtime.preflight.shortages import shared_memory_shortage, shortages
+from trinity_core.runtime.preflight.stage_plan import plans_of
 
 
 def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding]] | None = None) -> None:
@@ -74,7 +65,7 @@ def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding
     if remarks is not None and not report.problems:
         findings += doubtful_template(encoder)
         findings += _late_peak(config)
-        if notice := shared_memory_notice(config):
+        if not config.cluster.ray_address and (notice := _shared_memory_notice(config)):
             findings.append(Finding("", None, "unavailable", notice, severity="notice"))
         remarks[config.name] = [finding for finding in findings if finding.severity != "error"]
 
@@ -134,7 +125,7 @@ def require_ready(config: Config) -> None:
     """
     oversize = () if config.cluster.ray_address else oversized(config)
     encoder, faults = _policy(config)
-    problems = [*_errors([*faults, *_opened(config, True, encoder)]), *oversize]
+    problems = [*_errors([*faults, *_opened(config, True, encoder), *oversize])]
     if not problems:
         return
     if all(problem.code == "busy" for problem in problems):
@@ -332,16 +323,10 @@ def _folder_of(file: Path | None) -> Path | None:
 
 def oversized(config: Config) -> Iterator[Finding]:
     """Yield memory and disk that the run needs and this machine lacks, unless that is allowed or cannot be
-    estimated."""
-    if config.cluster.allow_oversized:
-        return
-    (stage,) = plans_of(config)
-    yield from _oversized(stage, room_for(config.job_dir))
-
-
-def _oversized(stage: StagePlan, room: Room) -> Iterator[Finding]:
-    for shortage in shortages(stage, room):
-        yield Finding(KEY, False, "unavailable", f"{shortage} {ANYWAY}")
+    estimated: an error if weights and optimizer alone do not fit, or the disk, otherwise a warning."""
+    if not config.cluster.allow_oversized:
+        (stage,) = plans_of(config)
+        yield from shortages(stage, room_for(config.job_dir))
 
 
 def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], reads: bool) -> Iterator[Finding]:
@@ -381,98 +366,19 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
     ]
     stage = replace(stage, processes=tuple(here))
     if not config.cluster.allow_oversized:
-        yield from _oversized(stage, room)
+        yield from shortages(stage, room)
     if notice := shared_memory_shortage(stage, room):
         yield Finding("", None, "unavailable", notice, severity="notice")
 
 
-def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
-    """Yield a sentence for each resource of which a stage needs more than the machine has."""
-    yield from _memory_shortages(stage, room)
-    if room.gpu_memory:
-        yield from _gpu_shortages(stage, room.gpu_memory)
-    if stage.disk and total(stage.disk) > room.disk:
-        yield (
-            f"the run writes about {size(total(stage.disk))} to {stage.job_dir}, and {size(room.disk)} are free "
-            f"there: {_parts(stage.disk)}."
-        )
-
-
-def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
-    """Yield shortages of host memory. For processes on a GPU their host memory counts."""
-    needs = [(process, process.host if process.gpus else process.memory or ()) for process in stage.processes]
-    of_gpus = sum(one.shared_memory for one in stage.processes if one.gpus)  # on the CPU it is part of the needs
-    wanted = sum(max(process.number * least(memory), process.reading) for process, memory in needs)
-    writers = sum(process.number for process in stage.processes if process.kind == TRAINER) * WRITER_BYTES
-    wanted += of_gpus + writers + OTHER_PROCESSES.bytes
-    if any(memory for _, memory in needs) and wanted > room.memory:
-        parts = [f"{one.number} × {one.kind}, {size(least(memory))} ({_parts(memory)})" for one, memory in needs]
-        parts += [f"{size(of_gpus)} published weights"] * bool(of_gpus)
-        parts += [f"{size(writers)} processes that write checkpoints"] * bool(writers)
-        listed = "; ".join([*parts, f"{size(OTHER_PROCESSES.bytes)} {OTHER_PROCESSES.what}"])
-        yield f"the run needs about {size(wanted)} of memory, and there are {size(room.memory)}: {listed}."
-
-
-def shared_memory_notice(config: Config) -> str:
-    """Return `shared_memory_shortage` of a run (a configuration without stages) on this machine."""
+def room_notices(config: Config) -> list[str]:
+    """Return what a run (a configuration without stages) may lack on this machine, by estimate."""
     if config.cluster.ray_address:
-        return ""
+        return []
+    short = [str(finding) for finding in oversized(config) if finding.severity == "warning"]
+    return [*short, *filter(None, [_shared_memory_notice(config)])]
+
+
+def _shared_memory_notice(config: Config) -> str:
     (stage,) = plans_of(config)
     return shared_memory_shortage(stage, room_for(config.job_dir))
-
-
-def shared_memory_shortage(stage: StagePlan, room: Room) -> str:
-    """Say where published weights go if they do not fit into shared memory; "" if they fit."""
-    shared = sum(process.shared_memory for process in stage.processes)
-    if shared <= room.shared_memory:
-        return ""
-    return (
-        f"The trainer publishes weights in /dev/shm, {size(shared)} in all, which has {size(room.shared_memory)}: what "
-        f"finds no room goes through {tempfile.gettempdir()}, which may be slower. Enlarge /dev/shm (docker run "
-        "--shm-size), or choose another synchronizer.sync_method."
-    )
-
-
-def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
-    """Yield shortages of GPU memory: per process, for processes that share a GPU, and within an engine's share."""
-    on_gpu = [process for process in stage.processes if process.gpus and process.memory]
-    for process in on_gpu:
-        assert process.memory is not None
-        if process.least and total(process.least) > total(process.memory):
-            yield (
-                f"each {process.kind} needs at least {size(total(process.least))} of a GPU's memory, and its share is "
-                f"{size(total(process.memory))} (gpu_memory_utilization, kv_cache_gib): {_parts(process.least)}."
-            )
-        if total(process.memory) > gpu_memory:
-            yield (
-                f"each {process.kind} needs about {size(total(process.memory))} of a GPU's memory, and a GPU has "
-                f"{size(gpu_memory)}: {_parts(process.memory)}."
-            )
-    sharing = [one for one in on_gpu if one.gpus < 1]
-    if all(one.resting for one in sharing):
-        yield from _colocation_shortages(sharing, gpu_memory)
-        return
-    wanted = sum(one.bytes or 0 for one in sharing)
-    if len(sharing) > 1 and wanted > gpu_memory:
-        parts = "; ".join(f"{one.kind}, {size(one.bytes or 0)} ({_parts(one.memory or ())})" for one in sharing)
-        yield (
-            f"the processes on one GPU need about {size(wanted)} of its memory together, and it has "
-            f"{size(gpu_memory)}: {parts}."
-        )
-
-
-def _colocation_shortages(sharing: Sequence[ProcessEstimate], gpu_memory: int) -> Iterator[str]:
-    """Yield shortages on a GPU that processes use in turn: each has what the resting ones leave."""
-    for process in sharing:
-        resting = sum(total(other.resting) for other in sharing if other is not process)
-        wanted = (process.bytes or 0) + resting
-        if (process.bytes or 0) <= gpu_memory < wanted:
-            yield (
-                f"the {process.kind} needs about {size(wanted)} of the GPU's memory in its turn (cluster.colocate), "
-                f"and a GPU has {size(gpu_memory)}: {_parts(process.memory or ())}, {size(resting)} the other side."
-            )
-
-
-def _parts(needs: tuple[Need, ...]) -> str:
-    taken = sorted((need for need in needs if not need.spared), key=lambda need: -need.bytes)
-    return ", ".join(f"{size(need.bytes)} {need.what}" for need in taken)
