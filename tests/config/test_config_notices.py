@@ -22,7 +22,6 @@ CLIP = "algorithm.policy_loss_fn_args.clip_range=0.1"
 WARMUP, TASKSET = "algorithm.optimizer.lr_warmup_steps", "buffer.explorer_input.taskset"
 WAITING = f"{QUEUE}.reuse_cooldown_time"
 REPLAY = f"{QUEUE}.replay_buffer={{enable: true, reuse_cooldown_time: 60}}"
-SAVED = "trainer.trainer_config.actor_rollout_ref.actor.checkpoint.save_contents"
 OTHER = "buffer.trainer_input.auxiliary_buffers.other"
 MODEL = "explorer.auxiliary_models"
 CPU, JSD = "cluster.gpu_per_node=0", "algorithm.algorithm_type=jsd"
@@ -61,7 +60,6 @@ def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, .
     ("recipe", "overrides", "keys"),
     [
         ("gsm8k/gsm8k", (f"{VERL}.critic.strategy=x",), [f"{VERL}.critic.strategy"]),
-        ("gsm8k/gsm8k", ("service.data_juicer.auto_start=true",), ["service.data_juicer"]),
         ("gsm8k/trainer", (FILTERED,), ["data_processor.experience_pipeline"]),
         (
             "gsm8k/gsm8k",
@@ -77,16 +75,10 @@ def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, .
             (f"{QUEUE}.use_priority_queue=true", "algorithm.sample_strategy=staleness_control"),
             [f"{QUEUE}.use_priority_queue"],
         ),
-        (
-            "gsm8k/gsm8k",
-            (f"{QUEUE}.replay_buffer.reuse_cooldown_time=60",),
-            [f"{QUEUE}.replay_buffer.reuse_cooldown_time"],
-        ),
         ("sft/sft", (REPLAY,), [f"{QUEUE}.replay_buffer.enable"]),
         ("sft/sft", (f"{OTHER}.path=x",), [OTHER]),
         ("gsm8k/gsm8k", (f"{OTHER}.path=x",), [OTHER]),
         ("gsm8k/gsm8k", (f"{OTHER}.path=x", "algorithm.algorithm_type=mix", "algorithm.sample_strategy=fifo"), [OTHER]),
-        ("gsm8k/gsm8k", (f"{SAVED}=[model]",), [SAVED]),
         (
             "gsm8k/gsm8k",
             (*OFFLOAD, "trainer.zero_stage=0", "trainer.dtype=float32"),
@@ -96,18 +88,8 @@ def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, .
         ("gsm8k/gsm8k", (*OFFLOAD, "trainer.zero_stage=2"), [f"{FSDP}.param_offload"]),
         (
             "gsm8k/gsm8k",
-            (f"{TASKS}.taskset.weight=2", f"{TASKS}.eval_tasksets.0.task_selector.selector_type=shuffle"),
-            [f"{TASKS}.eval_tasksets[0].task_selector", f"{TASKS}.taskset.weight"],
-        ),
-        (
-            "gsm8k/gsm8k",
             ("synchronizer.sync_offset=2", "synchronizer.sync_style=trainer_driven"),
             ["synchronizer.sync_offset"],
-        ),
-        (
-            "gsm8k/gsm8k",
-            ("cluster.gpu_per_node=4", f"{MODEL}=[{{model_path: /m, enable_history: true}}]"),
-            [f"{MODEL}[0].enable_history"],
         ),
     ],
 )
@@ -125,7 +107,6 @@ def test_settings_without_effect_get_a_notice(recipe: str, overrides: tuple[str,
         ("gsm8k/gsm8k", (f"{WARMUP}=20", "buffer.total_steps=10"), WARMUP, "info"),
         ("gsm8k/gsm8k", (f"{TASKSET}.rollout_args.temperature=0",), f"{TASKSET}.rollout_args.temperature", "info"),
         ("gsm8k/explorer", ("continue_from_checkpoint=false",), "continue_from_checkpoint", "info"),
-        ("sft/sft", (f"{OTHER}={{path: x, share: 3}}",), "buffer.trainer_input", "info"),
         (
             "gsm8k/gsm8k",
             ("synchronizer.sync_style=explorer_driven", "synchronizer.sync_method=nccl"),
@@ -136,12 +117,6 @@ def test_settings_without_effect_get_a_notice(recipe: str, overrides: tuple[str,
             "gsm8k/gsm8k",
             ("synchronizer.sync_style=dynamic_by_explorer", "synchronizer.sync_method=nccl"),
             "synchronizer.sync_style",
-            "changed",
-        ),
-        (
-            "sft/sft",
-            ("algorithm.algorithm_type=dpo", "algorithm.repeat_times=4"),
-            "algorithm.repeat_times",
             "changed",
         ),
     ],
@@ -159,24 +134,19 @@ def test_the_highest_rate_of_a_long_warm_up_is_told() -> None:
 
 
 def test_keys_without_effect_share_a_sentence() -> None:
-    unread = ["service.data_juicer.auto_start=true", f"{WAITING}=60", f"{VERL}.critic.strategy=x"]
+    unread = [f"{QUEUE}.path=backup.json", f"{WAITING}=60", f"{VERL}.critic.strategy=x"]
     together, foreign = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", unread))
-    assert together == f"Accepted, but without effect here: {WAITING}, service.data_juicer."
+    assert together == f"Accepted, but without effect here: {QUEUE}.path, {WAITING}."
     assert foreign.startswith(f"Accepted, but without effect here: {VERL}.critic.strategy. ")
 
 
 @pytest.mark.parametrize(
-    ("changes", "keys"),
-    [
-        ((), ["actor_rollout_ref.actor", "critic"]),
-        (("trainer.use_dynamic_bsz=false",), []),
-        ((f"{VERL}.critic.use_dynamic_bsz=false",), ["actor_rollout_ref.actor"]),
-        ((f"{VERL}.critic.use_dynamic_bsz=false", f"{VERL}.critic.ppo_micro_batch_size_per_gpu=null"), []),
-    ],
+    ("changes", "told"),
+    [((), True), (("trainer.use_dynamic_bsz=false",), False), ((f"{VERL}.critic.use_dynamic_bsz=false",), False)],
 )
-def test_micro_batch_rows_without_effect_get_a_notice(changes: tuple[str, ...], keys: list[str]) -> None:
-    rows = [key for key, _ in found("verl_align/ppo_example", *changes) if key.endswith("ppo_micro_batch_size_per_gpu")]
-    assert rows == [f"{VERL}.{key}.ppo_micro_batch_size_per_gpu" for key in keys]
+def test_micro_batch_rows_without_effect_get_a_notice(changes: tuple[str, ...], told: bool) -> None:
+    keys = [key for key, _ in found("verl_align/ppo_example", *changes)]
+    assert (f"{ACTOR}.ppo_micro_batch_size_per_gpu" in keys) is told
 
 
 def test_a_stage_has_the_notices_of_its_own_keys_and_of_those_above() -> None:

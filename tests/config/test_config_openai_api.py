@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from trinity_core.config import load_config
-from trinity_core.config.notices import remarks
 from trinity_core.config.rules.explorer import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 RECIPE = Path(__file__).parents[2] / "configs/gsm8k/gsm8k.yaml"
@@ -34,21 +32,3 @@ def registered(package: str, table: str) -> list[str]:
 )
 def test_the_parsers_are_vllms(package, table, known):
     assert list(known) == registered(package, table)
-
-
-def test_what_only_the_api_reads_is_noticed_without_it() -> None:
-    model = "explorer.rollout_model"
-    read = (
-        f"{model}.enable_auto_tool_choice=true",
-        f"{model}.tool_call_parser=hermes",
-        f"{model}.reasoning_parser=qwen3",
-    )
-    address = "explorer.api_port=8123", "explorer.listen_address=0.0.0.0"
-    judge = "explorer.auxiliary_models=[{model_path: judge, tool_call_parser: hermes}]"
-    off = load_config(RECIPE, ["cluster.gpu_per_node=0", *read, *address, judge, f"{model}.enable_log_requests=true"])
-    keys = "enable_auto_tool_choice", "enable_log_requests"
-    unread = [f"{model}.{key}" for key in keys]
-    unread += ["explorer.auxiliary_models[0].tool_call_parser", "explorer.listen_address", "explorer.api_port"]
-    assert [(notice.key, notice.code) for notice in remarks(off)] == [(key, "no-effect") for key in unread]
-    assert remarks(load_config(RECIPE, [*read, *address, f"{model}.enable_openai_api=true"])) == []
-    assert [notice.key for notice in remarks(load_config(RECIPE, [read[-1]]))] == [f"{model}.reasoning_parser"]

@@ -11,15 +11,13 @@ from trinity_core.config.paths import PIPELINE, is_backup, uses_pipeline
 from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, held_out, most_repeats, shares
 from trinity_core.config.rules.algorithm import RAFT, chooses_every_rollout, training_temperatures
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
-from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
+from trinity_core.config.rules.tasks import training_tasksets
 from trinity_core.config.schema import Config
-from trinity_core.config.schema.buffer import EarlierRolloutsConfig, HumanVerdictsConfig, TaskSelectorConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
 from trinity_core.registry import registry_of
 
 VERL = "trainer.trainer_config"
-POLICY_ONLY = ("custom_chat_template", "chat_template_path", "enable_thinking")
-"""Settings of `model` that do not apply to an endpoint, which renders prompts itself."""
+ACTOR = f"{VERL}.actor_rollout_ref.actor"
 
 
 def notices(config: Config) -> list[str]:
@@ -29,10 +27,7 @@ def notices(config: Config) -> list[str]:
 
 def remarks(config: Config) -> list[Finding]:
     """Return a notice for each setting without effect in this run, and for each that another setting changes."""
-    rules = (
-        *(_clips, _raft, _taught, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged, _apart, _saved),
-        *(_greedy, _late_peak),
-    )
+    rules = (_clips, _raft, _taught, _thinking, _batches, _budget, _pushed, _merged, _apart, _greedy, _late_peak)
     unread = [Finding(key, None, "no-effect", "", severity="notice") for key in _unread(config)]
     return [*unread, *config.notices, *(finding for rule in rules for finding in rule(config))]
 
@@ -69,29 +64,25 @@ def _listed(keys: list[str]) -> str:
 
 
 def _unread(config: Config) -> list[str]:
-    """Return settings that are checked but not read in this run."""
+    """Return settings that are checked, but not read in this run, although the user would expect other results."""
     trainer, verl = config.trainer, config.trainer.trainer_config
     float32 = trainer.dtype == "float32" or (trainer.dtype is None and config.cluster.gpu_per_node == 0)
     whole = float32 and (trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1))
-    buffer, known = config.buffer.trainer_input.experience_buffer, ALGORITHMS[config.algorithm.algorithm_type]
-    drawn = shares(config)
+    inputs, known = config.buffer.trainer_input, ALGORITHMS[config.algorithm.algorithm_type]
+    buffer, drawn = inputs.experience_buffer, {*shares(config), *held_out(config)}
+    by_priority = not config.is_supervised and draws_by(config) == "priority"
     unread = {
         f"{BUFFER}.path": bool(buffer.path)
         and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts and config.mode != "explore")),
-        **_unused_replay(config),
+        f"{BUFFER}.reuse_cooldown_time": buffer.reuse_cooldown_time is not None and not by_priority,
+        f"{BUFFER}.use_priority_queue": buffer.use_priority_queue and not by_priority,
+        f"{BUFFER}.replay_buffer.enable": buffer.replay_buffer.enable and not by_priority,
+        **{f"{AUXILIARY}.{key}": config.mode == "explore" or key not in drawn for key in inputs.auxiliary_buffers},
         "algorithm.rollout_correction": _bypasses_in_vain(config),
         "model.lora_configs[0].lora_dropout": config.model.lora is not None
         and config.model.lora.lora_dropout > 0
         and not config.is_supervised,
-        f"{BUFFER}.share": buffer.share is not None and not config.is_supervised,
-        **{
-            f"{AUXILIARY}.{key}": config.mode == "explore" or key not in {*drawn, *held_out(config)}
-            for key in config.buffer.trainer_input.auxiliary_buffers
-        },
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
-        "explorer.feedback_timeout": config.written("explorer.feedback_timeout") is not None and config.mode != "serve",
-        "explorer.max_refill_rounds": config.explorer.max_refill_rounds > 0 and config.mode not in ("both", "explore"),
-        "service.data_juicer": config.service.data_juicer is not None and not _asks_data_juicer(config),
         "synchronizer.sync_offset": config.synchronizer.sync_offset > 0 and not config.is_synchronous,
         "data_processor.experience_pipeline": config.data_processor.experience_pipeline is not None
         and not config.explores,
@@ -99,111 +90,14 @@ def _unread(config: Config) -> list[str]:
     }
     taken = monitor_arguments(config.monitor.monitor_type)
     unread |= {f"monitor.monitor_args.{name}": name not in taken for name in config.monitor.monitor_args}
-    unread |= {
-        f"explorer.auxiliary_models[{place}].enable_history": model.enable_history
-        for place, model in enumerate(config.explorer.auxiliary_models)
-    }
-    unread |= _orders(config) | _unserved(config)
-    if config.external_model:
-        unread |= {f"model.{name}": bool(getattr(config.model, name)) for name in POLICY_ONLY}
-    reference, actor = verl.actor_rollout_ref.ref.fsdp_config, verl.actor_rollout_ref.actor.fsdp_config
-    unread[f"{VERL}.actor_rollout_ref.ref.fsdp_config.optimizer_offload"] = reference.optimizer_offload
-    for name, fsdp in (("actor_rollout_ref.actor", actor), ("critic.model", verl.critic.model.fsdp_config)):
-        unread[f"{VERL}.{name}.fsdp_config.param_offload"] = fsdp.param_offload and trainer.zero_stage != 3
-        unread[f"{VERL}.{name}.fsdp_config.optimizer_offload"] = fsdp.optimizer_offload and whole
-    return [key for key, there in (unread | _rows(config)).items() if there]
-
-
-def _asks_data_juicer(config: Config) -> bool:
-    """True if an operator of this run uses Data-Juicer."""
-    section = config.data_processor
-    used = ((section.experience_pipeline, config.explores), (section.task_pipeline, uses_pipeline(config)))
-    return any(
-        operator.name == "data_juicer"
-        for pipeline, runs in used
-        if pipeline and runs
-        for operator in pipeline.operators
-    )
-
-
-def _unserved(config: Config) -> dict[str, bool]:
-    """Return keys about the OpenAI API, for models that are not served through it."""
-    explorer = config.explorer
-    keys: dict[str, bool] = {}
-    for key, model in explorer.models.items():
-        calls = model is explorer.rollout_model and model.tool_call_parser is not None  # which workflows read too
-        unserved = {
-            "enable_auto_tool_choice": model.enable_auto_tool_choice,
-            "enable_log_requests": model.enable_log_requests,
-            "tool_call_parser": model.tool_call_parser is not None and not calls,
-            "reasoning_parser": model.reasoning_parser is not None and not calls,
-        }
-        keys |= {f"{key}.{name}": there and not model.enable_openai_api for name, there in unserved.items()}
-    listens = any(model.enable_openai_api for model in explorer.models.values()) and config.mode != "bench"
-    addresses = ("explorer.listen_address", "explorer.api_port")
-    return keys | {key: config.written(key) is not None and not listens for key in addresses}
-
-
-def _orders(config: Config) -> dict[str, bool]:
-    """Return keys that order or mix tasks in a run without task sets to order or mix."""
-    training, evals = training_tasksets(config), eval_tasksets(config)
-    explores = config.mode in ("both", "explore", "train")
-    selected = evals + ([] if explores else training)
-    mixed = [*evals, *(training if len(training) == 1 or not explores else [])]
-    return {f"{key}.task_selector": taskset.task_selector != TaskSelectorConfig() for key, taskset in selected} | {
-        f"{key}.{'weight_by_step' if taskset.weight_by_step else 'weight'}": taskset.weight_points is not None
-        for key, taskset in mixed
-    }
-
-
-def _unused_replay(config: Config) -> dict[str, bool]:
-    """Return keys about priorities or reuse if rollouts are not drawn by priority, or about choosing rollouts if there
-    are none."""
-    inputs = config.buffer.trainer_input
-    unused = config.is_supervised or draws_by(config) != "priority"
-    buffers = [(BUFFER, inputs.experience_buffer, unused)]
-    buffers += [(f"{AUXILIARY}.{name}", buffer, True) for name, buffer in inputs.auxiliary_buffers.items()]
-    unused_keys = {}
-    for key, buffer, not_read in buffers:
-        replay = buffer.replay_buffer
-        unused_keys[f"{key}.reuse_cooldown_time"] = buffer.reuse_cooldown_time is not None and not_read
-        unused_keys[f"{key}.use_priority_queue"] = buffer.use_priority_queue and not_read
-        chooses = buffer.rollouts != EarlierRolloutsConfig()
-        unused_keys[f"{key}.rollouts"] = chooses and buffer.storage_type != "rollouts"
-        asks, about = buffer.human_verdicts.enable, buffer.human_verdicts != HumanVerdictsConfig()
-        unused_keys[f"{key}.human_verdicts"] = about and not asks
-        unused_keys[f"{key}.replay_buffer.enable"] = replay.enable and not_read
-        unused_keys[f"{key}.replay_buffer.reuse_cooldown_time"] = (
-            replay.reuse_cooldown_time is not None and not replay.enable
-        )
-    return unused_keys
-
-
-def _rows(config: Config) -> dict[str, bool]:
-    """Return keys about rows per micro-batch if micro-batches are filled by tokens."""
-    dynamic, verl = config.trainer.use_dynamic_bsz, config.trainer.trainer_config
-    actor, reference, critic = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.ref, verl.critic
-    critics = dynamic if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
-    shared = config.needs_critic and not critics and not critic.ppo_micro_batch_size_per_gpu
-    rows = "ppo_micro_batch_size_per_gpu"
-    return {
-        f"{VERL}.actor_rollout_ref.actor.{rows}": bool(actor.ppo_micro_batch_size_per_gpu) and dynamic and not shared,
-        f"{VERL}.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": dynamic
-        and bool(reference.log_prob_micro_batch_size_per_gpu),
-        f"{VERL}.critic.{rows}": critics and bool(critic.ppo_micro_batch_size_per_gpu),
-    }
-
-
-def _repeats(config: Config) -> Iterator[Finding]:
-    algorithm = config.algorithm
-    configured = config.written("algorithm.repeat_times")
-    known = ALGORITHMS[algorithm.algorithm_type]
-    if configured is None or known.uses_rollouts or configured == algorithm.repeat_times:
-        return
-    message = (
-        f"algorithm.repeat_times is {algorithm.repeat_times} for {known.name}; the {configured} given is not used."
-    )
-    yield _notice("algorithm.repeat_times", "changed", message)
+    actor = verl.actor_rollout_ref.actor
+    for name, fsdp in ((ACTOR, actor.fsdp_config), (f"{VERL}.critic.model", verl.critic.model.fsdp_config)):
+        unread[f"{name}.fsdp_config.param_offload"] = fsdp.param_offload and trainer.zero_stage != 3
+        unread[f"{name}.fsdp_config.optimizer_offload"] = fsdp.optimizer_offload and whole
+    by_rows = config.needs_critic and verl.critic.use_dynamic_bsz is False  # a critic takes the actor's rows
+    rows = bool(actor.ppo_micro_batch_size_per_gpu) and trainer.use_dynamic_bsz and not by_rows
+    unread[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = rows
+    return [key for key, there in unread.items() if there]
 
 
 def _bypasses_in_vain(config: Config) -> bool:
@@ -224,7 +118,7 @@ def _clips(config: Config) -> Iterator[Finding]:
     if loss not in losses or losses[loss].ratio_to_rollout:
         return
     why = "With one update a batch the ratio that it clips is 1."
-    remedy = f"It acts with {VERL}.actor_rollout_ref.actor.ppo_epochs above 1, or algorithm.rollout_correction: bypass."
+    remedy = f"It acts with {ACTOR}.ppo_epochs above 1, or algorithm.rollout_correction: bypass."
     for name in config.written("algorithm.policy_loss_fn_args") or {}:
         if name.startswith(("clip_range", "clip_ratio")):
             yield _notice(f"algorithm.policy_loss_fn_args.{name}", "no-effect", f"{why} {remedy}")
@@ -260,13 +154,6 @@ def late_peak(config: Config, steps: int) -> Iterator[Finding]:
             f"learning rate rises to {optimizer.lr * max(taken, 0) / warmup:.3g}, and never reaches {optimizer.lr:g}."
         )
         yield _notice("algorithm.optimizer.lr_warmup_steps", "info", message)
-
-
-def _saved(config: Config) -> Iterator[Finding]:
-    saved = set(config.trainer.trainer_config.actor_rollout_ref.actor.checkpoint.save_contents)
-    if not saved >= {"model", "optimizer", "extra"}:
-        key = f"{VERL}.actor_rollout_ref.actor.checkpoint.save_contents"
-        yield _notice(key, "no-effect", "A checkpoint always holds model, optimizer and the rest, so that runs resume.")
 
 
 def _raft(config: Config) -> Iterator[Finding]:
@@ -314,18 +201,6 @@ def _thinking(config: Config) -> Iterator[Finding]:
         "With default_reward_fn_type: math_reward, it asks only the question and scores only the final answer."
     )
     yield _notice(f"{thinking[0]}.workflow_args", "info", message)
-
-
-def _mixed(config: Config) -> Iterator[Finding]:
-    parts, inputs = shares(config), config.buffer.trainer_input
-    if not config.is_supervised or len(parts) == 1:
-        return
-    names = {
-        "": inputs.experience_buffer.name,
-        **{key: buffer.name for key, buffer in inputs.auxiliary_buffers.items()},
-    }
-    text = ", ".join(f"{share / sum(parts.values()):.0%} from '{names[key]}'" for key, share in parts.items())
-    yield _notice("buffer.trainer_input", "info", f"The rows of a batch come from several data sets: {text}.")
 
 
 def _batches(config: Config) -> Iterator[Finding]:

@@ -26,11 +26,6 @@ from trinity_core.config.yaml_text import Loader, shortened
 
 Tree = dict[str, Any]
 
-MOST_VALUES = 20_000
-"""Maximum number of values in a file. Nine lines of nested aliases can expand to a billion."""
-DEEPEST = 50
-"""Maximum depth of a tree. OmegaConf needs a dozen calls per level."""
-UNFIT = "holds NUL, or bytes that are no UTF-8, which no file can hold."
 TAG = "tag:yaml.org,2002:"
 OBJECT = "!object"
 """Tag for an object that is not a plain value; the node's text is its type."""
@@ -125,7 +120,6 @@ class _Walk:
         self._places = {"": SourceLocation(file)}
         self._problems: list[Finding] = []
         self._refers = False
-        self._values = 0
         self.loader = Loader("")
 
     def source(self, tree: Tree) -> YamlSource:
@@ -135,17 +129,14 @@ class _Walk:
     def value(self, node: yaml.Node, key: str, typed: Type | Below | None, above: tuple[yaml.Node, ...] = ()) -> Any:
         """Return the value of a node at a key. Unusable values are reported and become None.
 
-        Raises YAMLError for a text that does not fit its tag, and if aliases expand to too many values.
+        Raises YAMLError for a text that does not fit its tag.
         """
-        self._count((*above, node))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, key, typed)
         if node.tag != f"{TAG}{'map' if isinstance(node, yaml.MappingNode) else 'seq'}":
             return self.loader.construct_object(node, deep=True)  # raises
         if node in above:
-            return self._refers_to_itself(node, key, above[-1])
-        if len(above) > DEEPEST:
-            return self._problem(node, key, "unreadable", f"is nested too deeply, in more than {DEEPEST} levels.")
+            return self._problem(node, key, "recursive", "refers to itself.")
         above = (*above, node)
         if isinstance(node, yaml.MappingNode):
             return {
@@ -164,7 +155,6 @@ class _Walk:
         own: dict[str, yaml.Node] = {}
         merges: list[yaml.Node] = []
         for name_node, value in node.value:
-            self._count(above)
             if name_node.tag == f"{TAG}merge":
                 if merges:
                     self._twice(
@@ -177,9 +167,6 @@ class _Walk:
                 raise yaml.constructor.ConstructorError(None, None, "found unhashable key", name_node.start_mark)
             name = name_node.value or "null"
             path = join_key(key, name)
-            if is_unfit(name):
-                self._problem(name_node, _shown(path), "invalid", UNFIT)
-                continue
             if name in own:
                 self._twice(name_node, path, self._places[path])
             own[name] = value
@@ -194,7 +181,7 @@ class _Walk:
                 problem = f"expected a mapping for merging, but found {type(mapping).__name__}"
                 raise yaml.constructor.ConstructorError(None, None, problem, mapping.start_mark)
             if mapping in above:
-                self._refers_to_itself(mapping, join_key(key, "<<"), above[-1])
+                self._problem(mapping, join_key(key, "<<"), "recursive", "refers to itself.")
             else:
                 merged |= self._entries(mapping, key, (*above, mapping))
         return merged
@@ -211,19 +198,10 @@ class _Walk:
             return value
         if value == "???":
             return self._problem(node, key, "missing", "must be given.")
-        if is_unfit(value):
-            return self._problem(node, key, "invalid", UNFIT)
         self._refers |= "${" in value
         return value
 
-    def _count(self, nodes: tuple[yaml.Node, ...]) -> None:
-        """Count a value below these nodes. Raises ComposerError, with the line of its section."""
-        self._values += 1
-        if self._file is not None and self._values > MOST_VALUES:
-            problem = f"with its aliases it has more than {MOST_VALUES:,} values"
-            raise yaml.composer.ComposerError(None, None, problem, nodes[:2][-1].start_mark)
-
-    def _place(self, node: yaml.Node | yaml.Event) -> SourceLocation:
+    def _place(self, node: yaml.Node) -> SourceLocation:
         mark = node.start_mark if self._has_lines else None
         return SourceLocation(self._file, mark.line + 1 if mark is not None else None)
 
@@ -231,22 +209,8 @@ class _Walk:
         since = f", first in line {first.line}" if first.line else ""
         self._problem(node, key, "duplicate-key", f"is given twice{since}{remedy}.")
 
-    def _refers_to_itself(self, node: yaml.Node, key: str, section: yaml.Node) -> None:
-        """Report a recursive alias where the alias is, not where its node is."""
-        self._problem(self.loader.aliases.get((section, node), node), key, "recursive", "refers to itself.")
-
-    def _problem(self, node: yaml.Node | yaml.Event, key: str, code: Any, message: str) -> None:
+    def _problem(self, node: yaml.Node, key: str, code: Any, message: str) -> None:
         self._problems.append(Finding(key, None, code, message).at(self._place(node)))
-
-
-def _shown(key: str) -> str:
-    """Escape a key for messages."""
-    return key.encode(errors="backslashreplace").decode()
-
-
-def is_unfit(text: str) -> bool:
-    """True if a text can occur neither in a file nor in a file name."""
-    return "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
@@ -303,9 +267,6 @@ def override(source: YamlSource, overrides: Sequence[str]) -> None:
 
 def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str | None) -> None:
     """Set one value. Raises YAMLError, or LookupError with a sentence."""
-    if any(map(is_unfit, parts)):
-        source.problems.append(Finding(_shown(".".join(parts)), None, "invalid", UNFIT).at(SourceLocation(file)))
-        return
     node = _composed(raw)
     _inherit(source, parts)
     owner, path = _owner(source.tree, parts)

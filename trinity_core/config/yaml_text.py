@@ -13,19 +13,6 @@ class Loader(yaml.SafeLoader):
     """Loads YAML with the numbers of YAML 1.2's core schema: `1e-6` is a number; `1_000`, `12:30` and dates are
     text."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.aliases: dict[tuple[yaml.Node, yaml.Node], yaml.Event] = {}
-        """(section, value) → the first `*alias` by which the value is in the section."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Like PyYAML's, but remembers the location of aliases."""
-        event = self.peek_event()
-        node: yaml.Node | None = super().compose_node(parent, index)
-        if isinstance(event, yaml.AliasEvent) and parent is not None and node is not None:
-            self.aliases.setdefault((parent, node), event)
-        return node
-
 
 class Dumper(yaml.SafeDumper):
     """Quotes each text that this loader or one for YAML 1.1 would read as something else."""
@@ -50,12 +37,7 @@ for _tag, _pattern in _NUMBERS.items():
 def _integer(loader: Loader, node: yaml.ScalarNode) -> int:
     """Parse an integer. Leading zeros stay decimal (octal in YAML 1.1); `0o17` is octal, `0x1F` hexadecimal."""
     text = str(loader.construct_scalar(node))
-    try:
-        return int(text) if text.lstrip("-+").isdecimal() else int(text, 0)
-    except ValueError:
-        digits = text.lstrip("-+").isdecimal()
-        problem = f"a number of {len(text)} digits is too long" if digits else f"{shortened(text)!r} is no int"
-        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+    return int(text) if text.lstrip("-+").isdecimal() else int(text, 0)
 
 
 def _fitting(construct: Callable[[Loader, yaml.ScalarNode], Any]) -> Callable[[Loader, yaml.ScalarNode], Any]:
@@ -73,7 +55,7 @@ def _fitting(construct: Callable[[Loader, yaml.ScalarNode], Any]) -> Callable[[L
 
 _KEPT = {None, *(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map"))}
 Loader.yaml_constructors = {tag: each for tag, each in yaml.SafeLoader.yaml_constructors.items() if tag in _KEPT}
-Loader.add_constructor(_INT, _integer)
+Loader.add_constructor(_INT, _fitting(_integer))
 for _tag in (_FLOAT, "tag:yaml.org,2002:bool"):
     Loader.add_constructor(_tag, _fitting(yaml.SafeLoader.yaml_constructors[_tag]))
 
