@@ -154,12 +154,23 @@ def test_a_script_changes_nothing_outside(tmp_path: Path, text: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"] and (tmp_path / "kept").read_text() == "kept"
 
 
-def test_a_script_is_not_run_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sandbox", ["", "#!/bin/sh\necho bwrap: No permissions >&2; exit 1\n"])
+def test_a_script_is_not_run_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: str) -> None:
+    """Bubblewrap is missing, or the system permits no namespaces."""
     (tmp_path / "run.sh").write_text(f"{COMMAND} {MODEL}\n")
-    monkeypatch.setattr("trinity_core.import_verl.script.shutil.which", {"bash": "/bin/bash"}.get)
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    if sandbox:
+        (tmp_path / "bwrap").write_text(sandbox)
+        (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError) as caught:
         import_verl(tmp_path / "run.sh")
     assert "trinity import-verl --" in str(caught.value)
+
+
+def test_a_script_that_does_not_end_is_cut_off(tmp_path: Path) -> None:
+    config, _ = imported(tmp_path, f"{COMMAND} {MODEL} trainer.nnodes=2\nwhile :; do :; done\n")
+    assert config.cluster.node_num == 2
 
 
 def test_a_command_is_read_as_the_script_that_holds_it(tmp_path: Path) -> None:

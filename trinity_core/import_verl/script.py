@@ -26,8 +26,9 @@ FAILS = "fails"
 _ASKED = "⦔"
 """The function that is written before a command in a condition."""
 _SECONDS = 10.0
+_REMEDY = "write `trinity import-verl --` before the command in the script, and run the script"
 _PRELUDE = f"""\
-ulimit -v 2097152
+ulimit -v 2097152 -f 2048  # KiB, of memory and of the trace
 command_not_found_handle() {{ ((BASH_SUBSHELL)) && mark "\\$($*)"; return 0; }}
 mark() {{ printf '{UNKNOWN}%s{END}' "${{1// /{_SPACE}}}"; }}
 {FAILS}() {{ return 1; }}
@@ -92,10 +93,7 @@ def trace(text: str, arguments: Sequence[str], name: str) -> Trace:
     """Return what the script `name` runs if called with `arguments`. Raises UnreadableScript."""
     bash, sandbox = shutil.which("bash"), shutil.which("bwrap")
     if bash is None or sandbox is None:
-        raise UnreadableScript(
-            "is run by bash within bubblewrap (bwrap), which is not installed: install it, or write `trinity "
-            "import-verl --` before the command in the script, and run the script"
-        )
+        raise UnreadableScript(f"is run by bash within bubblewrap (bwrap), which is not installed: {_REMEDY}")
     text = text.replace("\r\n", "\n")
     marks, unset = _environment(text)
     with TemporaryDirectory() as folder:
@@ -113,6 +111,8 @@ def trace(text: str, arguments: Sequence[str], name: str) -> Trace:
         commands = _commands(traced.read_text(encoding="utf-8", errors="replace"))
     if broken := re.search(r"(?m)line (\d+): (syntax error.*|unexpected E.*)$", errors):
         raise UnreadableScript(broken[2], int(broken[1]))
+    if not commands and errors.startswith("bwrap:"):
+        raise UnreadableScript(f"is run in a sandbox, which this system does not permit ({errors.strip()}): {_REMEDY}")
     if not commands:
         raise UnreadableScript(errors.strip() or f"runs nothing within {_SECONDS:.0f} s")
     return Trace(commands, unset)
