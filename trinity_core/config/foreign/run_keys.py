@@ -75,7 +75,7 @@ def _external_model(written: Any, top: Mapping[str, Any]) -> Mapping[str, Any] |
     return {"/explorer.external_model": {"base_url": address, **named}}
 
 
-GRPO_ADVANTAGE = (ALGORITHMS["grpo"].advantage_fn, ALGORITHMS["grpo"].advantage_fn_args)
+_BYPASS = {"/algorithm.rollout_correction": "bypass"}
 
 
 def m2po(_: Any, algorithm: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
@@ -83,19 +83,20 @@ def m2po(_: Any, algorithm: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
     sampling policy."""
     name = algorithm.get("algorithm_type") or "ppo"
     kind = ALGORITHMS.get("grpo" if name == "grpo_verl" else str(name), ALGORITHMS["ppo"])
-    if algorithm.get("advantage_fn") or algorithm.get("add_strategy"):
-        return Refused(why="m2po is an advantage here: leave advantage_fn out, or write algorithm_type: m2po.")
-    if (kind.advantage_fn, kind.advantage_fn_args) not in (GRPO_ADVANTAGE, (M2PO.advantage_fn, M2PO.advantage_fn_args)):
-        return Refused(why=f"m2po has GRPO's advantage here, algorithm_type {name} another: add algorithm_type: m2po.")
-    corrected = algorithm.get("rollout_correction")
-    if corrected not in (None, {}, "bypass") and correction(corrected, {}) != {
-        "/algorithm.rollout_correction": "bypass"
-    }:
-        return Refused(why="m2po's ratio is to the policy that sampled: leave rollout_correction out.")
-    loss_args = algorithm.get("policy_loss_fn_args")
-    asked = algorithm.get("loss_agg_mode") or (isinstance(loss_args, Mapping) and loss_args.get("loss_agg_mode"))
-    if asked and asked != M2PO.loss_agg_mode:
-        return Refused(why="m2po's loss is a mean over tokens: write loss_agg_mode: token-mean.")
+    advantages = [(known.advantage_fn, known.advantage_fn_args) for known in (kind, ALGORITHMS["grpo"], M2PO)]
+    corrected, loss_args = algorithm.get("rollout_correction"), algorithm.get("policy_loss_fn_args")
+    mean = algorithm.get("loss_agg_mode") or (isinstance(loss_args, Mapping) and loss_args.get("loss_agg_mode"))
+    fits = (
+        not (algorithm.get("advantage_fn") or algorithm.get("add_strategy"))
+        and advantages[0] in advantages[1:]
+        and (corrected in (None, {}, "bypass") or correction(corrected, {}) == _BYPASS)
+        and mean in (None, False, "", M2PO.loss_agg_mode)
+    )
+    if not fits:
+        return Refused(
+            why="m2po has GRPO's advantage, a ratio to the policy that sampled and a mean over tokens: write "
+            "algorithm_type: m2po, without advantage_fn, rollout_correction and loss_agg_mode."
+        )
     parts = {"advantage_fn": "m2po", "policy_loss_fn": "importance_sampling", "rollout_correction": "bypass"}
     return {f"/algorithm.{part}": name for part, name in parts.items()}
 
@@ -136,7 +137,7 @@ def correction(written: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | Refuse
     if any(written.get(key) is True for key in BYPASSES):
         if written.get("loss_type", "ppo_clip") != "ppo_clip" or written.get("use_policy_gradient"):
             return Refused(why="loss_type: a loss without a clip is a policy_loss_fn of its own (docs/algorithms.md).")
-        return {"/algorithm.rollout_correction": "bypass"}
+        return _BYPASS
     if "rollout_is" not in written:
         return {}
     asked = "none" if written["rollout_is"] is None else written["rollout_is"]
