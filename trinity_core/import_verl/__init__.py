@@ -34,7 +34,7 @@ def import_verl(path: Path, arguments: Sequence[str] = ()) -> ImportedConfig:
     others. Raises ConfigError if it cannot be read or starts no veRL training."""
     draft = Draft(read_verl(path, arguments))
     (write_supervised if draft.verl.is_sft else write_reinforced)(draft)
-    return ImportedConfig(draft.yaml(path.name), tuple(draft.left_out_lines()))
+    return ImportedConfig(draft.yaml(path.name if path.is_file() else "a command"), tuple(draft.left_out_lines()))
 
 
 def import_to(file: Path, arguments: Sequence[str], out: Path | None) -> tuple[ImportedConfig, str]:

@@ -94,21 +94,20 @@ def _loss_args(draft: Draft, loss: str) -> None:
 
 
 def _divergences(draft: Draft) -> None:
-    penalised, control = draft.get("algorithm.use_kl_in_reward", False), "algorithm.kl_ctrl"
-    kind, coefficient, how, target, horizon = (draft.get(key, default) for key, default in (
-        ("algorithm.kl_penalty", "kl"), (f"{control}.kl_coef", 0.001), (f"{control}.type", ""),
-        (f"{control}.target_kl", 0.1), (f"{control}.horizon", 10000),
-    ))  # fmt: skip
-    for name, on, key, estimator in (
-        ("kl_penalty_fn", penalised, "algorithm.kl_penalty", kind),
-        ("kl_loss_fn", draft.get(f"{ACTOR}.use_kl_loss", False), f"{ACTOR}.kl_loss_type",
-         draft.get(f"{ACTOR}.kl_loss_type", "low_var_kl")),
-    ):  # fmt: skip
+    in_reward, in_loss, control = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss", "algorithm.kl_ctrl"
+    penalised, lost = draft.get(in_reward, False), draft.get(in_loss, False)
+    coefficient, how = draft.get(f"{control}.kl_coef", 0.001), draft.get(f"{control}.type", "")
+    target, horizon = draft.get(f"{control}.target_kl", 0.1), draft.get(f"{control}.horizon", 10000)
+    for name, on, switch, key, usual in (
+        ("kl_penalty_fn", penalised, in_reward, "algorithm.kl_penalty", "kl"),
+        ("kl_loss_fn", lost, in_loss, f"{ACTOR}.kl_loss_type", "low_var_kl"),
+    ):
+        estimator = draft.get(key, usual)
         if on and str(estimator) not in _KL:
             nearest = _KL.get(str(estimator).removesuffix("+"), "k1")
             draft.leave(key, f"this estimator of KL is not here: {nearest} was written")
         written = _KL.get(str(estimator).removesuffix("+"), "k1") if on else "none"
-        draft.put(f"algorithm.{name}", written, key)
+        draft.put(f"algorithm.{name}", written, key if on else switch)
     if penalised:
         args = {"kl_coef": coefficient}
         if how == "adaptive":
@@ -117,7 +116,7 @@ def _divergences(draft: Draft) -> None:
             origin = f"{control}.{'type' if name == 'adaptive' else name}"
             draft.put(f"algorithm.kl_penalty_fn_args.{name}", value, origin)
     weight = draft.get(f"{ACTOR}.kl_loss_coef", 0.001)
-    if draft.get(f"{ACTOR}.use_kl_loss", False):
+    if lost:
         draft.put("algorithm.kl_loss_fn_args.kl_coef", weight, f"{ACTOR}.kl_loss_coef")
 
 

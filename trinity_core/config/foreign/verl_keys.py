@@ -166,7 +166,7 @@ _CRITIC: Keys = {
     **moved("fsdp", "model.fsdp_config", yields=True),
     **follows("ray_namespace"),
 }
-_RESUMED = {
+_RESUMED: Keys = {
     "auto": SILENT,
     "disable": Moved(("/continue_from_checkpoint",), convert=lambda *_: False, yields=True),
 }
