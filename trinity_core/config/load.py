@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +231,7 @@ def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report
     def replaced(node: Any, within: int | None, key: str = "") -> Any:
         own = stages[within] if within is not None and isinstance(stages[within], dict) else {}
         seen = merge(tree, {name: value for name, value in own.items() if value is not None}, WHOLE)
-        return _replaced(node, seen, cache(lambda: _container(seen, defaults())), key, report)
+        return _replaced(node, seen, _container(seen, defaults()), key, report)
 
     result: Tree = replaced(above, stage)
     if stages:
@@ -286,13 +285,9 @@ def _parsable(node: Any, key: str, report: Report) -> Any:
     return node
 
 
-def _replaced(node: Any, seen: Any, resolved: Callable[[], Any], key: str, report: Report) -> Any:
-    """Return `node` with its interpolations taken from `resolved()`, the OmegaConf container of the tree `seen` at that
-    place.
-
-    The container takes 50 ms to create, so it is created only for references to other keys. A value that differs from
-    the one in `seen` is overridden and never read: it becomes None.
-    """
+def _replaced(node: Any, seen: Any, resolved: Any, key: str, report: Report) -> Any:
+    """Return `node` with its interpolations taken from `resolved`, the OmegaConf container of the tree `seen` at that
+    place. A value that differs from the one in `seen` is overridden and never read: it becomes None."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -302,14 +297,13 @@ def _replaced(node: Any, seen: Any, resolved: Callable[[], Any], key: str, repor
         inner = seen[name] if is_here else None
         if isinstance(value, dict | list):
             same = type(inner) is type(value)
-            return _replaced(value, inner, lambda: resolved()[name], path, report) if same else None
+            return _replaced(value, inner, resolved[name], path, report) if same else None
         if not isinstance(value, str) or "${" not in value:
             return value
         if inner != value:
             return None
         try:
-            alone = value.count("${") == value.count("${oc.env:")
-            other = OmegaConf.create([value])[0] if alone else resolved()[name]
+            other = resolved[name]
             return OmegaConf.to_container(other, resolve=True) if OmegaConf.is_config(other) else other
         except OmegaConfBaseException as error:
             report.add(Finding(path, value, "unresolved", _reason(first_line(error))))
