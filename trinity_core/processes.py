@@ -101,7 +101,7 @@ def require_limits() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     if os.geteuid() != 0:  # root may exceed it
         threads = limits(resource.RLIMIT_NPROC)[0]
-        free = threads - (_own_threads() if threads < 64 * LEAST_THREADS else 0)
+        free = threads - (user_threads() if threads < 64 * LEAST_THREADS else 0)
         if free < LEAST_THREADS:
             faults.append(
                 f"this user may start {max(free, 0)} more of {threads} processes and threads (`ulimit -u`), and a run "
@@ -114,7 +114,7 @@ def require_limits() -> None:
         raise TrinityError(f"{'; '.join(faults)}. Raise the limit in this shell, or with its administrator.")
 
 
-def _own_threads() -> int:
+def user_threads() -> int:
     """Return the number of threads of this user's processes."""
     count = 0
     for process in psutil.process_iter():

@@ -208,7 +208,7 @@ LOOKS_AROUND = dedent("""
 """)
 
 AS_A_PLAIN_USER = """
-import ctypes, json, os, subprocess, sys
+import ctypes, json, os, sys
 from pathlib import Path
 
 if os.getuid() == 0:
@@ -218,16 +218,10 @@ from trinity_core.workflows.rewards.code import forms, judging, sandbox
 
 sandbox.best_isolation = lambda: "none"
 codes, tests = json.loads(sys.argv[1])
-mark = f"other-{os.getpid()}"
-others = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", mark]) for _ in range(20)]
 tests = forms.tests_of(tests, {})
-codes = [code.replace("OTHER", mark) for code in codes]
-passed = [judging.Judging(code, sandbox.CodeLimits(), True, 30.0).run(tests).passed for code in codes]
-print(json.dumps([passed, any(other.poll() is not None for other in others)]))
-for other in others:
-    other.kill()
+print(json.dumps([judging.Judging(code, sandbox.CodeLimits(), True, 30.0).run(tests).passed for code in codes]))
 """
-"""Prints how many tests each code passes, and whether one of the user's other processes has ended."""
+"""Prints how many tests each code passes."""
 
 TWICE_IN_A_THREAD = """
 import threading
@@ -271,33 +265,16 @@ def twice(xs):
         return next(test["expected"] for test in tests if test["arguments"] == [xs])
     return 0
 """,
-    "kills": """
-import os, signal
-
-def twice(xs):
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if "OTHER" in open(f"/proc/{process}/cmdline").read().split("\\0"):
-                os.kill(int(process), signal.SIGKILL)
-        except OSError:
-            pass
-    return 0
-""",
 }
 """Attacks of a function on other processes of its user."""
 
 OUTLIVES = """
-import ctypes, os, signal, subprocess, sys
+import ctypes, os, sys
 
 def twice(xs):
     ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
-    parent = os.getppid()
     if os.fork() == 0:
         os.setsid()
-        try:
-            os.kill(parent, signal.SIGKILL)
-        except OSError:
-            pass
         os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)", "MARK"])
     return 0
 """

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trinity_core.errors import DataError
 from trinity_core.workflows.rewards.base import REWARD_FNS, TIME_LIMITS, WARM_UPS, Scored, graded
 from trinity_core.workflows.rewards.code.forms import tests_of
 from trinity_core.workflows.rewards.code.judging import Judging
@@ -44,13 +45,17 @@ def code_reward(
     memory_gib: float = 1.0,
     disk_mib: int = 64,
     processes: int = 16,
+    sandbox: str = "",
     **_: Any,
 ) -> Scored:
     """`accuracy` 1 if the last fenced Python block passes all unit tests, else 0.
 
-    With `partial`, the part of that name is the fraction of tests that a wrong answer passes. Raises DataError for a
-    row without tests, and other errors if the answer cannot be judged.
+    With `partial`, the part of that name is the fraction of tests that a wrong answer passes. `sandbox` is `bwrap` to
+    require bubblewrap; by default it is used where it works. Raises DataError for a row without tests, and other errors
+    if the answer cannot be judged.
     """
+    if sandbox not in ("", best_isolation()):
+        raise DataError(f"reward_fn_args.sandbox is {sandbox!r}, and bubblewrap does not work here: see the log")
     tests, code = tests_of(truth, task, entry_point), last_program(response)
     if code is None:
         return Scored(graded(0.0) if partial else {"accuracy": 0.0}, {"tests_passed": 0.0, "limits_exceeded": 0.0})

@@ -1,23 +1,25 @@
-"""Runs programs written by a model: in their own namespaces where the system permits it, always under limits.
+"""Runs programs written by a model: in bubblewrap (`bwrap`) where it works, always under limits.
 
-Each program has limits of time, memory, files, processes and output. Without namespaces a program can reach the network
-and read files, which is logged once per process. Unless run by root, it has the same user as its parent: it can neither
-send signals to the user's processes nor look into their memory, but it can write the user's files.
+In bubblewrap a program has no network and sees no other processes, and no files except the system's and Python's,
+which are read-only, and a small disk in memory. As the first process of its namespace it takes its child processes
+with it. Without bubblewrap it is a plain process under limits of time, memory, files and processes.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
-import json
 import logging
 import os
 import selectors
+import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -27,22 +29,33 @@ import psutil
 
 from trinity_core.children import Child
 from trinity_core.errors import DataError
-from trinity_core.processes import run_queue_seconds
+from trinity_core.processes import run_queue_seconds, user_threads
 from trinity_core.waits import is_readable
-from trinity_core.workflows.rewards.code import launcher
 
 log = logging.getLogger(__name__)
 
 VISIBLE = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
+DEVICES = ("null", "zero", "random", "urandom")
+DISK, WORK = "/tmp", "/tmp/sandbox"  # noqa: S108 - in the sandbox
 FIRST_UID = 1 << 20
 """User ids of root's sandboxes: each starting process has its own, which owns nothing."""
+SPARE_THREADS = 1024
+"""Threads that other processes of the same user may start while a plain program runs."""
 LOOK_SECONDS = 0.05
 START_SECONDS = 60.0
 """Time for a sandbox to start; 30 ms on an idle machine."""
-LEFT_SECONDS = 2.0
-"""Time for the launcher to end the processes left by a killed program."""
 BUSY = 10
 """Factor on the time limit that a lone program may wait for a CPU; beyond it the machine is too busy to judge."""
+ENVIRONMENT = {
+    "PATH": os.defpath, "HOME": ".", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+}  # fmt: skip
+UNCOUNTED = {
+    "x86_64": (0xC000003E, (29, 68, 319, 447)),
+    "aarch64": (0xC00000B7, (194, 186, 279, 447)),
+}
+"""Machine -> its number in filters (`AUDIT_ARCH`), and its system calls `shmget`, `msgget`, `memfd_create` and
+`memfd_secret`: their memory is nobody's resident memory, so no limit counts it."""
 
 _numbers = itertools.count()
 
@@ -71,10 +84,13 @@ class Sandbox:
     limits: CodeLimits
     stdin: int = subprocess.DEVNULL
     stdout: int = subprocess.DEVNULL
+    stderr: int = subprocess.DEVNULL
     descriptors: Sequence[int] = ()
     """File descriptors passed to the program."""
-    _isolation: str = "none"
-    _places: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list)
+    _open: ExitStack = field(default_factory=ExitStack)
+    _status: int | None = None
+    """Where bubblewrap reports the program's start and its exit code."""
+    _folder: Path | None = None
 
     def __enter__(self) -> Sandbox:
         return self.start(best_isolation())
@@ -85,19 +101,16 @@ class Sandbox:
         self.end()
 
     def start(self, isolation: str) -> Sandbox:
-        """Start the program. Raises `SandboxFailed` if the sandbox cannot be entered or the program does not exist."""
-        self._isolation = isolation
-        reading, writing = os.pipe()
+        """Start the program. Raises `SandboxFailed` if the sandbox does not start."""
         try:
-            self._launch(isolation, writing)
-        finally:
-            os.close(writing)
-        with os.fdopen(reading, "rb") as report:
-            begun = is_readable(report.fileno(), START_SECONDS)
-            reason = report.read().decode(errors="replace") if begun else f"it did not begin in {START_SECONDS:g} s"
-        if reason:
+            with ExitStack() as passed:
+                self._launch(self._isolated(passed) if isolation == "bwrap" else self._plain(), isolation, passed)
+        except OSError as error:
+            self._open.close()
+            raise SandboxFailed(f"a sandbox for model-written code did not start: {error}") from error
+        if self._status is not None and not is_readable(self._status, START_SECONDS):
             self.end()
-            raise SandboxFailed(f"a sandbox for model-written code did not start: {reason}")
+            raise SandboxFailed(f"a sandbox for model-written code did not begin in {START_SECONDS:g} s")
         self._began = time.monotonic()
         return self
 
@@ -105,7 +118,7 @@ class Sandbox:
         """Return the limit that the program has exceeded, as text; "" if none. Raises `SandboxFailed` on a busy
         machine."""
         members = self._members()
-        if self._isolation == "none" and _size(Path(self._places[1].name)) > self.limits.disk_bytes:
+        if self._folder is not None and _size(self._folder) > self.limits.disk_bytes:
             return f"wrote more than {self.limits.disk_bytes >> 20} MiB to its folder"
         memory = sum(_resident(member) for member in members)
         if memory > self.limits.memory_bytes:
@@ -125,66 +138,96 @@ class Sandbox:
         self._began = time.monotonic()
 
     def end(self) -> None:
-        """Kill the program and its child processes."""
+        """Kill the program and its child processes. Raises `SandboxFailed` if bubblewrap has not run it."""
+        ended = self.process.poll() is not None
         for member in self._members():
             with suppress(psutil.NoSuchProcess):
                 member.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(LEFT_SECONDS)  # the launcher ends what they have left
         try:
-            self._child.kill(daemons=False)
+            self._child.kill(daemons=self._folder is not None)
         except subprocess.TimeoutExpired:
             raise SandboxFailed("a killed program does not end") from None
-        for place in self._places:
-            place.cleanup()
+        with self._open:
+            if ended and self._status is not None and b'"exit-code"' not in os.read(self._status, 1 << 16):
+                raise SandboxFailed("bubblewrap ended before the program began")
 
-    def _launch(self, isolation: str, report: int) -> None:
-        root, staged = (tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True) for _ in range(2))
-        self._places = [root, staged]
+    def _isolated(self, passed: ExitStack) -> list[str]:
+        """Return the command that enters bubblewrap. Descriptors in `passed` are for it."""
+        namespaces = ("ipc", "pid", "net", "uts", *(["user"] if os.geteuid() else []))
+        reading, writing = os.pipe()
+        self._open.callback(os.close, reading)
+        passed.callback(os.close, writing)
+        self._status, self._passed = reading, [writing]
+        command = ["bwrap", *(f"--unshare-{name}" for name in namespaces)]
+        command += ["--die-with-parent", "--new-session", "--as-pid-1"]
+        command += ["--perms", "1777", "--size", str(self.limits.disk_bytes), "--tmpfs", DISK]
+        for path in (*VISIBLE, *_python()):
+            for parent in [*Path(path).parents][-2::-1]:  # bubblewrap's own would be closed to other users
+                command += ["--perms", "0755", "--dir", str(parent)]
+            command += ["--ro-bind-try", path, path]
+        for device in DEVICES:
+            command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+        command += ["--proc", "/proc", "--perms", "1777", "--dir", WORK]
         for name, text in self.files.items():
-            Path(staged.name, name).write_text(text, encoding="utf-8", errors="replace")
-        settings = {
-            "isolation": isolation,
-            "report": report,
-            "inherited": [report, *self.descriptors],
-            "root": root.name,
-            "files": staged.name,
-            "visible": [*VISIBLE, *_python()],
-            "disk_bytes": self.limits.disk_bytes,
-            "uid": FIRST_UID + os.getpid() * 64 % (1 << 28) + next(_numbers) % 64,
-            "command": list(self.command),
-            "limits": {
-                "RLIMIT_AS": self.limits.memory_bytes * 4,
-                "RLIMIT_DATA": self.limits.memory_bytes * 4,  # else that of the worker that starts it
-                "RLIMIT_FSIZE": self.limits.disk_bytes,
-                "RLIMIT_NPROC": self.limits.processes,
-                "RLIMIT_NOFILE": 128,
-                "RLIMIT_CORE": 0,
-                "RLIMIT_CPU": int(self.limits.seconds * BUSY) + 1,
-            },
-            "environment": {
-                "PATH": os.defpath,
-                "HOME": ".",
-                "LANG": "C.UTF-8",
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-                "PYTHONHASHSEED": "0",
-            },
+            content = self._memory(text.encode(errors="replace"), passed)
+            command += ["--perms", "0644", "--file", str(content), f"{WORK}/{name}"]
+        if os.uname().machine in UNCOUNTED:
+            command += ["--seccomp", str(self._memory(_filter(*UNCOUNTED[os.uname().machine]), passed))]
+        return [*command, "--remount-ro", "/", "--chdir", WORK, "--json-status-fd", str(writing), "--"]
+
+    def _memory(self, content: bytes, passed: ExitStack) -> int:
+        """Return a descriptor of a file in memory, to be inherited."""
+        file = passed.enter_context(os.fdopen(os.memfd_create("sandbox"), "w+b"))
+        file.write(content)
+        file.seek(0)
+        self._passed.append(file.fileno())
+        return file.fileno()
+
+    def _plain(self) -> list[str]:
+        """Put the files in a folder of the program's own; nothing else isolates it."""
+        self._passed = []
+        folder = tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True)
+        self._folder = Path(self._open.enter_context(folder))
+        for name, text in self.files.items():
+            (self._folder / name).write_text(text, encoding="utf-8", errors="replace")
+        return []
+
+    def _launch(self, enter: list[str], isolation: str, passed: ExitStack) -> None:
+        """Start the program by `setpriv`, which drops root's powers, and `prlimit`."""
+        limits = {
+            "as": self.limits.memory_bytes * 4,
+            "data": self.limits.memory_bytes * 4,  # else that of the worker that starts it
+            "fsize": self.limits.disk_bytes,
+            "nproc": self.limits.processes,
+            "nofile": 128,
+            "core": 0,
+            "cpu": int(self.limits.seconds * BUSY) + 1,
         }
+        privileges = ["setpriv", "--no-new-privs", "--pdeathsig", "KILL"]
+        if os.geteuid() == 0:
+            uid = FIRST_UID + os.getpid() * 64 % (1 << 28) + next(_numbers) % 64
+            privileges += ["--reuid", str(uid), "--regid", str(uid), "--clear-groups"]
+            if self._folder is not None:
+                for path in (self._folder, *self._folder.iterdir()):
+                    os.chown(path, uid, uid)
+        elif isolation == "none":  # the system counts threads of the whole user
+            limits["nproc"] += user_threads() + SPARE_THREADS
         self._child = Child(
-            [sys.executable, "-I", "-S", launcher.__file__, json.dumps(settings)],
+            [*enter, *privileges, "prlimit", *(f"--{name}={value}" for name, value in limits.items()), *self.command],
             stdin=self.stdin,
             stdout=self.stdout,
-            stderr=subprocess.DEVNULL,
-            descriptors=(report, *self.descriptors),
-            folder=Path("/"),
+            stderr=self.stderr,
+            environment=ENVIRONMENT,
+            descriptors=(*self._passed, *self.descriptors),
+            folder=self._folder or Path("/"),
         )
         self.process = self._child.process
 
     def _members(self) -> list[psutil.Process]:
-        """Return the program and its child processes, without the launcher."""
+        """Return the program and its child processes, without bubblewrap."""
         try:
-            return psutil.Process(self.process.pid).children(recursive=True)
+            process = psutil.Process(self.process.pid)
+            return [*([process] if self._status is None else []), *process.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
 
@@ -206,10 +249,12 @@ def run_program(files: Mapping[str, str], command: Sequence[str], stdin: str, li
         text.seek(0)
         with Sandbox(files, command, limits, text.fileno(), subprocess.PIPE) as sandbox:
             assert sandbox.process.stdout is not None
-            return _collected(sandbox, sandbox.process.stdout.fileno())
+            output, exceeded = _collected(sandbox, sandbox.process.stdout.fileno())
+    return Ran(output, exceeded, sandbox.process.returncode)
 
 
-def _collected(sandbox: Sandbox, descriptor: int) -> Ran:
+def _collected(sandbox: Sandbox, descriptor: int) -> tuple[bytes, str]:
+    """Return a program's output, and the limit that it exceeded."""
     output, open_, exceeded = bytearray(), True, ""
     with selectors.DefaultSelector() as ready:
         ready.register(descriptor, selectors.EVENT_READ)
@@ -224,8 +269,7 @@ def _collected(sandbox: Sandbox, descriptor: int) -> Ran:
                 with suppress(subprocess.TimeoutExpired):
                     sandbox.process.wait(LOOK_SECONDS)
             exceeded = exceeded or sandbox.exceeded()
-    sandbox.end()
-    return Ran(bytes(output), exceeded, sandbox.process.returncode)
+    return bytes(output), exceeded
 
 
 def python(*arguments: str) -> list[str]:
@@ -235,34 +279,53 @@ def python(*arguments: str) -> list[str]:
 
 @cache
 def best_isolation() -> str:
-    """Return `namespaces` if the system permits them, else `none` with a warning in the log."""
-    probe = Sandbox({}, ["/bin/true"], CodeLimits())
-    try:
-        probe.start("namespaces").end()
-    except SandboxFailed as failed:
-        log.warning(
-            "this system permits no namespaces: code that a model wrote runs under limits of time, memory, files and "
-            "processes, but can reach the network and read files%s (%s)",
-            " and write yours, which may forge verdicts: run as root, or where namespaces are permitted"
-            if os.geteuid()
-            else "",
-            failed,
-        )
-        _require_python()
-        return "none"
-    return "namespaces"
+    """Return `bwrap` if bubblewrap works here, else `none` with a warning in the log.
 
-
-def _require_python() -> None:
-    """Raise DataError if no code can run here: root's code runs as another user, who may lack access."""
-    probe = Sandbox({}, python("-c", ""), CodeLimits())
-    try:
-        probe.start("none").end()
-    except SandboxFailed as failed:
+    Raises DataError if no code can run here: root's code runs as another user, who may lack access to this Python.
+    """
+    reason = _fault("bwrap") if shutil.which("bwrap") else "it is not installed"
+    if not reason:
+        return "bwrap"
+    log.warning(
+        "code that a model wrote runs as a plain process, NOT isolated: it has limits of time, memory and processes, "
+        "but can reach the network and your files, and may forge verdicts. bubblewrap (bwrap) would isolate it (%s)",
+        reason,
+    )
+    if fault := _fault("none"):
         raise DataError(
-            f"code that a model wrote cannot be run here ({failed}): root's runs as another user, and {sys.executable} "
-            "must be readable to all; run as another user, or install Python outside /root"
-        ) from failed
+            f"code that a model wrote cannot be run here ({fault}): root's runs as another user, and {sys.executable} "
+            "must be readable to all; run as another user, or install bubblewrap"
+        )
+    return "none"
+
+
+def _fault(isolation: str) -> str:
+    """Return why this Python cannot run in a sandbox; "" if it can."""
+    with tempfile.TemporaryFile() as errors:
+        probe = Sandbox({}, python("-c", ""), CodeLimits(), stderr=errors.fileno())
+        try:
+            status = probe.start(isolation).process.wait(START_SECONDS)
+            probe.end()
+        except SandboxFailed as failed:
+            status = str(failed)
+        errors.seek(0)
+        return f"{status}: {errors.read().decode(errors='replace').strip()}" if status else ""
+
+
+def _filter(machine: int, calls: Sequence[int]) -> bytes:
+    """Return a seccomp program (Linux BPF) that makes system calls, and those of other machines' conventions, fail with
+    EPERM."""
+    load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
+    steps = [
+        (load, 0, 0, 4),
+        (equal, 0, len(calls) + 3, machine),
+        (load, 0, 0, 0),
+        (at_least, len(calls) + 1, 0, 1 << 30),
+        *((equal, len(calls) - place, 0, call) for place, call in enumerate(calls)),
+        (end, 0, 0, 0x7FFF0000),
+        (end, 0, 0, 0x00050000 | errno.EPERM),
+    ]
+    return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
 def _python() -> list[str]:
