@@ -1,5 +1,6 @@
 """Code that a model may write, good and bad, with unit tests in the forms of the data sets."""
 
+import base64
 import errno
 import json
 import os
@@ -7,7 +8,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import ExitStack, closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from textwrap import dedent
 
@@ -55,7 +58,7 @@ from trinity_core.workflows import RewardItem, RewardPool
 from trinity_core.workflows.rewards.code import code_reward, last_program, sandbox
 from trinity_core.workflows.rewards.code.checks import NothingChecked
 from trinity_core.workflows.rewards.code.judging import same_output
-from trinity_core.workflows.rewards.code.sandbox import CodeLimits, best_isolation, python, run_program
+from trinity_core.workflows.rewards.code.sandbox import CodeLimits, SandboxFailed, best_isolation, python, run_program
 from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
 
 bubblewrap = pytest.mark.skipif(best_isolation() == "none", reason="bubblewrap does not work here")
@@ -395,6 +398,73 @@ def test_tests_not_reached_after_a_failure_count_as_failed(code, name, partial):
     scored = judged(code, tests, partial=partial, time_limit=3.0, total_seconds=6.5)
     assert scored.parts["accuracy"] == 0.0 and scored.counts["tests_passed"] == 1 / 40
     assert scored.parts.get("partial") == (1 / 40 if partial else None)
+
+
+class RunCode(BaseHTTPRequestHandler):
+    """SandboxFusion's `POST /run_code`, without a sandbox."""
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in request["files"].items():
+                Path(folder, name).write_bytes(base64.b64decode(content))
+            Path(folder, "program.py").write_text(request["code"])
+            result = self.ran([sys.executable, "program.py"], folder, request["stdin"], request["run_timeout"])
+        status = "Success" if result["return_code"] == 0 else "Failed"
+        reply = {"status": status, "message": "", "compile_result": None, "run_result": result, "files": {}}
+        if "breaks the sandbox" in request["code"]:
+            reply = {"status": "SandboxError", "message": "no space left", "run_result": None}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(reply).encode())
+
+    def ran(self, command, folder, stdin, seconds):
+        try:
+            done = subprocess.run(command, cwd=folder, input=stdin, capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired as ended:
+            output = (ended.stdout or b"").decode()
+            return {"status": "TimeLimitExceeded", "return_code": None, "stdout": output, "stderr": ""}
+        return {"status": "Finished", "return_code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with ThreadingHTTPServer(("127.0.0.1", 0), RunCode) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/run_code"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "code, tests, passed, exceeded",
+    [
+        (SUMMED, SUM, 2, 0),
+        ("print(3)", SUM, 1, 0),
+        (SIMILAR, MBPP, 2, 0),
+        ("def similar(a, b):\n    return ()", MBPP, 1, 0),
+        (TOTAL, LIVE, 2, 0),
+        ("def similar(:", MBPP, 0, 0),
+        ("import time\ntime.sleep(60)", SUM, 0, 2),
+        ("def similar(a, b):\n    while len(a) > 1: pass\n    return ()", MBPP, 1, 1),
+        (FORGERIES["equals all"], MBPP, 0, 0),
+        (FORGERIES["writes verdicts"], MBPP, 0, 0),
+        (FORGERIES["exits at once"], MBPP, 0, 0),
+    ],
+)
+def test_an_endpoint_gives_the_same_verdicts(endpoint, code, tests, passed, exceeded):
+    counts = judged(code, tests, partial=True, time_limit=2.0, sandbox=endpoint).counts
+    assert counts == {"tests_passed": passed / 2, "limits_exceeded": exceeded}
+
+
+def test_an_endpoint_that_fails_gives_no_verdict(endpoint):
+    with pytest.raises(SandboxFailed, match="no space left"):
+        judged("# breaks the sandbox", SUM, sandbox=endpoint)
+    with pytest.raises(SandboxFailed):
+        judged(SUMMED, SUM, sandbox=endpoint.replace("run_code", "other").replace("http:", "https:"))
+    with pytest.raises(Unjudged):
+        judged("def apply(f): return f()", ["assert apply(lambda: 1) == 1"], sandbox=endpoint)
+    with pytest.raises(DataError):
+        judged(SUMMED, SUM, sandbox="docker")
 
 
 @pytest.mark.parametrize(

@@ -51,16 +51,19 @@ def code_reward(
     """`accuracy` 1 if the last fenced Python block passes all unit tests, else 0.
 
     With `partial`, the part of that name is the fraction of tests that a wrong answer passes. `sandbox` is `bwrap` to
-    require bubblewrap; by default it is used where it works. Raises DataError for a row without tests, and other errors
-    if the answer cannot be judged.
+    require bubblewrap, which is used where it works by default, or the URL of SandboxFusion's `/run_code`. Raises
+    DataError for a row without tests, and other errors if the answer cannot be judged.
     """
-    if sandbox not in ("", best_isolation()):
-        raise DataError(f"reward_fn_args.sandbox is {sandbox!r}, and bubblewrap does not work here: see the log")
+    endpoint = sandbox if sandbox.startswith(("http://", "https://")) else ""
+    if not endpoint and sandbox not in ("", "bwrap"):
+        raise DataError(f"reward_fn_args.sandbox is {sandbox!r}; it is 'bwrap' or the URL of a /run_code")
+    if sandbox == "bwrap" != best_isolation():
+        raise DataError("reward_fn_args.sandbox is 'bwrap', and bubblewrap does not work here; the log says why")
     tests, code = tests_of(truth, task, entry_point), last_program(response)
     if code is None:
         return Scored(graded(0.0) if partial else {"accuracy": 0.0}, {"tests_passed": 0.0, "limits_exceeded": 0.0})
     limits = CodeLimits(time_limit, int(memory_gib * 2**30), disk_mib << 20, processes)
-    counts = Judging(code, limits, partial, total_seconds).run(tests)
+    counts = Judging(code, limits, partial, total_seconds, endpoint).run(tests)
     share = counts.passed / tests.count
     parts = graded(share) if partial else {"accuracy": float(counts.passed == tests.count)}
     return Scored(parts, {"tests_passed": share, "limits_exceeded": float(counts.exceeded)})

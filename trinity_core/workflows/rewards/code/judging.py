@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.waits import is_readable
+from trinity_core.workflows.rewards.code.endpoint import run_remotely
 from trinity_core.workflows.rewards.code.forms import Tests
 from trinity_core.workflows.rewards.code.sandbox import (
     LOOK_SECONDS,
     START_SECONDS,
     CodeLimits,
+    Ran,
     Sandbox,
     SandboxFailed,
     python,
@@ -30,9 +32,9 @@ from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
 
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 """A number; not `0101`, which may be a text."""
-SCRIPT, ANSWER_SIDE, TESTS_SIDE = (
+SCRIPT, ANSWER_SIDE, TESTS_SIDE, BOTH_SIDES = (
     {f"{name}.py": Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")}
-    for name in ("sandbox_rpc", "answer_side", "tests_side")
+    for name in ("sandbox_rpc", "answer_side", "tests_side", "both_sides")
 )
 
 
@@ -44,7 +46,7 @@ class Outcomes:
     failed: int = 0
     exceeded: int = 0
 
-    def add(self, passed: bool, exceeded: str = "") -> None:
+    def add(self, passed: bool, exceeded: str | bool = "") -> None:
         self.passed += passed
         self.failed += not passed
         self.exceeded += bool(exceeded)
@@ -61,6 +63,8 @@ class Judging:
     limits: CodeLimits
     wanted: bool
     total_seconds: float
+    endpoint: str = ""
+    """URL of a `/run_code` that runs the code in place of a sandbox here."""
 
     def run(self, tests: Tests) -> Outcomes:
         """Run the tests; return their outcomes. Raises `SandboxFailed`, `Unjudged` or TimeoutError if there is no
@@ -70,9 +74,12 @@ class Judging:
         for program in tests.programs:
             if self._is_decided(counts):
                 return counts
-            ran = run_program({"solution.py": self.code}, python("solution.py"), program.given, self.limits)
+            ran = self._program(program.given)
             counts.add(not ran.exceeded and same_output(ran.output, program.expected), ran.exceeded)
         left = list(tests.functions)
+        if self.endpoint and left and not self._is_decided(counts):
+            self._functions_remotely(left, counts)
+            return counts
         while left and not self._is_decided(counts):
             left = left[self._functions(left, counts) :]
         return counts
@@ -83,6 +90,27 @@ class Judging:
         if is_late and not counts.failed:
             raise TimeoutError(f"the tests took longer than {self.total_seconds:g} s together (total_seconds)")
         return counts.failed > 0 and (is_late or not self.wanted)
+
+    def _program(self, stdin: str) -> Ran:
+        if self.endpoint:
+            return run_remotely(self.endpoint, self.code, {}, stdin, self.limits)
+        return run_program({"solution.py": self.code}, python("solution.py"), stdin, self.limits)
+
+    def _functions_remotely(self, tests: Sequence[dict[str, Any]], counts: Outcomes) -> None:
+        """Run all tests of functions in one sandbox of the endpoint."""
+        [driver] = BOTH_SIDES.values()
+        ran = run_remotely(
+            self.endpoint,
+            driver,
+            SCRIPT | ANSWER_SIDE | TESTS_SIDE | {"solution.py": self.code},
+            json.dumps({"tests": tests, "seconds": self.limits.seconds, "wanted": self.wanted}),
+            replace(self.limits, seconds=max(self._ends - time.monotonic(), 0.0) + self.limits.seconds),
+        )
+        verdicts = ran.output.splitlines()
+        for verdict in verdicts:
+            _count(json.loads(verdict), counts)
+        if len(verdicts) < len(tests) and not self._is_decided(counts):
+            raise SandboxFailed(f"the process of the tests ended with status {ran.status}, without a verdict")
 
     def _functions(self, tests: Sequence[dict[str, Any]], counts: Outcomes) -> int:
         """Run tests until all are decided or one ends the answer's process; return the number decided."""
@@ -147,7 +175,7 @@ class Judging:
 def _count(verdict: dict[str, Any], counts: Outcomes) -> None:
     if "unjudged" in verdict:
         raise Unjudged(verdict["unjudged"])
-    counts.add(verdict["passed"])
+    counts.add(verdict["passed"], verdict.get("exceeded", False))
 
 
 def same_output(output: bytes, expected: str) -> bool:
