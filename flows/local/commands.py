@@ -16,13 +16,12 @@ from flows.local.pages import Page, is_served, port_is_free, start_page, wait_fo
 from flows.local.server import (
     Process,
     UpState,
-    begin_database,
     client_environment,
     is_healthy,
     locked,
     log_file,
     migration_environment,
-    record_database,
+    record_migration,
     server_environment,
     start_process,
     wait_until_healthy,
@@ -153,13 +152,12 @@ def _free_api_url(root: Path, port: int) -> str:
 
 def _start_server(root: Path, port: int, state: UpState, say: Callable[[str], None]) -> None:
     say(f"Starting the Prefect server on port {port} …")
-    is_new = begin_database(root)
     start = _command("server", "start", "--host", LOOPBACK, "--port", str(port))
     env = server_environment(state.api_url, root) | migration_environment(root)
     server = start_process("server", start, env, root)
     state.add(Process.of("server", server.pid))
     wait_until_healthy(state.api_url, server, log_file("server", root))
-    record_database(root, is_new)
+    record_migration(root)
     write_settings(root, state.api_url)
     say("Creating the work pool and the deployments …")
     make_pool(root, state.api_url)

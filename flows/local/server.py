@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from importlib.metadata import version
@@ -27,14 +25,7 @@ import psutil
 from trinity_core.addresses import LOOPBACK
 from trinity_core.children import start_detached
 from trinity_core.errors import TrinityError
-from trinity_core.files import (
-    cache_folder,
-    clear_errors,
-    from_record,
-    read_json,
-    temporary_sibling,
-    write_json,
-)
+from trinity_core.files import clear_errors, from_record, read_json, write_json
 from trinity_core.gate import ELSEWHERE, make_state_dir, server_key, state_dir
 from trinity_core.processes import end, family, start_mark, still_runs
 from trinity_core.runlock import LINGER_SECONDS, one_at_a_time
@@ -213,7 +204,7 @@ class TemporaryServer:
 
     def __init__(self, root: Path | None = None) -> None:
         self.log = log_file("temporary-server", root)
-        self._root, self._is_new = root or Path.cwd(), begin_database(root)
+        self._root = root
         with socket.create_server((LOOPBACK, 0)) as listener:
             self.api_url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
             command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
@@ -225,7 +216,7 @@ class TemporaryServer:
 
     def wait(self) -> None:
         wait_until_healthy(self.api_url, self._process, self.log)
-        record_database(self._root, self._is_new)
+        record_migration(self._root)
 
     def has_ended(self) -> bool:
         """True if the server has ended other than by `stop`."""
@@ -251,59 +242,20 @@ class TemporaryServer:
         }
 
 
-def begin_database(root: Path | None = None) -> bool:
-    """Copy an empty database from the user's cache, left by an earlier folder's server, if there is one: creating it by
-    Prefect's migrations takes 10 s of CPU time. Return True if the server still has to create it."""
-    note = _migration_note(root)
-    if note is None or any(note.parent.glob("prefect.db*")):
-        return False
-    copy = temporary_sibling(note)
-    try:
-        make_state_dir(root)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(_empty_database(), copy)
-        os.link(copy, note.with_name("prefect.db"))  # fails if another command has created one
-        note.write_text(version("prefect"))
-    except FileExistsError:
-        return False
-    except OSError:
-        return True
-    finally:
-        with suppress(OSError):
-            copy.unlink(missing_ok=True)
-    return False
-
-
 def migration_environment(root: Path | None = None) -> dict[str, str]:
     """Return settings that skip migrations for a database of this version: they take 3 s even without changes."""
     note = _migration_note(root)
-    known = note is not None and _migrated_by(note) == version("prefect")
-    return {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"} if known else {}
+    known = note is not None and note.with_name("prefect.db").exists() and note.exists()
+    return (
+        {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"} if known and note.read_text() == version("prefect") else {}
+    )
 
 
-def _empty_database() -> Path:
-    return cache_folder() / f"prefect-{version('prefect')}.db"
-
-
-def record_database(root: Path, is_new: bool) -> None:
-    """Record that a server of this version has started on a folder's database. A copy of a new one is kept for other
-    folders, unless it has been written to, for example by another command in the same folder."""
-    if (note := _migration_note(root)) is None:
-        return
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(version("prefect"))
-    if is_new:
-        copy = temporary_sibling(_empty_database())
-        with suppress(OSError, sqlite3.Error), ExitStack() as opened:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            opened.callback(copy.unlink, missing_ok=True)
-            made = opened.enter_context(closing(sqlite3.connect(note.with_name("prefect.db"))))
-            kept = opened.enter_context(closing(sqlite3.connect(copy)))
-            made.backup(kept)
-            [is_written] = kept.execute("SELECT EXISTS (SELECT 1 FROM flow)").fetchone()
-            kept.close()
-            if not is_written:
-                os.link(copy, _empty_database())  # fails if another command has created one
+def record_migration(root: Path | None = None) -> None:
+    """Record that a server of this version has started on a folder's database."""
+    if note := _migration_note(root):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(version("prefect"))
 
 
 def _migration_note(root: Path | None) -> Path | None:
@@ -312,10 +264,6 @@ def _migration_note(root: Path | None) -> Path | None:
     if any(f"PREFECT_{owner}_DATABASE_{part}" in os.environ for owner in ("API", "SERVER") for part in parts):
         return None
     return (root or Path.cwd()) / Path(prefect_environment(root)["PREFECT_HOME"]).expanduser() / "migrated"
-
-
-def _migrated_by(note: Path) -> str:
-    return note.read_text() if note.exists() and note.with_name("prefect.db").exists() else ""
 
 
 def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
@@ -29,10 +27,8 @@ from flows.local.server import (
     Process,
     TemporaryServer,
     UpState,
-    begin_database,
     client_environment,
     is_healthy,
-    migration_environment,
     prefect_environment,
 )
 from flows.local.supervisor import SHORT_SECONDS, Supervisor
@@ -445,7 +441,6 @@ def test_a_database_is_migrated_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """And each: another PREFECT_HOME has a database of its own, and one that a user names may be any."""
     for name in [name for name in os.environ if name.startswith("PREFECT_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     own, other = tmp_path / ".trinity/prefect", tmp_path / "other"
     for home in (own, other):
         home.mkdir(parents=True)
@@ -462,43 +457,6 @@ def test_a_database_is_migrated_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not migrates(tmp_path, monkeypatch)
     (own / "migrated").write_text("3.0")
     assert migrates(tmp_path, monkeypatch), "Prefect is another"
-
-
-def test_a_folder_begins_with_the_empty_database_of_an_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for one that has a part of a database, or a cache that nobody may write to."""
-    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    homes = [tmp_path / name / ".trinity/prefect" for name in ("first", "second", "part", "last")]
-
-    def migrate(*_: object, **__: object) -> None:
-        homes[0].mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(homes[0] / "prefect.db")) as database:
-            database.execute("CREATE TABLE IF NOT EXISTS flow (id)")
-
-    assert begin_database(tmp_path / "first")
-    monkeypatch.setattr("flows.local.server.start_process", migrate)
-    monkeypatch.setattr("flows.local.server.wait_until_healthy", lambda *_: None)
-    servers = [TemporaryServer(tmp_path / "first") for _ in range(2)]
-    with closing(sqlite3.connect(homes[0] / "prefect.db")) as database, database:
-        database.execute("INSERT INTO flow VALUES (1)")
-    servers[0].wait()
-    assert begin_database(tmp_path / "other"), "no other folder begins with what somebody has written"
-    assert not [*(tmp_path / "cache/trinity-flows").iterdir()]
-    with closing(sqlite3.connect(homes[0] / "prefect.db")) as database, database:
-        database.execute("DELETE FROM flow")
-    for server in servers:
-        server.wait()
-    assert not begin_database(tmp_path / "second") and migration_environment(tmp_path / "second")
-    with closing(sqlite3.connect(homes[1] / "prefect.db")) as database:
-        assert database.execute("SELECT * FROM flow").fetchall() == []
-    homes[2].mkdir(parents=True)
-    (homes[2] / "prefect.db-wal").write_bytes(b"rows")
-    assert not begin_database(tmp_path / "part") and not migration_environment(tmp_path / "part")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(homes[0] / "prefect.db"))
-    assert begin_database(tmp_path / "last") and not [*homes[3].iterdir()]
 
 
 def test_a_temporary_server_does_not_outlive_a_killed_run(tmp_path: Path) -> None:
