@@ -79,6 +79,5 @@ def test_errors_and_cancellations_cross(there: Loop) -> None:
         await asyncio.sleep(0.05)
         begun.cancel()
         assert await asyncio.to_thread(cancelled.wait, 10)
-        assert not bridge.calls
 
     asyncio.run(main())

@@ -177,7 +177,6 @@ class Bridge:
 
     here: Loop
     there: Loop
-    calls: set[asyncio.Future[Any]] = field(default_factory=set)
     _leaving: list[tuple[Coroutine[Any, Any, Any], asyncio.Future[Any]]] = field(default_factory=list)
     _running: dict[asyncio.Future[Any], asyncio.Task[Any]] = field(default_factory=dict)
     _returning: list[tuple[asyncio.Future[Any], asyncio.Task[Any]]] = field(default_factory=list)
@@ -185,16 +184,11 @@ class Bridge:
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Run `work` and return its result as a future of `here`. Cancelling the future cancels the work."""
         future: asyncio.Future[T] = self.here.create_future()
-        self.calls.add(future)
         future.add_done_callback(self._ended)
         if not self._leaving:
             self.here.call_soon(self._leave)
         self._leaving.append((work, future))
         return future
-
-    def caller_of(self, task: asyncio.Task[Any] | None) -> asyncio.Future[Any] | None:
-        """Return the future of the call that runs as `task` in `there`, or None."""
-        return next((future for future, running in self._running.copy().items() if running is task), None)
 
     def cancel(self) -> None:
         """Cancel all calls. Must be called in `there`."""
@@ -212,7 +206,6 @@ class Bridge:
             self.there.call_soon_threadsafe(self._arrive, left)
 
     def _ended(self, future: asyncio.Future[Any]) -> None:
-        self.calls.discard(future)
         if future.cancelled():
             _soon(self.there, self._cancel, future)
 

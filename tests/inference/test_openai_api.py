@@ -22,7 +22,7 @@ from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.openai_api.model import ApiModels
 from trinity_core.inference.requests import EngineLost, Sampling, WeightSource
 from trinity_core.rollout.runner import TaskRunner
-from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.rollout.workflow_loops import WorkflowLoop
 from trinity_core.workflows import RewardPool
 from trinity_core.workflows.conversation import ConversationWorkflow
 
@@ -457,9 +457,9 @@ def test_conversations_of_a_rollout_draw_noise_of_their_own(api):
         limits = Limits(256, None, 12, Sampling(12, stop_token_ids=(api.tokenizer.eos_token_id,)))
         sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
         models = ApiModels(api.server, "policy", sampling, api.pool)
-        loops = WorkflowLoops()
-        model = EngineModel(api.pool, encoder, limits, outside=loops.outside)
-        runner = TaskRunner(model, RewardPool(1), 1, 60.0, api=models, loops=loops)
+        workflow_loop = WorkflowLoop()
+        model = EngineModel(api.pool, encoder, limits, outside=workflow_loop.outside)
+        runner = TaskRunner(model, RewardPool(1), 1, 60.0, api=models, workflow_loop=workflow_loop)
 
         async def ask():
             [outcome] = await runner.run([task])

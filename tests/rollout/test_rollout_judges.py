@@ -24,7 +24,7 @@ from trinity_core.inference.reward_engine import RewardEngine, RewardEngines, ba
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.resources import Judges, apart
 from trinity_core.rollout.runner import TaskRunner
-from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.rollout.workflow_loops import WorkflowLoop
 from trinity_core.runtime.run import explore
 from trinity_core.store.run_store import open_run_store
 from trinity_core.threads import call_in
@@ -140,7 +140,7 @@ def test_an_endpoint_judges_with_a_key_from_the_environment(tiny_folders, tmp_pa
     endpoint = {"base_url": "", "model_name": "judge", "api_key_env": "JUDGE_KEY"}
 
     async def main(url):
-        judges = Judges(config_of(tiny_folders, tmp_path), {}, {}, WorkflowLoops())
+        judges = Judges(config_of(tiny_folders, tmp_path), {}, {}, WorkflowLoop())
         items = [
             RewardItem("a", prompt="p", args=endpoint | {"base_url": url}),
             RewardItem("b", args=endpoint | {"base_url": url}),
@@ -165,7 +165,7 @@ def test_an_endpoint_judges_with_a_key_from_the_environment(tiny_folders, tmp_pa
 @pytest.mark.parametrize("reward", ["reward_model", "llm_judge"])
 def test_a_missing_model_is_named(tiny_folders, tmp_path, reward):
     async def main():
-        judges = Judges(config_of(tiny_folders, tmp_path), {}, {}, WorkflowLoops())
+        judges = Judges(config_of(tiny_folders, tmp_path), {}, {}, WorkflowLoop())
         await ModelRewards(RewardPool(1), judges).score(reward, [RewardItem("a")])
 
     with raising(TrinityError, key="explorer.auxiliary_models"):
@@ -206,10 +206,10 @@ def test_time_in_judge_queue_does_not_count(tiny_folders, tmp_path, monkeypatch,
             yield SimpleNamespace(experiences=lambda reward, **_: [ROW(reward=reward)])
 
     async def main():
-        loops = WorkflowLoops()
-        rewards = ModelRewards(RewardPool(1), Judges(config_of(tiny_folders, tmp_path), {}, {}, loops))
+        workflow_loop = WorkflowLoop()
+        rewards = ModelRewards(RewardPool(1), Judges(config_of(tiny_folders, tmp_path), {}, {}, workflow_loop))
         tasks = [Task(i, {}, "set", "judged", group=f"g{i}") for i in range(8)]
-        return await TaskRunner(Sessions(), rewards, 8, 3.0, loops=loops).run(tasks)
+        return await TaskRunner(Sessions(), rewards, 8, 3.0, workflow_loop=workflow_loop).run(tasks)
 
     kinds = {"coroutine": Judged, "plain": JudgedPlain, "agent": JudgedAgent, "ported": JudgedPorted}
     monkeypatch.setitem(WORKFLOWS, "judged", kinds[kind])

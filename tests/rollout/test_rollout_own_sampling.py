@@ -21,7 +21,7 @@ from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Sampling
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.rollout.runner import TaskRunner
-from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.rollout.workflow_loops import WorkflowLoop
 from trinity_core.training.batch import make_batch
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
@@ -60,9 +60,9 @@ def outcome_of(tiny_folder, engine, settings=None, is_eval=False, **workflow_arg
         pool = EnginePool([engine], str(tiny_folder))
         await pool.start()
         limits = Limits(200, 100, 20, Sampling(20, USUAL, stop_token_ids=(tokenizer.eos_token_id,)), engine=settings)
-        loops = WorkflowLoops()
-        model = EngineModel(pool, ChatEncoder(tokenizer), limits, outside=loops.outside)
-        runner = TaskRunner(model, RewardPool(1), 8, 60.0, 1, loops=loops)
+        workflow_loop = WorkflowLoop()
+        model = EngineModel(pool, ChatEncoder(tokenizer), limits, outside=workflow_loop.outside)
+        runner = TaskRunner(model, RewardPool(1), 8, 60.0, 1, workflow_loop=workflow_loop)
         args = RolloutArgs(temperature=0.8)
         task = Task(0, {}, "set", "own_sampling", 4, workflow_args=workflow_args, rollout_args=args, is_eval=is_eval)
         [outcome] = await runner.run([task])

@@ -23,10 +23,8 @@ from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Sampling
 from trinity_core.rollout import workflow_loops
 from trinity_core.rollout.runner import TaskRunner
-from trinity_core.rollout.workflow_loops import WorkflowLoops, WorkflowTimeout
-from trinity_core.timing import uncounted
+from trinity_core.rollout.workflow_loops import LoopBlocked, WorkflowLoop, WorkflowTimeout
 from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow
-from trinity_core.workflows.rollout_model import Completion
 
 ASK = [{"role": "user", "content": "Tom has 3 apples."}]
 
@@ -143,89 +141,10 @@ def loop_for_ever():
 
 
 @pytest.mark.parametrize("hang", [sleep_for_ever, loop_for_ever])
-def test_blocking_workflow_does_not_affect_others(hang, monkeypatch, caplog):
-    """The others continue on every retry; their interrupted attempts do not count as failures."""
-    monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.5)
-    bad, *good = run([hang], [0.05], [0.05], [0.0], timeout=1.5, retries=1)
-    assert (bad.retries, type(bad.error)) == (1, WorkflowTimeout) and "did not yield" in str(bad.error)
-    assert [(outcome.retries, outcome.failed) for outcome in good] == [(0, False)] * 3
-    assert hang.__name__ in caplog.text
-
-
-class Counting:
-    """A model whose answers are numbered from 1."""
-
-    def __init__(self):
-        self.sampled = 0
-
-    async def chat(self, messages, n=1, tools=None):
-        self.sampled += n
-        numbers = range(self.sampled - n + 1, self.sampled + 1)
-        ids = [np.array([number], np.int32) for number in numbers]
-        return [Completion(np.arange(2), one, np.zeros(1, np.float32), 0, "") for one in ids]
-
-
-def register_blocking(monkeypatch, starts):
-    """A workflow `blocking`, which does not yield once another one has begun; detected soon."""
-
-    class Blocking(Scripted):
-        async def run(self):
-            while not starts:
-                await asyncio.sleep(0.01)
-            time.sleep(3600)
-
-    monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.2)
+def test_a_workflow_that_blocks_the_others_ends_the_attempt(hang, monkeypatch):
     monkeypatch.setattr(workflow_loops, "YIELD_SECONDS", 0.2)
-    monkeypatch.setitem(WORKFLOWS, "blocking", Blocking)
-
-
-def test_recordings_of_a_blocked_start_are_dropped(monkeypatch):
-    starts = []
-
-    class Recorded(Workflow):
-        async def run(self):
-            await self.model.chat([], n=2)
-            starts.append(self)
-            await asyncio.sleep(0 if len(starts) > 1 else 3600)
-            rows = self.model.extract_experience_from_history()
-            for row in rows:
-                row.reward = 1.0
-            return rows
-
-    register_blocking(monkeypatch, starts)
-    monkeypatch.setitem(WORKFLOWS, "recorded", Recorded)
-    tasks = [
-        Task(0, {}, "set", "recorded", repeat_times=2, group="g"),
-        Task(1, {}, "set", "blocking", group="h"),
-    ]
-
-    async def main():
-        return await TaskRunner(Counting(), RewardPool(1), 8, 3.0, records=True).run(tasks)
-
-    good, bad = asyncio.run(main())
-    assert bad.failed and (good.failed, good.retries) == (False, 0)
-    assert [(one.run, int(one.tokens[-1])) for one in good.experiences] == [(0, 3), (1, 4)]
-
-
-def test_open_waits_of_a_blocked_start_do_not_count_for_the_next(monkeypatch):
-    starts = []
-
-    class Waiting(Scripted):
-        async def run(self):
-            starts.append(uncounted())
-            if len(starts) == 1:
-                starts[0].__enter__()  # as a thread that goes on
-            await asyncio.sleep(3600)
-
-    register_blocking(monkeypatch, starts)
-    monkeypatch.setitem(WORKFLOWS, "waiting", Waiting)
-    tasks = [Task(i, {}, "set", name, group=name) for i, name in enumerate(("waiting", "blocking"))]
-
-    async def main():
-        return await asyncio.wait_for(TaskRunner(None, RewardPool(1), 8, 1.0).run(tasks), 30)
-
-    assert [type(outcome.error) for outcome in asyncio.run(main())] == [WorkflowTimeout] * 2
-    assert len(starts) == 2 and starts[0].is_over
+    with pytest.raises(LoopBlocked, match=hang.__name__):
+        run([hang], [0.05], [0.05], [0.0], timeout=1.0, retries=1)
 
 
 def test_a_plain_workflow_that_loops_for_ever_is_ended(monkeypatch):
@@ -283,21 +202,6 @@ def test_verifier_time_does_not_count_as_workflow_time(kind, monkeypatch, tmp_pa
     assert [(one.error, [row.reward for row in one.experiences]) for one in outcomes] == [(None, [1.0])] * 5
 
 
-@pytest.mark.parametrize("hang", [sleep_for_ever, loop_for_ever])
-def test_workflow_that_blocks_while_it_is_scored_is_ended(hang, monkeypatch):
-    class Both(Workflow):
-        async def run(self):
-            scoring = asyncio.create_task(self.rewards.score("math_reward", [RewardItem("#### 3", "#### 3")]))
-            await asyncio.sleep(0)
-            hang()
-            await scoring
-
-    monkeypatch.setitem(WORKFLOWS, "both", Both)
-    monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.5)
-    [outcome] = asyncio.run(TaskRunner(None, RewardPool(1), 8, 0.3).run([Task(0, {}, "set", "both")]))
-    assert isinstance(outcome.error, WorkflowTimeout)
-
-
 class AsksPlain(Workflow):
     def run(self):
         return self.model.chat_sync(ASK)
@@ -322,10 +226,10 @@ def test_requests_of_a_thread_are_cancelled_with_its_workflow(kind, monkeypatch,
     encoder = ChatEncoder(load_tokenizer(str(tiny_folder), False))
 
     async def main():
-        pool, loops = EnginePool([engine], "model"), WorkflowLoops()
+        pool, workflow_loop = EnginePool([engine], "model"), WorkflowLoop()
         await pool.start()
-        model = EngineModel(pool, encoder, Limits(64, 48, 8, Sampling(8)), outside=loops.outside)
-        runner = TaskRunner(model, RewardPool(1), 4, 600.0, loops=loops)
+        model = EngineModel(pool, encoder, Limits(64, 48, 8, Sampling(8)), outside=workflow_loop.outside)
+        runner = TaskRunner(model, RewardPool(1), 4, 600.0, workflow_loop=workflow_loop)
         running = asyncio.create_task(runner.run([Task(i, {}, "set", "asks", group=f"g{i}") for i in range(2)]))
         async with asyncio.timeout(60):
             while sum(map(len, engine.calls)) < 2:
@@ -333,7 +237,7 @@ def test_requests_of_a_thread_are_cancelled_with_its_workflow(kind, monkeypatch,
             running.cancel()
             while len(engine.aborted) < 2 or workflows_since(before):
                 await asyncio.sleep(0.01)
-        loops.close()
+        workflow_loop.close()
 
     before = threading.enumerate()
     asyncio.run(main())
@@ -354,11 +258,11 @@ def test_workflow_results_are_not_kept_in_memory():
         return result
 
     async def main():
-        loops = WorkflowLoops()
+        workflow_loop = WorkflowLoop()
         for _ in range(4):
-            await loops.run(returns, 60.0)
+            await workflow_loop.run(returns(), 60.0)
         gc.collect()
-        loops.close()
+        workflow_loop.close()
         return len(kept)
 
     assert asyncio.run(main()) <= 1, "the last one may still be somebody's result"

@@ -26,7 +26,7 @@ from trinity_core.plugins import load_plugins
 from trinity_core.rollout.metrics import eval_numbers, step_numbers
 from trinity_core.rollout.records import drawn_tasks
 from trinity_core.rollout.runner import Outcome, TaskRunner
-from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.rollout.workflow_loops import WorkflowLoop
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.store.store import ExperienceStore
 from trinity_core.tracking.rollouts import SampledRollout
@@ -301,13 +301,13 @@ def play(plugin, tiny_engine, tiny_folder):
             tokenizer = load_tokenizer(str(tiny_folder), False)
             stops = tuple(token for token in range(len(tokenizer)) if token % 4 == 0)
             limits = Limits(160, 100, 8, Sampling(8, stop_token_ids=stops))
-            loops = WorkflowLoops()
-            model = EngineModel(pool, ChatEncoder(tokenizer), limits, outside=loops.outside)
-            runner = TaskRunner(model, rewards, at_once=2, timeout=200, auxiliary=[model], loops=loops)
+            workflow_loop = WorkflowLoop()
+            model = EngineModel(pool, ChatEncoder(tokenizer), limits, outside=workflow_loop.outside)
+            runner = TaskRunner(model, rewards, at_once=2, timeout=200, auxiliary=[model], workflow_loop=workflow_loop)
             row = {"question": "Tom has 3 apples.", "answer": "3"}
             task = make_task(workflow, raw=row, repeat_times=repeat_times, rollout_args=RolloutArgs(), **fields)
             [outcome] = await runner.run([task])
-            loops.close()
+            workflow_loop.close()
             if outcome.error is not None:
                 raise outcome.error
             return outcome.experiences

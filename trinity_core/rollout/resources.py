@@ -40,7 +40,7 @@ from trinity_core.processes import cores
 from trinity_core.rollout.records import ExploredFile, OperatorInput
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps, one_answer_each
-from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.rollout.workflow_loops import WorkflowLoop
 from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.versions import WeightVersions, run_versions
@@ -101,7 +101,7 @@ class Resources:
         return one_answer_each(tasks) if self.config.external_model else tasks
 
     def close(self) -> None:
-        self.runner.loops.close()
+        self.runner.workflow_loop.close()
         if self.api is not None:
             self.api.stop()
             if api_settings.is_told(self.config) and self.config.mode != "serve":  # clients of mode serve come back
@@ -145,10 +145,10 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     await asyncio.gather(reading, pool.start(), *(other.start() for other in others), *rating, serving)
     read, api = reading.result(), serving.result()
     config = read.config
-    loops = WorkflowLoops()
-    policy = _model(config, read, pool, loops)
+    workflow_loop = WorkflowLoop()
+    policy = _model(config, read, pool, workflow_loop)
     language_models = [
-        auxiliary_model(config, model, other, encoder, stops, loops.outside)
+        auxiliary_model(config, model, other, encoder, stops, workflow_loop.outside)
         for model, other, (encoder, stops) in zip(config.explorer.auxiliary_models, others, read.others, strict=True)
     ]
     by_name = {model.name: model for model in language_models}
@@ -158,14 +158,14 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     at_once = external.requests_at_once if external else config.explorer.runner_per_model * len(engines)
     runner = TaskRunner(
         policy,
-        ModelRewards(reward_pool, Judges(config, by_name, reward_models, loops)),
+        ModelRewards(reward_pool, Judges(config, by_name, reward_models, workflow_loop)),
         at_once,
         config.explorer.max_timeout,
         config.explorer.max_retry_times,
         language_models,
         config.explorer.rollout_model.enable_history,
         api_settings.workflow_models(config, api, pool),
-        loops,
+        workflow_loop,
     )
     data_juicer = open_data_juicer(config, serves_models=True)
     return Resources(
@@ -203,14 +203,14 @@ def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | Non
     return TaskSteps(schedule, runner, config, config.is_synchronous and not on_gpu, read.joined)
 
 
-def _model(config: Config, read: _Read, pool: EnginePool, loops: WorkflowLoops) -> EngineModel | ExternalModel:
+def _model(config: Config, read: _Read, pool: EnginePool, workflow_loop: WorkflowLoop) -> EngineModel | ExternalModel:
     if read.encoder is not None:
         engine = pool.engines[0] if pool.engines else None
         settings = engine.settings if isinstance(engine, RemoteEngine) else None
         limits = replace(policy_limits(config, read.stop_token_ids), engine=settings)
-        return EngineModel(pool, read.encoder, limits, reader=read.reader, outside=loops.outside)
+        return EngineModel(pool, read.encoder, limits, reader=read.reader, outside=workflow_loop.outside)
     assert config.external_model is not None, "only an external model has no encoder"
-    return external_model(config, config.external_model, loops)
+    return external_model(config, config.external_model, workflow_loop)
 
 
 async def _serve(
@@ -267,7 +267,7 @@ class Judges:
     config: Config
     models: Mapping[str, RolloutModel]
     reward_models: Mapping[str, RewardEngines]
-    loops: WorkflowLoops
+    workflow_loop: WorkflowLoop
     _endpoints: dict[tuple[str, str, str | None, int], ExternalModel] = field(default_factory=dict)
 
     def judge(self, name: str | None) -> RolloutModel:
@@ -285,17 +285,17 @@ class Judges:
             key = key_in(self.config, api_key_env, "reward_fn_args.api_key_env")
             budget = JUDGE_SHARE * self.config.explorer.max_timeout
             endpoint = Endpoint(settings, key, budget, section="reward_fn_args")
-            self._endpoints[known] = ExternalModel(endpoint, outside=self.loops.outside)
+            self._endpoints[known] = ExternalModel(endpoint, outside=self.workflow_loop.outside)
         return self._endpoints[known]
 
     async def rated(self, name: str | None, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
-        return await self.loops.outside(_named(self.reward_models, name, "reward model").rate(conversations))
+        return await self.workflow_loop.outside(_named(self.reward_models, name, "reward model").rate(conversations))
 
 
-def external_model(config: Config, external: ExternalModelConfig, loops: WorkflowLoops) -> ExternalModel:
+def external_model(config: Config, external: ExternalModelConfig, workflow_loop: WorkflowLoop) -> ExternalModel:
     """Return the model of `explorer.external_model`. Raises TrinityError if its key is not set."""
     endpoint = Endpoint(external, key_of_endpoint(config), EXTERNAL_SHARE * config.explorer.max_timeout)
-    return ExternalModel(endpoint, usual_sampling(config), loops.outside)
+    return ExternalModel(endpoint, usual_sampling(config), workflow_loop.outside)
 
 
 def _named(models: Mapping[str, Any], name: str | None, kind: str) -> Any:

@@ -22,7 +22,7 @@ from trinity_core.data.rejected import FAILED_IN_A_ROW, RejectedRows
 from trinity_core.data.task import Task
 from trinity_core.errors import EndpointError, RewardError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.inference.openai_api.model import ApiModel, ApiModels, SessionCounts
-from trinity_core.rollout.workflow_loops import WorkflowLoops, WorkflowTimeout
+from trinity_core.rollout.workflow_loops import LoopBlocked, WorkflowLoop, WorkflowTimeout
 from trinity_core.threads import InterruptibleThreads, RunsElsewhere
 from trinity_core.timing import UNCOUNTED, BusyTimer
 from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
@@ -126,7 +126,7 @@ class TaskRunner:
     """True if each workflow's model also records its calls (`enable_history`)."""
     api: ApiModels | None = None
     """Opens the sessions of workflows; None if the OpenAI API is not served."""
-    loops: WorkflowLoops = field(default_factory=WorkflowLoops)
+    workflow_loop: WorkflowLoop = field(default_factory=WorkflowLoop)
     """Runs workflows whose `run` is a coroutine."""
     threads: Executor = field(default_factory=lambda: InterruptibleThreads("workflow"))
     """Runs workflows whose `run` is a plain function."""
@@ -179,28 +179,15 @@ class TaskRunner:
         return outcome
 
     async def _attempt(self, outcome: Outcome) -> None:
-        """Run the task's workflow once. Faults of the run are raised.
-
-        A start that another workflow blocked is repeated with a new model and new timers, so that the recordings and
-        open waits of the blocked one do not count.
-        """
-        began = time.time()
-        model: Any = None
-        rewards = AttemptRewards(self.rewards, self.loops.outside, self.scoring)
-
-        def start() -> Coroutine[Any, Any, list[Experience]]:
-            nonlocal model, rewards
-            _end(model, outcome, succeeded=False)
-            rewards.uncounted.give_up()
-            model = self._model(outcome.task)
-            rewards = AttemptRewards(self.rewards, self.loops.outside, self.scoring)
-            return rewards.counted(run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads))
-
+        """Run the task's workflow once. Faults of the run are raised."""
+        began, model = time.time(), self._model(outcome.task)
+        rewards = AttemptRewards(self.rewards, self.workflow_loop.outside, self.scoring)
+        workflow = run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads)
         try:
-            experiences = await self.loops.run(start, self.timeout, lambda: rewards.uncounted)
+            experiences = await self.workflow_loop.run(rewards.counted(workflow), self.timeout, rewards.uncounted)
             _set_temperature(outcome.task, experiences)
             outcome.experiences, outcome.error = experiences, None
-        except (TransientFault, WeightSyncError, EndpointError, RewardError):
+        except (TransientFault, WeightSyncError, EndpointError, RewardError, LoopBlocked):
             raise
         except Exception as error:  # noqa: BLE001 - it costs this task only
             outcome.error = rewards.named(error) if isinstance(error, WorkflowTimeout) else error
