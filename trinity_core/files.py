@@ -49,14 +49,6 @@ _REASONS = {
     errno.ENOTDIR: "a file is in the way of a folder; move it or {instead}",
 }
 ANOTHER_ROOT = "choose another checkpoint_root_dir"
-NETWORKED = {
-    "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2",
-    "orangefs", "panfs", "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "wekafs",
-    "alluxio-fuse", "blobfuse", "blobfuse2", "curlftpfs", "davfs", "gcsfuse", "goofys", "juicefs", "mount-s3",
-    "mountpoint-s3", "rclone", "s3fs", "sshfs",
-}  # fmt: skip
-"""File systems that other machines may write to (FUSE types without the prefix `fuse.`). SQLite's locks and its shared
-index need a local file system."""
 
 
 @contextmanager
@@ -253,16 +245,20 @@ def project_files() -> Path:
 
 
 def networked(path: Path) -> str:
-    """Return the type of the network file system that holds `path`, which need not exist; "" for a local one."""
+    """Return the type of the network file system that holds `path`, which need not exist; "" for a local one.
+
+    SQLite's locks and its shared index need a local file system. The device of a network file system is `host:path` or
+    `//host/share`.
+    """
     import psutil
 
-    mounts = ((disk.mountpoint, disk.fstype) for disk in psutil.disk_partitions(all=True))
-    kind = type_at(path.absolute().resolve(), mounts)
-    return kind if kind.removeprefix("fuse.") in NETWORKED else ""
+    mounts = ((disk.mountpoint, disk) for disk in psutil.disk_partitions(all=True))
+    disk = mount_at(path.absolute().resolve(), mounts)
+    return disk.fstype if disk is not None and (":" in disk.device or disk.device.startswith("//")) else ""
 
 
-def type_at(path: PurePath, mounts: Iterable[tuple[str, str]]) -> str:
-    """Return the file system type at an absolute path without links, given (mount point, type) in order of mounting."""
-    holding = [(len(PurePath(point).parts), kind) for point, kind in mounts if path.is_relative_to(point)]
+def mount_at(path: PurePath, mounts: Iterable[tuple[str, T]]) -> T | None:
+    """Return the mount that holds an absolute path without links, given (mount point, mount) in order of mounting."""
+    holding = [(len(PurePath(point).parts), mount) for point, mount in mounts if path.is_relative_to(point)]
     deepest = max((depth for depth, _ in holding), default=0)
-    return next((kind for depth, kind in reversed(holding) if depth == deepest), "")
+    return next((mount for depth, mount in reversed(holding) if depth == deepest), None)

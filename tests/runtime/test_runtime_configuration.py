@@ -336,7 +336,7 @@ def test_a_default_of_none_is_no_number(load, monkeypatch):
 
 
 def test_databases_on_a_network_file_system_are_refused(load, tmp_path, monkeypatch):
-    mounts = [SimpleNamespace(mountpoint=str(tmp_path.resolve()), fstype="nfs4")]
+    mounts = [SimpleNamespace(mountpoint=str(tmp_path.resolve()), device="host:/export", fstype="nfs4")]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
     there = f"checkpoint_root_dir={tmp_path}"
     with pytest.raises(ConfigError) as caught:

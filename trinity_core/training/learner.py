@@ -12,7 +12,6 @@ import logging
 import math
 import zlib
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -138,9 +137,6 @@ class Learner:
         self.critic_warmup_steps = self.critic.settings.warmup_steps if self.critic else 0
         """First steps, in which only the critic is updated; the policy's learning rate schedule starts after them."""
         self.schedule = _schedule(settings, max(1, total_steps - self.critic_warmup_steps))
-        self.returns_freed_memory = stage == 3 and ranks.device.type == "cpu"
-        """True if memory freed in a step returns to the system at once. That takes time, but a partitioned model is
-        large."""
         self.cut = _limits(settings, self.objective.policy_loss.rows_per_unit, fast_paths, ranks)
         rows = None if settings.use_dynamic_bsz else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens * ranks.sharing, rows=rows)
@@ -162,10 +158,6 @@ class Learner:
 
     def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
         """Take train step `step` (from 1) on a batch; return its metrics."""
-        with freeing_at_once() if self.returns_freed_memory else nullcontext():
-            return self._step(experiences, step)
-
-    def _step(self, experiences: list[Experience], step: int) -> dict[str, float]:
         watch = StepTimer()
         with watch.part("lay_out"):
             batch = make_batch(experiences, self.ranks.device, self.objective.needs_of_rows)

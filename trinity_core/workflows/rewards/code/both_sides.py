@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 PR_SET_DUMPABLE = 4
+END_SECONDS = 10.0
 
 
 def main() -> None:
@@ -50,7 +51,7 @@ def _run(tests: list[object], seconds: float, wanted: bool) -> int:
     finally:
         for process in (answer, tester):
             process.kill()
-            process.wait()
+            process.wait(END_SECONDS)
 
 
 def _started(side: str, *ends: socket.socket) -> subprocess.Popen[bytes]:
