@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -24,7 +22,7 @@ from trinity_core.config.paths import actor_prefix, engine_name
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.requests import EngineLost, WeightSource
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.runtime import actors, ray_worker
+from trinity_core.runtime import actors
 from trinity_core.runtime import cluster as cluster_room
 from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster, close_cluster, open_cluster, placement_of
@@ -269,16 +267,6 @@ def test_actor_names_carry_the_explorers_name() -> None:
     named = small_config(mode="explore", explorer={"name": "new"})
     assert engine_name(named, 0) == f"{named.name}/new/engine_0"
     assert actor_prefix(small_config(explorer={"name": "new"})) == f"{named.name}/evaluation/new"
-
-
-def test_a_worker_has_its_variables_before_ray_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text("import os, sys; print(sys.argv[1:], os.environ['ONE'], [os.environ['TWO']])")
-    context = json.dumps({"env_vars": {"ONE": "'$x' ${HOME}", "TWO": "${NOWHERE}"}})
-    command = [sys.executable, "-X", "importtime", ray_worker.__file__, str(tmp_path / "worker.py"), "--a=b c"]
-    command += ["--language=PYTHON", f"--serialized-runtime-env-context={context}"]
-    done = subprocess.run(command, env={"HOME": "/home"}, capture_output=True, text=True, check=True)
-    assert done.stdout == "['--a=b c'] '$x' /home ['']\n"
-    assert "json" in done.stderr and "ray" not in {line.split()[-1] for line in done.stderr.splitlines()}
 
 
 @pytest.mark.slow

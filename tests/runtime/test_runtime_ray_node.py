@@ -74,16 +74,23 @@ ray.shutdown()
 
 
 @pytest.mark.slow
-def test_ray_starts_without_a_home_beside_a_proxy_and_a_long_temporary_folder(tmp_path: Path) -> None:
+def test_ray_starts_without_a_home_beside_a_proxy_and_in_odd_folders(tmp_path: Path) -> None:
     """As in a container of a user without an account, and where each job has a temporary folder of its own: Ray keeps
-    its token in the home, its sockets in the temporary folder, and gRPC would ask the proxy for this machine."""
+    its token in the home, its sockets in the temporary folder, and gRPC would ask the proxy for this machine. The path
+    of Python has a space."""
     folder = tmp_path / ("long" * 20)
+    (tmp_path / "my venv").symlink_to(sys.prefix)
     folder.mkdir()
     away = f"http://127.0.0.1:{free_port()}"
     odd = {"HOME": "/proc/none", "TMPDIR": str(folder), "http_proxy": away, "https_proxy": away, "no_proxy": ""}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name != "NO_PROXY"}
     done = subprocess.run(
-        [sys.executable, "-c", START], env=kept | odd, capture_output=True, text=True, timeout=240, check=False
+        [tmp_path / "my venv/bin/python", "-c", START],
+        env=kept | odd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shlex
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -155,6 +157,7 @@ def _init(namespace: str, cpus: int, gpus: int) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
         logging_level=logging.ERROR,
+        runtime_env={"py_executable": shlex.quote(sys.executable)},  # Ray hands it to a shell
         _node_ip_address=LOOPBACK,
         _temp_dir=str(_private_temporary() / "ray"),
     )
@@ -178,11 +181,11 @@ def _as_ours() -> Iterator[None]:
 
     in_group = partial(services.ConsolePopen, process_group=0)
     params: Any = parameter.RayParams
-    launcher = str(Path(__file__).with_name("ray_worker.py"))
-    light = partial(params, no_monitor=True, include_log_monitor=False, setup_worker_path=launcher)
+    light = partial(params, no_monitor=True, include_log_monitor=False)
     with (
         # No process listens on another interface. On Linux Ray replaces 127.0.0.1 by the machine's outer address; with
-        # multi-node clusters disabled it leaves the address alone.
+        # multi-node clusters disabled it leaves the address alone. Its environment variable is read when ray is
+        # imported, which may have happened.
         _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False),
         # A signal to the run's process group, such as that of `timeout`, does not reach them: the run saves first.
         _replaced(services, "ConsolePopen", in_group),
