@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers.utils
 
 from trinity_core.data.tiny import make_tokenizer
-from trinity_core.lazy import COMPILER, HIDDEN, lean_imports
+from trinity_core.lazy import HIDDEN, lean_imports
 from trinity_core.lazy import torch as lazy
 
 ROOT = Path(__file__).parent.parent
@@ -35,16 +34,11 @@ def test_garbage_is_collected_after_an_import_that_failed() -> None:
     assert gc.isenabled()
 
 
-def test_transformers_is_told_to_do_without_scipy() -> None:
-    with lean_imports():
-        assert not transformers.utils.is_scipy_available() and not transformers.utils.is_sklearn_available()
-
-
-@pytest.mark.parametrize("name", (*HIDDEN, *COMPILER))
+@pytest.mark.parametrize("name", HIDDEN)
 def test_what_libraries_can_do_without_is_not_imported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is there again afterwards."""
     monkeypatch.delitem(sys.modules, name, raising=False)
-    with lean_imports(*COMPILER):
+    with lean_imports():
         with lean_imports():
             pass
         with pytest.raises(ImportError):

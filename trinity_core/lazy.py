@@ -49,26 +49,20 @@ OWN_ATTENTION = {"attn_implementation": None}
 """Makes transformers choose an attention implementation available here, whatever the model's `config.json` names: the
 package of `flash_attention_2`, say, may be missing."""
 
-COMPILER = ("torch._inductor.lowering",)
-"""vLLM imports this module only to patch it, and works without. Where nothing is compiled, the import wastes a second
-of CPU time."""
-
 
 @contextmanager
-def lean_imports(*more: str) -> Iterator[None]:
-    """Import torch, transformers, vLLM or DeepSpeed without dependencies that are not needed.
-
-    `more`: modules to hide in addition to `HIDDEN`, unless they are already imported.
+def lean_imports() -> Iterator[None]:
+    """Import torch, transformers, vLLM or DeepSpeed without `HIDDEN`. Raises TrinityError as `require_matching_builds`.
 
     Garbage collection is off meanwhile: an engine's imports create 780,000 permanent objects, which Python would
     traverse again and again (4 of 30 s of CPU time). `gc.freeze()` afterwards exempts them from later collections.
     """
     collecting = gc.isenabled()
     gc.disable()
-    hidden = [name for name in (*HIDDEN, *more) if name not in sys.modules]
+    hidden = [name for name in HIDDEN if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
-        lean_transformers()
+        require_matching_builds()
         yield
     finally:
         for name in hidden:
@@ -98,23 +92,3 @@ def require_matching_builds() -> None:
             f"Remove them: uv pip uninstall {' '.join(others)}",
             key=others[0],
         )
-
-
-def lean_transformers() -> None:
-    """Keep transformers from importing scikit-learn and SciPy.
-
-    transformers needs them only for assisted generation (a ROC curve) and object detection losses, but imports both
-    with the first model. That costs each engine and trainer worker seconds of CPU time at start (`python -X importtime
-    -c "import transformers.modeling_utils"`). Call this before anything imports models or generation from transformers.
-    """
-    require_matching_builds()
-    import transformers.utils
-    import transformers.utils.import_utils
-
-    def absent() -> bool:
-        return False
-
-    transformers.utils.is_sklearn_available = absent
-    transformers.utils.is_scipy_available = absent
-    transformers.utils.import_utils.is_sklearn_available = absent
-    transformers.utils.import_utils.is_scipy_available = absent

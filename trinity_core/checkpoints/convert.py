@@ -39,7 +39,7 @@ from trinity_core.files import (
     write_json,
 )
 from trinity_core.layout import ABANDONED, ADAPTER, MANIFEST, JobLayout, step_of
-from trinity_core.lazy import OWN_ATTENTION, lean_transformers
+from trinity_core.lazy import OWN_ATTENTION, require_matching_builds
 from trinity_core.weights_digest import model_folder, weight_files
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def _without_data(config: dict[str, Any], actor: Path) -> Any:
     architecture."""
     import torch
 
-    lean_transformers()
+    require_matching_builds()
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:

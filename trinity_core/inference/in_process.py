@@ -26,7 +26,7 @@ from trinity_core.inference.engine import Engine
 from trinity_core.inference.requests import EngineLost, Request, Sample, SampleBatch, WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import check_there, digests_before_packing
-from trinity_core.lazy import COMPILER, lean_imports
+from trinity_core.lazy import lean_imports
 from trinity_core.threads import DaemonThreads
 
 if TYPE_CHECKING:
@@ -209,9 +209,8 @@ class InProcessEngine(Engine):
         vllm_types.check_model(self.settings.model_path)
         vllm_types.check_compiler(self.settings)
         with lean_imports():
-            with lean_imports(*(COMPILER if self.settings.eager else ())):
-                from vllm import EngineArgs
-                from vllm.v1.engine.llm_engine import LLMEngine
+            from vllm import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
 
             if self.settings.lora_rank:
                 from trinity_core.inference.one_adapter import use_one_adapter
