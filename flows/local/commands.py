@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flows.local.pages import Page, is_served, port_is_free, start_page, wait_for_page
+from flows.local.pages import Page, port_is_free, start_page, wait_for_page
 from flows.local.server import (
     Process,
     UpState,
@@ -171,7 +171,7 @@ def _start_missing(
 
     Runs are not affected. The supervisor restarts runs that crash after `since`.
     """
-    served = [page for page in pages if not is_served(state, page) and start_page(root, page, state, say)]
+    served = [page for page in pages if not state.running(page.name) and start_page(root, page, state, say)]
     if not state.running("worker"):
         say("Starting the worker …")
         state.add(start_worker(root, state.api_url))

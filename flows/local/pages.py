@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-import psutil
-
 from flows.local.connection import known_server
 from flows.local.server import (
     Process,
@@ -127,15 +125,6 @@ def start_page(root: Path, page: Page, state: UpState, say: Callable[[str], None
     state.pages[page.name] = page.url
     state.notes[:] = sorted({*state.notes, *map(str, page.notes)})
     return True
-
-
-def is_served(state: UpState, page: Page) -> bool:
-    """True if the page is served. One that an earlier release serves, by a program that asks for no key, is stopped."""
-    for process in state.running(page.name):
-        with suppress(psutil.NoSuchProcess):
-            if psutil.Process(process.pid).cmdline()[:3] not in ([], [*page.command[:3]]):  # empty while it begins
-                process.stop(15)
-    return bool(state.running(page.name))
 
 
 def wait_for_page(root: Path, page: Page, process: Process, say: Callable[[str], None]) -> None:

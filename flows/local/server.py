@@ -245,10 +245,9 @@ class TemporaryServer:
 def migration_environment(root: Path | None = None) -> dict[str, str]:
     """Return settings that skip migrations for a database of this version: they take 3 s even without changes."""
     note = _migration_note(root)
-    known = note is not None and note.with_name("prefect.db").exists() and note.exists()
-    return (
-        {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"} if known and note.read_text() == version("prefect") else {}
-    )
+    if note is None or not note.exists() or not note.with_name("prefect.db").exists():
+        return {}
+    return {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"} if note.read_text() == version("prefect") else {}
 
 
 def record_migration(root: Path | None = None) -> None:

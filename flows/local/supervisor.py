@@ -41,11 +41,8 @@ log = logging.getLogger(__name__)
 RESTARTS = 3
 POLL_SECONDS = 5.0
 HOUR = timedelta(hours=1)
-SHORT_SECONDS = 30.0
-"""A worker that ends sooner than this counts as unable to run here."""
-SHORT_LIVED = 5
-"""Number of short-lived workers in a row after which we give up. The pauses before restarts are 5, 15, 35, 75 and 155
-s."""
+WORKER_SECONDS = 60.0
+"""Least time between the starts of two workers: one that cannot run here ends at once."""
 RESTARTED = "Killed, and started again by `trinity up`"
 """State message of a restart, by which the last hour's restarts are counted."""
 IGNORED = timedelta(seconds=40)
@@ -65,10 +62,6 @@ class Supervisor:
         """Runs, with their states, whose processes were gone in the last round."""
         self._given_up: set[Any] = set()
         """States of crashed runs that were restarted too often; logged once."""
-        self._ended_worker: Process | None = None
-        self._ended_at = 0.0
-        self._short_lived = 0
-        """Number of workers in a row that ended within `SHORT_SECONDS`."""
 
     def look(self) -> None:
         """Run one round. Temporary failures (API down, disk full) are retried in the next round."""
@@ -87,23 +80,11 @@ class Supervisor:
             log.warning("this round failed and is repeated: %s", fault)
 
     def _keep_worker(self) -> None:
-        """Restart a worker that has ended. The pause grows with each short-lived one; after several, give up."""
+        """Restart a worker that has ended."""
         up = UpState.load(self._root)
         ended = [worker for worker in up.named("worker") if not worker.alive()] if up is not None else []
-        if up is None or not ended:
-            return
-        if ended[0] != self._ended_worker:
-            self._ended_worker, self._ended_at = ended[0], time.monotonic()
-            self._short_lived = self._short_lived + 1 if time.time() - ended[0].started < SHORT_SECONDS else 0
-            if self._short_lived > SHORT_LIVED:
-                log.error(
-                    "the worker ended within %g s of its start, %d times in a row, and no run is started any more. Its "
-                    "log, %s, says why; then `trinity up` starts it again",
-                    SHORT_SECONDS, self._short_lived, log_file("worker", self._root),
-                )  # fmt: skip
-        pause = POLL_SECONDS * (2**self._short_lived - 1)
-        if self._short_lived <= SHORT_LIVED and time.monotonic() - self._ended_at >= pause:
-            log.warning("the worker had ended and is started again")
+        if up is not None and ended and time.time() - ended[0].started > WORKER_SECONDS:
+            log.warning("the worker had ended and is started again; its log is %s", log_file("worker", self._root))
             up.add(start_worker(self._root, up.api_url))
             up.save(self._root)
 

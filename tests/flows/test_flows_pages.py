@@ -11,7 +11,7 @@ import pytest
 from ports import free_port
 
 from flows.local.commands import status, up
-from flows.local.pages import Page, is_served, mlflow_page, port_is_free, serve_studio, start_page, wait_for_page
+from flows.local.pages import Page, mlflow_page, port_is_free, serve_studio, start_page, wait_for_page
 from flows.local.server import Process, UpState, answers
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
@@ -30,19 +30,6 @@ def test_a_port_that_is_used_is_said_and_nothing_is_started(tmp_path: Path) -> N
     [warning] = said
     assert str(port) in warning and "--mlflow-port" in warning
     assert not (tmp_path / "checkpoints").exists()
-
-
-@pytest.mark.parametrize(("again", "stays"), [("import time", True), ("import mlflow_server", False)])
-def test_a_page_of_an_earlier_release_is_replaced(tmp_path: Path, again: str, stays: bool) -> None:
-    def page(program: str, port: int) -> Page:
-        return Page("page", "Page", port, [sys.executable, "-c", f"{program}; time.sleep(60)", str(port)])
-
-    state = UpState(API, [])
-    assert start_page(tmp_path, page("import time", free_port()), state, print)
-    try:
-        assert is_served(state, page(again, free_port())) == bool(state.running("page")) == stays
-    finally:
-        state.processes[0].stop()
 
 
 def test_a_used_port_of_prefect_is_said_before_anything_starts(tmp_path: Path) -> None:

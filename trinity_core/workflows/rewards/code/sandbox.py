@@ -305,11 +305,12 @@ def _fault(isolation: str) -> str:
         probe = Sandbox({}, python("-c", ""), CodeLimits(), stderr=errors.fileno())
         try:
             status = probe.start(isolation).process.wait(START_SECONDS)
+            reason = f"exit code {status}" if status else ""
             probe.end()
         except SandboxFailed as failed:
-            status = str(failed)
+            reason = str(failed)
         errors.seek(0)
-        return f"{status}: {errors.read().decode(errors='replace').strip()}" if status else ""
+        return f"{reason}: {errors.read().decode(errors='replace').strip()}" if reason else ""
 
 
 def _filter(machine: int, calls: Sequence[int]) -> bytes:
