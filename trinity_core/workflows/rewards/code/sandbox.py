@@ -304,10 +304,13 @@ def _fault(isolation: str) -> str:
     with tempfile.TemporaryFile() as errors:
         probe = Sandbox({}, python("-c", ""), CodeLimits(), stderr=errors.fileno())
         try:
-            status = probe.start(isolation).process.wait(START_SECONDS)
+            probe.start(isolation)
+            try:
+                status = probe.process.wait(START_SECONDS)
+            finally:
+                probe.end()
             reason = f"exit code {status}" if status else ""
-            probe.end()
-        except SandboxFailed as failed:
+        except (SandboxFailed, subprocess.TimeoutExpired) as failed:
             reason = str(failed)
         errors.seek(0)
         return f"{reason}: {errors.read().decode(errors='replace').strip()}" if reason else ""
