@@ -235,6 +235,9 @@ def test_it_leaves_a_shared_gpu_before_it_waits_for_the_trainer(config, engine):
     async def main():
         explorer = Explorer(settings, [engine])
         running = asyncio.create_task(explorer.run(explore))
+        await waiting(explorer, "waiting for version 0")
+        assert not engine.turns, "a sleeping engine holds no weights, not even those it started with"
+        publish(settings, 0)
         while stored(settings).stats().ready < 12:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(trainer.acquire, 10, lambda: False)
@@ -251,6 +254,7 @@ def test_it_leaves_a_shared_gpu_before_it_waits_for_the_trainer(config, engine):
     assert (summary["step"], summary["version"]) == (4, 2)
     turn = ["wake", "generate", "generate", "sleep"]
     assert held == [turn, turn] and engine.turns == [*turn, *turn]
+    assert [version for _, version in engine.loaded] == [0, 2]
     assert "trainer (process" in waits
     steps = [line.metrics for line in read_metrics(settings.job_dir) if line.source == "explorer"]
     assert "timing_s/wake" in steps[0] and "timing_s/sleep" in steps[2]
@@ -262,6 +266,7 @@ def test_a_wait_for_the_shared_gpu_ends(config, engine, end):
     timeout = 2 if end == "never" else 30
     sync = {"sync_method": "checkpoint", "sync_timeout": timeout}
     settings = config(synchronizer=sync, cluster={"gpu_per_node": 0, "colocate": True})
+    publish(settings, 0)
     trainer = SharedGpu(JobLayout(settings.job_dir).gpu_lock, "trainer")
 
     async def main():

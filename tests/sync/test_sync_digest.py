@@ -9,7 +9,7 @@ from raising import raising
 from trinity_core.errors import WeightSyncError
 from trinity_core.inference.weight_receiver import parameter_digests
 from trinity_core.sync.tensorfile import CHUNK, byte_digest, digest, value_digest
-from trinity_core.sync.weight_check import PACKED, match, verify_parameters, verify_unchanged
+from trinity_core.sync.weight_check import PACKED, match, verify_parameters
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
 
@@ -235,16 +235,14 @@ def test_parameters_that_a_loader_computes_are_left_out():
         verify_parameters(1, published | {"mixer.D": 3}, [held])
 
 
-def test_weights_that_the_engine_rounds_are_compared_with_themselves():
-    """What was published says nothing of their bits; that an engine woke up with them does."""
+def test_weights_that_the_engine_rounds_are_not_compared():
+    """What was published says nothing of their bits."""
     layer = modules(weight=torch.nn.Parameter(torch.arange(64, dtype=torch.uint8), requires_grad=False))
     layer.quant_method = object()
     before = parameter_digests(modules(layer=layer), "bfloat16")
     verify_parameters(1, {"layer.weight": 3}, [before])
-    verify_unchanged(1, [before], [parameter_digests(modules(layer=layer), "bfloat16")])
     layer.weight.data[0] = 9
-    with pytest.raises(WeightSyncError):
-        verify_unchanged(1, [before], [parameter_digests(modules(layer=layer), "bfloat16")])
+    assert parameter_digests(modules(layer=layer), "bfloat16") != before
 
 
 def test_untouched_and_unpublished_parameters_are_errors():

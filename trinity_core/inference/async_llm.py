@@ -87,7 +87,7 @@ class AsyncLLMEngine(Engine):
 
     async def _sleep(self) -> None:
         async with self._changing:
-            await self._vllm.sleep(level=1, mode="abort")
+            await self._vllm.sleep(level=self.settings.sleep_level, mode="abort")
 
     async def _wake(self) -> None:
         async with self._changing:

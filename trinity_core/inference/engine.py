@@ -26,7 +26,7 @@ from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import EMBEDDINGS, HEAD
 from trinity_core.layout import JobLayout, step_of
 from trinity_core.sync.versions import WeightVersions
-from trinity_core.sync.weight_check import RankDigests, verify_parameters, verify_unchanged, verify_weights
+from trinity_core.sync.weight_check import RankDigests, verify_parameters, verify_weights
 from trinity_core.tracking.logs import Logged, move_log, start_log
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ class Engine(ABC):
         self._finished_tokens = 0
         self._checked: tuple[int, RankDigests] = (0, ())
         """The last checked version, with the parameter digests at that time."""
-        self._asleep: RankDigests | None = None
-        """Parameter digests taken before `sleep`; None if awake."""
+        self._asleep = False
 
     async def start(self) -> float:
         """Load the model; return the seconds until it can generate. A second call waits for the first."""
@@ -78,19 +77,17 @@ class Engine(ABC):
         return time.perf_counter() - began
 
     async def sleep(self) -> None:
-        """Release the GPU's memory until `wake`. Requests in flight are aborted, weights move to host memory, the KV
-        cache is dropped."""
-        if self._asleep is None:
-            asleep = await self._parameter_digests()
+        """Release the GPU's memory until `wake`. Requests in flight are aborted, KV cache and weights dropped, except for
+        the base of an adapter."""
+        if not self._asleep:
             await self._sleep()
-            self._asleep = asleep
+            self._asleep = True
 
     async def wake(self) -> None:
-        """Take the GPU's memory back. Raises `WeightSyncError` if a parameter changed during `sleep`."""
-        if self._asleep is not None:
+        """Take the GPU's memory back. A version must be loaded before the next request."""
+        if self._asleep:
             await self._wake()
-            before, self._asleep = self._asleep, None
-            verify_unchanged(self.version, before, await self._parameter_digests())
+            self._asleep = False
 
     async def move_log(self, environment: Mapping[str, str]) -> None:
         """Continue the log in the folder of the run that takes over this engine (its `log_environment`)."""

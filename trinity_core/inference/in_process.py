@@ -117,7 +117,7 @@ class InProcessEngine(Engine):
 
     async def generate(self, requests: Sequence[Request]) -> SampleBatch:
         """See `Engine.generate`. All requests enter vLLM between the same two steps."""
-        assert self._asleep is None, "the engine sleeps"
+        assert not self._asleep, "the engine sleeps"
         if not requests:
             return SampleBatch.pack([])
         call = _Call(Future(), [None] * len(requests), len(requests))
@@ -135,7 +135,7 @@ class InProcessEngine(Engine):
         """Does nothing: `_sleep` released nothing."""
 
     async def _load(self, source: WeightSource, version: int) -> None:
-        assert self._asleep is None, "the engine sleeps"
+        assert not self._asleep, "the engine sleeps"
         await asyncio.to_thread(check_there, source.method, source.path, version)  # generation continues
         await self._call(lambda: self._receive(source, version))
 

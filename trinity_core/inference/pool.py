@@ -80,7 +80,8 @@ class EnginePool:
     """Model folder of replacements."""
     max_restarts: int = MAX_RESTARTS
     sleeps: bool = False
-    """True if its engines start asleep. While they sleep, between `sleep` and `wake`, requests wait."""
+    """True if its engines start asleep. From `sleep` until the `load` after `wake` they hold no weights, and requests
+    wait."""
     patience: float = PATIENCE
     load_seconds: float = LOAD_SECONDS
     restarts: int = 0
@@ -98,11 +99,11 @@ class EnginePool:
     _streamed: dict[str, tuple[_Slot, GrowingSample]] = field(default_factory=dict)
     _looking: asyncio.Task[None] | None = None
     _fault: Exception | None = None
-    _awake: asyncio.Event = field(default_factory=asyncio.Event)
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         if not self.sleeps:
-            self._awake.set()
+            self._ready.set()
 
     async def start(self) -> None:
         """Start all engines concurrently. Raises the first failure."""
@@ -152,7 +153,7 @@ class EnginePool:
         """
         while True:
             self.check()
-            await self._awake.wait()
+            await self._ready.wait()
             slot = min(self._slots, key=lambda one: (one.replacing is not None, one.load + one.scoring))
             if slot.replacing is not None:
                 await asyncio.wait([slot.replacing], timeout=START_SECONDS)
@@ -168,7 +169,7 @@ class EnginePool:
 
     async def _samples(self, requests: Sequence[Request], growth: GrowingSample | None = None) -> list[Sample]:
         self.check()
-        await self._awake.wait()
+        await self._ready.wait()
         loop = asyncio.get_running_loop()
         self._may_have_cached = True
         pending = PendingRequests(requests, loop.create_future(), growth)
@@ -186,8 +187,13 @@ class EnginePool:
 
     @property
     def held_version(self) -> int | None:
-        """The version that the engines load or hold; None before the first load."""
+        """The version that the engines load or hold; None before the first load, and after `sleep`."""
         return None if self._held is None else self._held[1]
+
+    @property
+    def holds_weights(self) -> bool:
+        """False from `sleep` until the next `load`."""
+        return self._ready.is_set()
 
     def check(self) -> None:
         """Raise the fault after which no request is served, if there was one."""
@@ -199,12 +205,12 @@ class EnginePool:
         self._held = (source, version)
         reports = await asyncio.gather(*(self._load(slot) for slot in self._slots))
         self._may_have_cached = any(slot.load for slot in self._slots)
+        self._ready.set()
         return max(reports, key=lambda report: report.seconds)
 
     async def wake(self) -> None:
-        """Wake all engines and replace lost ones. Raises what `Engine.wake` raises."""
+        """Wake all engines and replace lost ones; `load` comes next. Raises what `Engine.wake` raises."""
         await asyncio.gather(*(self._wake(slot) for slot in self._slots))
-        self._awake.set()
 
     async def _wake(self, slot: _Slot) -> None:
         try:
@@ -216,7 +222,8 @@ class EnginePool:
 
     async def sleep(self) -> None:
         """Put all engines to sleep; requests in flight are aborted."""
-        self._awake.clear()
+        self._ready.clear()
+        self._held = None
         await asyncio.gather(*(self._sleep(slot) for slot in self._slots))
         self._may_have_cached = False
 

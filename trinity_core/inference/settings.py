@@ -91,6 +91,12 @@ class EngineSettings:
     """True: the engine starts asleep, and leaves the GPU to the trainer while it sleeps (`cluster.colocate`)."""
 
     @property
+    def sleep_level(self) -> int:
+        """vLLM's level of sleep. 2 drops the weights, which takes no host memory: a version is loaded after each wake.
+        1 copies them to the host, because an adapter's base is never published."""
+        return 1 if self.lora_rank else 2
+
+    @property
     def eager(self) -> bool:
         """True if nothing is compiled."""
         return not self.on_gpu if self.enforce_eager is None else self.enforce_eager

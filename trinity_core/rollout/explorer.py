@@ -149,7 +149,7 @@ class Explorer:
             self._has_initial_weights = False
             await self._open.pool.load(WeightSource("folder", path), version)
             self.version = version
-        elif version != (self.version or 0):
+        elif version != (self.version or 0) or not self._open.pool.holds_weights:
             await self.load(version)
         return await self._evaluate(version)
 
@@ -247,7 +247,7 @@ class Explorer:
 
     async def load(self, version: int) -> None:
         """Load `version` into all engines and run their weight checks; does nothing if they hold it."""
-        if version == self.version or self._engines_hold(version):
+        if self._engines_hold(version) or (version == self.version and self._open.pool.holds_weights):
             return
         self._state = f"loading version {version}"
         await self._load(version, "weight_sync")
@@ -420,9 +420,10 @@ class Explorer:
     def _engines_hold(self, version: int) -> bool:
         """True if the engines started with `version`, so that there is no need to wait for a trainer.
 
-        False if there is a checkpoint: the trainer resumes from it and publishes its weights.
+        False if there is a checkpoint: the trainer resumes from it and publishes its weights. False if they have slept.
         """
-        is_at_start = version == 0 and self._has_initial_weights and not self.weights.has(0)
+        holds_initial = self._has_initial_weights and self._open.pool.holds_weights
+        is_at_start = version == 0 and holds_initial and not self.weights.has(0)
         return is_at_start and not self._open.store.trainer().committed
 
     @property

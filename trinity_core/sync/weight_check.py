@@ -121,17 +121,6 @@ def verify_parameters(
         raise WeightSyncError(f"the engine does not hold version {version} of the weights: {reason}{more}", key=name)
 
 
-def verify_unchanged(version: int, before: RankDigests, after: RankDigests) -> None:
-    """Raise WeightSyncError unless an engine that slept with `version` woke up with the same parameters."""
-    pairs = zip(before, after, strict=True)
-    changed = sorted({name for old, new in pairs for name in {*old, *new} if old.get(name) != new.get(name)})
-    if changed:
-        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise WeightSyncError(
-            f"after sleeping, the engine's parameter {changed[0]}{more} is not version {version}'s", key=changed[0]
-        )
-
-
 def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[str, int | None]:
     """Keep one name per parameter: one under which a tensor was published, or else the shortest."""
     chosen: dict[str, int | None] = {}

@@ -141,21 +141,20 @@ def reward_processes(config: Config, cpus: int) -> list[ProcessEstimate]:
 def _on_gpu(
     process: ProcessEstimate, settings: EngineSettings, model: str, lora: LoraConfig | None = None, sleeps: bool = False
 ) -> ProcessEstimate:
-    """Add the host memory of an engine on a GPU; `sleeps`: it releases the GPU while others work."""
+    """Add the host memory of an engine on a GPU; `sleeps`: it releases the GPU while others work, and moves an
+    adapter's base to the host."""
     if not settings.on_gpu:
         return process
     shape = shape_of(model)
     least = () if shape is None else least_engine_needs(settings, shape, lora)
-    if not sleeps:
-        return replace(process, least=least, host=(HOST_BASE,))
     asleep = tuple(
         Need(
             "weights while it sleeps", PINNED * need.bytes, f"{PINNED} × {size(need.bytes)}: torch rounds pinned memory"
         )
         for need in least
-        if need.what == "weights"
+        if need.what == "weights" and sleeps and settings.sleep_level == 1
     )
-    return replace(process, least=least, host=(HOST_BASE, *asleep), resting=(GPU_BASE,))
+    return replace(process, least=least, host=(HOST_BASE, *asleep), resting=(GPU_BASE,) if sleeps else ())
 
 
 def _process(kind: str, number: int, gpus: float, threads: int, memory: tuple[Need, ...] | str) -> ProcessEstimate:
