@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -141,9 +142,30 @@ def test_a_step_takes_as_many_tokens_as_with_vllms_own_class(monkeypatch, tiny_f
         return Vllm()
 
     monkeypatch.setattr(AsyncLLM, "from_engine_args", started)
-    asyncio.run(AsyncLLMEngine(EngineSettings(str(tiny_folder), 100))._start())
+    asyncio.run(AsyncLLMEngine(EngineSettings(str(tiny_folder), 100)).start())
     tokens, _ = EngineArgs.get_batch_defaults(1)
     assert tokens[context[0]] == max(tokens.values())
+
+
+def test_an_engine_answers_while_it_starts(monkeypatch, tiny_folder):
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    answered = threading.Event()
+
+    def started(*_, **__):
+        assert answered.wait(60), "the event loop stands still"
+        return Vllm()
+
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", started)
+    engine = AsyncLLMEngine(EngineSettings(str(tiny_folder), 100))
+
+    async def main():
+        starting = asyncio.create_task(engine.start())
+        assert (await engine.describe())[0] is engine.settings
+        answered.set()
+        await starting
+
+    asyncio.run(main())
 
 
 CHILD = """

@@ -43,6 +43,12 @@ class AsyncLLMEngine(Engine):
         """Held while weights change."""
 
     async def _start(self) -> None:
+        self._engine = await asyncio.to_thread(self._build)  # takes minutes, in which other calls are answered
+        await self._vllm.collective_rpc("end_with", args=(os.getpid(),))
+        await self._vllm.collective_rpc("take_trainers_tensors")
+        await self._vllm.update_weight_version(str(self.version))
+
+    def _build(self) -> AsyncLLM:
         vllm_types.check_model(self.settings.model_path)
         from vllm import AsyncEngineArgs
         from vllm.usage.usage_lib import UsageContext
@@ -50,13 +56,9 @@ class AsyncLLMEngine(Engine):
 
         arguments = AsyncEngineArgs(**vllm_types.engine_arguments(self.settings))
         # Prompts arrive in whole batches, as for vLLM's class LLM, which takes as many tokens a step as the GPU's
-        # memory
-        # allows (8,192 or 16,384). AsyncLLM's default for other contexts is 2,048.
+        # memory allows (8,192 or 16,384). AsyncLLM's default for other contexts is 2,048.
         with reasons_of_children():
-            self._engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
-        await self._vllm.collective_rpc("end_with", args=(os.getpid(),))
-        await self._vllm.collective_rpc("take_trainers_tensors")
-        await self._vllm.update_weight_version(str(self.version))
+            return AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
 
     @property
     def _vllm(self) -> AsyncLLM:
