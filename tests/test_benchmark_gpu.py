@@ -17,7 +17,7 @@ import pytest
 SCRIPT = Path(__file__).parent.parent / "benchmarks/gpu.py"
 PARTS = {
     "digests": {"float32_cpu_gb_s", "bfloat16_cpu_gb_s"},
-    "sync": {"publish_s", "verify_s", "load_s"},
+    "sync": {"publish_s", "load_s"},
     "resume": {"copy_s", "copy_again_s", "step_s", "step_beside_copy_again_s", "write_s", "load_s", "exact"},
 }
 ON_TWO_GPUS = ("experts",)

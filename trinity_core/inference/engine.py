@@ -77,8 +77,8 @@ class Engine(ABC):
         return time.perf_counter() - began
 
     async def sleep(self) -> None:
-        """Release the GPU's memory until `wake`. Requests in flight are aborted, KV cache and weights dropped, except for
-        the base of an adapter."""
+        """Release the GPU's memory until `wake`. Requests in flight are aborted, KV cache and weights dropped, except
+        for the base of an adapter."""
         if not self._asleep:
             await self._sleep()
             self._asleep = True
@@ -121,7 +121,7 @@ class Engine(ABC):
 
         Requests in flight continue: their KV cache is recomputed, and each token keeps the version that sampled it.
         Raises `VersionGone` or `DataError`, without any change, if the weights are not available; `WeightSyncError` if
-        received data, a parameter or a log-prob differs from the trainer's.
+        a parameter or a log-prob differs from the trainer's.
         """
         began = time.perf_counter()
         await self._load(source, version)

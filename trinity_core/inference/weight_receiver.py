@@ -229,17 +229,16 @@ def drop_expert_kernels(model: nn.Module) -> None:
 
 
 def check_there(method: str, path: str, version: int) -> None:
-    """Compare the bytes of a published version with their digests, before the engine gives up its current weights.
+    """Raise `VersionGone` for missing weights and `DataError` for damaged files, before the engine gives up its current
+    weights.
 
-    Raises `VersionGone` for missing weights, `DataError` for damaged ones, and `WeightSyncError` for other weights than
-    the trainer published. The check runs in this process because errors in vLLM's processes return as text, without
-    their type.
+    The check runs in this process because errors in vLLM's processes return as text, without their type.
     """
     if method == "folder":
         if path and not (Path(path) / CONFIG).is_file():
             _files(Path(path))
     else:
-        open_versions(method, path).verify(version)
+        open_versions(method, path).load(version)
 
 
 def _published(method: str, path: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:

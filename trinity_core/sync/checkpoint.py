@@ -58,7 +58,7 @@ class CheckpointVersions(WeightVersions):
             try:
                 with temporary.open("wb", buffering=0) as file:
                     reserve(file.fileno(), payload.layout.size, temporary)
-                    written = write(file.fileno(), payload.layout, payload.tensors)
+                    written = write(file.fileno(), payload.layout, payload.tensors, self.digest_dtype)
                     os.fsync(file.fileno())
                 self._record_path(version).unlink(missing_ok=True)
                 temporary.replace(folder / WEIGHTS)

@@ -186,7 +186,7 @@ class MemoryVersions(WeightVersions):
         payload = gather(named_tensors, specs)
         slot = self._free_slot(payload.layout.size)
         try:
-            written = fill(slot.sized(payload.layout.size), payload.layout, payload.tensors)
+            written = fill(slot.sized(payload.layout.size), payload.layout, payload.tensors, self.digest_dtype)
         finally:
             fcntl.flock(slot.file, fcntl.LOCK_UN)
         record = payload.record(version, str(slot.path), check, written | dict(pushed or {}))

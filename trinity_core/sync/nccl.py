@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any, Self
 from trinity_core.addresses import own_address, reserve_port
 from trinity_core.config.paths import engine_name
 from trinity_core.config.sync_schedule import SyncSchedule
-from trinity_core.config.training import dtype_of
 from trinity_core.errors import TransientFault, on_failure
 from trinity_core.sync.memory import MemoryVersions, memory_root
 from trinity_core.sync.tensorfile import TensorDigest, TensorSpec, digest, spec_of
+from trinity_core.sync.versions import engine_dtype
 from trinity_core.threads import DaemonThreads
 from trinity_core.waits import poll
 
@@ -138,10 +138,6 @@ class PushPublisher:
 def needs_copies(config: Config) -> bool:
     """True if a resumed run needs weights that the trainer no longer has."""
     return config.is_synchronous and not SyncSchedule.of(config).is_lockstep
-
-
-def engine_dtype(config: Config) -> str:
-    return dtype_of(config.explorer.rollout_model.dtype, on_gpu=True)
 
 
 def connect_engines(config: Config, trainer: TrainerRank, versions: WeightVersions) -> NcclSender:
@@ -325,8 +321,12 @@ class NcclSender:
         self, version: int, check: WeightCheck | None = None, kept: Mapping[str, torch.Tensor] | None = None
     ) -> None:
         """Push the current weights, or `kept`, to every engine as `version`; rank 0 announces it."""
+        import torch
+
         if self._engines is not None:
             self._engines.expect(version, partial(self._announce, version, check))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # vLLM reads the weights on streams of its own, which wait for no other
         if kept is None:
             self._engine.send_weights()
         elif self._engines is not None:

@@ -6,11 +6,10 @@ The format (github.com/huggingface/safetensors): 8 bytes little-endian header le
 The `safetensors` library cannot replace this file: `serialize` and `serialize_file` need all tensors at once and
 allocate new memory, `deserialize` copies, and the mapping of `safe_open` does not keep the slot's lock (see `memory`).
 
-`byte_digest` depends on every byte in order and shows that the data arrived intact. `value_digest` is a sum over the
-elements, independent of their order: an engine fuses tensors, shards them, pads them with zeros and packs them for its
-kernels, and the digests of the pieces still add up to those of the original tensors. It is computed on the tensor's
-device, with the same result everywhere. It misses a swap of two elements within a parameter; the log-probs of the
-weight check do not.
+`value_digest` is a sum over the elements, independent of their order: an engine fuses tensors, shards them, pads them
+with zeros and packs them for its kernels, and the digests of the pieces still add up to those of the original tensors.
+It is computed on the tensor's device, with the same result everywhere. It misses a swap of two elements within a
+parameter; the log-probs of the weight check do not.
 """
 
 from __future__ import annotations
@@ -40,16 +39,8 @@ class TensorDigest(NamedTuple):
     dtype: str
     """torch's name of the dtype that `values` was computed in."""
     values: int
-    bytes: str = ""
-    """`byte_digest`; empty for a tensor that was never on a CPU."""
-
-
-def byte_digest(tensor: torch.Tensor) -> str:
-    """XXH3 (64 bits) of the bytes of a contiguous tensor on the CPU, in hexadecimal."""
-    import torch
-    import xxhash
-
-    return xxhash.xxh3_64_hexdigest(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+    written: bool = False
+    """True if the version has the tensor; False if it only reached the engines, or they had it."""
 
 
 def value_digest(tensor: torch.Tensor, dtype: str = "") -> int:
@@ -69,10 +60,10 @@ def value_digest(tensor: torch.Tensor, dtype: str = "") -> int:
     return int(total)
 
 
-def digest(tensor: torch.Tensor, written: torch.Tensor | None = None, dtype: str = "") -> TensorDigest:
-    """Return the digests of `tensor`. `written` is its copy on the CPU, if it was written."""
+def digest(tensor: torch.Tensor, dtype: str = "", written: bool = False) -> TensorDigest:
+    """Return the digest of `tensor`; `dtype` converts a float tensor first."""
     name = dtype if dtype and tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
-    return TensorDigest(name, value_digest(tensor, dtype), "" if written is None else byte_digest(written))
+    return TensorDigest(name, value_digest(tensor, dtype), written)
 
 
 ALIGNMENT = 64
@@ -176,8 +167,11 @@ def views(buffer: mmap.mmap, layout: Layout) -> Iterator[tuple[str, torch.Tensor
         yield name, flat.view(spec.shape)
 
 
-def fill(buffer: mmap.mmap, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, TensorDigest]:
-    """Write the header and all `tensors` (any order, any device) to their places, and return their digests.
+def fill(
+    buffer: mmap.mmap, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]], dtype: str = ""
+) -> dict[str, TensorDigest]:
+    """Write the header and all `tensors` (any order, any device) to their places, and return their digests, of float
+    tensors as converted to `dtype`.
 
     Raises DataError if a tensor is missing, unknown, or has another shape or dtype than the layout.
     """
@@ -186,13 +180,15 @@ def fill(buffer: mmap.mmap, layout: Layout, tensors: Iterable[tuple[str, torch.T
     buffer[: len(layout.header)] = layout.header
     for name, tensor in tensors:
         _check(layout, name, tensor, name in places)
-        place = places.pop(name).copy_(tensor.detach())
-        digests[name] = digest(tensor, place)
+        places.pop(name).copy_(tensor.detach())
+        digests[name] = digest(tensor, dtype, written=True)
     _check_all_came(places)
     return digests
 
 
-def write(handle: int, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, TensorDigest]:
+def write(
+    handle: int, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]], dtype: str = ""
+) -> dict[str, TensorDigest]:
     """Like `fill` for a file on disk (descriptor `handle`), by plain writes, so that a full disk raises OSError."""
     import torch
 
@@ -204,7 +200,7 @@ def write(handle: int, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         if flat.numel():
             _write_all(handle, flat.numpy().data, layout.offsets[name][0])
-        digests[name] = digest(tensor, flat)
+        digests[name] = digest(tensor, dtype, written=True)
     _check_all_came(missing)
     return digests
 

@@ -24,14 +24,14 @@ from uuid import uuid4
 from trinity_core.config import Config
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
-from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
+from trinity_core.config.training import dtype_of
+from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.files import from_record, write_atomically
 from trinity_core.layout import LATEST_STATE_DICT
 from trinity_core.sync.tensorfile import (
     Layout,
     TensorDigest,
     TensorSpec,
-    byte_digest,
     plan,
     spec_of,
     value_digest,
@@ -179,6 +179,8 @@ class WeightVersions(ABC):
 
     keeps_tensors: ClassVar[bool] = True
     """True if `load` can return the tensors of a published version."""
+    digest_dtype: str = ""
+    """The engines' dtype, to which float tensors are converted for the digests of what is published; "": their own."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
@@ -189,6 +191,7 @@ class WeightVersions(ABC):
         """Return the versions of the run in `job_dir`. Reads and writes nothing yet."""
 
     def publisher(self, config: Config, trainer: TrainerRank) -> WeightPublisher:
+        self.digest_dtype = engine_dtype(config)
         return VersionPublisher(self, trainer, version_count(config))
 
     @abstractmethod
@@ -279,23 +282,6 @@ class WeightVersions(ABC):
         """
         return iter(self._open(version)[1].items())
 
-    def verify(self, version: int) -> None:
-        """Compare every byte of `version` with what the trainer published. Raises WeightSyncError naming the first
-        tensor that differs, and what `load` raises."""
-        record, tensors = self._open(version)
-        for name, digest in record.digests.items():
-            if digest.bytes and (name not in tensors or byte_digest(tensors[name]) != digest.bytes):
-                raise WeightSyncError(self._foreign(version, name, tensors.get(name)), key=name)
-
-    def _foreign(self, version: int, name: str, tensor: torch.Tensor | None) -> str:
-        difference = "missing" if tensor is None else "not the one that the trainer published"
-        others = {v: record.digests.get(name) for v in self.versions() if v != version and (record := self.record(v))}
-        same = [v for v, d in others.items() if tensor is not None and d is not None and d.bytes == byte_digest(tensor)]
-        return (
-            f"version {version} of the weights in {self.root} cannot be loaded: its tensor {name} is {difference}"
-            + (f", but that of version {same[0]}" if same else "")
-        )
-
     def values(self, version: int, dtype: str) -> dict[str, int]:
         """Return tensor name → value digest in an engine of this dtype.
 
@@ -307,11 +293,13 @@ class WeightVersions(ABC):
         record = self.record(version)
         if record is None:
             raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
-        other = {name for name, d in record.digests.items() if d.dtype != dtype and d.bytes}
+        other = {name for name, d in record.digests.items() if d.dtype != dtype and d.written}
         recast = {name: value_digest(t, dtype) for name, t in self.load(version) if name in other} if other else {}
-        unwritten = {d.dtype for d in record.digests.values() if not d.bytes and vars(torch)[d.dtype].is_floating_point}
+        unwritten = {
+            d.dtype for d in record.digests.values() if not d.written and vars(torch)[d.dtype].is_floating_point
+        }
         fits = unwritten <= {dtype}
-        return {name: d.values for name, d in record.digests.items() if d.bytes or fits} | recast
+        return {name: d.values for name, d in record.digests.items() if d.written or fits} | recast
 
     def _open(self, version: int) -> tuple[VersionRecord, dict[str, torch.Tensor]]:
         path = self._record_path(version)
@@ -396,6 +384,13 @@ def versions_class(method: str) -> type[WeightVersions]:
 def open_versions(method: str, job_dir: Path | str) -> WeightVersions:
     """Return the versions that the run in `job_dir` publishes by `method`. Reads and writes nothing yet."""
     return versions_class(method).open(Path(job_dir))
+
+
+def engine_dtype(config: Config) -> str:
+    """Return the dtype of the engines, which are on GPUs if this trainer is."""
+    import torch
+
+    return dtype_of(config.explorer.rollout_model.dtype, torch.cuda.is_available())
 
 
 def version_count(config: Config) -> int:
