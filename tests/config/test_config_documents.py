@@ -95,6 +95,7 @@ def test_gsm8k_recipe_equals_quick_start() -> None:
     assert "####" in asked, "the form of an answer that math_reward reads"
     assert shown["explorer"].pop("runner_per_model") == 16, "on a GPU the default is a whole step"
     assert (shown["synchronizer"].pop("sync_method"), recipe["synchronizer"].pop("sync_method")) == ("nccl", "memory")
+    assert recipe["synchronizer"].pop("sync_offset") == 1, "else each GPU waits while the other one works"
     assert recipe["trainer"].pop("max_token_len_per_gpu") == 12288, "16,384 would take all of a GPU of 80 GB"
     named = {"project": recipe["project"], "name": recipe["name"]}
     assert recipe == {**shown, **named}

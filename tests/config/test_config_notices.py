@@ -24,7 +24,7 @@ WAITING = f"{QUEUE}.reuse_cooldown_time"
 REPLAY = f"{QUEUE}.replay_buffer={{enable: true, reuse_cooldown_time: 60}}"
 OTHER = "buffer.trainer_input.auxiliary_buffers.other"
 MODEL = "explorer.auxiliary_models"
-CPU, JSD = "cluster.gpu_per_node=0", "algorithm.algorithm_type=jsd"
+CPU, JSD, ON_POLICY = "cluster.gpu_per_node=0", "algorithm.algorithm_type=jsd", "synchronizer.sync_offset=0"
 
 
 def found(recipe: str, *overrides: str) -> list[tuple[str, str]]:
@@ -43,8 +43,8 @@ def found(recipe: str, *overrides: str) -> list[tuple[str, str]]:
         ("gsm8k/gsm8k", (f"{WAITING}=60", "algorithm.sample_strategy=priority")),
         ("gsm8k/gsm8k", (REPLAY,)),
         ("gsm8k/gsm8k", (*OFFLOAD, "trainer.zero_stage=3")),
-        ("gsm8k/gsm8k", ("synchronizer.sync_style=explorer_driven", "synchronizer.sync_method=memory")),
-        ("gsm8k/gsm8k", ("synchronizer.sync_style=dynamic_by_explorer", "synchronizer.sync_method=memory")),
+        ("gsm8k/gsm8k", ("synchronizer.sync_style=explorer_driven", ON_POLICY)),
+        ("gsm8k/gsm8k", ("synchronizer.sync_style=dynamic_by_explorer", ON_POLICY)),
         ("gsm8k/gsm8k", ("synchronizer.sync_offset=2",)),
         ("gsm8k/gsm8k", ("continue_from_checkpoint=false",)),
         ("sft/sft", ("continue_from_checkpoint=false",)),
@@ -109,13 +109,13 @@ def test_settings_without_effect_get_a_notice(recipe: str, overrides: tuple[str,
         ("gsm8k/explorer", ("continue_from_checkpoint=false",), "continue_from_checkpoint", "info"),
         (
             "gsm8k/gsm8k",
-            ("synchronizer.sync_style=explorer_driven", "synchronizer.sync_method=nccl"),
+            ("synchronizer.sync_style=explorer_driven", "synchronizer.sync_method=nccl", ON_POLICY),
             "synchronizer.sync_style",
             "changed",
         ),
         (
             "gsm8k/gsm8k",
-            ("synchronizer.sync_style=dynamic_by_explorer", "synchronizer.sync_method=nccl"),
+            ("synchronizer.sync_style=dynamic_by_explorer", "synchronizer.sync_method=nccl", ON_POLICY),
             "synchronizer.sync_style",
             "changed",
         ),

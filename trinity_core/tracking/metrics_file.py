@@ -28,7 +28,7 @@ LOCK_SECONDS = 60.0
 FORWARDED_PREFIX = "forwarded_"
 SHOWN = (
     "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
-    "tokens_per_second", "time/step", "timing_s/step",
+    "tokens_per_second", "time/step", "timing_s/step", "timing_s/wait",
 )  # fmt: skip
 """Metrics in the line of progress, if present."""
 STREAMS = ("trainer", "explorer", "eval")
