@@ -1,41 +1,43 @@
-"""What only a GPU can show, in one call of at most 9 minutes, using the project's own functions.
+"""What only a GPU can show, using the project's own functions, in three calls on one machine.
 
-Each part is a process with its own time limit, which writes OUT/PART.json at once, even if it fails. A part that lacks
-a package says so. Without a GPU nothing is done, unless `--tiny` runs every part at a small size on the CPU.
+Each part is a process with its own time limit, which writes OUT/PART.json at once, even if it fails, and prints what it
+has seen as it goes. A part that lacks a package says so. Without a GPU nothing is done, unless `--tiny` runs the parts
+at a small size on the CPU. `gpu_bundles.sh` makes what a bare machine without a network needs.
 
-    python benchmarks/gpu.py --out results        all but the next line: torch, transformers, DeepSpeed
-    python benchmarks/gpu.py --engine             engine, coexist, run and one_gpu as well: vLLM, Ray
-    python benchmarks/gpu.py --only lora_7b --only qlora_7b --only push --only experts      what is done only if named
+    python benchmarks/gpu.py --call training      torch, transformers, DeepSpeed
+    python benchmarks/gpu.py --call engine        vLLM as well
+    python benchmarks/gpu.py --call one_gpu       and Ray: two steps of configs/gsm8k/one_gpu.yaml, and one resumed
+    python benchmarks/gpu.py --only lora_7b --only qlora_7b --only push      what is done only if named
 
-Beside torch and transformers the first line needs deepspeed, omegaconf, pydantic, and sqlalchemy, with what they
-require; vLLM without flashinfer needs VLLM_USE_FLASHINFER_SAMPLER=0; `qlora_7b` needs requirements/qlora.txt. `push`
-(weights by NCCL) and `experts` need two GPUs and say so if there is only one; `tests/sync/test_sync_nccl.py` has gloo.
+`qlora_7b` needs requirements/qlora.txt, `push` (weights by NCCL) two GPUs: `tests/sync/test_sync_nccl.py` has gloo.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import functools
 import inspect
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import torch
+
+sys.modules.setdefault("gpu", sys.modules[__name__])  # what `gpu_engine` imports
 
 ROOT = Path(__file__).parent.parent
 GIB = 1 << 30
@@ -501,376 +503,23 @@ def part_resume(scale: Scale) -> Result:
     return out | {"differing_share": differing / sum(2 * w.numel() for w in first.values())}
 
 
-def part_engine(scale: Scale) -> Result:
-    """vLLM: start, sampling with and without CUDA graphs, seeds, sleep and wake, new weights; with an adapter, too."""
-    from trinity_core.inference.requests import WeightSource
-    from trinity_core.sync.versions import open_versions
-
-    out: Result = {}
-    with tempfile.TemporaryDirectory() as folder:
-        model = make_model(scale)
-        open_versions("checkpoint", Path(folder)).publish(1, adapter_for(model))
-        adapter = {"lora_rank": RANK, "lora_modules": (ADAPTED,)}
-        kinds = {
-            "graphs": (False, {}), "eager": (True, {}), "lora": (scale.device.type == "cpu", adapter),
-            "fp8": (False, {"extra_engine_args": {"quantization": "fp8"}}),
-            "ngram": (False, {"extra_engine_args": {"speculative_config": NGRAM}}),
-        }  # fmt: skip
-        for name, (eager, more) in kinds.items():
-            if scale.device.type == "cpu" and not eager:
-                continue
-            source = WeightSource("checkpoint", folder) if more else WeightSource("folder", model)
-            engine = engine_of(scale, model, enforce_eager=eager, gpu_memory_utilization=0.5, **more)
-            out[name] = asyncio.run(try_engine(engine, scale, source, int(bool(more))))
-    return out
-
-
-RANK, ADAPTED = 8, "o_proj"
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
-
-
-def part_experts(scale: Scale) -> Result:
-    """An engine whose two GPUs have half of a mixture's experts each: `try_engine` of a random Qwen3-MoE."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from trinity_core.inference.requests import WeightSource
-
-    need_two_gpus("experts are divided among GPUs")
-    shape = {"hidden_size": 1024, "num_hidden_layers": 8, "moe_intermediate_size": 512, "vocab_size": 32000}
-    heads = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}
-    with tempfile.TemporaryDirectory() as folder:
-        config = AutoConfig.for_model("qwen3_moe", num_experts=32, num_experts_per_tok=4, **shape, **heads)
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-        args = {"tensor_parallel_size": 2, "extra_engine_args": {"enable_expert_parallel": True}}
-        engine = engine_of(scale, folder, gpu_memory_utilization=0.5, **args)
-        return asyncio.run(try_engine(engine, scale, WeightSource("folder", folder), 0))
-
-
-def need_two_gpus(why: str) -> None:
-    if torch.cuda.device_count() < 2:
-        raise NotHere(f"{why}, and there are {torch.cuda.device_count()}")
-
-
-class SameLoop:
-    """A `RayEngine` of an engine that runs in an event loop of this process; other threads call it."""
-
-    def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._engine, self._loop = engine, loop
-
-    def __getattr__(self, verb: str) -> Callable[..., None]:
-        method = getattr(self._engine, verb)
-        return lambda *given: asyncio.run_coroutine_threadsafe(method(*given), self._loop).result(120)
-
-
-def part_push(scale: Scale) -> Result:
-    """Weights from a trainer's GPU by NCCL into an engine on another, thrice; each push is checked by its digests."""
-    need_two_gpus("weights are pushed from one GPU to another")
-    from trinity_core.inference.requests import WeightSource
-    from trinity_core.inference.weight_receiver import with_head
-    from trinity_core.sync.nccl import EngineGroup, KeptWeights, NcclSender, PushedVersions, VllmWeights
-    from trinity_core.training.policy import load_causal_lm
-
-    async def push(model: str, folder: str) -> Result:
-        lm = load_causal_lm(model, torch.bfloat16).to(scale.device)
-        weights = KeptWeights(dict(with_head(iter(lm.state_dict().items()))))
-        os.environ["CUDA_VISIBLE_DEVICES"] = "1"  # of the engine's processes; this one has opened GPU 0
-        engine = engine_of(scale, model, sleeps=False, weight_transfer="nccl", gpu_memory_utilization=0.5)
-        out: Result = {"start_s": await engine.start(), "gb": sum(t.nbytes for t in weights.tensors.values()) / 1e9}
-        group = EngineGroup([SameLoop(engine, asyncio.get_running_loop())], 1)  # type: ignore[list-item]
-        versions, source = PushedVersions.open(Path(folder)), VllmWeights(weights, "bfloat16")
-        sender = await asyncio.to_thread(NcclSender, 0, source, group, versions)
-        for version in (1, 2, 3):
-            for tensor in {tensor.data_ptr(): tensor for tensor in weights.tensors.values()}.values():
-                tensor.mul_(1.01)
-            began = time.perf_counter()
-            await asyncio.to_thread(sender.send, version)
-            out["push_s"], began = time.perf_counter() - began, time.perf_counter()
-            await engine.load(WeightSource("nccl", folder), version)
-            out["check_s"] = time.perf_counter() - began
-            assert engine.version == version
-        sender.close()
-        await engine.stop()
-        return out
-
-    with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(push(make_model(scale), folder))
-
-
-def adapter_for(model: str) -> list[tuple[str, torch.Tensor]]:
-    """Random matrices A and B for one matrix of each layer of the model in a folder."""
-    from trinity_core.checkpoints.adapters import A, B
-    from trinity_core.training.policy import load_causal_lm
-
-    tensors = []
-    for name, module in load_causal_lm(model, torch.bfloat16, reads=False).named_modules():
-        if name.endswith(ADAPTED):
-            out, into = module.weight.shape
-            tensors += [(name + A, torch.randn(RANK, into) * into**-0.5), (name + B, torch.randn(out, RANK) * 0.1)]
-    return tensors
-
-
-def engine_of(scale: Scale, model: str, **settings: Any) -> Any:
-    """An engine that sleeps between turns."""
-    from trinity_core.inference.engine import engine_class
-    from trinity_core.inference.settings import EngineSettings
-
-    on_gpu = scale.device.type == "cuda"
-    kv_cache_gib = None if on_gpu else 0.1
-    settings = {"sleeps": True, "kv_cache_gib": kv_cache_gib, **settings}
-    made = EngineSettings(model, sum(scale.rows[2:]), on_gpu, **settings)
-    os.environ.update(made.environment())
-    return engine_class(made)(made)
-
-
-def free(scale: Scale) -> float:
-    """GiB of the GPU that nobody holds."""
-    return torch.cuda.mem_get_info()[0] / GIB if scale.device.type == "cuda" else 0.0
-
-
-def requests(scale: Scale, turn: int) -> list[Any]:
-    """Of a turn: each prompt with all its rollouts, the same in each."""
-    from trinity_core.inference.requests import Request, Sampling
-
-    prompts, repeats, before, after = scale.rows
-    prompt = np.arange(5, 5 + before, dtype=np.int32)
-    return [Request(f"{turn}/{i}", prompt, Sampling(max_tokens=after), i) for i in range(prompts * repeats)]
-
-
-async def try_engine(engine: Any, scale: Scale, source: Any, version: int) -> Result:
-    """Two turns of one engine, which then loads `version`."""
-    out: Result = {"free_before_gib": free(scale), "start_s": await engine.start(), "free_asleep_gib": free(scale)}
-    began = time.perf_counter()
-    await engine.wake()
-    out |= {"wake_s": time.perf_counter() - began, "free_awake_gib": free(scale)}
-    samples = []
-    for turn in range(2):
-        began = time.perf_counter()
-        samples.append((await engine.generate(requests(scale, turn))).unpack())
-        out["tokens_s"] = sum(len(sample.tokens) for sample in samples[-1]) / (time.perf_counter() - began)
-    pairs = zip(*samples, strict=True)
-    out["same_seed_same_tokens"] = sum(np.array_equal(a.tokens, b.tokens) for a, b in pairs) / len(samples[0])
-    began = time.perf_counter()
-    await engine.sleep()
-    out["sleep_s"] = time.perf_counter() - began
-    await engine.wake()
-    out["load_s"] = (await engine.load(source, version)).seconds
-    await engine.stop()
-    return out
-
-
-def part_coexist(scale: Scale) -> Result:
-    """An engine and a trainer on one GPU, at once and in turns, and what a process of each holds while it rests."""
-    from trinity_core.config.training import GPU_CONTEXT
-    from trinity_core.training.distributed import join, meeting_point
-    from trinity_core.training.learner import Learner
-
-    with tempfile.TemporaryDirectory() as folder:
-        model = make_model(scale)
-        engine = engine_of(scale, model, gpu_memory_utilization=0.3)
-        before = free(scale)
-        asyncio.run(engine.start())
-        out: Result = {"planned_resting_gib": GPU_CONTEXT / GIB, "engine_resting_gib": before - free(scale)}
-        before = free(scale)
-        ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
-        learner = Learner(config_for(scale, model, folder, *HOW["whole_checkpointing"]), 4, ranks)
-        rows = random_rows(scale, learner.model_config.vocab_size)
-        learner.step(rows, 1)
-        learner.offload()
-        out["trainer_resting_gib"] = before - free(scale)  # without the context, which the first look has made
-        out |= asyncio.run(take_turns(engine, learner, rows, scale))
-    return out
-
-
-async def take_turns(engine: Any, learner: Any, rows: list[Any], scale: Scale) -> Result:
-    """Seconds of sampling alone, and of sampling and a train step at once; every wake is checked."""
-    out: Result = {}
-    for turn in range(2):
-        await engine.wake()
-        began = time.perf_counter()
-        await engine.generate(requests(scale, 2 * turn))
-        out["sampling_s"], began = time.perf_counter() - began, time.perf_counter()
-        learner.reload()
-        await asyncio.gather(
-            engine.generate(requests(scale, 2 * turn + 1)), asyncio.to_thread(learner.step, rows, 2 + turn)
-        )
-        out["at_once_s"], began = time.perf_counter() - began, time.perf_counter()
-        await engine.sleep()
-        learner.step(rows, 4)
-        learner.offload()
-        out["training_turn_s"] = time.perf_counter() - began
-    await engine.stop()
-    return out
-
-
-ON_ONE_GPU = (
-    "cluster.gpu_per_node=1",
-    "trainer.worker_num=1",
-    "trainer.zero_stage=2",
-    "explorer.rollout_model.engine_num=1",
-    "explorer.rollout_model.gpu_memory_utilization=0.12",
-)
-NO_STAGES = ("stages=[]", "continue_from_checkpoint=false")
-
-
-def command(config: str, name: str, folder: str, *overrides: str) -> list[str]:
-    """A user's command for a run whose job is `folder`/Trinity-Flows/`name`."""
-    module = [sys.executable, "-m", "trinity_core.runtime.run", "--config", f"configs/{config}.yaml"]
-    return [*module, f"name={name}", f"checkpoint_root_dir={folder}", "monitor.monitor_type=tensorboard", *overrides]
-
-
-def part_run(scale: Scale) -> Result:
-    """Whole runs: stages in turn on one GPU; killed and resumed; with an adapter; with one of a base in 4 bits."""
-    from trinity_core.data.tiny import TinySize, make_tiny
-
-    on_gpu, steps = scale.device.type == "cuda", 4 if scale.tiny else 24
-    with tempfile.TemporaryDirectory() as folder:
-        begin = make_tiny(Path(folder) / "begin", size=TinySize() if scale.tiny else TinySize(256, 768, 4, 4, 2))
-        place = {"TRINITY_MODEL_PATH": str(begin.model), "TRINITY_TASKSET_PATH": str(begin.data)}
-        job, shared = Path(folder) / "Trinity-Flows", ON_ONE_GPU * on_gpu
-        whole = (
-            "quickstart/quickstart",
-            "whole",
-            folder,
-            *shared,
-            *["explorer.rollout_model.enforce_eager=false"] * on_gpu,
-        )
-        out: Result = {}
-        out["whole"] = finished(command(*whole, f"buffer.total_steps={steps}"), place, job / "whole_rft")
-        longer = command(*whole, f"buffer.total_steps={2 * steps}", "trainer.save_interval=2")
-        kill_after(longer, place, job / "whole_rft", steps + 3)
-        out["killed"] = finished(longer, place, job / "whole_rft")
-        place |= {"TRINITY_MODEL_PATH": json.loads((job / "whole_sft" / "summary.json").read_text())["hf_dir"]}
-        for name, four_bits in (("lora", False), ("qlora", True)) if on_gpu else (("lora", False),):
-            adapter = f"model.lora_configs=[{{lora_rank: 16, lora_alpha: 32, load_in_4bit: {str(four_bits).lower()}}}]"
-            more = (*shared, *NO_STAGES, adapter, f"buffer.total_steps={steps // 2}")
-            out[name] = finished(command("lora/quickstart", name, folder, *more), place, job / name)
-            print(json.dumps(out), flush=True)
-    return out
-
-
-def part_one_gpu(scale: Scale) -> Result:
-    """Two steps of configs/gsm8k/one_gpu.yaml as on 24 GB."""
-    return on_small_gpu(scale, "gsm8k/one_gpu", make_model(scale), 24)
-
-
-def part_lora_7b(scale: Scale) -> Result:
-    """Two steps of configs/lora/one_gpu.yaml as on 24 GB, with a model of Qwen2.5-7B's shape, its embeddings tied."""
-    return on_small_gpu(scale, "lora/one_gpu", make_7b(scale), 24)
-
-
-def part_qlora_7b(scale: Scale) -> Result:
-    """The same with the base in 4 bits, as on 16 GB."""
-    in_4_bits = "model.lora_configs=[{lora_rank: 32, lora_alpha: 32, load_in_4bit: true}]"
-    return on_small_gpu(scale, "lora/one_gpu", make_7b(scale), 16, *[in_4_bits] * (scale.device.type == "cuda"))
-
-
-def make_7b(scale: Scale) -> str:
-    from trinity_core.data.tiny import TinySize
-
-    return make_model(scale) if scale.tiny else make_model(scale, "7b", TinySize(3584, 18944, 28, 28, 4, 4096, 152064))
-
-
-LIMIT = """import ray, torch
-
-if ray.is_initialized() and ray.get_gpu_ids() and torch.cuda.is_available():
-    torch.cuda.set_per_process_memory_fraction({share})
-"""
-"""A plugin that lets torch in the trainer have no more of the GPU; an engine's share is a setting."""
-
-
-def on_small_gpu(scale: Scale, recipe: str, model: str, gb: int, *overrides: str) -> Result:
-    """Two steps of a recipe with random weights, whose answers all run to their limit, on as much of the GPU as one of
-    so many GB has: seconds and memory."""
-    from trinity_core.config.training import GPU_CONTEXT
-    from trinity_core.data.tiny import make_tiny
-
-    with tempfile.TemporaryDirectory() as folder:
-        place = {"TRINITY_MODEL_PATH": model}
-        place["TRINITY_TASKSET_PATH"] = str(make_tiny(Path(folder) / "begin").data)
-        fields = ("buffer.explorer_input.eval_tasksets=[]", "buffer.explorer_input.taskset.subset_name=null")
-        more = ["buffer.total_steps=2", *fields, *overrides]
-        if scale.device.type == "cuda":
-            memory = torch.cuda.get_device_properties(0).total_memory
-            (Path(folder) / "plugins").mkdir()
-            limit = LIMIT.format(share=(gb * 1e9 - GPU_CONTEXT) / memory)
-            (Path(folder) / "plugins" / "limit.py").write_text(limit)
-            more.append(f"explorer.rollout_model.gpu_memory_utilization={0.85 * gb * 1e9 / memory:.3f}")
-            more.append(f"plugin_dir={folder}/plugins")
-        else:
-            more += [
-                "cluster.gpu_per_node=0", "model.max_response_tokens=16", "model.max_prompt_tokens=128",
-                "buffer.batch_size=4",
-            ]  # fmt: skip
-        name = recipe.replace("/", "_")
-        with most_used() as used:
-            out = finished(command(recipe, name, folder, *more), place, Path(folder) / "Trinity-Flows" / name)
-        return out | {"most_used_gib": max(used, default=None)}
-
-
-@contextmanager
-def most_used() -> Iterator[list[float]]:
-    """GiB of the GPU in use, by all processes, ten times a second until the end; empty without a GPU."""
-    used: list[float] = []
-    if not torch.cuda.is_available():
-        yield used
-        return
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=100"]
-    watch = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
-    try:
-        yield used
-    finally:
-        watch.terminate()
-        used += [float(line) / 1024 for line in (watch.stdout or ()) if line.strip().isdigit()]
-
-
-def finished(command: list[str], environment: dict[str, str], job: Path) -> Result:
-    """Run to the end: seconds, scores, and what its last step measured."""
-    from trinity_core.tracking.metrics_file import read_metrics
-
-    began = time.perf_counter()
-    subprocess.run(command, env=os.environ | environment, cwd=ROOT, check=True)
-    lines = [line for line in read_metrics(job) if line.source != "eval"]
-    last = {key: value for line in lines if line.step == lines[-1].step for key, value in line.metrics.items()}
-    summary = json.loads((job / "summary.json").read_text())
-    kept = ("rollout_gap/mean", "rollout_gap/max", "reward/mean", "actor/grad_norm", "weight_sync/check_gap")
-    times = {key: value for key, value in last.items() if key.startswith("timing_s/")}
-    return {
-        "seconds": time.perf_counter() - began, "step": summary["step"], "scores": summary["scores"],
-        **{key: last.get(key) for key in kept}, **times,
-    }  # fmt: skip
-
-
-def kill_after(command: list[str], environment: dict[str, str], job: Path, step: int) -> None:
-    """Kill a run and all that it started once it has recorded a step."""
-    from trinity_core.tracking.metrics_file import read_metrics
-
-    run = subprocess.Popen(command, env=os.environ | environment, cwd=ROOT, start_new_session=True)
-    while run.poll() is None and not any(line.step >= step for line in read_metrics(job)):
-        time.sleep(0.1)
-    assert run.poll() is None, f"the run ended with code {run.returncode} before step {step}"
-    os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
-
-
-PARTS: dict[str, tuple[Callable[[Scale], Result], int]] = {
+PARTS: dict[str, tuple[Callable[[Scale], Result] | str, int]] = {
     "digests": (part_digests, 30),
     "sync": (part_sync, 50),
     "paths": (part_paths, 70),
     "host": (part_host, 50),
     "steps": (part_steps, 250),
     "resume": (part_resume, 90),
-    "engine": (part_engine, 400),
-    "coexist": (part_coexist, 140),
-    "run": (part_run, 400),
-    "one_gpu": (part_one_gpu, 240),
-    "lora_7b": (part_lora_7b, 420),
-    "qlora_7b": (part_qlora_7b, 420),
-    "push": (part_push, 180),
-    "experts": (part_experts, 180),
+    "engine": ("gpu_engine:part_engine", 300),
+    "one_gpu": ("gpu_engine:part_one_gpu", 200),
+    "lora_7b": ("gpu_engine:part_lora_7b", 420),
+    "qlora_7b": ("gpu_engine:part_qlora_7b", 420),
+    "push": ("gpu_engine:part_push", 180),
 }
-"""What each does, and its limit in seconds: 540 in all without vLLM."""
-NEED_VLLM = ("engine", "coexist", "run", "one_gpu")
-IF_NAMED = ("lora_7b", "qlora_7b", "push", "experts")
+"""What each does (a name: once it is needed), and its limit in seconds: 540 in all without vLLM."""
+CALLS = {
+    "training": ("digests", "sync", "paths", "host", "steps", "resume"), "engine": ("engine",), "one_gpu": ("one_gpu",),
+}  # fmt: skip
 
 
 def share_heads() -> None:
@@ -898,7 +547,8 @@ def run_part(name: str, scale: Scale, out: Path) -> None:
     result: Result = {"part": name, "tiny": scale.tiny, "torch": torch.__version__}
     result["device"] = torch.cuda.get_device_name() if scale.device.type == "cuda" else "cpu"
     try:
-        result |= {"status": "done", **PARTS[name][0](scale)}
+        part = PARTS[name][0]
+        result |= {"status": "done", **(resolve_name(part) if isinstance(part, str) else part)(scale)}
     except (ImportError, NotHere) as error:
         result |= {"status": "skipped", "reason": str(error)}
     except Exception as error:  # noqa: BLE001 - the others go on, and the file says why this one did not
@@ -912,7 +562,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu_results")))
     parser.add_argument("--tiny", action="store_true", help="small sizes, on the CPU where there is no GPU")
-    parser.add_argument("--engine", action="store_true", help="also what needs vLLM")
+    parser.add_argument("--call", choices=CALLS, default="training", help="parts that fit into one loan of a GPU")
     parser.add_argument("--only", choices=PARTS, action="append", help="these parts alone")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--models", type=Path, help="where the parts make the random models; else a temporary folder")
@@ -924,7 +574,7 @@ def main() -> int:
     if args.part:
         run_part(args.part, Scale(args.tiny, args.models), args.out)
         return 0
-    names = args.only or [name for name in PARTS if name not in IF_NAMED and (name not in NEED_VLLM or args.engine)]
+    names = args.only or CALLS[args.call]
     if args.models:
         return int(run_parts(names, args))
     with tempfile.TemporaryDirectory() as folder:

@@ -20,8 +20,12 @@ PARTS = {
     "sync": {"publish_s", "load_s"},
     "resume": {"copy_s", "copy_again_s", "step_s", "step_beside_copy_again_s", "write_s", "load_s", "exact"},
 }
-ON_TWO_GPUS = ("experts",)
+ON_TWO_GPUS = ("push",)
 """Skipped here."""
+ENGINE = {
+    "start_s", "publish_s", "load_s", "check_gap", "same_seed_same_tokens", "logprob_gap_max", "tokens_s_256",
+    "same_greedy_after_sleep", "lora_same_after_sleep",
+}  # fmt: skip
 
 
 def run(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,8 +50,8 @@ def test_parts_work_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, spec.name, gpu)
     spec.loader.exec_module(gpu)
     assert gpu.PARTS.keys() >= PARTS.keys() | {*ON_TWO_GPUS}
-    limits = [limit for name, (_, limit) in gpu.PARTS.items() if name not in {*gpu.NEED_VLLM, *gpu.IF_NAMED}]
-    assert sum(limits) <= 9 * 60
+    limits = {call: sum(gpu.PARTS[name][1] for name in names) for call, names in gpu.CALLS.items()}
+    assert sum(limits[call] for call in ("engine", "one_gpu")) <= 500 and max(limits.values()) <= 9 * 60
 
     def run_part(command: list[str], **options: Any) -> None:
         monkeypatch.setattr(sys, "argv", command[1:])
@@ -62,3 +66,13 @@ def test_parts_work_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not failed and {name: part["status"] for name, part in reports.items()} == states, reports
     assert {name: keys - reports[name].keys() for name, keys in PARTS.items()} == {name: set() for name in PARTS}
     assert reports["resume"]["exact"]
+
+
+@pytest.mark.slow
+def test_the_call_of_the_engine_shows_each_number_as_soon_as_it_has_it(tmp_path: Path) -> None:
+    done = run(tmp_path, "--tiny", "--call", "engine")
+    *seen, whole = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert done.returncode == 0 and whole["status"] == "done", done.stderr[-2000:]
+    assert {name for line in seen for name in line} >= ENGINE
+    assert whole["same_seed_same_tokens"] == whole["same_greedy_after_sleep"] == whole["lora_same_after_sleep"] == 1
+    assert whole["logprob_gap_max"] < 1e-4 and whole["check_gap"] < 1e-4
