@@ -6,8 +6,6 @@ import asyncio
 import json
 import resource
 import signal
-from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import numpy as np
@@ -183,45 +181,6 @@ def test_a_restart_loses_no_answer_and_no_feedback(open_served):
     assert mine.sequences()[0].logprobs.dtype == np.float32
     again.give(mine.name, Feedback(reward=0.5))
     assert sorted(names(again.take(8, 0))) == sorted([[session.name], [done]])
-
-
-@dataclass
-class FakeConnection:
-    answered: Any = None
-    lost: bool = False
-    was_cut: bool = False
-
-
-def test_answers_that_no_client_read_are_dropped_for_good(open_served):
-    """Four answers: read by a client that stays, by one that left, cut while being sent, and cut afterwards."""
-    served = open_served()
-    session = served.begin()
-    states = [FakeConnection(), FakeConnection(lost=True), FakeConnection(lost=True), FakeConnection(was_cut=True)]
-    for number, connection in enumerate(states):
-        exchange = session.begin()
-        exchange.messages, exchange.connection = HELLO, connection
-        exchange.calls = {("r", 0): call(tokens=(3, 10 + number))}
-        exchange.keep({0: {"role": "assistant", "content": "hi"}})
-        connection.answered, exchange.delivered = exchange, number != 2
-        exchange.close()
-    assert session.sampled_tokens == 4 and session.dropped_tokens == 4
-    for reopened in (session, open_served().sessions[0]):
-        assert sorted(int(sequence.tokens[-1]) for sequence in reopened.sequences()) == [10, 11]
-    session.end()
-    states[0].was_cut = True  # after the end nothing changes any more
-    assert len(session.sequences()) == len(session.digests) == 2
-
-
-def test_an_answer_before_another_request_was_read(open_served):
-    session, connection = open_served().begin(), FakeConnection()
-    for number in range(2):
-        exchange = session.begin()
-        exchange.connection, exchange.calls = connection, {("r", 0): call(tokens=(3, number))}
-        exchange.keep()
-        connection.answered, exchange.delivered = exchange, True
-        exchange.close()
-    connection.was_cut = True
-    assert [sequence.tokens[-1] for sequence in session.sequences()] == [0]
 
 
 def test_a_step_that_was_not_stored_is_given_back(open_served):

@@ -1,8 +1,7 @@
-"""Recorded sessions: which requests continue which, and the fewest sequences that hold each sampled token once."""
+"""Recorded sessions: which requests continue which, and the sequences that hold each sampled token once."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 
@@ -65,28 +64,6 @@ def test_each_sampled_token_counts_once_in_its_context(calls):
     assert [seen[number] for number in range(len(expected))] == expected
     assert len(seen) == len(expected)
     assert sorted(digests) == sorted(one.digest for one in calls)
-
-
-@given(recorded(most=7))
-def test_no_fewer_sequences_are_possible(calls):
-    """By Dilworth's theorem: as many as the largest set of calls of which none can precede another in a sequence."""
-    recorder = Recorder()
-    for one in calls:
-        recorder.record(one)
-
-    def apart(a, b):
-        return all(
-            len(x.tokens) > len(y.prompt) or x.tokens.tolist() != y.prompt[: len(x.tokens)].tolist()
-            for x, y in ((a, b), (b, a))
-        )
-
-    most = max(
-        len(some)
-        for size in range(1, len(calls) + 1)
-        for some in itertools.combinations(calls, size)
-        if all(apart(a, b) for a, b in itertools.combinations(some, 2))
-    )
-    assert len(recorder.sequences()) == most
 
 
 def test_a_shared_prefix_counts_in_one_branch_only():

@@ -7,7 +7,6 @@ in one turn would block all other requests.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 CLIENT_GONE = 499
 NO_CHOICES = '"choices":[]'
-END_SECONDS = 0.03
-"""Delay between the last part of a stream and its end, so that a client reads the first without the second."""
 
 
 def model_router(models: ServedModels, in_session: InSession | None = None) -> APIRouter:
@@ -139,22 +136,19 @@ def _dumped(result: ChatCompletionResponse | CompletionResponse) -> Iterator[str
 
 
 class RecordedResponse(Response):
-    """A response in a session: it ends with the session, and its exchange is notified once it has been sent.
-
-    The end of a stream is sent separately from what precedes it: a client that left before the end has then not read
-    it, which its connection shows.
-    """
+    """A response in a session, which ends with the session."""
 
     def __init__(self, request: Request, response: Response, exchange: Exchange) -> None:
         super().__init__()
         self._request, self._response, self._exchange = request, response, exchange
-        self._begun = False
-        self._end = b""
-        self._sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
         async def sending(message: Message) -> None:
-            await self._pass_on(message, send)
+            nonlocal begun
+            begun = True
+            await send(message)
 
         task = asyncio.ensure_future(self._response(scope, receive, sending))
         self._exchange.runs_in(task)
@@ -162,26 +156,7 @@ class RecordedResponse(Response):
             await asyncio.wait({task})
             if not task.cancelled():
                 task.result()
-            elif not self._begun:
+            elif not begun:
                 await refused(self._request, Refusal(*SESSION_ENDED))(scope, receive, send)
         finally:
             task.cancel()
-
-    async def _pass_on(self, message: Message, send: Send) -> None:
-        self._begun, is_body = True, message["type"] == "http.response.body"
-        if is_body:
-            if message.get("more_body") and self._exchange.kept:
-                self._end += message.get("body", b"")
-                return
-            if self._end:
-                message = {**message, "body": self._end + message.get("body", b"")}
-                await asyncio.sleep(self._sent + END_SECONDS - time.monotonic())
-        connection = self._exchange.connection
-        if connection is not None and is_body and not message.get("more_body"):
-            connection.answered = self._exchange
-            self._exchange.delivered = True  # before its client may have it and report it to others
-            await send(message)
-            self._exchange.delivered = not connection.lost  # otherwise nothing was sent
-        else:
-            await send(message)
-        self._sent = time.monotonic()

@@ -1,4 +1,4 @@
-"""Open sessions, their recordings, the fewest sequences that hold these, and their requests in flight.
+"""Open sessions, their recordings, the sequences that hold these, and their requests in flight.
 
 A session is one rollout of one task. Its completions form a tree: a request whose messages continue a recorded answer
 is served on the recorded token ids, so its prompt begins with them; any other request begins a new tree.
@@ -10,13 +10,12 @@ import asyncio
 import json
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -69,12 +68,6 @@ class Recorder:
             self._next.update(entry.following)
             self._answers.update(dict.fromkeys(entry.endings, entry.call))
 
-    def forget(self, calls: Sequence[Call]) -> None:
-        """Remove answers that their client never received."""
-        gone = {id(call) for call in calls}
-        self.calls = [call for call in self.calls if id(call) not in gone]
-        self._answers = {digest: call for digest, call in self._answers.items() if id(call) not in gone}
-
     def continued(self, setting: str, messages: Sequence[Message]) -> tuple[Call, int] | None:
         """Return the newest recorded answer that `messages` continue, and the number of messages up to it.
 
@@ -110,8 +103,8 @@ class Recorder:
         return f"{where} differs from the answer that was given in {' and '.join(parts)}"
 
     def sequences(self) -> list[TokenSequence]:
-        """Return the fewest sequences in which each sampled token has mask 1 exactly once, oldest answer first."""
-        return [joined([self.calls[i] for i in chain]) for chain in fewest_chains(_before(self.calls))]
+        """Return sequences in which each sampled token has mask 1 exactly once, oldest answer first."""
+        return [joined(chain) for chain in prefix_chains(self.calls)]
 
 
 def _digests(setting: str, messages: Sequence[Message]) -> list[bytes]:
@@ -138,78 +131,26 @@ def _repaired(answer: Message) -> Message | None:
     }
 
 
-def fewest_chains(before: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Partition items into the fewest chains, each in order; chains are sorted by first item.
-
-    `before[i]`: the items that may precede i in a chain, preferred first; a transitive relation. The number of chains
-    is the number of items minus a maximum matching of items to their predecessors (Fulkerson 1956, "Note on Dilworth's
-    decomposition theorem for partially ordered sets"), found by augmenting paths.
-    """
-    follower: dict[int, int] = {}
-    leader: dict[int, int] = {}
-    for item in range(len(before)):
-        _augment(item, before, follower, leader)
-    chains = []
-    for start in [item for item in range(len(before)) if item not in leader]:
-        chain = [start]
-        while chain[-1] in follower:
-            chain.append(follower[chain[-1]])
-        chains.append(chain)
+def prefix_chains(calls: Sequence[Call]) -> list[list[Call]]:
+    """Partition calls, in the order in which they ended, into sequences, oldest first: each continues the one whose
+    tokens are the longest beginning of its prompt, or begins a sequence of its own."""
+    chains: list[list[Call]] = []
+    for call in calls:
+        begun = [chain for chain in chains if _begins(call.prompt, chain[-1].tokens)]
+        if begun:
+            max(begun, key=lambda chain: len(chain[-1].tokens)).append(call)
+        else:
+            chains.append([call])
     return chains
 
 
-def _augment(item: int, before: Sequence[Sequence[int]], follower: dict[int, int], leader: dict[int, int]) -> None:
-    """Give `item` a predecessor, reassigning others if necessary; does nothing if that is impossible."""
-    wanted_by: dict[int, int] = {}
-    waiting = deque([item])
-    while waiting:
-        current = waiting.popleft()
-        for one in before[current]:
-            if one in wanted_by:
-                continue
-            wanted_by[one] = current
-            if one in follower:
-                waiting.append(follower[one])
-                continue
-            free: int | None = one
-            while free is not None:  # each item on the path takes its new predecessor and frees the old one
-                taker = wanted_by[free]
-                freed = leader.get(taker)
-                follower[free], leader[taker] = taker, free
-                free = freed
-            return
-
-
-def _before(calls: Sequence[Call]) -> list[list[int]]:
-    """For each call, return the calls whose tokens its prompt begins with, longest first."""
-    tokens = [call.tokens for call in calls]
-    earlier = []
-    for call in calls:
-        prompt = call.prompt
-        fitting = [i for i, those in enumerate(tokens) if len(those) <= len(prompt) and _begins(prompt, those)]
-        earlier.append(sorted(fitting, key=lambda i: -len(tokens[i])))
-    return earlier
-
-
 def _begins(tokens: np.ndarray, those: np.ndarray) -> bool:
-    return tokens[len(those) - 1] == those[-1] and np.array_equal(tokens[: len(those)], those)
+    size = len(those)
+    return size <= len(tokens) and bool(tokens[size - 1] == those[-1]) and np.array_equal(tokens[:size], those)
 
 
 Kept = tuple[Call, Sequence[Message] | None]
 """An answer, and its messages including it; None if it cannot be continued."""
-CONNECTION = "connection"
-"""Key of the request's connection in the state of an ASGI scope."""
-
-
-class Connection(Protocol):
-    answered: Exchange | None
-    """The request answered last, until another request arrives."""
-    lost: bool
-    """True if the connection has ended."""
-
-    @property
-    def was_cut(self) -> bool:
-        """True if its client closed it without reading everything sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,14 +178,8 @@ class RecordedSession:
     """Tokens sampled for requests whose answer no client got."""
     keeps: Callable[[str, Sequence[Kept]], None] | None = None
     """Called with the setting and answers of each request before they are recorded and sent to the client."""
-    drops: Callable[[int], None] | None = None
-    """Called with the number of an answered request whose client left before it had the answers."""
     _recorder: Recorder = field(default_factory=Recorder)
     _requests: int = 0
-    _answered: int = 0
-    """Number of requests whose answers were kept."""
-    _unread: list[Exchange] = field(default_factory=list)
-    """Exchanges whose answers were kept but may turn out to be unread."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _live: set[Exchange] = field(default_factory=set)
 
@@ -261,16 +196,14 @@ class RecordedSession:
     def end(self) -> None:
         """Record no more. Requests in flight are cancelled; their sampled tokens are dropped."""
         with self._lock:
-            self._settle(ends=True)
             self.ended = True
             live = self._live.copy()
         for exchange in live:
             exchange.give_up()
 
     def sequences(self) -> list[TokenSequence]:
-        """Return the fewest sequences that hold each sampled token once."""
+        """Return the sequences that hold each sampled token once."""
         with self._lock:
-            self._settle()
             return self._recorder.sequences()
 
     def continued(self, setting: str, messages: Sequence[Message]) -> tuple[Call, int] | None:
@@ -289,20 +222,17 @@ class RecordedSession:
     @property
     def digests(self) -> list[str]:
         with self._lock:
-            self._settle()
             return [call.digest for call in self._recorder.calls]
 
     @property
     def sampled_tokens(self) -> int:
         with self._lock:
-            self._settle()
             return sum(len(call.sample.tokens) for call in self._recorder.calls)
 
     @property
     def guided(self) -> tuple[int, int]:
         """Number of recorded guided answers, and of their tokens that a grammar chose: those carry no loss."""
         with self._lock:
-            self._settle()
             free = [call.free for call in self._recorder.calls if call.free is not None]
             return len(free), sum(int((~mask).sum()) for mask in free)
 
@@ -329,16 +259,12 @@ class RecordedSession:
                 self.keeps(exchange.setting, kept)
             for entry in entries:  # nothing can fail from here on: journal, record and client agree
                 self._recorder.add(entry)
-            exchange.kept, exchange.answer_number = True, self._answered
-            self._answered += 1
-            if exchange.connection is not None:
-                self._unread.append(exchange)
+            exchange.kept = True
 
     def restore(self, setting: str, kept: Sequence[Kept]) -> None:
         """Record the answers to a request that an earlier process served."""
         with self._lock:
             self._requests += 1
-            self._answered += 1
             for call, history in kept:
                 self._recorder.record(call, setting, history)
 
@@ -347,29 +273,6 @@ class RecordedSession:
             self._live.discard(exchange)
             if not exchange.kept:
                 self.dropped_tokens += exchange.sampled_tokens
-
-    def _settle(self, ends: bool = False) -> None:
-        """Drop the answers whose clients left before reading them; if the session ends, also those on their way."""
-        unread, self._unread = self._unread, []
-        for exchange in unread:
-            connection = exchange.connection
-            assert connection is not None
-            if not exchange.delivered:
-                is_read = None if exchange in self._live and not ends else False
-            elif connection.answered is not exchange:
-                is_read = True  # another request followed
-            else:
-                is_read = False if connection.was_cut else connection.lost or None
-            if is_read is False:
-                self._drop(exchange)
-            elif is_read is None and not ends:
-                self._unread.append(exchange)
-
-    def _drop(self, exchange: Exchange) -> None:
-        self._recorder.forget(list(exchange.calls.values()))
-        self.dropped_tokens += exchange.sampled_tokens
-        if self.drops is not None and exchange.sampled_tokens:  # a session without tokens may have no journal any more
-            self.drops(exchange.answer_number)
 
 
 @dataclass(eq=False)
@@ -391,12 +294,6 @@ class Exchange:
     calls: dict[tuple[str, int], Call] = field(default_factory=dict)
     """Answers that are complete, or were cut when the client left, by request and choice."""
     kept: bool = False
-    connection: Connection | None = None
-    """The client's connection; None: kept answers count as read."""
-    delivered: bool = False
-    """True once the end of the response is sent to a present client."""
-    answer_number: int = 0
-    """Its number among the answered requests of the session, once it is kept."""
     _task: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
 
     def seed(self, requested: int | None) -> int | None:

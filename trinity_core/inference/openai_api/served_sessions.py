@@ -58,10 +58,6 @@ class Journal:
     def answers(self, name: str, setting: str, kept: Sequence[Kept]) -> None:
         self._append(name, {"setting": setting, "answers": [_line(call, history) for call, history in kept]})
 
-    def drop(self, name: str, number: int) -> None:
-        """Record that the client of answered request `number` left before it had the answers."""
-        self._append(name, {"unread": number})
-
     def feedback(self, name: str, feedback: Mapping[str, Any]) -> None:
         self._append(name, {"feedback": dict(feedback)})
 
@@ -121,8 +117,6 @@ def _add(entry: JournalEntry, line: Mapping[str, Any]) -> None:
         entry.feedback = line["feedback"]
     elif "taken_back" in line:
         entry.taken_back = True
-    elif "unread" in line:
-        entry.requests[line["unread"]] = ("", [])
     else:
         entry.task = line["task"]
 
@@ -387,7 +381,6 @@ class ServedSessions:
     def _session(self, name: str | None = None) -> RecordedSession:
         session = RecordedSession(self._terms) if name is None else RecordedSession(self._terms, name)
         session.keeps = partial(self._journal.answers, session.name)
-        session.drops = partial(self._journal.drop, session.name)
         return session
 
     def _judge(self, mine: ServedSession, feedback: Feedback) -> None:

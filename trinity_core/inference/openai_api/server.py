@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 START_SECONDS = 600.0
 """Time to import vLLM's server code, which takes long on a busy machine, and to listen."""
+MOST_HEAD_BYTES = 1 << 20
 STOP_SECONDS = 5.0
 PORT_SECONDS = 60.0
 """Time for a port to become free: workers outlive a killed raylet by half a minute and more."""
@@ -138,14 +139,13 @@ class ApiServer:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # read by vLLM when it is imported
         from uvicorn import Config, Server
 
-        from trinity_core.inference.openai_api.request_limits import ClientConnection
-
         try:
             with lean_imports():
                 app = self._app(there)
         except (TypeError, ValueError) as error:
             raise TrinityError(f"the OpenAI API cannot be served as configured: {error}") from error
-        self._server = Server(Config(app, http=ClientConnection, log_config=None, access_log=False, lifespan="off"))
+        limits = {"http": "h11", "h11_max_incomplete_event_size": MOST_HEAD_BYTES}  # httptools limits nothing
+        self._server = Server(Config(app, log_config=None, access_log=False, lifespan="off", **limits))
         assert self._socket is not None
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
         async for _ in poll_async():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from trinity_core.inference.openai_api.recorded_session import CONNECTION, EXCHANGE, RecordedSession
+from trinity_core.inference.openai_api.recorded_session import EXCHANGE, RecordedSession
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -69,7 +69,6 @@ class SessionAuth:
             if session is not None or name in self._ended:
                 raise Refusal(*SESSION_ENDED)
             raise Refusal(404, "session_not_found", "There is no such session.")
-        exchange.connection = request.scope.get("state", {}).get(CONNECTION)
         EXCHANGE.set(exchange)
         try:
             yield
