@@ -73,6 +73,27 @@ def test_final_assistant_message_is_the_reference(tmp_path):
     ] == [3]
 
 
+def test_a_row_may_name_its_workflow_and_reward(tmp_path):
+    rows = [
+        {"question": "a", "kind": "math_boxed_workflow", "how": {"reward": "countdown_reward"}},
+        {"question": "b", "kind": "", "how": None},
+        {"question": "c", "kind": "package.module.Mine"},
+        {"question": "d", "kind": "math_wokflow"},
+        {"question": "e", "kind": 3},
+        {"question": "f", "how": {"reward": "no_reward"}},
+    ]
+    form = FormatConfig(prompt_key="question", workflow_key="kind", reward_fn_key="how.reward")
+    defaults = {"default_workflow_type": "simple_workflow", "default_reward_fn_type": "math_reward"}
+    taskset = Taskset.open(written(tmp_path, rows, **defaults).with_values({"format": form}), seed=0)
+    assert [(task.workflow, task.reward_fn) for task in taskset.tasks()] == [
+        ("math_boxed_workflow", "countdown_reward"),
+        ("simple_workflow", "math_reward"),
+        ("package.module.Mine", "math_reward"),
+    ]
+    assert [row.location.line for row in taskset.rejected] == [4, 5, 6]
+    assert all("kind" in row.reason for row in taskset.rejected[:2]) and "how.reward" in taskset.rejected[2].reason
+
+
 def test_no_usable_row_is_an_error_that_names_the_columns(tmp_path):
     config = written(tmp_path, [{"prompt": "a"}] * 7)
     with pytest.raises(DataError, match=r"train\.jsonl:1: .*'question' \(format\.prompt_key\).* prompt"):

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 CHUNK = 2048
 """Number of rows checked together: their rendered prompts are held in memory."""
+OWN_PARTS = {"workflow_key": "default_workflow_type", "reward_fn_key": "default_reward_fn_type"}
+"""Key of the format → the key of what a row names in its column."""
 Prompt = tuple[list[formats.Message], list[formats.Tool] | None]
 
 
@@ -109,14 +111,14 @@ class Taskset:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Task:
-        config = self.config
+        config, row = self.config, self.rows[index]
         return Task(
             index=index,
-            raw=self.rows[index],
+            raw=row,
             taskset=self.name,
-            workflow=config.default_workflow_type or "math_workflow",
+            workflow=own_part(row, self.format, "workflow_key") or config.default_workflow_type or "math_workflow",
             repeat_times=config.repeat_times or 1,
-            reward_fn=config.default_reward_fn_type,
+            reward_fn=own_part(row, self.format, "reward_fn_key") or config.default_reward_fn_type,
             rollout_args=config.rollout_args,
             format=self.format,
             workflow_args=dict(config.workflow_args),
@@ -149,6 +151,26 @@ class Taskset:
     def tasks(self, limit: int | None = None) -> list[Task]:
         """Return the tasks of an evaluation in file order: all, or the first `limit`."""
         return [self[index] for index in range(len(self) if limit is None else min(limit, len(self)))]
+
+
+def own_part(row: Row, form: FormatConfig, key: str) -> str | None:
+    """Return the name in the row's column that `key` of the format names; None if it has none. A dotted path is
+    imported by the rollout.
+
+    Raises DataError for a value that is no text and a name that nothing is registered under.
+    """
+    column: str | None = getattr(form, key)
+    if column is None or not formats.has_column(row, column):
+        return None
+    name = formats.column(row, column)
+    if name is None or name == "":
+        return None
+    if not isinstance(name, str):
+        raise DataError(f"column '{column}' (format.{key}) is {name!r}, not a name", key=column)
+    if "." not in name and name not in registry_of(OWN_PARTS[key]):
+        known = ", ".join(sorted(registry_of(OWN_PARTS[key])))
+        raise DataError(f"column '{column}' (format.{key}) names '{name}'; there are {known}", key=column)
+    return name
 
 
 def prompt_too_long(count: int, max_tokens: int) -> DataError | None:
@@ -221,6 +243,8 @@ def _prompt(
     """
     try:
         feature_values(row, features)
+        for key in OWN_PARTS:
+            own_part(row, form, key)
         if not (asks or formats.has_prompt(row, form)):
             return None
         prompt, tools = formats.prompt_messages(row, form), formats.tools(row, form)

@@ -41,7 +41,8 @@ def _per_engine(runners: Any, explorer: Mapping[str, Any]) -> Any:
 
 
 _FORMAT: Keys = {
-    **refused("image_key video_key reply_prefix workflow_key reward_fn_key teacher_hint_key", ""),
+    **refused("image_key video_key reply_prefix teacher_hint_key", ""),
+    **unset("workflow_key reward_fn_key", ""),
     **noted("solution_key", "", "solution"),
     **noted("reward_key", "", "reward"),
     **noted("label_key", ""),

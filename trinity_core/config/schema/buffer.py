@@ -54,6 +54,10 @@ class FormatConfig(Section):
     """Column of the message list (messages)."""
     tools_key: str | None = None
     """Column of the tools, a list of objects."""
+    workflow_key: str | None = None
+    """Column of a row's own workflow; a row without one has `default_workflow_type`."""
+    reward_fn_key: str | None = None
+    """Column of a row's own reward function; a row without one has `default_reward_fn_type`."""
     chosen_key: str = "chosen"
     """Column of the preferred answer (DPO)."""
     rejected_key: str = "rejected"

@@ -144,8 +144,12 @@ class ApiServer:
                 app = self._app(there)
         except (TypeError, ValueError) as error:
             raise TrinityError(f"the OpenAI API cannot be served as configured: {error}") from error
-        limits = {"http": "h11", "h11_max_incomplete_event_size": MOST_HEAD_BYTES}  # httptools limits nothing
-        self._server = Server(Config(app, log_config=None, access_log=False, lifespan="off", **limits))
+        # h11 limits a request's head, httptools nothing.
+        config = Config(
+            app, log_config=None, access_log=False, lifespan="off", http="h11",
+            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+        )  # fmt: skip
+        self._server = Server(config)
         assert self._socket is not None
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
         async for _ in poll_async():

@@ -109,14 +109,14 @@ def _unread_answers(key: str, taskset: TasksetConfig, rows: list[Row]) -> Iterat
 
 def _unjudged(key: str, taskset: TasksetConfig, rows: list[Row], pool: RewardPool) -> Iterator[Finding]:
     """Yield a reward function that can judge no answer to these rows. Those that ask models are not tried."""
-    name = reward_of(taskset)
-    if name is None or name in MODEL_REWARDS:
-        return
     faults: list[Finding] = []
     tasks = Taskset(taskset, rows, [RowLocation(taskset.path, 0)] * len(rows))
     where = f"{key}.default_reward_fn_type"
     for number in sorted({place * len(rows) // JUDGED for place in range(JUDGED)}):
         task = tasks[number]
+        name = task.reward_fn or reward_of(taskset)
+        if name is None or name in MODEL_REWARDS:
+            return
         messages = task.messages if formats.has_prompt(task.raw, task.format) else []
         prompt = str(messages[-1].get("content", "")) if messages else ""
         item = RewardItem(ANSWER, task.truth, prompt, task.raw, task.reward_fn_args, 1, messages)
