@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from trinity_core.config import ConfigError, config_from_dict, config_from_text, stages
+from trinity_core.config.foreign.trl_names import TRL_SETTINGS
 from trinity_core.runtime.configuration import load_checked
 
 GOOD = (Path(__file__).parent / "documents/quick_start.yaml").read_text()
@@ -111,6 +112,15 @@ def test_mistakes_in_a_mapping_are_reported(mistake: dict[Any, Any], key: str, c
     with pytest.raises(ConfigError) as caught:
         config_from_dict({**yaml.safe_load(GOOD), **mistake})
     assert (key, code) in [(problem.key, problem.code) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("key", ["learning_rate", "algorithm.num_generations", "trainer.bf16"])
+def test_names_of_trl_are_told_with_ours(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_text(GOOD, [f"{key}=1"])
+    [problem] = caught.value.problems
+    assert (problem.key, problem.code) == (key, "unknown-key")
+    assert TRL_SETTINGS[key.rpartition(".")[2]] in problem.message
 
 
 def test_null_stages_are_none() -> None:

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from trinity_core.config.fields import Bounds, Type, homes_of, type_at, type_of, types_of
 from trinity_core.config.findings import Finding, Report, value_at
 from trinity_core.config.foreign.table import accepted_keys
+from trinity_core.config.foreign.trl_names import TRL_SETTINGS
 from trinity_core.config.source import key_of
 from trinity_core.config.types import Flag, Integer, Number
 from trinity_core.errors import closest
@@ -109,6 +110,8 @@ def _unknown(key: str, value: Any, name: str, section: Type | None) -> Finding:
     others = [spelling for spelling, _, native in accepted_keys(cls) if native] if cls else []
     sections = {other for other, typed in known.items() if typed.section is not None or get_origin(typed.plain) is dict}
     meant = closest(name, sections if isinstance(value, dict) else [*known, *others])
+    if name in TRL_SETTINGS and not meant:
+        return Finding(key, value, "unknown-key", f"is not a known key: TRL's {name} is here {TRL_SETTINGS[name]}.")
     homes = [] if meant else homes_of(name)
     message = f"is not a known key; `{homes[0]}` is." if len(homes) == 1 else "is not a known key."
     return Finding(key, value, "unknown-key", message, suggestion=meant)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trinity_core.config import source
+from trinity_core.config.foreign.trl_names import TRL_SETTINGS
 from trinity_core.config.yaml_text import dump
 from trinity_core.data.messages import WEIGHT
 from trinity_core.errors import InputError, TrinityError, on_failure
@@ -40,51 +41,6 @@ Rows = Iterable[Row] | Mapping[str, Any] | str | Path
 Reward = Callable[..., Any] | str
 LENGTHS = {"max_prompt_tokens": 512, "max_response_tokens": 256}
 """Lengths of a run whose settings give neither them nor `max_model_len`."""
-
-TRL_SETTINGS = {
-    "learning_rate": "algorithm.optimizer.lr",
-    "weight_decay": "algorithm.optimizer.weight_decay",
-    "adam_beta1": "algorithm.optimizer.betas",
-    "adam_beta2": "algorithm.optimizer.betas",
-    "warmup_steps": "algorithm.optimizer.lr_warmup_steps",
-    "warmup_ratio": "algorithm.optimizer.lr_warmup_steps_ratio",
-    "lr_scheduler_type": "algorithm.optimizer.warmup_style",
-    "max_grad_norm": "trainer.grad_clip",
-    "per_device_train_batch_size": "buffer.train_batch_size, of a whole step",
-    "gradient_accumulation_steps": "buffer.train_batch_size, of a whole step",
-    "generation_batch_size": "buffer.train_batch_size",
-    "max_steps": "buffer.total_steps",
-    "num_train_epochs": "buffer.total_epochs",
-    "save_steps": "trainer.save_interval",
-    "save_total_limit": "trainer.max_checkpoints_to_keep",
-    "eval_steps": "explorer.eval_interval",
-    "gradient_checkpointing": "trainer.gradient_checkpointing",
-    "bf16": "trainer.dtype",
-    "fp16": "trainer.dtype",
-    "max_length": "model.max_model_len",
-    "num_generations": "algorithm.repeat_times",
-    "max_prompt_length": "model.max_prompt_tokens",
-    "max_completion_length": "model.max_response_tokens",
-    "temperature": "model.temperature",
-    "top_p": "model.top_p",
-    "top_k": "model.top_k",
-    "beta": "algorithm.kl_loss_fn_args.kl_coef (GRPO) or algorithm.policy_loss_fn_args.beta (DPO)",
-    "epsilon": "algorithm.policy_loss_fn_args.clip_range",
-    "epsilon_high": "algorithm.policy_loss_fn_args.clip_range_high",
-    "scale_rewards": "algorithm.advantage_fn_args.std_normalize",
-    "loss_type": "algorithm.loss_agg_mode, or another algorithm.algorithm_type",
-    "num_iterations": "trainer.trainer_config.actor_rollout_ref.actor.ppo_epochs",
-    "label_smoothing": "algorithm.policy_loss_fn_args.label_smoothing",
-    "assistant_only_loss": "nothing: only answers carry loss",
-    "completion_only_loss": "nothing: only answers carry loss",
-    "r": "model.lora_configs: [{lora_rank: …}]",
-    "lora_alpha": "model.lora_configs: [{lora_alpha: …}]",
-    "lora_dropout": "model.lora_configs: [{lora_dropout: …}]",
-    "target_modules": "model.lora_configs: [{target_modules: …}]",
-    "reward_weights": "the argument reward_weights of train()",
-    "output_dir": "the argument output_dir of train()",
-}
-"""Arguments of TRL's GRPOConfig, DPOConfig and SFTConfig and of peft's LoraConfig -> what they are here."""
 
 PLUGIN = '''"""The reward functions that were given to `trinity_core.train`; their digest is {digest}."""
 
