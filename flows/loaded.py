@@ -17,7 +17,8 @@ from flows.local.worker import mark_ended
 from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.config import Config
-from trinity_core.errors import TrinityError
+from trinity_core.config.findings import ConfigError
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.program import TERMINATED
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.driver import run_request
@@ -37,12 +38,25 @@ class Loaded:
 _LOADED: ContextVar[Loaded | None] = ContextVar("_LOADED", default=None)
 
 
-def load(file: str, overrides: Sequence[str]) -> Loaded:
-    """Load a flow's configuration, or take the value given to `run_flow` for this file and these overrides."""
+def load(file: str, overrides: Sequence[str], opened: bool = False) -> Loaded:
+    """Load a flow's configuration, or take the value given to `run_flow` for this file and these overrides.
+
+    `opened`: also open its models, data and folders, and report what is wrong with them by file and line. Raises
+    TransientFault if all of it may resolve itself.
+    """
     known = _LOADED.get()
     if known is not None and (known.file, list(known.overrides)) == (file, list(overrides)):
         return known
-    return Loaded(load_checked(file, overrides), file, overrides)
+    if not opened:
+        return Loaded(load_checked(file, overrides), file, overrides)
+    from trinity_core.runtime.preflight.checks import load_ready
+
+    try:
+        return Loaded(load_ready(file, overrides), file, overrides, is_ready=True)
+    except ConfigError as error:
+        if all(problem.code == "busy" for problem in error.problems):
+            raise TransientFault(str(error)) from error
+        raise
 
 
 def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
@@ -88,5 +102,6 @@ def run_stage(
 ) -> dict[str, Any]:
     """The body of the flows that run or evaluate one stage. Parameters are fields of `StageRequest`."""
     with retry_only_transient_faults():
-        loaded = load(file, overrides)
+        trains = kind in ("rft", "sft") and not (stage or model_path)
+        loaded = load(file, overrides, opened=trains)
         return run_request(StageRequest(loaded.config, kind, stage, model_path, which, run, loaded.is_ready), PREFECT)

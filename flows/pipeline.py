@@ -20,5 +20,5 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[st
     Stages that an earlier attempt finished are skipped.
     """
     with retry_only_transient_faults():
-        loaded = load(config, overrides)
+        loaded = load(config, overrides, opened=True)
         return run_pipeline(loaded.config, PREFECT, loaded.is_ready)

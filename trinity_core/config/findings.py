@@ -99,6 +99,9 @@ class ConfigError(TrinityError):
         super().__init__(list(problems), key=problems[0].key if problems else "")
         self.problems = list(problems)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}: {self}"  # as Prefect logs it
+
     def __str__(self) -> str:
         count = len(self.problems)
         head = f"The configuration has {count} problem{'s' if count != 1 else ''}:"
