@@ -517,6 +517,11 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
             "none",
         ),
         ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm_type", "reinforceplusplus"),
+        (
+            "algorithm.adv_estimator=reinforce_plus_plus_baseline actor_rollout_ref.rollout.n=4",
+            "advantage_fn",
+            "reinforceplusplus_baseline",
+        ),
         ("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1", "advantage_fn", "reinforce"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "policy_loss_fn", "gspo"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "policy_loss_fn", "gmpo"),

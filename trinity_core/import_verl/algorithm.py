@@ -13,6 +13,7 @@ _ESTIMATORS = {
     "rloo": ("rloo", "rloo"),
     "rloo_vectorized": ("rloo", "rloo"),
     "reinforce_plus_plus": ("reinforceplusplus", "reinforceplusplus"),
+    "reinforce_plus_plus_baseline": ("reinforceplusplus_baseline", "reinforceplusplus_baseline"),
 }
 """veRL's estimator → `algorithm_type`, `advantage_fn`."""
 _NEAREST = {"remax": "rloo", "opo": "rloo"}
@@ -36,7 +37,7 @@ def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
         draft.leave(key, f"this advantage is not here: {nearest} was written; choose another, or register your own")
         estimator = nearest
     kind, advantage = _ESTIMATORS[estimator]
-    if rollouts < 2 and kind in ("grpo", "rloo"):
+    if rollouts < 2 and kind in ("grpo", "rloo", "reinforceplusplus_baseline"):
         kind, advantage = "reinforceplusplus", "reinforce"
         draft.remark(f"{estimator} with one rollout per task compares nothing: the advantage is the reward, as in veRL")
     if interval > 1 and advantage in ("ppo", "reinforceplusplus"):
