@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import mmap
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from threading import Event
 from typing import Any
 
 from trinity_core.lazy import torch
 
+ALIGNMENT = 256
 REFUSED = Event()
 """Set once CUDA has refused to pin memory in this process."""
 log = logging.getLogger(__name__)
@@ -40,6 +43,33 @@ def pin(buffer: mmap.mmap) -> int:
 
 def unpin(address: int) -> None:
     torch.cuda.cudart().cudaHostUnregister(address)
+
+
+class HostBuffer:
+    """One block of host memory, made and pinned once, to which tensors move and from which they come back.
+
+    torch's own pinned allocations are rounded up to powers of two, one by one, and kept.
+    """
+
+    def __init__(self) -> None:
+        self._block: mmap.mmap | None = None
+        self._address = 0
+
+    def copies(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return contiguous copies in the block, which replace those of an earlier call. Waits until they are whole."""
+        ends = list(accumulate((-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors), initial=0))
+        if self._block is None or len(self._block) < ends[-1]:
+            if self._address:
+                unpin(self._address)
+            self._block = mmap.mmap(-1, max(ends[-1], 1))
+            self._address = pin(self._block)
+        block, copied = torch.frombuffer(self._block, dtype=torch.uint8), []
+        for start, tensor in zip(ends, tensors, strict=False):
+            place = block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            copied.append(place.copy_(tensor, non_blocking=True))
+        if any(tensor.is_cuda for tensor in tensors):
+            torch.cuda.synchronize()
+        return copied
 
 
 class CopyStream:

@@ -8,6 +8,7 @@ from batches import make_batch
 from saving_helpers import save
 
 from trinity_core.config.training import GPU_CONTEXT
+from trinity_core.pinned import HostBuffer
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.engine import fits_beside_engine
 
@@ -80,3 +81,42 @@ def test_steps_between_moves_are_the_same_steps(make_config, tmp_path, overrides
     resumed.step(make_batch(2), 2)
     for name, tensor in state(resumed).items():
         assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize(
+    "overrides", [{}, {"trainer__dtype": "bfloat16"}, {"model__lora_configs": "[{name: a, lora_rank: 4}]"}]
+)
+def test_steps_go_on_from_the_hosts_buffer(make_config, overrides):
+    """The copies that a GPU's trainer makes, here from the host to the host: bit-identical steps."""
+    from trinity_core.training.learner import Learner
+    from trinity_core.training.state import weights
+
+    ranks = join(0, 1, *meeting_point(), use_gpu=False)
+    learners = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        learners.append(Learner(make_config(trainer__zero_stage=0, **overrides), 4, ranks))
+    plain, moved = learners
+    for step in (1, 2, 3):
+        moved.engine._take_to_host()
+        moved.engine.reload()
+        assert (
+            plain.step(make_batch(step), step)["actor/grad_norm"]
+            == moved.step(make_batch(step), step)["actor/grad_norm"]
+        )
+    for (name, tensor), (_, other) in zip(weights(plain.engine), weights(moved.engine), strict=True):
+        assert torch.equal(tensor, other), name
+
+
+def test_a_host_buffer_holds_every_tensor_and_is_made_once():
+    tensors = [torch.arange(5), torch.rand(3, 7), torch.rand(2, 2).bfloat16().t(), torch.tensor(1.5), torch.empty(0)]
+    buffer = HostBuffer()
+    copies = buffer.copies(tensors)
+    assert all(
+        torch.equal(copy, tensor) and copy.dtype == tensor.dtype for copy, tensor in zip(copies, tensors, strict=True)
+    )
+    place = copies[0].data_ptr()
+    assert buffer.copies([tensor + 1 for tensor in tensors[:2]])[0].data_ptr() == place
+    assert torch.equal(copies[0], tensors[0] + 1), "the copies of a later call replace those of an earlier one"
+    grown = buffer.copies([torch.full((10_000,), 2.0), torch.full((10_000,), 3.0)])
+    assert [float(copy.min()) for copy in grown] == [float(copy.max()) for copy in grown] == [2.0, 3.0]

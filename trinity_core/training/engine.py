@@ -13,6 +13,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from trinity_core.compiler import require_compiler
 from trinity_core.config.schema import Config
 from trinity_core.config.training import AT_ONCE_ON_CPU, GPU_CONTEXT, MAX_LIVE, REDUCE_BUCKET
-from trinity_core.pinned import CopyStream
+from trinity_core.pinned import CopyStream, HostBuffer
 from trinity_core.training.distributed import Ranks, start_deepspeed
 from trinity_core.training.lora import Adapter
 
@@ -65,6 +66,9 @@ class TrainingEngine:
         trained = [p for p in module.parameters() if p.requires_grad]
         if self.plain:
             broadcast(module, ranks)
+        self._host = HostBuffer()
+        self._fixed: list[Tensor] | None = None
+        """Copies of what is never trained, once it has been moved."""
         self.masters = {p: _master(p) if self.plain else p for p in trained}
         """The tensor that the optimiser updates for each parameter: its float32 weights if `plain`, else the parameter
         itself."""
@@ -135,32 +139,45 @@ class TrainingEngine:
         An offloaded engine cannot compute, but its checkpoint can be saved.
         """
         self.copies.hold_device()
-        if self.plain:
-            self._move_state(HOST)
-        else:
-            self.deepspeed.offload_states(pin_memory=False)  # as in `_move_state`
+        if not self.plain:
+            self.deepspeed.offload_states(pin_memory=False)  # torch would round each pinned tensor up to a power of two
             self._link()
+        elif self.device.type == "cuda":
+            self._take_to_host()
         self.module.to(HOST)  # also what is not trained
 
     def reload(self) -> None:
         if self.plain:
-            self._move_state(self.device)
+            for tensor, put in self._state():
+                put(tensor.to(self.device, non_blocking=True))
         else:
             self.deepspeed.reload_states()
             self._link()
         self.module.to(self.device)
 
-    def _move_state(self, device: torch.device) -> None:
-        """Move trained weights, their masters and the optimiser's state.
+    def _state(self) -> list[tuple[Tensor, Callable[[Tensor], None]]]:
+        """Return trained weights, their masters and the optimiser's state, each with what puts another in its place."""
+        weights = {**dict.fromkeys(self.masters), **dict.fromkeys(self.masters.values())}
+        return [
+            *((weight.data, partial(setattr, weight, "data")) for weight in weights),
+            *(
+                (value, partial(state.__setitem__, name))
+                for state in self.optimizer.state.values()
+                for name, value in state.items()
+                if torch.is_tensor(value)
+            ),
+        ]
 
-        Does not use pinned memory: torch rounds each pinned tensor up to a power of two, and keeps the memory.
-        """
-        for weight in {**dict.fromkeys(self.masters), **dict.fromkeys(self.masters.values())}:
-            weight.data = weight.data.to(device)
-        for state in self.optimizer.state.values():
-            for name, value in state.items():
-                if torch.is_tensor(value):
-                    state[name] = value.to(device)
+    def _take_to_host(self) -> None:
+        """Copy the state to the host's buffer. What is never trained is copied once: it does not change."""
+        state = self._state()
+        for (_, put), copy in zip(state, self._host.copies([tensor for tensor, _ in state]), strict=True):
+            put(copy)
+        fixed = [p for p in self.module.parameters() if not p.requires_grad and type(p) is nn.Parameter]
+        if self._fixed is None:
+            self._fixed = HostBuffer().copies([p.data for p in fixed])
+        for p, copy in zip(fixed, self._fixed, strict=True):
+            p.data = copy
 
     def _link(self) -> None:
         """Relink parameters to their float32 weights and moments after a move; checkpoints read these links.
