@@ -23,7 +23,7 @@ def sources() -> dict[Path, str]:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, name in sources().items():
-        if path.parent.name != "docs":
+        if path.parent != ROOT / "docs":
             files.append(File.generated(config, name, content=path.read_text()))
     files.append(File.generated(config, "llms.txt", content=llms_txt()))
     return files
