@@ -121,6 +121,32 @@ def test_gdpo_normalises_each_part_in_its_group_and_the_sum_over_the_batch(rows,
     assert torch.equal(advantages[:, 0], advantages[:, 1])
 
 
+def test_gdpo_takes_a_rollouts_parts_from_the_turns_that_have_them():
+    """Two rollouts of two turns; only the last turn is judged. Of two values, each is 1 / sqrt(2) deviations away."""
+    advantages, _ = ADVANTAGES["gdpo"](
+        rewards=torch.tensor([1.0, 1.0, 0.0, 0.0]),
+        group_ids=[0] * 4,
+        rollout_ids=[0, 0, 1, 1],
+        mask=torch.ones(4, 1),
+        numbers=[{"turns": 2.0}, {"accuracy": 1.0}, {}, {"accuracy": 0.0}],
+        weights={"accuracy": 1.0},
+        epsilon=0.0,
+    )
+    assert advantages[:, 0].tolist() == pytest.approx([0.5**0.5] * 2 + [-(0.5**0.5)] * 2)
+
+
+def test_gdpo_subtracts_a_kl_penalty_from_the_sum_of_the_parts():
+    """Of two values, S is +-1 / sqrt(2); alone in its group, 0."""
+    inputs = {"rewards": torch.tensor([1.0, 0.0, 0.0]), "group_ids": [0, 0, 1], "mask": torch.ones(3, 1)}
+    numbers = [{"right": 1.0}, {"right": 0.0}, {"right": 0.0}]
+    penalties = torch.tensor([0.5**0.5, -(0.5**0.5), 1.0], dtype=torch.float64)
+    advantages, _ = ADVANTAGES["gdpo"](
+        **inputs, numbers=numbers, weights={"right": 1.0}, penalties=penalties, epsilon=0.0
+    )
+    # S = 0, 0, -1: mean -1/3, sample deviation 1/sqrt(3)
+    assert advantages[:, 0].tolist() == pytest.approx([3**-0.5, 3**-0.5, -2 * 3**-0.5])
+
+
 def test_gdpo_names_the_part_that_a_row_lacks():
     inputs = {"rewards": torch.zeros(2), "group_ids": [0, 0], "mask": torch.ones(2, 1)}
     numbers = [{"accuracy": 1.0}, {"form": 0.0}]
@@ -170,7 +196,7 @@ def test_clip_cov_drops_a_share_of_the_tokens_of_high_covariance(seed, share):
     advantages, metrics = ADVANTAGES["clip_cov"](**GROUPS, mask=mask, old_logprobs=old, **given_args)
     dropped = {tuple(i) for i in ((advantages != plain) & mask).nonzero().tolist()}
     assert dropped <= inside and len(dropped) == min(len(inside), max(int(share * len(places)), 1))
-    assert not advantages[list(zip(*dropped, strict=True))].any() if dropped else True
+    assert not advantages[tuple(zip(*dropped, strict=True))].any() if dropped else True
     assert metrics["clip_cov/masked"] == pytest.approx(len(dropped) / len(places))
 
 
