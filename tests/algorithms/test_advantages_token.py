@@ -101,6 +101,14 @@ def test_distillation_is_teacher_minus_student():
     assert metrics["kl/token"] == pytest.approx((-1 + 2 - 0.5) / 3)
 
 
+def test_distillation_measures_no_row_without_action_tokens():
+    mask = torch.tensor([[True, True], [False, False]])
+    inputs = {"teacher_logprobs": torch.full((2, 2), -1.0), "old_logprobs": torch.full((2, 2), -3.0)}
+    metrics = ADVANTAGES["on_policy_distill"](**inputs, mask=mask)[1]
+    assert metrics == {"kl/mean": -4.0, "kl/std": 0.0, "kl/token": -2.0}
+    assert ADVANTAGES["on_policy_distill"](**inputs, mask=mask & False)[1] == {}
+
+
 def test_empty_and_unusable_inputs():
     empty, one = torch.zeros(2, 3, dtype=torch.bool), torch.ones(2, 3)
     advantages, metrics, returns = ADVANTAGES["ppo"](token_rewards=one, values=one * float("nan"), mask=empty)

@@ -120,14 +120,17 @@ def on_policy_distill(
     """kl_coef * (log teacher - log student) of each sampled token: its expectation is minus the reverse KL (Agarwal et
     al., arXiv 2306.13649; Thinking Machines Lab 2025, "On-policy distillation").
 
-    `old_logprobs` are the student's, `teacher_logprobs` the teacher's log-probs of the same tokens, [B, T].
+    `old_logprobs` are the student's, `teacher_logprobs` the teacher's log-probs of the same tokens, [B, T]. Metrics are
+    of rows with action tokens.
     """
     mask = as_mask(mask)
     require_finite(mask, teacher_logprobs=teacher_logprobs, old_logprobs=old_logprobs)
     gap = clean(teacher_logprobs - old_logprobs, mask)
-    rows = -gap.sum(-1)
+    rows = -gap.sum(-1)[mask.any(-1)]
+    if not len(rows):
+        return kl_coef * gap, {}
     return kl_coef * gap, {
-        "kl/mean": float(rows.mean()) if len(rows) else 0.0,
+        "kl/mean": float(rows.mean()),
         "kl/std": float(rows.std()) if len(rows) > 1 else 0.0,
         "kl/token": float(masked_mean(-gap, mask)),
     }
