@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
+from raising import raising
 from workflow_helpers import ScriptedModel, completion, make_task, run
 
+from trinity_core.errors import DataError
 from trinity_core.workflows import Reward
 
 RIGHT, WRONG = "#### 2", "#### 3"
@@ -41,6 +44,13 @@ def test_the_rows_answer_is_shown_to_the_teacher():
         assert row.reward is None and row.teacher_logprobs[0] == first and row.action_mask.all()
 
 
+def test_a_column_that_does_not_exist_is_named():
+    with raising(DataError, key="workflow_args.demonstration_key"):
+        played(RIGHT, reward=None, demonstration_key="solution")
+    with pytest.raises(ValidationError):
+        played(RIGHT, reward=None, hint="{question} {answer}")
+
+
 def test_a_question_that_names_a_place_of_the_hint_is_text():
     model = SelfTeacher(RIGHT)
     hint = {"hint": "{question}|{demonstration}"}
@@ -54,6 +64,7 @@ def test_a_right_rollout_is_shown_to_the_others():
     assert shown == [f"{RIGHT}?"] * 2
     assert [row.metrics["has_demonstration"] for row in rows] == [1, 0, 1]
     assert [bool(row.action_mask.any()) for row in rows] == [True, False, True]
+    assert ["kl_divergence" in row.metrics for row in rows] == [True, False, True]
     assert [row.reward for row in rows] == [0, 1, 0] and not any(row.is_unscored for row in (rows[0], rows[2]))
 
 

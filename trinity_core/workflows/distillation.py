@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
+from pydantic import field_validator
 
 from trinity_core.data.experience import Experience
-from trinity_core.errors import InputError, TrinityError
+from trinity_core.errors import DataError, InputError, TrinityError
 from trinity_core.signatures import Arguments
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow
 from trinity_core.workflows.builtin import MathBoxedWorkflow
@@ -97,6 +98,13 @@ class SelfDistillArguments(Arguments):
     )
     """What the teacher reads in place of the last message."""
 
+    @field_validator("hint")
+    @classmethod
+    def _shows_the_demonstration(cls, hint: str) -> str:
+        if "{demonstration}" not in hint:
+            raise ValueError("must contain {demonstration}: the teacher would know no more than the policy")
+        return hint
+
 
 @WORKFLOWS.register("self_distill_workflow")
 class SelfDistillWorkflow(Distilling):
@@ -122,6 +130,7 @@ class SelfDistillWorkflow(Distilling):
             experience.metrics["has_demonstration"] = float(text is not None)
             if text is None:
                 experience.action_mask = np.zeros_like(experience.action_mask)
+                experience.metrics.pop("kl_divergence", None)
         return experiences
 
     async def _rewards_of(self, completions: Sequence[Completion]) -> list[Reward] | list[None]:
@@ -134,7 +143,9 @@ class SelfDistillWorkflow(Distilling):
     ) -> str | None:
         if self._arguments.demonstration == "row":
             key = self._arguments.demonstration_key
-            text = self.task.truth if key is None else self.task.raw.get(key)
+            if key is not None and key not in self.task.raw:
+                raise DataError(f"{self.task.location}: no column '{key}'", key="workflow_args.demonstration_key")
+            text = self.task.truth if key is None else self.task.raw[key]
             return None if text is None else str(text)
         values = [-np.inf if reward is None or reward.value is None else reward.value for reward in rewards]
         others = (other for other in range(len(values)) if other != run)
