@@ -23,8 +23,8 @@ def dro(
     old_logprobs: Tensor | None = None,
     beta: NonNegative = 0.05,
 ) -> tuple[Tensor, Stats]:
-    """-(A log pi - beta / 2 (log pi / mu)^2), mu the sampling policy (`old_logprobs`) (DRO, arXiv 2405.19107; Kimi
-    k1.5, 2501.12599, section 2.3.2)."""
+    """-(A log pi - beta / 2 (log pi / mu)^2) of each token, mu the sampling policy (`old_logprobs`); the papers' ratio
+    is that of the whole answer (DRO, arXiv 2405.19107; Kimi k1.5, 2501.12599, section 2.3.2)."""
     log_ratio = log_ratio_to(old_logprobs, logprobs)
     return -advantages * logprobs + beta / 2 * log_ratio.square(), {
         "log_ratio/square": (log_ratio.square(), mask),
