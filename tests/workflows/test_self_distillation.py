@@ -74,6 +74,26 @@ def test_equal_rollouts_show_each_other_nothing(texts):
     assert shown == [] and not any(row.action_mask.any() for row in rows)
 
 
+class Verdicts:
+    def __init__(self, *values):
+        self.values = values
+
+    async def score(self, name, items):
+        return [Reward(error="timed out") if value is None else Reward({"accuracy": value}) for value in self.values]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "taught"),
+    [((0.0, 0.0, None), [0, 0, 0]), ((1.0, 0.0, None), [0, 1, 1]), ((None, 1.0, None), [0, 0, 0])],
+)
+def test_a_rollout_without_a_verdict_is_no_worse_than_a_judged_one(verdicts, taught):
+    task = make_task(
+        "self_distill_workflow", reward_fn="math_reward", workflow_args={"demonstration": "group"}, repeat_times=3
+    )
+    rows = run(task, SelfTeacher("a", "b", "c"), Verdicts(*verdicts))
+    assert [row.metrics["has_demonstration"] for row in rows] == taught
+
+
 def test_two_right_rollouts_show_each_other_their_answer():
     _, shown = played(RIGHT, WRONG, f" {RIGHT}", demonstration="group")
     assert shown == [f" {RIGHT}?", f"{RIGHT}?", f"{RIGHT}?"]
@@ -96,9 +116,5 @@ def test_the_greedy_answers_reward_is_a_metric_of_all_rollouts(answer, baseline)
 
 
 def test_without_a_verdict_on_the_greedy_answer_no_rollout_is_trained_on():
-    class GreedyFails:
-        async def score(self, name, items):
-            return [*[Reward({"accuracy": 1.0})] * 2, Reward(error="timed out")]
-
-    rows = run(make_task("greedy_baseline_workflow", repeat_times=2), Greedy(WRONG, WRONG), GreedyFails())
+    rows = run(make_task("greedy_baseline_workflow", repeat_times=2), Greedy(WRONG, WRONG), Verdicts(1.0, 1.0, None))
     assert all(row.is_unscored and not row.action_mask.any() for row in rows)

@@ -147,10 +147,12 @@ class SelfDistillWorkflow(Distilling):
                 raise DataError(f"{self.task.location}: no column '{key}'", key="workflow_args.demonstration_key")
             text = self.task.truth if key is None else self.task.raw[key]
             return None if text is None else str(text)
-        values = [-np.inf if reward is None or reward.value is None else reward.value for reward in rewards]
-        others = (other for other in range(len(values)) if other != run)
-        best = max(others, key=values.__getitem__, default=run)
-        return completions[best].text if best != run and values[best] == max(values) > min(values) else None
+        values = [None if reward is None else reward.value for reward in rewards]
+        judged = [value for value in values if value is not None]
+        if not judged or max(judged) == min(judged):
+            return None
+        others = [other for other, value in enumerate(values) if other != run and value == max(judged)]
+        return completions[others[0]].text if others else None
 
     async def _taught(self, completion: Completion, demonstration: str | None) -> Taught:
         if demonstration is None:
