@@ -44,6 +44,15 @@ def test_the_rows_answer_is_shown_to_the_teacher():
         assert row.reward is None and row.teacher_logprobs[0] == first and row.action_mask.all()
 
 
+def test_a_rollout_of_a_truncated_prompt_carries_no_loss_and_is_no_verifier_error():
+    model = SelfTeacher(RIGHT, WRONG, reason="prompt_too_long")
+    rows = run(make_task("self_distill_workflow", reward_fn="math_reward", repeat_times=2), model)
+    assert len(model.asked) == 1, "the teacher is not asked"
+    for row in rows:
+        assert not row.action_mask.any() and row.info.keys().isdisjoint({"verifier_error"})
+        assert row.metrics["accuracy_verifier_errors"] == 0 and "kl_divergence" not in row.metrics
+
+
 def test_a_column_that_does_not_exist_is_named():
     with raising(DataError, key="workflow_args.demonstration_key"):
         played(RIGHT, reward=None, demonstration_key="solution")

@@ -37,14 +37,18 @@ class Distilling(SimpleWorkflow):
     """The teacher's log-probs are at temperature 1, and so must the policy's be: the trainer refuses others. The reward
     is only measured, not part of the loss."""
 
-    def distilled(self, completion: Completion, taught: Taught, reward: Reward | None, run: int) -> Experience:
+    def distilled(self, completion: Completion, taught: Taught | None, reward: Reward | None, run: int) -> Experience:
+        """Return one rollout; without a teacher's log-probs, or if its prompt is too long, it carries no loss."""
         if isinstance(taught, str):
             return self.experience(completion, Reward(error=f"the teacher gave no log-probs: {taught}"), run)
         experience = self.experience(completion, reward, run)
-        experience.action_mask = np.full(len(taught), completion.finish_reason != "prompt_too_long")
-        experience.teacher_logprobs = taught
+        experience.action_mask = np.zeros(len(completion.tokens), dtype=np.bool_)
+        experience.teacher_logprobs = completion.logprobs
         experience.metrics[f"accuracy_{VERIFIER_ERRORS}"] = experience.metrics.pop(VERIFIER_ERRORS, 0.0)
-        experience.metrics["kl_divergence"] = float(np.sum(completion.logprobs - taught))
+        if taught is not None and completion.finish_reason != "prompt_too_long":
+            experience.action_mask[:] = True
+            experience.teacher_logprobs = taught
+            experience.metrics["kl_divergence"] = float(np.sum(completion.logprobs - taught))
         return experience
 
 
@@ -128,9 +132,6 @@ class SelfDistillWorkflow(Distilling):
         ]
         for experience, text in zip(experiences, shown, strict=True):
             experience.metrics["has_demonstration"] = float(text is not None)
-            if text is None:
-                experience.action_mask = np.zeros_like(experience.action_mask)
-                experience.metrics.pop("kl_divergence", None)
         return experiences
 
     async def _rewards_of(self, completions: Sequence[Completion]) -> list[Reward] | list[None]:
@@ -154,9 +155,9 @@ class SelfDistillWorkflow(Distilling):
         others = [other for other, value in enumerate(values) if other != run and value == max(judged)]
         return completions[others[0]].text if others else None
 
-    async def _taught(self, completion: Completion, demonstration: str | None) -> Taught:
-        if demonstration is None:
-            return completion.logprobs
+    async def _taught(self, completion: Completion, demonstration: str | None) -> Taught | None:
+        if demonstration is None or completion.finish_reason == "prompt_too_long":
+            return None
         *before, last = self.messages
         texts = {"{question}": str(last["content"]), "{demonstration}": demonstration}
         hint = re.sub(r"\{question\}|\{demonstration\}", lambda match: texts[match[0]], self._arguments.hint)
