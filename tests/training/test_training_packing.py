@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from packed_outcomes import attend_by_length, outcome
 from raising import raising
 from torch.nn.attention import _registry, current_flash_attention_impl, restore_flash_attention_impl
+from triton.errors import TritonError
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
@@ -120,6 +121,16 @@ def test_flash_attention_3_is_used_where_its_package_is_and_fits(tiny_model, fai
     finally:
         if current_flash_attention_impl() is not None:
             restore_flash_attention_impl()
+
+
+def test_a_head_kernel_that_does_not_compile_is_not_used(tiny_model, monkeypatch):
+    def compile_for_this_gpu(*args, kernels, **others):
+        raise TritonError("out of shared memory")
+
+    monkeypatch.setattr("trinity_core.training.policy.token_logprobs_and_entropy", compile_for_this_gpu)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_by_length)
+    monkeypatch.setattr("trinity_core.training.policy.build_micro", _on_cuda)
+    assert not find_fast_paths(load_causal_lm(str(tiny_model), torch.bfloat16)).head_kernels
 
 
 def test_repeated_heads_equal_grouped_query_attention():

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -246,6 +247,16 @@ def load_causal_lm(
     return lm.eval()
 
 
+def _unsupported() -> tuple[type[Exception], ...]:
+    """Return what torch, and Triton where it is installed, raise for what this GPU or model does not support."""
+    errors: tuple[type[Exception], ...] = (RuntimeError, TypeError, ImportError)
+    if find_spec("triton") is None:
+        return errors
+    from triton.errors import TritonError
+
+    return (*errors, TritonError, CalledProcessError)
+
+
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
@@ -401,7 +412,7 @@ def _fits_on_gpu(
         fits = _same(logprobs.detach(), truth, lm.dtype) and bool(gradient.isfinite().all())
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, TypeError, ImportError) as error:  # heads that a kernel does not support, or an older torch
+    except _unsupported() as error:
         log.info("%s: %s %s fail: %s", lm.config.model_type, paths, attention_kernel or "", _first_line(error))
     if not fits and attention_kernel is not None and current_flash_attention_impl() is not None:
         restore_flash_attention_impl()
