@@ -9,11 +9,12 @@ mlflow and prefect are imported where they are used.
 import os
 from typing import TYPE_CHECKING, Any
 
+from trinity_core.version import __version__
+
 if TYPE_CHECKING:
     from trinity_core.runtime.python_call import TrainResult, train
 
-__version__ = "0.1.0"
-__all__ = ["TrainResult", "train"]
+__all__ = ["TrainResult", "__version__", "train"]
 QUIET = {
     "DO_NOT_TRACK": "1",  # Prefect's clients, vLLM, Hugging Face
     "MLFLOW_DISABLE_TELEMETRY": "true",

