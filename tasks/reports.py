@@ -26,7 +26,7 @@ from prefect.settings import PREFECT_API_URL
 from tasks.retries import api_faults
 from trinity_core.addresses import mlflow_address, studio_links
 from trinity_core.config import Config
-from trinity_core.runtime.frontend import REPORT_SHARE, ProgressReport
+from trinity_core.runtime.progress import REPORT_SHARE, ProgressReport
 from trinity_core.runtime.summary import named_stages
 from trinity_core.threads import DaemonThread
 from trinity_core.tracking.curve import LearningCurve

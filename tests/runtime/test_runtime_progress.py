@@ -11,8 +11,8 @@ from unittest import mock
 import pytest
 
 from trinity_core.config import Config, config_from_dict
-from trinity_core.runtime import frontend
-from trinity_core.runtime.frontend import ActorWaits, ProgressReport
+from trinity_core.runtime import progress
+from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.tracking import metrics_file
 from trinity_core.tracking.metrics_file import MetricsFile
 
@@ -34,7 +34,7 @@ class Actor:
 @pytest.fixture
 def actor(monkeypatch: pytest.MonkeyPatch) -> Actor:
     """It may be asked at any time, and a wait is spoken of at once."""
-    monkeypatch.setattr(frontend, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "ASK_SECONDS", 0.0)
     monkeypatch.setattr("trinity_core.waits.FIRST_SECONDS", 0.0)
     return Actor()
 
@@ -86,7 +86,7 @@ def scored(folder: Path) -> tuple[Config, Callable[[int, float], None]]:
 
 def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By the explorer's report alone; those of an earlier attempt are known."""
-    caplog.set_level("INFO", "trinity_core.runtime.frontend")
+    caplog.set_level("INFO", "trinity_core.runtime.progress")
     config, score = scored(tmp_path)
     score(0, 0.25)
     reports = [ProgressReport(config, source) for source in ("explorer", "trainer")]
@@ -99,7 +99,7 @@ def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_evaluations_after_a_rewind_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "trinity_core.runtime.frontend")
+    caplog.set_level("INFO", "trinity_core.runtime.progress")
     config, score = scored(tmp_path)
     report = ProgressReport(config, "explorer")
     for step in (0, 10, 20):

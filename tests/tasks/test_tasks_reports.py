@@ -19,7 +19,7 @@ from tasks import reports
 from tasks.frontend import PREFECT
 from tasks.reports import LiveReport, artifact_key
 from trinity_core.config import Config
-from trinity_core.runtime import frontend
+from trinity_core.runtime import progress
 from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
 from trinity_core.waits import poll
 
@@ -93,7 +93,7 @@ def test_all_reports_of_a_source_come_from_one_thread(tmp_path: Path, monkeypatc
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
     drawn_in: list[threading.Thread] = []
     monkeypatch.setattr(LiveReport, "show", lambda _, text, percent: drawn_in.append(threading.current_thread()))
-    monkeypatch.setattr(frontend, "pause_after", lambda cost: 0.0)
+    monkeypatch.setattr(progress, "pause_after", lambda cost: 0.0)
     report = LiveReport(config, "trainer")
     for step in range(1, 6):
         MetricsFile(config.job_dir, "trainer").write(step, {"reward/mean": 0.5})

@@ -23,8 +23,8 @@ from trinity_core.runtime.faults import (
     results_of,
     within,
 )
-from trinity_core.runtime.frontend import ProgressReport
 from trinity_core.runtime.placement import Placement
+from trinity_core.runtime.progress import ProgressReport
 from trinity_core.runtime.ray_node import RayDied
 from trinity_core.tracking.logs import log_environment
 

@@ -136,7 +136,7 @@ def train(
 @contextmanager
 def _progress_on_screen() -> Iterator[None]:
     """Print steps and scores to stderr, unless the program has set up logging itself."""
-    progress = logging.getLogger("trinity_core.runtime.frontend")
+    progress = logging.getLogger("trinity_core.runtime.progress")
     screen = logging.StreamHandler()
     if not progress.hasHandlers():
         progress.addHandler(screen)

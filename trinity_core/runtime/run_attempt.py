@@ -28,9 +28,9 @@ from trinity_core.runtime.faults import (
     starting,
     withdraw,
 )
-from trinity_core.runtime.frontend import ActorWaits, ProgressReport
 from trinity_core.runtime.nodes import reserve
 from trinity_core.runtime.placement import components_of
+from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.runtime.stage import Stage, unlock_run
 from trinity_core.runtime.tracking_thread import TrackingThread
 from trinity_core.runtime.trainers import Trainers

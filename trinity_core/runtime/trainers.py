@@ -14,7 +14,7 @@ from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.actors import SAVE_SECONDS, Actors, connect_trainers, run_until_done
 from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, answering, get, result_of, starting
-from trinity_core.runtime.frontend import ActorWaits, ProgressReport
+from trinity_core.runtime.progress import ActorWaits, ProgressReport
 
 log = logging.getLogger(__name__)
 
