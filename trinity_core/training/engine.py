@@ -226,6 +226,29 @@ class FrozenModule:
             self.module.to(self.rests_on)
 
 
+class BaseAlone:
+    """A policy without its adapter: the reference model, at no memory cost. Same interface as `FrozenModule`."""
+
+    def __init__(self, engine: TrainingEngine) -> None:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        self._engine = engine
+        self._layers = [module for module in engine.module.modules() if isinstance(module, BaseTunerLayer)]
+
+    @contextmanager
+    def on_device(self) -> Iterator[Callable[..., Any]]:
+        """A context that yields the base model's forward; the adapter is disabled in it."""
+        self._switch(False)
+        try:
+            yield self._engine
+        finally:
+            self._switch(True)
+
+    def _switch(self, on: bool) -> None:
+        for layer in self._layers:
+            layer.enable_adapters(on)
+
+
 def broadcast(module: nn.Module, ranks: Ranks) -> None:
     """Send rank 0's parameters to every rank; only rank 0 has read them. Collective."""
     if ranks.world_size > 1:

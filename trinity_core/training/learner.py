@@ -34,6 +34,7 @@ from trinity_core.timing import StepTimer
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.distributed import Ranks, broadcast_bytes
 from trinity_core.training.engine import (
+    BaseAlone,
     FrozenModule,
     TrainingEngine,
     TrainingEngineSettings,
@@ -41,7 +42,7 @@ from trinity_core.training.engine import (
     compile_layers,
     free_cached,
 )
-from trinity_core.training.lora import BaseAlone, add_adapter, in_4_bits
+from trinity_core.training.lora import add_adapter, in_4_bits
 from trinity_core.training.micro import Micros, build_micro
 from trinity_core.training.policy import (
     DTYPES,

@@ -1,13 +1,11 @@
-"""The policy as a frozen base with a LoRA adapter (peft), and the base alone as the reference model."""
+"""The policy as a frozen base with a LoRA adapter (peft)."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,9 +24,6 @@ from trinity_core.checkpoints.adapters import (
 from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import expanded
-
-if TYPE_CHECKING:
-    from trinity_core.training.engine import TrainingEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,26 +148,3 @@ def refuse_other_adapter(saved: dict[str, Any] | None, adapter: Adapter | None, 
             f"the checkpoint {folder} was trained with {', '.join(wrong)}: set model.lora_configs as it was, or give "
             "the run another `name`"
         )
-
-
-class BaseAlone:
-    """A policy without its adapter: the reference model, at no memory cost. Same interface as `FrozenModule`."""
-
-    def __init__(self, engine: TrainingEngine) -> None:
-        from peft.tuners.tuners_utils import BaseTunerLayer
-
-        self._engine = engine
-        self._layers = [module for module in engine.module.modules() if isinstance(module, BaseTunerLayer)]
-
-    @contextmanager
-    def on_device(self) -> Iterator[Callable[..., Any]]:
-        """A context that yields the base model's forward; the adapter is disabled in it."""
-        self._switch(False)
-        try:
-            yield self._engine
-        finally:
-            self._switch(True)
-
-    def _switch(self, on: bool) -> None:
-        for layer in self._layers:
-            layer.enable_adapters(on)
