@@ -1,4 +1,4 @@
-"""The page that runs everything, `runtime/run.py`, on real parts and without Prefect."""
+"""The page that runs everything, `runtime/run`, on real parts and without Prefect."""
 
 from __future__ import annotations
 

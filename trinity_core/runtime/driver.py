@@ -5,7 +5,6 @@ The caller loads and checks a configuration once and passes it on as a value.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import time
 from collections import Counter
@@ -19,7 +18,6 @@ from typing import Any
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError, on_failure
 from trinity_core.pipelines.tasks import curated_tasks
-from trinity_core.processes import require_limits
 from trinity_core.runlock import PIPELINE, held
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
@@ -46,20 +44,13 @@ from trinity_core.runtime.stage import (
     resume,
     unlock_run,
 )
-from trinity_core.runtime.summary import score_steps, summary_of_scores, summary_text, unscored_steps, write_summary
+from trinity_core.runtime.summary import score_steps, summary_of_scores, unscored_steps, write_summary
 from trinity_core.store.run_store import open_run_store
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """Interval of checks whether the trainer has gone back to a checkpoint after its explorer finished."""
-
-
-class Terminal(Frontend):
-    """Prints the summary of each stage, and of the pipeline."""
-
-    def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
-        print(summary_text(summary))
 
 
 def run_configuration(config: Config, frontend: Frontend = PLAIN, is_ready: bool = False) -> dict[str, Any]:
@@ -312,14 +303,3 @@ def gpus_together(parts: Sequence[Part]) -> int:
 
 def _part_name(config: Config) -> str:
     return "trainer" if config.mode == "train" else config.explorer.name
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True, help="YAML file of the run")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file")
-    options = parser.parse_intermixed_args(arguments)
-    require_limits()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    logging.getLogger("trinity_core").setLevel(logging.INFO)
-    run_configuration(load_checked(options.config, options.overrides), Terminal())

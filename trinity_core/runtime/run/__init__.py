@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.program import ending_on_sigterm, run_app
 from trinity_core.runtime.frontend import PLAIN, Frontend
 from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
 from trinity_core.runtime.stage import Stage
@@ -79,14 +78,3 @@ def run(stage: Stage, frontend: Frontend = PLAIN) -> dict[str, Any]:
         if stage.placement.engines:
             frontend.call("evaluate", lambda: evaluate(attempt))
         return frontend.call("publish", lambda: publish(attempt, results, frontend))
-
-
-def main() -> None:
-    from trinity_core.runtime import driver
-
-    driver.main()
-
-
-if __name__ == "__main__":
-    with ending_on_sigterm():
-        run_app(main)
