@@ -54,7 +54,8 @@ async def ours(args: argparse.Namespace) -> None:
 
     from trinity_core.inference.in_process import InProcessEngine
     from trinity_core.inference.openai_api.recorded_session import RecordedSession
-    from trinity_core.inference.openai_api.server import ApiServer, ServedModel
+    from trinity_core.inference.openai_api.served_model import ServedModel
+    from trinity_core.inference.openai_api.server import ApiServer
     from trinity_core.inference.pool import EnginePool
     from trinity_core.inference.remote import as_handle
 

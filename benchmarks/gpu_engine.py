@@ -167,7 +167,7 @@ def adapter_for(model: str) -> list[tuple[str, torch.Tensor]]:
 
 def engine_of(scale: Scale, model: str, **settings: Any) -> Any:
     """An engine that sleeps between turns."""
-    from trinity_core.inference.engine import engine_class
+    from trinity_core.inference.remote import engine_class
     from trinity_core.inference.settings import EngineSettings
 
     on_gpu = scale.device.type == "cuda"

@@ -13,7 +13,8 @@ import openai
 
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.inference.openai_api.recorded_session import RecordedSession, SessionTerms
-from trinity_core.inference.openai_api.server import ApiServer, ServedModel
+from trinity_core.inference.openai_api.served_model import ServedModel
+from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import EnginePool
 
 

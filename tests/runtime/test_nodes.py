@@ -18,7 +18,7 @@ from raising import raising
 from trinity_core.config import Config, config_from_dict
 from trinity_core.config.findings import ConfigError, Finding
 from trinity_core.errors import TrinityError
-from trinity_core.inference import engine
+from trinity_core.inference import remote
 from trinity_core.inference.engine import Engine
 from trinity_core.inference.remote import RemoteEngine
 from trinity_core.inference.settings import EngineSettings, policy_engine
@@ -300,7 +300,7 @@ def test_a_lost_engine_is_replaced_in_its_place(
     two_nodes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its name, on its node, on GPUs of its own, where every GPU of the cluster is reserved; also twice."""
-    monkeypatch.setattr(engine, "engine_class", lambda settings: Stub)
+    monkeypatch.setattr(remote, "engine_class", lambda settings: Stub)
     config = configured(tmp_path, two_nodes, engine_num=3, tensor_parallel_size=2)
     cluster = open_cluster(config, 4)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,6 @@ from trinity_core.checkpoints.adapters import is_adapter
 from trinity_core.checkpoints.hub_names import HubNames
 from trinity_core.errors import InputError, TrinityError, WeightSyncError
 from trinity_core.inference import vllm_types
-from trinity_core.inference.remote import present_options
 from trinity_core.inference.requests import Request, Sample, SampleBatch, WeightSource, WeightSyncReport
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import EMBEDDINGS, HEAD
@@ -225,11 +225,31 @@ class Engine(ABC):
         """See `score`."""
 
 
-def engine_class(settings: EngineSettings) -> type[Engine]:
-    from trinity_core.inference.async_llm import AsyncLLMEngine
-    from trinity_core.inference.in_process import InProcessEngine
+def present_options() -> dict[str, Any]:
+    """Return the options for a replacement of this process's actor: its name, GPUs, current environment, and its bundle
+    if its placement group has one bundle a node. Empty outside of an actor."""
+    import ray
 
-    return AsyncLLMEngine if settings.on_gpu else InProcessEngine
+    if not ray.is_initialized():
+        return {}
+    from ray.util.placement_group import get_current_placement_group, placement_group_table
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    context, group = ray.get_runtime_context(), get_current_placement_group()
+    environment = dict(context.runtime_env)
+    variables = environment.get("env_vars", {})  # the log's variables have changed in an engine of an earlier stage
+    environment["env_vars"] = {name: os.environ.get(name, value) for name, value in variables.items()}
+    options = {
+        "num_gpus": float(context.get_assigned_resources().get("GPU", 0.0)),
+        "runtime_env": environment,
+    }
+    if name := context.get_actor_name():
+        options["name"] = name
+    if group is not None:
+        nodes = placement_group_table(group)["bundles_to_node_id"]
+        bundle = next(number for number, node in nodes.items() if node == context.get_node_id())
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, bundle)
+    return options
 
 
 def _published(source: WeightSource, version: int) -> tuple[WeightVersions, int] | None:

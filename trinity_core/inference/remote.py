@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -25,31 +24,11 @@ NAME_SECONDS = 60.0
 """Time for Ray to notice that a killed actor is dead, which frees its name."""
 
 
-def present_options() -> dict[str, Any]:
-    """Return the options for a replacement of this process's actor: its name, GPUs, current environment, and its bundle
-    if its placement group has one bundle a node. Empty outside of an actor."""
-    import ray
+def engine_class(settings: EngineSettings) -> type[Engine]:
+    from trinity_core.inference.async_llm import AsyncLLMEngine
+    from trinity_core.inference.in_process import InProcessEngine
 
-    if not ray.is_initialized():
-        return {}
-    from ray.util.placement_group import get_current_placement_group, placement_group_table
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    context, group = ray.get_runtime_context(), get_current_placement_group()
-    environment = dict(context.runtime_env)
-    variables = environment.get("env_vars", {})  # the log's variables have changed in an engine of an earlier stage
-    environment["env_vars"] = {name: os.environ.get(name, value) for name, value in variables.items()}
-    options = {
-        "num_gpus": float(context.get_assigned_resources().get("GPU", 0.0)),
-        "runtime_env": environment,
-    }
-    if name := context.get_actor_name():
-        options["name"] = name
-    if group is not None:
-        nodes = placement_group_table(group)["bundles_to_node_id"]
-        bundle = next(number for number, node in nodes.items() if node == context.get_node_id())
-        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, bundle)
-    return options
+    return AsyncLLMEngine if settings.on_gpu else InProcessEngine
 
 
 class RemoteEngine:
@@ -85,8 +64,6 @@ class RemoteEngine:
         """
         import ray
         from ray.exceptions import ActorAlreadyExistsError
-
-        from trinity_core.inference.engine import engine_class
 
         if self.settings is None:
             raise TransientFault("an engine died before it had started; see its log for the reason")

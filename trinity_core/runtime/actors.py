@@ -159,7 +159,7 @@ class Actors:
         return settings if settings.lora_rank else replace(settings, model_path=""), self.placement.engines
 
     def _start_engine(self, name: str, settings: EngineSettings, gpus: float, where: Any) -> Any:
-        from trinity_core.inference.engine import engine_class
+        from trinity_core.inference.remote import engine_class
 
         env = settings.environment() | log_environment(self.config, name)
         cls = engine_class(settings)

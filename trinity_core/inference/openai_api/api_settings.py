@@ -16,8 +16,9 @@ from trinity_core.data.tokenizer import configured_chat_template
 from trinity_core.files import private_folder, read_json, write_json
 from trinity_core.inference.openai_api.model import UNCHANGED, ApiModels
 from trinity_core.inference.openai_api.recorded_session import SessionTerms
+from trinity_core.inference.openai_api.served_model import ServedModel
 from trinity_core.inference.openai_api.served_sessions import Journal, ServedSessions
-from trinity_core.inference.openai_api.server import ApiServer, ServedModel
+from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import EnginePool
 
 POLICY = "policy"

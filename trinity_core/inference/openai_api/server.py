@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trinity_core.addresses import LOOPBACK, holder_of, in_words, outward_address, own_address
 from trinity_core.data.session_log import SessionLog
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.openai_api.recorded_session import RecordedSession
+from trinity_core.inference.openai_api.served_model import ServedModel
 from trinity_core.inference.openai_api.served_sessions import ServedSessions
 from trinity_core.inference.openai_api.session_auth import PREFIX, SessionAuth
-from trinity_core.inference.pool import EnginePool
 from trinity_core.lazy import lean_imports
 from trinity_core.threads import DaemonThreads
 from trinity_core.waits import poll_async
@@ -43,31 +43,6 @@ PORT_SECONDS = 60.0
 """Time for a port to become free: workers outlive a killed raylet by half a minute and more."""
 EVERYWHERE = "::"
 """All addresses of this machine, including IPv4."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    names: tuple[str, ...]
-    """Names by which requests may call it; the first is its own."""
-    path: str
-    pool: EnginePool
-    max_model_len: int
-    stop_token_ids: tuple[int, ...] = ()
-    dtype: str = "float32"
-    """Without effect: vLLM's server code computes nothing, but requires a number format."""
-    trust_remote_code: bool = False
-    speculative_config: Any = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    enable_auto_tool_choice: bool = False
-    log_requests: bool = False
-    chat_template: str | None = None
-    """None: the tokenizer's own."""
-    template_args: tuple[tuple[str, Any], ...] = ()
-    sampling: tuple[tuple[str, Any], ...] = ()
-    """Sampling arguments of requests that set none."""
-    recorded: bool = True
-    """True if sessions record its answers: for the policy, not for an auxiliary model."""
 
 
 def _new_key() -> str:

@@ -41,7 +41,7 @@ from trinity_core.inference.openai_api.client import PoolClient
 from trinity_core.inference.openai_api.prompts import Prompts, RequestLog
 from trinity_core.inference.openai_api.recorded_session import EXCHANGE, Exchange, setting_of
 from trinity_core.inference.openai_api.responses import chat_request, event_stream, response_of
-from trinity_core.inference.openai_api.server import ServedModel
+from trinity_core.inference.openai_api.served_model import ServedModel
 from trinity_core.inference.tool_parsing import Read, parsed
 
 
