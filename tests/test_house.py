@@ -82,33 +82,15 @@ def test_arrows_point_one_way() -> None:
     assert wrong == []
 
 
-def module_imports(path: Path, modules: set[str]) -> set[str]:
-    """Our modules that a file imports when it is imported: not inside functions, not for type checkers alone."""
-    imported = set()
-    waiting: list[ast.AST] = [ast.parse(path.read_text())]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            waiting += node.orelse
-            continue
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names} & modules
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                imported |= {name if name in modules else node.module} & modules
-        waiting += ast.iter_child_nodes(node)
-    return imported
-
-
 def test_imports_form_no_circle() -> None:
-    """A file that another one needs to be imported does not need that one."""
+    """Also counted: imports inside functions and for type checkers alone."""
     paths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in sources()
     }
-    graph = {module: module_imports(path, set(paths)) - {module} for module, path in paths.items()}
+    graph = {
+        module: {name if name in paths else name.rpartition(".")[0] for _, name in imports(path)} & {*paths} - {module}
+        for module, path in paths.items()
+    }
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
