@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.waits import is_readable
-from trinity_core.workflows.rewards.code.endpoint import run_remotely
 from trinity_core.workflows.rewards.code.forms import Tests
 from trinity_core.workflows.rewards.code.sandbox import (
     LOOK_SECONDS,
@@ -27,6 +26,7 @@ from trinity_core.workflows.rewards.code.sandbox import (
     SandboxFailed,
     python,
     run_program,
+    run_remotely,
 )
 from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
 

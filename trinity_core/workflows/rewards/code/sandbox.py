@@ -2,11 +2,13 @@
 
 In bubblewrap a program has no network and sees no other processes, and no files except the system's and Python's,
 which are read-only, and a small disk in memory. As the first process of its namespace it takes its child processes
-with it. Without bubblewrap it is a plain process under limits of time, memory, files and processes.
+with it. Without bubblewrap it is a plain process under limits of time, memory, files and processes. Or an endpoint that
+speaks SandboxFusion's `POST /run_code` runs the program.
 """
 
 from __future__ import annotations
 
+import base64
 import errno
 import itertools
 import logging
@@ -29,6 +31,7 @@ import psutil
 
 from trinity_core.children import Child
 from trinity_core.errors import DataError
+from trinity_core.lazy import httpx
 from trinity_core.processes import run_queue_seconds, user_threads
 from trinity_core.waits import is_readable
 
@@ -251,6 +254,34 @@ def run_program(files: Mapping[str, str], command: Sequence[str], stdin: str, li
             assert sandbox.process.stdout is not None
             output, exceeded = _collected(sandbox, sandbox.process.stdout.fileno())
     return Ran(output, exceeded, sandbox.process.returncode)
+
+
+def run_remotely(url: str, program: str, files: Mapping[str, str], stdin: str, limits: CodeLimits) -> Ran:
+    """Run a Python program, next to files, to its end. Raises `SandboxFailed`.
+
+    The endpoint has limits of its own for disk and processes.
+    """
+    request = {
+        "code": program,
+        "language": "python",
+        "compile_timeout": limits.seconds,
+        "run_timeout": limits.seconds,
+        "memory_limit_MB": limits.memory_bytes >> 20,
+        "stdin": stdin,
+        "files": {name: base64.b64encode(text.encode()).decode() for name, text in files.items()},
+    }
+    try:
+        reply = httpx.post(url, json=request, timeout=limits.seconds + START_SECONDS)
+        content = reply.raise_for_status().json()
+        if content["status"] == "SandboxError":
+            raise SandboxFailed(f"the sandbox at {url} failed: {content['message']}")
+        result = content["run_result"]
+        exceeded = "" if result["status"] == "Finished" else f"took longer than {limits.seconds:g} s"
+        if result["status"] not in ("Finished", "TimeLimitExceeded"):
+            raise SandboxFailed(f"the sandbox at {url} could not run the program: {result['stderr']}")
+        return Ran((result["stdout"] or "").encode(), exceeded, result["return_code"] or 0)
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise SandboxFailed(f"the sandbox at {url} gave no result: {type(error).__name__}: {error}") from error
 
 
 def _collected(sandbox: Sandbox, descriptor: int) -> tuple[bytes, str]:
