@@ -251,7 +251,7 @@ def view(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ) -> None:
     """Show what a run sampled, token by token, and its eval samples as a page. Changes nothing."""
-    from trinity_core.view.serving_page import serve
+    from trinity_core.view.app import serve
     from trinity_core.view.viewed_run import viewed_runs
 
     serve(viewed_runs(checkpoint_dir, config, overrides or [], store), host, port, browser, typer.echo)

@@ -27,8 +27,7 @@ from trinity_core.errors import DataError, TrinityError
 from trinity_core.gate import key_file, server_key
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore
-from trinity_core.view.app import make_app
-from trinity_core.view.serving_page import serve
+from trinity_core.view.app import make_app, serve
 from trinity_core.view.tokens import shared_page
 from trinity_core.view.viewed_run import viewed_runs
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import socket
+import threading
+import webbrowser
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,11 +28,13 @@ from sqlalchemy import Connection, Row, Select, func, select
 
 from trinity_core.data.experience import Experience, rollout_rewards, rollouts_of
 from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.gate import Gate, asked_for, server_key
 from trinity_core.store.archive import first_line_of, line_header
 from trinity_core.store.schema import State, Tables
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.view.tokens import PAGE, mean_advantage, shared_page, token_page
-from trinity_core.view.viewed_run import ViewedRun
+from trinity_core.view.viewed_run import ViewedRun, import_for_pages
+from trinity_core.waits import poll
 
 STATIC = Path(__file__).parent / "static"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
@@ -50,6 +55,38 @@ ROUNDING = 1e-9
 LARGEST = 2**63 - 1
 Id = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+
+
+def serve(
+    runs: Mapping[str, ViewedRun], host: str, port: int, open_browser: bool, say: Callable[[str], object]
+) -> None:
+    """Serve until SIGINT or SIGTERM, to those who have this folder's key. Raises TrinityError if the port is taken."""
+    from uvicorn import Config, Server
+
+    try:
+        family, _, _, _, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server((str(address), port), family=family)
+    except OSError as error:
+        raise TrinityError(
+            f"the page cannot be served on {host}:{port}: {error}; give another --port or --host"
+        ) from error
+    named = f"[{host}]" if ":" in host else host
+    url = f"http://{named}:{listening.getsockname()[1]}"
+    key = server_key()
+    say(f"{url}   ({asked_for(key)}; Ctrl+C ends it)")
+    app = Gate(make_app(runs), key, host)
+    server = Server(Config(app, log_config=None, access_log=False, lifespan="off"))
+    threading.Thread(target=import_for_pages).start()
+    if open_browser:
+        threading.Thread(target=_open, args=(server, url), daemon=True).start()
+    server.run(sockets=[listening])
+
+
+def _open(server: object, address: str) -> None:
+    for _ in poll(10.0, 0.05):
+        if vars(server).get("started"):
+            break
+    webbrowser.open(address)
 
 
 def make_app(runs: Mapping[str, ViewedRun]) -> FastAPI:
