@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "configs/verl_align"
 COMMAND = "python3 -m verl.trainer.main_ppo"
 MODEL = "actor_rollout_ref.model.path=org/model"
+LOSS = "actor_rollout_ref.actor.policy_loss"
 
 
 def imported(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -> tuple[Config, str]:
@@ -459,8 +460,14 @@ def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "left_out"),
     [
-        ("algorithm.adv_estimator=remax actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=remax"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "loss_mode=clip_cov"),
+        ("algorithm.adv_estimator=opo actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=opo"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov", "loss_mode=kl_cov"),
+        ("algorithm.adv_estimator=rloo actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "loss_mode=clip_cov"),
+        (
+            "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 "
+            "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov algorithm.norm_adv_by_std_in_grpo=False",
+            "loss_mode=clip_cov",
+        ),
         ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4", "megatron.tensor_model_parallel_size=4:"),
         (
             "actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.exclude_modules=[k_proj]",
@@ -517,10 +524,34 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
             "none",
         ),
         ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm_type", "reinforceplusplus"),
+        ("algorithm.adv_estimator=reinforce_plus_plus_baseline", "advantage_fn", "reinforceplusplus"),
         (
             "algorithm.adv_estimator=reinforce_plus_plus_baseline actor_rollout_ref.rollout.n=4",
             "advantage_fn",
             "reinforceplusplus_baseline",
+        ),
+        ("algorithm.adv_estimator=remax", "advantage_fn", "remax"),
+        ("algorithm.adv_estimator=remax actor_rollout_ref.rollout.n=1", "repeat_times", 1),
+        (
+            f"algorithm.adv_estimator=grpo {LOSS}.loss_mode=clip_cov actor_rollout_ref.rollout.n=4",
+            "algorithm_type",
+            "clip_cov",
+        ),
+        (
+            "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 "
+            f"{LOSS}.loss_mode=clip_cov {LOSS}.clip_cov_ratio=0.01 {LOSS}.clip_cov_lb=2 {LOSS}.clip_cov_ub=7.5",
+            "advantage_fn_args",
+            {"share": 0.01, "cov_low": 2.0, "cov_high": 7.5},
+        ),
+        (
+            f"{LOSS}.loss_mode=dppo_kl actor_rollout_ref.actor.clip_ratio=0.05 actor_rollout_ref.actor.clip_ratio_low=0.1",
+            "policy_loss_fn_args",
+            {"divergence": "kl", "delta_low": 0.1, "delta_high": 0.05},
+        ),
+        (
+            f"algorithm.adv_estimator=grpo {LOSS}.loss_mode=dppo_tv actor_rollout_ref.rollout.n=4",
+            "algorithm_type",
+            "dppo",
         ),
         ("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1", "advantage_fn", "reinforce"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "policy_loss_fn", "gspo"),
@@ -538,6 +569,14 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
 def test_parts_of_the_algorithm(tmp_path: Path, settings: str, key: str, value: str) -> None:
     config, _ = imported(tmp_path, f"{COMMAND} {MODEL} {settings}\n")
     assert getattr(config.algorithm, key) == value
+
+
+def test_remax_has_the_workflow_that_samples_its_baseline(tmp_path: Path) -> None:
+    config, listed = imported(tmp_path, f"{COMMAND} {MODEL} algorithm.adv_estimator=remax\n")
+    [tasks], [held_out] = config.buffer.explorer_input.tasksets, config.buffer.explorer_input.eval_tasksets
+    assert tasks.default_workflow_type == "greedy_baseline_workflow"
+    assert held_out.default_workflow_type == "math_workflow"
+    assert "remax" not in listed
 
 
 def test_what_a_script_does_not_say_is_trained_as_veRL_would(tmp_path: Path) -> None:

@@ -14,11 +14,18 @@ _ESTIMATORS = {
     "rloo_vectorized": ("rloo", "rloo"),
     "reinforce_plus_plus": ("reinforceplusplus", "reinforceplusplus"),
     "reinforce_plus_plus_baseline": ("reinforceplusplus_baseline", "reinforceplusplus_baseline"),
+    "remax": ("remax", "remax"),
 }
 """veRL's estimator → `algorithm_type`, `advantage_fn`."""
-_NEAREST = {"remax": "rloo", "opo": "rloo"}
+_NEAREST = {"opo": "rloo"}
 """Unsupported estimators → the nearest supported one; `grpo` for all others."""
-_LOSSES = {"vanilla": "ppo", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "sapo": "sapo", "gpg": "reinforce"}
+_LOSSES = {
+    "vanilla": "ppo", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "sapo": "sapo", "gpg": "reinforce",
+    "dppo_tv": "dppo", "dppo_kl": "dppo",
+}  # fmt: skip
+_MODE = f"{ACTOR}.policy_loss.loss_mode"
+_CLIP_COV = {"clip_cov_ratio": "share", "clip_cov_lb": "cov_low", "clip_cov_ub": "cov_high"}
+"""veRL's keys of the loss `clip_cov` → arguments of the advantage of this name."""
 _BY_SEQUENCE = ("gspo", "gmpo", "sapo")
 """Losses that veRL averages over sequences, whatever `loss_agg_mode` is."""
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
@@ -34,24 +41,33 @@ def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
     estimator = str(draft.get(key, "gae"))
     if estimator not in _ESTIMATORS:
         nearest = _NEAREST.get(estimator, "grpo")
-        draft.leave(key, f"this advantage is not here: {nearest} was written; choose another, or register your own")
+        draft.leave(key, f"this advantage is not imported: {nearest} was written; choose another, or register your own")
         estimator = nearest
     kind, advantage = _ESTIMATORS[estimator]
-    if rollouts < 2 and kind in ("grpo", "rloo", "reinforceplusplus_baseline"):
+    if rollouts < 2 and kind == "reinforceplusplus_baseline":
+        kind = advantage = "reinforceplusplus"
+    if rollouts < 2 and kind in ("grpo", "rloo"):
         kind, advantage = "reinforceplusplus", "reinforce"
         draft.remark(f"{estimator} with one rollout per task compares nothing: the advantage is the reward, as in veRL")
-    if interval > 1 and advantage in ("ppo", "reinforceplusplus"):
+    if interval > 1 and advantage in ("ppo", "reinforceplusplus", "reinforceplusplus_baseline"):
         draft.remark(f"{estimator} whitens advantages over each mini-batch here, in veRL over all {interval} of a step")
-    loss = _loss(draft)
-    draft.put("algorithm.algorithm_type", loss if kind == "grpo" and loss in (*_BY_SEQUENCE, "cispo") else kind, "")
+    by_std = draft.get("algorithm.norm_adv_by_std_in_grpo", True)
+    if draft.get(_MODE) == "clip_cov" and advantage == "grpo" and by_std:
+        kind = advantage = "clip_cov"
+    loss = "ppo" if advantage == "clip_cov" else _loss(draft)
+    own = (*_BY_SEQUENCE, "cispo", "dppo")
+    draft.put("algorithm.algorithm_type", loss if kind == "grpo" and loss in own else kind, "")
     draft.put("algorithm.repeat_times", rollouts, f"{ROLLOUT}.n")
-    draft.put("algorithm.advantage_fn", advantage, key)
+    draft.put("algorithm.advantage_fn", advantage, _MODE if advantage == "clip_cov" else key)
+    for name, argument in _CLIP_COV.items():
+        if (value := draft.get(f"{ACTOR}.policy_loss.{name}")) is not None and advantage == "clip_cov":
+            draft.put(f"algorithm.advantage_fn_args.{argument}", value, f"{ACTOR}.policy_loss.{name}")
     for name, takers in (("gamma", ("ppo", "reinforceplusplus")), ("lam", ("ppo",))):
         if (value := draft.get(f"algorithm.{name}")) is not None and advantage in takers:
             draft.put(f"algorithm.advantage_fn_args.{name}", value, f"algorithm.{name}")
-    if not draft.get("algorithm.norm_adv_by_std_in_grpo", True) and advantage == "grpo":
+    if not by_std and advantage == "grpo":
         draft.put("algorithm.advantage_fn_args.std_normalize", False, "algorithm.norm_adv_by_std_in_grpo")
-    draft.put("algorithm.policy_loss_fn", loss, f"{ACTOR}.policy_loss.loss_mode")
+    draft.put("algorithm.policy_loss_fn", loss, _MODE)
     _loss_args(draft, loss)
     _divergences(draft)
     entropy = draft.get(f"{ACTOR}.entropy_coeff", 0)
@@ -63,10 +79,9 @@ def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
 
 
 def _loss(draft: Draft) -> str:
-    key = f"{ACTOR}.policy_loss.loss_mode"
-    mode = "gpg" if draft.get(f"{ACTOR}.use_gpg_loss", False) else str(draft.get(key, "vanilla"))
+    mode = "gpg" if draft.get(f"{ACTOR}.use_gpg_loss", False) else str(draft.get(_MODE, "vanilla"))
     if mode not in _LOSSES:
-        draft.leave(key, "this loss is not here: ppo was written; choose another, or register your own")
+        draft.leave(_MODE, "this loss is not imported: ppo was written; choose another, or register your own")
     return _LOSSES.get(mode, "ppo")
 
 
@@ -75,9 +90,11 @@ def _loss_args(draft: Draft, loss: str) -> None:
     both, args = draft.get(f"{ACTOR}.clip_ratio", 0.2), "algorithm.policy_loss_fn_args"
     for side in ("low", "high"):
         key, value = draft.first((f"{ACTOR}.clip_ratio_{side}",))
-        if loss in ("ppo", "gspo", "gmpo", "cispo"):
-            own = value is not None
-            draft.put(f"{args}.clip_range_{side}", value if own else both, key if own else f"{ACTOR}.clip_ratio")
+        if loss in ("ppo", "gspo", "gmpo", "cispo", "dppo"):
+            own, limit = value is not None, "delta" if loss == "dppo" else "clip_range"
+            draft.put(f"{args}.{limit}_{side}", value if own else both, key if own else f"{ACTOR}.clip_ratio")
+    if loss == "dppo":
+        draft.put(f"{args}.divergence", str(draft.get(_MODE)).removeprefix("dppo_"), _MODE)
     for name, takers in (("clip_ratio_c", "ppo"), ("tau_pos", "sapo"), ("tau_neg", "sapo")):
         if (value := draft.get(f"{ACTOR}.{name}")) is not None and loss == takers:
             draft.put(f"{args}.{name}", value, f"{ACTOR}.{name}")

@@ -238,7 +238,10 @@ def _tasks(draft: Draft) -> None:
     held_out = data_sets(draft, "data.val_files", f"{home}/test.parquet", columns, "_eval")
     sampled = _validation(draft)
     inputs = draft.tree.setdefault("buffer", {}).setdefault("explorer_input", {})
-    inputs["tasksets"] = [tasks | {"task_selector": order} | reward for tasks in train]
+    trained: dict[str, Any] = {"task_selector": order} | reward
+    if draft.get("algorithm.adv_estimator") == "remax":
+        trained["default_workflow_type"] = draft.written("greedy_baseline_workflow", "algorithm.adv_estimator")
+    inputs["tasksets"] = [tasks | trained for tasks in train]
     inputs["eval_tasksets"] = [tasks | sampled | reward for tasks in held_out]
 
 
