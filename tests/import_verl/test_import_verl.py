@@ -84,11 +84,14 @@ def test_commands_come_with_their_lines() -> None:
     assert trace("\nexit 3\ngo", [], "a.sh").commands[-1].words == ["exit", "3"]
 
 
-def test_long_values_of_several_lines_are_whole_beside_what_reads_them() -> None:
+@pytest.mark.parametrize("reader", ["tee c d", "tee '{value}'"])
+def test_long_words_are_whole_beside_what_reads_them(reader: str) -> None:
     value = "".join(f'{{"line {number}": "ä = {"x" * 90}"}}\n' for number in range(60))
-    for _ in range(5):
-        commands = trace(f"run a '{value}' =b 2>&1 | tee c d | tee '{value}'\n", [], "a.sh").commands
-        assert [command.words for command in commands if command.words[0] == "run"] == [["run", "a", value, "=b"]]
+    settings = [f"key.number={number:050}" for number in range(150)]
+    for _ in range(20):
+        text = f"run a '{value}' {' '.join(settings)} 2>&1 | {reader.format(value=value)}\n"
+        commands = trace(text, [], "a.sh").commands
+        assert [command.words for command in commands if command.words[0] == "run"] == [["run", "a", value, *settings]]
 
 
 PROGRAMS = [
@@ -544,7 +547,8 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
             {"share": 0.01, "cov_low": 2.0, "cov_high": 7.5},
         ),
         (
-            f"{LOSS}.loss_mode=dppo_kl actor_rollout_ref.actor.clip_ratio=0.05 actor_rollout_ref.actor.clip_ratio_low=0.1",
+            f"{LOSS}.loss_mode=dppo_kl "
+            "actor_rollout_ref.actor.clip_ratio=0.05 actor_rollout_ref.actor.clip_ratio_low=0.1",
             "policy_loss_fn_args",
             {"divergence": "kl", "delta_low": 0.1, "delta_high": 0.05},
         ),

@@ -26,6 +26,7 @@ FAILS = "fails"
 _ASKED = "⦔"
 """The function that is written before a command in a condition."""
 _SECONDS = 10.0
+_TRIES = 5
 _REMEDY = "write `trinity import-verl --` before the command in the script, and run the script"
 _PRELUDE = f"""\
 ulimit -v 2097152 -f 2048  # KiB, of memory and of the trace
@@ -44,7 +45,7 @@ basename() {{ local name="${{1%/}}"; name="${{name##*/}}"; printf '%s\\n' "${{na
 cd() {{ PWD='{UNKNOWN}$PWD{END}'; }}
 pwd() {{ printf '%s\\n' "$PWD"; }}
 PWD='{VARIABLE}PWD{END}' PATH=/nonexistent
-PS4=$'+\\035$LINENO\\036'
+PS4=$'\\035$LINENO\\036'
 exec 9>>/trace </dev/null >/dev/null
 BASH_XTRACEFD=9
 set -x
@@ -107,8 +108,12 @@ def trace(text: str, arguments: Sequence[str], name: str) -> Trace:
             command += ["--ro-bind-try", library, library]
         for item in (*marks.items(), ("LC_ALL", "C.UTF-8"), ("BASH_ENV", "/prelude")):
             command += ["--setenv", *item]
-        errors = _run([*command, "/bash", "/script", *arguments])
-        commands = _commands(traced.read_text(encoding="utf-8", errors="replace"))
+        for _ in range(_TRIES):
+            traced.write_text("", encoding="utf-8")
+            errors = _run([*command, "/bash", "/script", *arguments])
+            commands, is_whole = _commands(traced.read_bytes())
+            if is_whole:
+                break
     if broken := re.search(r"(?m)line (\d+): (syntax error.*|unexpected E.*)$", errors):
         raise UnreadableScript(broken[2], int(broken[1]))
     if not commands and errors.startswith("bwrap:"):
@@ -165,25 +170,34 @@ def _summed(match: re.Match[str]) -> str:
     return f"$(sum {shlex.quote(match[1])} {' '.join(names)})" if names else match[0]
 
 
-def _commands(traced: str) -> list[Command]:
-    """Parse the trace. bash writes it line by line, and several processes at once: a quotation that is still open goes
-    on behind the lines of others."""
-    commands, opened = list[Command](), list[tuple[int, str]]()
-    for entry in re.split(r"(?:(?<=\n)|^)\++\x1d(?=\d+\x1e)", traced)[1:]:
-        line, _, text = entry.partition("\x1e")
-        first, _, rest = text.partition("\n")
-        if opened and rest and (words := _words(first)) is not None:
-            commands.append(Command(int(line), words))
-            line, text = str(opened[0][0]), f"{opened.pop(0)[1]}{rest}"
-        if (words := _words(text)) is not None:
-            commands.append(Command(int(line), words))
-        else:
-            opened.append((int(line), text))
-    return [command for command in commands if command.words]
+def _commands(traced: bytes) -> tuple[list[Command], bool]:
+    """Parse the trace; False if the entries of two processes are mixed.
+
+    The processes of a pipeline write at once, and an entry of more than 4096 bytes in parts: the entry of another, if
+    it is one line, may stand between them.
+    """
+    commands, is_whole = list[Command](), True
+    opened: tuple[int, bytes] | None = None
+    for entry in re.split(rb"\x1d+(?=\d+\x1e)", traced)[1:]:
+        number, _, text = entry.partition(b"\x1e")
+        line = int(number)
+        if opened is not None:
+            first, newline, rest = text.partition(b"\n")
+            if newline and (words := _words(first)) is not None:
+                commands.append(Command(line, words))
+                line, text = opened[0], opened[1] + rest
+            else:
+                is_whole = False
+        words = _words(text) if text.endswith(b"\n") else None
+        opened = (line, text) if words is None else None
+        if words is not None:
+            commands.append(Command(line, words))
+    return [command for command in commands if command.words], is_whole
 
 
-def _words(text: str) -> list[str] | None:
+def _words(entry: bytes) -> list[str] | None:
     """Return the words of an entry, or None if a quotation is not closed."""
+    text = entry.decode(errors="replace")
     try:
         return shlex.split(re.sub(r"\$'((?:[^'\\]|\\.)*)'", _unescaped, text).replace(f"{_ASKED} ", ""))
     except ValueError:
