@@ -13,6 +13,7 @@ from trinity_core.config.rules.algorithm import RAFT, chooses_every_rollout, tra
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
 from trinity_core.config.rules.tasks import training_tasksets
 from trinity_core.config.schema import Config
+from trinity_core.config.schema.buffer import EarlierRolloutsConfig, HumanVerdictsConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
 from trinity_core.registry import registry_of
 
@@ -77,6 +78,8 @@ def _unread(config: Config) -> list[str]:
         f"{BUFFER}.reuse_cooldown_time": buffer.reuse_cooldown_time is not None and not by_priority,
         f"{BUFFER}.use_priority_queue": buffer.use_priority_queue and not by_priority,
         f"{BUFFER}.replay_buffer.enable": buffer.replay_buffer.enable and not by_priority,
+        f"{BUFFER}.share": buffer.share is not None and not config.is_supervised,
+        f"{BUFFER}.human_verdicts": buffer.human_verdicts != HumanVerdictsConfig() and not buffer.human_verdicts.enable,
         **{f"{AUXILIARY}.{key}": config.mode == "explore" or key not in drawn for key in inputs.auxiliary_buffers},
         "algorithm.rollout_correction": _bypasses_in_vain(config),
         "model.lora_configs[0].lora_dropout": config.model.lora is not None
@@ -88,6 +91,11 @@ def _unread(config: Config) -> list[str]:
         and not config.explores,
         PIPELINE: config.data_processor.task_pipeline is not None and not uses_pipeline(config),
     }
+    auxiliaries = {f"{AUXILIARY}.{name}": auxiliary for name, auxiliary in inputs.auxiliary_buffers.items()}
+    for key, data in {BUFFER: buffer, **auxiliaries}.items():
+        unread[f"{key}.rollouts"] = data.rollouts != EarlierRolloutsConfig() and data.storage_type != "rollouts"
+    for name in ("custom_chat_template", "chat_template_path", "enable_thinking"):  # an endpoint renders prompts itself
+        unread[f"model.{name}"] = bool(config.external_model) and getattr(config.model, name) is not None
     taken = monitor_arguments(config.monitor.monitor_type)
     unread |= {f"monitor.monitor_args.{name}": name not in taken for name in config.monitor.monitor_args}
     actor = verl.actor_rollout_ref.actor
