@@ -75,6 +75,9 @@ def test_import_verl_takes_a_command_or_a_yaml_file(tmp_path: Path) -> None:
         done = called(main, "import-verl", *words)
         assert done.returncode == 0 and "sync_interval: 2" in done.stdout
     assert called(main, "import-verl").returncode == 2
+    assert called(main, "import-verl", "--yaml", str(tmp_path / "run.sh")).returncode == 2
+    other = called(main, "import-verl", "--", "python3", "-m", "other.trainer", "a=b")
+    assert other.returncode == 1 and "starts a veRL training" in other.stderr
 
 
 def test_import_verl_says_what_must_still_be_given(tmp_path: Path) -> None:
@@ -82,6 +85,8 @@ def test_import_verl_says_what_must_still_be_given(tmp_path: Path) -> None:
     done = called(main, "import-verl", str(tmp_path / "run.sh"))
     assert done.returncode == 0 and "model_path: ${oc.env:NOT_SET_HERE}/m" in done.stdout
     assert "environment variable NOT_SET_HERE is not set" in done.stderr
+    out = tmp_path / "run.yaml"
+    assert f"{out}:" in called(main, "import-verl", str(tmp_path / "run.sh"), "-o", str(out)).stderr
 
 
 def test_run_refuses_a_wrong_configuration_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,8 @@ def import_verl_run(
     """
     from trinity_core.import_verl import import_to
 
+    if yaml and yaml.suffix not in (".yaml", ".yml"):
+        raise typer.BadParameter(f"--yaml {yaml}: must end in .yaml or .yml; give a script without --yaml")
     first, *others = [*([str(yaml)] if yaml else []), *(words or [])] or [""]
     if not first:
         raise typer.BadParameter("give a script, a command after --, or --yaml FILE")

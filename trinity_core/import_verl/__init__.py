@@ -50,7 +50,7 @@ def import_to(file: Path, arguments: Sequence[str], out: Path | None) -> tuple[I
         except OSError as error:
             raise TrinityError(f"--out: {out} cannot be written: {error.strerror}.") from None
     try:
-        config_from_text(imported.text)
+        config_from_text(imported.text, name=str(out or "<text>"))
     except ConfigError as error:
         return imported, str(error)
     return imported, ""

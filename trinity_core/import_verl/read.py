@@ -63,8 +63,10 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlRun:
     """
     if path.suffix in (".yaml", ".yml"):
         return _with_overrides(_from_yaml(path), arguments)
-    if not path.is_file() and (place := _program([str(path), *arguments])):
-        return _from_command([str(path), *arguments], place, Path("command"))
+    if not path.exists():
+        if place := _program([str(path), *arguments]):
+            return _from_command([str(path), *arguments], place, Path("command"))
+        raise _wrong(path, f"is no file, and no command that starts a veRL training, such as {_COMMAND}.")
     try:
         traced = trace(path.read_text(encoding="utf-8"), arguments, str(path))
     except (OSError, UnicodeDecodeError) as error:

@@ -173,9 +173,8 @@ def _gpus(draft: Draft) -> None:
     if nodes > 1:
         draft.put("cluster.ray_address", "auto", "the cluster that veRL is started on")
     count = layout.engines * layout.tensor_parallel
-    draft.put(
-        f"{ENGINE}.engine_num", layout.engines, f"{count} of {nodes * gpus} GPUs sample; the trainer has the rest"
-    )
+    split = f"{count} of {nodes * gpus} GPUs sample; the trainer has the rest"
+    draft.put(f"{ENGINE}.engine_num", layout.engines, split if nodes * gpus > 1 else "takes turns with the trainer")
     draft.put(f"{ENGINE}.tensor_parallel_size", layout.tensor_parallel, tensor_parallel)
     memory = draft.get(f"{ROLLOUT}.gpu_memory_utilization", 0.5)
     if not of and nodes * gpus == 1 and isinstance(memory, int | float) and memory > _SHARED:
