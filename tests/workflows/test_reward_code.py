@@ -268,8 +268,15 @@ def test_a_full_disk_is_the_sandboxs_own():
 
 @bubblewrap
 def test_no_memory_escapes_the_count():
-    """Anonymous files and the system's message queues are in nobody's resident memory."""
-    assert run(HIDES_MEMORY, CodeLimits(memory_bytes=128 << 20)).output == b"0 -1 -1\n"
+    """Anonymous files, shared mappings, the system's message queues and what a user namespace mounts are in nobody's
+    resident memory."""
+    code = HIDES_MEMORY.replace("CLONE", str(sandbox.MACHINES[os.uname().machine][2]))
+    assert run(code, CodeLimits(memory_bytes=128 << 20)).output.split() == b"0 -1 -1 -1 -1 thread child".split()
+
+
+def test_programs_may_use_the_null_device():
+    code = "import subprocess\nsubprocess.run(['/bin/echo', '1'], stdout=subprocess.DEVNULL)\nprint(2)"
+    assert run(code).output == b"2\n"
 
 
 @bubblewrap

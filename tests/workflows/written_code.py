@@ -180,13 +180,24 @@ FILLS_THE_DISK = dedent("""
     except OSError as error: print(error.errno, n >> 20)
 """)
 HIDES_MEMORY = dedent("""
-    import ctypes, os
+    import ctypes, mmap, os, subprocess, threading
     held = 0
-    try:
-        for _ in range(16): held += os.write(os.memfd_create("m"), b"x" * (16 << 20))
-    except OSError: pass
+    def write():
+        return os.write(os.memfd_create("m"), b"x" * (16 << 20))
+    def share():
+        return len(mmap.mmap(-1, 16 << 20))
+    def share_zeros():
+        return len(mmap.mmap(os.open("/dev/zero", os.O_RDWR), 16 << 20))
+    for take in (write, share, share_zeros):
+        try:
+            for _ in range(16): held += take()
+        except OSError: pass
     libc = ctypes.CDLL(None, use_errno=True)
     print(held, libc.shmget(0, 16 << 20, 0o1600), libc.msgget(0, 0o1600))
+    print(libc.unshare(1 << 28), libc.syscall(CLONE, (1 << 28) | 17, 0, 0, 0, 0))
+    thread = threading.Thread(target=print, args=("thread",))
+    thread.start(), thread.join()
+    print(subprocess.run(["/bin/echo", "child"], capture_output=True, text=True).stdout)
 """)
 LEAVES_A_DAEMON = dedent("""
     import os, time

@@ -38,7 +38,7 @@ from trinity_core.waits import is_readable
 log = logging.getLogger(__name__)
 
 VISIBLE = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
-DEVICES = ("null", "zero", "random", "urandom")
+DEVICES = ("null", "random", "urandom")
 DISK, WORK = "/tmp", "/tmp/sandbox"  # noqa: S108 - in the sandbox
 FIRST_UID = 1 << 20
 """User ids of root's sandboxes: each starting process has its own, which owns nothing."""
@@ -53,12 +53,13 @@ ENVIRONMENT = {
     "PATH": os.defpath, "HOME": ".", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     "PYTHONHASHSEED": "0",
 }  # fmt: skip
-UNCOUNTED = {
-    "x86_64": (0xC000003E, (29, 68, 319, 447)),
-    "aarch64": (0xC00000B7, (194, 186, 279, 447)),
+MACHINES = {
+    "x86_64": (0xC000003E, (29, 68, 272, 319, 435, 447), 56, 9),
+    "aarch64": (0xC00000B7, (194, 186, 97, 279, 435, 447), 220, 222),
 }
-"""Machine -> its number in filters (`AUDIT_ARCH`), and its system calls `shmget`, `msgget`, `memfd_create` and
-`memfd_secret`: their memory is nobody's resident memory, so no limit counts it."""
+"""Machine -> its number in filters (`AUDIT_ARCH`); its system calls `shmget`, `msgget`, `unshare`, `memfd_create`,
+`clone3` and `memfd_secret`; `clone`; `mmap`."""
+CLONE3, CLONE_NEWUSER, MAP_SHARED_ANONYMOUS = 435, 1 << 28, 0x21
 
 _numbers = itertools.count()
 
@@ -168,14 +169,15 @@ class Sandbox:
             for parent in [*Path(path).parents][-2::-1]:  # bubblewrap's own would be closed to other users
                 command += ["--perms", "0755", "--dir", str(parent)]
             command += ["--ro-bind-try", path, path]
+        command += ["--perms", "0755", "--dir", "/dev"]
         for device in DEVICES:
             command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
         command += ["--proc", "/proc", "--perms", "1777", "--dir", WORK]
         for name, text in self.files.items():
             content = self._memory(text.encode(errors="replace"), passed)
             command += ["--perms", "0644", "--file", str(content), f"{WORK}/{name}"]
-        if os.uname().machine in UNCOUNTED:
-            command += ["--seccomp", str(self._memory(_filter(*UNCOUNTED[os.uname().machine]), passed))]
+        if os.uname().machine in MACHINES:
+            command += ["--seccomp", str(self._memory(_filter(*MACHINES[os.uname().machine]), passed))]
         return [*command, "--remount-ro", "/", "--chdir", WORK, "--json-status-fd", str(writing), "--"]
 
     def _memory(self, content: bytes, passed: ExitStack) -> int:
@@ -347,20 +349,24 @@ def _fault(isolation: str) -> str:
         return f"{reason}: {errors.read().decode(errors='replace').strip()}" if reason else ""
 
 
-def _filter(machine: int, calls: Sequence[int]) -> bytes:
-    """Return a seccomp program (Linux BPF) that makes system calls, and those of other machines' conventions, fail with
-    EPERM."""
-    load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
-    steps = [
-        (load, 0, 0, 4),
-        (equal, 0, len(calls) + 3, machine),
-        (load, 0, 0, 0),
-        (at_least, len(calls) + 1, 0, 1 << 30),
-        *((equal, len(calls) - place, 0, call) for place, call in enumerate(calls)),
-        (end, 0, 0, 0x7FFF0000),
-        (end, 0, 0, 0x00050000 | errno.EPERM),
-    ]
-    return b"".join(struct.pack("=HBBI", *step) for step in steps)
+def _filter(machine: int, calls: Sequence[int], clone: int, mmap: int) -> bytes:
+    """Return a seccomp program (Linux BPF) that refuses memory which no limit counts.
+
+    That is memory outside every process's resident memory: of `calls`, of shared anonymous mappings, which keep pages
+    that a process has dropped from its own, and of file systems that a user namespace may mount. These fail with EPERM,
+    as do the calls of other machines' conventions; `clone3` fails with ENOSYS, and libraries call `clone` instead.
+    """
+    load, mask, equal, at_least, end = 0x20, 0x54, 0x15, 0x35, 0x06
+    allowed, refused, unknown = (
+        (end, 0, 0, code) for code in (0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS)
+    )
+    steps = [(load, 0, 0, 4), (equal, 1, 0, machine), refused, (load, 0, 0, 0), (at_least, 0, 1, 1 << 30), refused]
+    for call in calls:
+        steps += [(equal, 0, 1, call), unknown if call == CLONE3 else refused]
+    for call, argument, bits in ((clone, 0, CLONE_NEWUSER), (mmap, 3, MAP_SHARED_ANONYMOUS)):
+        steps += [(equal, 0, 5, call), (load, 0, 0, 16 + 8 * argument), (mask, 0, 0, bits), (equal, 0, 1, bits)]
+        steps += [refused, allowed]
+    return b"".join(struct.pack("=HBBI", *step) for step in [*steps, allowed])
 
 
 def _python() -> list[str]:
