@@ -274,6 +274,12 @@ def test_no_memory_escapes_the_count():
     assert run(code, CodeLimits(memory_bytes=128 << 20)).output.split() == b"0 -1 -1 -1 -1 thread child".split()
 
 
+def test_programs_may_use_pools_of_multiprocessing():
+    """Their locks are files in /dev/shm."""
+    code = "from multiprocessing import Pool\nwith Pool(2) as pool: print(sum(pool.map(abs, [-1, 2])))"
+    assert run(code).output == b"3\n"
+
+
 def test_programs_may_use_the_null_device():
     code = "import subprocess\nsubprocess.run(['/bin/echo', '1'], stdout=subprocess.DEVNULL)\nprint(2)"
     assert run(code).output == b"2\n"

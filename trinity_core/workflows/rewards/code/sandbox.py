@@ -169,7 +169,7 @@ class Sandbox:
             for parent in [*Path(path).parents][-2::-1]:  # bubblewrap's own would be closed to other users
                 command += ["--perms", "0755", "--dir", str(parent)]
             command += ["--ro-bind-try", path, path]
-        command += ["--perms", "0755", "--dir", "/dev"]
+        command += ["--perms", "0755", "--dir", "/dev", "--symlink", DISK, "/dev/shm"]  # noqa: S108 - in the sandbox
         for device in DEVICES:
             command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
         command += ["--proc", "/proc", "--perms", "1777", "--dir", WORK]
