@@ -25,6 +25,7 @@ from written_code import (
     CALLS_HOME,
     CHECKS_NOTHING,
     CROSSING,
+    ENDS_ITS_TESTS,
     FILLS_THE_DISK,
     FORGERIES,
     HIDES_MEMORY,
@@ -38,6 +39,7 @@ from written_code import (
     OUTLIVES,
     PROGRAM_FORMS,
     REFUSES,
+    SHARED_FORGERIES,
     SIMILAR,
     STACK,
     STACKED,
@@ -518,3 +520,14 @@ def test_code_is_scored_in_the_pool_and_leaves_nothing(monkeypatch):
         assert Path(place).stat().st_mtime_ns > began and not list(Path(place).iterdir()), "it came and went there"
     assert right.metrics == {"accuracy": 1.0, "tests_passed": 1.0, "limits_exceeded": 0.0, "verifier_errors": 0.0}
     assert wrong.value == unsaid.value == 0.0 and right.value == 1.0
+
+
+@pytest.mark.parametrize("code", SHARED_FORGERIES.values(), ids=SHARED_FORGERIES)
+def test_a_verdict_cannot_be_forged_at_an_endpoint(endpoint, code):
+    tests = [f"import quopri\n{MBPP[0]}", MBPP[1]]
+    assert judged(code, tests, partial=True, time_limit=2.0, sandbox=endpoint).counts["tests_passed"] == 0.0
+
+
+def test_an_answer_that_ends_its_tests_at_an_endpoint_gets_no_verdict(endpoint):
+    with pytest.raises(SandboxFailed):
+        judged(ENDS_ITS_TESTS, MBPP, sandbox=endpoint)

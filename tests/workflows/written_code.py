@@ -556,3 +556,32 @@ UNREADABLE = {
     "call of no JSON": {"inputs": ["a is 1"], "outputs": ["3"], "fn_name": "add"},
     "other object": {"in": "1 2", "out": "3"},
 }
+
+SHARED_FORGERIES = {
+    "puts a module in the tests' way": """
+        forged = "import os, sys; os.write(int(sys.argv[3]), b'{\\"passed\\": true}\\\\n' * 2)"
+        open("quopri.py", "w").write(forged)
+        def similar(a, b): return None
+    """,
+    "replaces the script of the tests that are left": """
+        import os
+        forged = "def main(line, judge): [judge.send('{\\"passed\\": true}') for _ in judge.receive(-1)]"
+        def similar(a, b):
+            open("tests_side.py", "w").write(forged)
+            os._exit(0)
+    """,
+}
+"""Attacks of a function on tests that share its sandbox. The first test imports `quopri`."""
+ENDS_ITS_TESTS = """
+import os, signal
+
+forged = "def main(line, judge): [judge.send('{\\"passed\\": true}') for _ in judge.receive(-1)]"
+def similar(a, b):
+    if len(a) == 3: return (4, 5)
+    open("tests_side.py", "w").write(forged)
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        parent = open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[1]
+        if int(parent) == os.getppid() and int(process) != os.getpid():
+            os.kill(int(process), signal.SIGKILL)
+    os._exit(0)
+"""

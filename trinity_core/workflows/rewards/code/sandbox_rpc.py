@@ -19,6 +19,7 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from importlib import import_module
 from typing import Any
 
 MODULE = "trinity_core.workflows.rewards.code.sandbox_rpc"
@@ -141,18 +142,15 @@ def completed(value: Any) -> Any:
     return asyncio.run(value)
 
 
-def main() -> None:
-    """Run the side that is named. It imports this module by its name in the package, which is not there."""
+def loaded(side: str) -> Callable[..., None]:
+    """Return the `main` of a side, which imports this module by its name in the package that is not there."""
     sys.set_int_max_str_digits(0)
     sys.modules[MODULE] = sys.modules[__name__]
     sys.path.insert(0, ".")
-    if sys.argv[1] == "answer_side":
-        from answer_side import main as begin  # type: ignore[import-not-found]
-    else:
-        from tests_side import main as begin  # type: ignore[import-not-found]
+    main: Callable[..., None] = import_module(side).main
     sys.path.pop(0)
-    begin(*(Line(int(descriptor)) for descriptor in sys.argv[2:]))
+    return main
 
 
 if __name__ == "__main__":
-    main()
+    loaded(sys.argv[1])(*(Line(int(descriptor)) for descriptor in sys.argv[2:]))
