@@ -130,6 +130,12 @@ def test_an_answer_without_the_function_is_wrong(name):
     assert judged("", *form(TEST_FORMS[name])).parts["accuracy"] == 0.0
 
 
+@pytest.mark.parametrize("name", ["prints what failed", "swallows what failed"])
+def test_an_answer_that_raises_what_its_tests_swallow_is_wrong(name):
+    raises = "def add(a, b): raise AssertionError"
+    assert judged(raises, TEST_FORMS[name]).parts["accuracy"] == 0.0
+
+
 @pytest.mark.parametrize("tests", PROGRAM_FORMS.values(), ids=PROGRAM_FORMS)
 def test_programs_in_any_form_tell_right_from_wrong(tests):
     assert [judged(code, tests).parts["accuracy"] for code in (SUMMED, "print(2)")] == [1.0, 0.0]

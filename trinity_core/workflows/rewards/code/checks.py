@@ -230,7 +230,7 @@ class _Rewriter(ast.NodeTransformer):
         swallowing = [handler for handler in node.handlers if not _can_fail(handler.body)]
         self.generic_visit(node)
         for handler in swallowing:
-            is_strict = is_check and not expects_error and _is_catch_all(handler)
+            is_strict = is_check and not expects_error and _catches_failures(handler)
             handler.body.insert(0, ast.Expr(_call("__caught__", ast.Constant(is_strict))))
         return [ast.Expr(self._checked(ast.Constant(True))), node] if is_check else [node]
 
@@ -276,9 +276,9 @@ def _fails(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and _name(node.value) in FAILURES
 
 
-def _is_catch_all(handler: ast.ExceptHandler) -> bool:
+def _catches_failures(handler: ast.ExceptHandler) -> bool:
     caught = [part.id for part in ast.walk(handler.type) if isinstance(part, ast.Name)] if handler.type else []
-    return not handler.type or not {"Exception", "BaseException"}.isdisjoint(caught)
+    return not handler.type or not {"Exception", "BaseException", "AssertionError"}.isdisjoint(caught)
 
 
 def _is_main_guard(node: ast.expr) -> bool:
