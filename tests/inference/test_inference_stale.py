@@ -43,8 +43,9 @@ def step(model: Any) -> None:
 NOT_HELD = r"the engine does not hold version {} of the weights: its parameter "
 ERRORS = {
     "none": "",
-    "bytes of the step before": r"version 2 of the weights in .* its tensor \S+ is not the one .* that of version 1$",
-    "one stale tensor": r"version 4 of .* its tensor model.layers.1.input_layernorm.weight .* that of version 3$",
+    "bytes of the step before": NOT_HELD.format(2) + r"\S+ still holds the values of version 1 \(and \d+ more\)$",
+    "one stale tensor": NOT_HELD.format(4)
+    + r"model.layers.1.input_layernorm.weight still holds the values of version 3$",
     "nothing loaded": NOT_HELD.format(6) + r"\S+ still holds the values of version 5 \(and \d+ more\)$",
     "norm skipped": NOT_HELD.format(8) + r"model.layers.1.input_layernorm.weight still holds the values of version 7$",
     "bias skipped": NOT_HELD.format(10) + r"model.layers.0.self_attn.qkv_proj.bias \(made of model.layers.0.self_attn"

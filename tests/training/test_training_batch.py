@@ -161,7 +161,8 @@ def test_expert_answers_need_no_reward(make_config):
 @pytest.mark.parametrize("algorithm", [name for name, known in ALGORITHMS.items() if known.uses_rollouts])
 def test_unscored_batch_has_no_advantage(make_config, algorithm):
     experts = {"buffer__trainer_input__auxiliary_buffers__sft__path": "x"} if algorithm.startswith("mix") else {}
-    objective = Objective(make_config(algorithm, **experts).algorithm)
+    parts = {"algorithm__advantage_fn_args": "{weights: {accuracy: 1.0}}"} if algorithm == "gdpo" else {}
+    objective = Objective(make_config(algorithm, **experts, **parts).algorithm)
     rows = [
         replace(row, reward=None, action_mask=np.zeros(row.response_length, dtype=bool)) for row in make_rows(1)[:4]
     ]
