@@ -103,8 +103,8 @@ USED_WITHOUT_IMPORT = {
     "types-pyyaml": "mypy's types of PyYAML",
     "uv": "run by requirements/install.sh",
 }
-OURS = {"flows", "studio", "tasks", "trinity_core", "answer_side", "tests_side"}
-"""The last two stand beside the program of a sandbox, which imports no package of ours."""
+OURS = {"flows", "studio", "tasks", "trinity_core", "answer_side", "tests_side", "sandbox_rpc"}
+"""The last three stand beside the program of a sandbox, which imports no package of ours."""
 
 
 def distributions(*names: str) -> set[str]:
