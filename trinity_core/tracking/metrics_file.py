@@ -50,7 +50,7 @@ class MetricLine:
 def progress_text(step: int, metrics: Mapping[str, float], total: int | None) -> str:
     """Return `step 12 of 140: reward/mean 0.61, actor/final_loss 0.02`."""
     numbers = ", ".join(f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics)
-    return f"step {step}{f' of {total}' if total else ''}{': ' if numbers else ''}{numbers}"
+    return f"step {step}{f' of {total}' if total else ''}: {numbers}"
 
 
 def metrics_path(job_dir: Path | str) -> Path:
@@ -79,7 +79,8 @@ class MetricsFile:
         if made_with:
             line["made_with"] = made_with
         when_room(lambda: self._append(line), self.path)
-        log.info("%s: %s", self.source, progress_text(step, metrics, total_steps))
+        if not metrics.keys().isdisjoint(SHOWN):  # else it is an evaluation, whose scores the explorer logs
+            log.info("%s: %s", self.source, progress_text(step, metrics, total_steps))
 
     def flush(self) -> None:
         """Flush the file to the disk, to survive a power cut."""
