@@ -18,7 +18,7 @@ from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.config import Config
 from trinity_core.config.findings import ConfigError
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import TrinityError
 from trinity_core.program import TERMINATED
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.driver import run_request
@@ -49,14 +49,12 @@ def load(file: str, overrides: Sequence[str], opened: bool = False) -> Loaded:
         return known
     if not opened:
         return Loaded(load_checked(file, overrides), file, overrides)
-    from trinity_core.runtime.preflight.checks import load_ready
+    from trinity_core.runtime.preflight.checks import load_ready, refusal
 
     try:
         return Loaded(load_ready(file, overrides), file, overrides, is_ready=True)
     except ConfigError as error:
-        if all(problem.code == "busy" for problem in error.problems):
-            raise TransientFault(str(error)) from error
-        raise
+        raise refusal(error.problems) from None
 
 
 def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:

@@ -126,11 +126,15 @@ def require_ready(config: Config) -> None:
     oversize = () if config.cluster.ray_address else oversized(config)
     encoder, faults = _policy(config)
     problems = [*_errors([*faults, *_opened(config, True, encoder), *oversize])]
-    if not problems:
-        return
+    if problems:
+        raise refusal(problems)
+
+
+def refusal(problems: Sequence[Finding]) -> ConfigError | TransientFault:
+    """Return the error for problems that prevent a run; a TransientFault if all of them may resolve themselves."""
     if all(problem.code == "busy" for problem in problems):
-        raise TransientFault("; ".join(map(str, problems)))
-    raise ConfigError(problems)
+        return TransientFault("; ".join(map(str, problems)))
+    return ConfigError(problems)
 
 
 @dataclass(frozen=True, slots=True)
