@@ -37,7 +37,14 @@ class Distilling(SimpleWorkflow):
     """The teacher's log-probs are at temperature 1, and so must the policy's be: the trainer refuses others. The reward
     is only measured, not part of the loss."""
 
-    def distilled(self, completion: Completion, taught: Taught | None, reward: Reward | None, run: int) -> Experience:
+    def distilled(
+        self, completions: Sequence[Completion], taught: Sequence[Taught | None], rewards: Sequence[Reward | None]
+    ) -> list[Experience]:
+        """Return the rollouts, in the order of their runs."""
+        scored = zip(completions, taught, rewards, strict=True)
+        return [self._distilled(*rollout, run) for run, rollout in enumerate(scored)]
+
+    def _distilled(self, completion: Completion, taught: Taught | None, reward: Reward | None, run: int) -> Experience:
         """Return one rollout; without a teacher's log-probs, or if its prompt is too long, it carries no loss."""
         if isinstance(taught, str):
             return self.experience(completion, Reward(error=f"the teacher gave no log-probs: {taught}"), run)
@@ -67,9 +74,7 @@ class DistillMathWorkflow(MathBoxedWorkflow, Distilling):
             self._require_same_tokens(teacher, completion)
         taught = await asyncio.gather(*(taught_by(teacher, one.prompt_tokens, one.tokens) for one in completions))
         rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
-        return [
-            self.distilled(*scored, run) for run, scored in enumerate(zip(completions, taught, rewards, strict=True))
-        ]
+        return self.distilled(completions, taught, rewards)
 
     @property
     def teacher(self) -> RolloutModel:
@@ -127,9 +132,7 @@ class SelfDistillWorkflow(Distilling):
         rewards = await self._rewards_of(completions)
         shown = [self._demonstration(run, completions, rewards) for run in range(len(completions))]
         taught = await asyncio.gather(*(self._taught(one, text) for one, text in zip(completions, shown, strict=True)))
-        experiences = [
-            self.distilled(*scored, run) for run, scored in enumerate(zip(completions, taught, rewards, strict=True))
-        ]
+        experiences = self.distilled(completions, taught, rewards)
         for experience, text in zip(experiences, shown, strict=True):
             experience.metrics["has_demonstration"] = float(text is not None)
         return experiences
