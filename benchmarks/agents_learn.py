@@ -19,7 +19,7 @@ from pathlib import Path
 from learns import ANEW, FOLDER, REWARD, warm_model
 from measured import ROOT, newest, run, trinity
 
-from trinity_core.runtime.audit import audit_runs
+from trinity_core.run.audit import audit_runs
 
 QUICK_START = "configs/quickstart/quickstart.yaml"
 TRAIN = "buffer.explorer_input.taskset"

@@ -25,7 +25,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from trinity_core.inference.settings import EngineSettings
+from trinity_core.rollout.inference.settings import EngineSettings
 
 LONGEST = 1024
 START_SECONDS = 300
@@ -52,12 +52,12 @@ async def ours(args: argparse.Namespace) -> None:
     """Serve; each line of standard input opens so many sessions and closes those before."""
     import ray
 
-    from trinity_core.inference.in_process import InProcessEngine
-    from trinity_core.inference.openai_api.recorded_session import RecordedSession
-    from trinity_core.inference.openai_api.served_model import ServedModel
-    from trinity_core.inference.openai_api.server import ApiServer
-    from trinity_core.inference.pool import EnginePool
-    from trinity_core.inference.remote import as_handle
+    from trinity_core.rollout.inference.in_process import InProcessEngine
+    from trinity_core.rollout.inference.pool import EnginePool
+    from trinity_core.rollout.inference.remote import as_handle
+    from trinity_core.rollout.openai_api.recorded_session import RecordedSession
+    from trinity_core.rollout.openai_api.served_model import ServedModel
+    from trinity_core.rollout.openai_api.server import ApiServer
 
     engine_settings = settings(args)
     ray.init(address="local", include_dashboard=False, logging_level="ERROR", log_to_driver=False)

@@ -41,8 +41,8 @@ def main() -> int:
 def measure(folder: Path, conversations: int, at_once: int) -> dict[str, float]:
     """What is printed."""
     from trinity_core.data.tiny import make_model
-    from trinity_core.inference.in_process import InProcessEngine
-    from trinity_core.inference.settings import EngineSettings
+    from trinity_core.rollout.inference.in_process import InProcessEngine
+    from trinity_core.rollout.inference.settings import EngineSettings
 
     make_model(folder, 0)
     settings = EngineSettings(str(folder), max_model_len=256, max_num_seqs=64)

@@ -33,10 +33,10 @@ from measured import TINY, WARM_UP_STEPS, by_source, make_tiny, run_rft
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.config.sync_schedule import SyncSchedule
-from trinity_core.inference.requests import Sample, SampleBatch, WeightSyncReport
+from trinity_core.exchange.sync.versions import open_versions, run_versions
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.runtime.run import explore, train
-from trinity_core.sync.versions import open_versions, run_versions
+from trinity_core.rollout.inference.requests import Sample, SampleBatch, WeightSyncReport
+from trinity_core.run.loop import explore, train
 from trinity_core.training.sources import RolloutSource
 
 STYLES = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from measured import ROOT
 
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.exchange.tracking.metrics_file import read_metrics
 
 sys.path.insert(0, str(ROOT / "tests"))
 from runtime.ray_clusters import BIN, end
@@ -33,7 +33,7 @@ def start(command: Sequence[str], folder: Path, environment: Mapping[str, str], 
 
 def run_command(config: str, flows: bool, *overrides: str) -> list[str]:
     """The command that runs a configuration file, as a Prefect flow or without Prefect."""
-    begin = [str(BIN / "trinity"), "run"] if flows else [sys.executable, "-m", "trinity_core.runtime.run"]
+    begin = [str(BIN / "trinity"), "run"] if flows else [sys.executable, "-m", "trinity_core.run"]
     return [*begin, "--config", str(ROOT / config), *overrides]
 
 

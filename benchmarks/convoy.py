@@ -18,10 +18,10 @@ import sys
 import numpy as np
 
 from trinity_core.config import load_config
-from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.requests import Request, Sample, SampleBatch, Sampling
-from trinity_core.inference.settings import EngineSettings, gpu_sequences
-from trinity_core.runtime.placement import Machine, place, runners
+from trinity_core.hosting.placement import Machine, place, runners
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.inference.requests import Request, Sample, SampleBatch, Sampling
+from trinity_core.rollout.inference.settings import EngineSettings, gpu_sequences
 
 RECIPE = "configs/gsm8k/gsm8k.yaml"
 TURNS = 12

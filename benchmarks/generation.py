@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trinity_core.inference.settings import EngineSettings
+from trinity_core.rollout.inference.settings import EngineSettings
 
 
 def arguments() -> argparse.Namespace:
@@ -101,10 +101,10 @@ async def ours(args: argparse.Namespace, settings: EngineSettings, other: Peer) 
     """Pairs of tokens/s: ours, the peer's."""
     from trinity_core.data.chat import ChatEncoder
     from trinity_core.data.tokenizer import load_tokenizer, stop_tokens
-    from trinity_core.inference.engine_model import EngineModel, Limits
-    from trinity_core.inference.pool import EnginePool
-    from trinity_core.inference.remote import as_handle
-    from trinity_core.inference.requests import Sampling
+    from trinity_core.rollout.inference.engine_model import EngineModel, Limits
+    from trinity_core.rollout.inference.pool import EnginePool
+    from trinity_core.rollout.inference.remote import as_handle
+    from trinity_core.rollout.inference.requests import Sampling
 
     pool = EnginePool([as_handle(_engine(settings, args))], str(args.model))
     await pool.start()
@@ -135,7 +135,7 @@ async def ours(args: argparse.Namespace, settings: EngineSettings, other: Peer) 
 
 
 def _engine(settings: EngineSettings, args: argparse.Namespace) -> object:
-    from trinity_core.inference.in_process import InProcessEngine
+    from trinity_core.rollout.inference.in_process import InProcessEngine
 
     if args.no_ray:
         return InProcessEngine(settings)

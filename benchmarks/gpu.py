@@ -107,7 +107,7 @@ def tensors_of(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[t
 
 def part_digests(scale: Scale) -> Result:
     """A value digest is the same wherever it is computed."""
-    from trinity_core.sync.tensorfile import value_digest
+    from trinity_core.exchange.sync.tensorfile import value_digest
 
     out: Result = {}
     for dtype in (torch.bfloat16, torch.float32):
@@ -122,7 +122,7 @@ def part_digests(scale: Scale) -> Result:
 
 def part_sync(scale: Scale) -> Result:
     """Publish through shared memory, load into tensors on the device."""
-    from trinity_core.sync.memory import MemoryVersions, memory_root
+    from trinity_core.exchange.sync.memory import MemoryVersions, memory_root
 
     source = tensors_of(scale, torch.bfloat16, scale.device)
     held = [torch.empty_like(tensor) for _, tensor in source]
@@ -346,9 +346,9 @@ def config_for(scale: Scale, model: str, root: str, *overrides: str) -> Any:
 
 def planned_bytes(config: Any, on_gpu: bool) -> int:
     """The trainer's peak by `trinity plan`."""
-    from trinity_core.runtime.placement import Machine, place
-    from trinity_core.runtime.preflight.model_shape import total
-    from trinity_core.runtime.preflight.resource_estimate import processes_of
+    from trinity_core.hosting.placement import Machine, place
+    from trinity_core.run.preflight.model_shape import total
+    from trinity_core.run.preflight.resource_estimate import processes_of
 
     machine = Machine(os.cpu_count() or 1, int(on_gpu))
     return max(

@@ -45,8 +45,8 @@ def part_engine(scale: Scale) -> Result:
 async def full_weights(scale: Scale, model: str, folder: str) -> Result:
     """Start, load from shared memory with its check, same tokens for the same seed, log-probs against the trainer's
     forward, tokens a second, and the same again after a sleep."""
-    from trinity_core.inference.requests import WeightSource
-    from trinity_core.sync.versions import open_versions
+    from trinity_core.exchange.sync.versions import open_versions
+    from trinity_core.rollout.inference.requests import WeightSource
     from trinity_core.training.publish import make_weight_check, policy_weights, trainer_rank
 
     out = tell(free_gib=free(scale))
@@ -81,8 +81,8 @@ async def full_weights(scale: Scale, model: str, folder: str) -> Result:
 
 async def an_adapter(scale: Scale, model: str, folder: str) -> Result:
     """An adapter is loaded, and again after a sleep that keeps the base."""
-    from trinity_core.inference.requests import WeightSource
-    from trinity_core.sync.versions import open_versions
+    from trinity_core.exchange.sync.versions import open_versions
+    from trinity_core.rollout.inference.requests import WeightSource
 
     open_versions("checkpoint", Path(folder)).publish(1, adapter_for(model))
     lora = {"lora_rank": RANK, "lora_modules": (ADAPTED,)}
@@ -109,7 +109,7 @@ async def a_turn(engine: Any, scale: Scale, source: Any, before: Sequence[list[i
 
 async def sampled(engine: Any, scale: Scale, number: int = 32, temperature: float = 1.0) -> list[Any]:
     """Answers of full length: eight for each random prompt, with the same seeds in each call."""
-    from trinity_core.inference.requests import Request, Sampling
+    from trinity_core.rollout.inference.requests import Request, Sampling
 
     after = scale.rows[3]
     sampling = Sampling(max_tokens=after, min_tokens=after, temperature=temperature)
@@ -154,7 +154,7 @@ def trainer(scale: Scale, config: Any) -> Any:
 
 def adapter_for(model: str) -> list[tuple[str, torch.Tensor]]:
     """Random matrices A and B for one matrix of each layer of the model in a folder."""
-    from trinity_core.checkpoints.adapters import A, B
+    from trinity_core.exchange.checkpoints.adapters import A, B
     from trinity_core.training.policy import load_causal_lm
 
     tensors = []
@@ -167,8 +167,8 @@ def adapter_for(model: str) -> list[tuple[str, torch.Tensor]]:
 
 def engine_of(scale: Scale, model: str, **settings: Any) -> Any:
     """An engine that sleeps between turns."""
-    from trinity_core.inference.remote import engine_class
-    from trinity_core.inference.settings import EngineSettings
+    from trinity_core.rollout.inference.remote import engine_class
+    from trinity_core.rollout.inference.settings import EngineSettings
 
     on_gpu = scale.device.type == "cuda"
     settings = {"sleeps": True, "kv_cache_gib": None if on_gpu else 0.1, **settings}
@@ -184,7 +184,7 @@ def free(scale: Scale) -> float:
 
 def command(config: str, name: str, folder: str, *overrides: str) -> list[str]:
     """A user's command for a run whose job is `folder`/Trinity-Flows/`name`."""
-    module = [sys.executable, "-m", "trinity_core.runtime.run", "--config", f"configs/{config}.yaml"]
+    module = [sys.executable, "-m", "trinity_core.run", "--config", f"configs/{config}.yaml"]
     return [*module, f"name={name}", f"checkpoint_root_dir={folder}", "monitor.monitor_type=tensorboard", *overrides]
 
 
@@ -269,7 +269,7 @@ def most_used() -> Iterator[list[float]]:
 
 def finished(command: list[str], environment: dict[str, str], job: Path) -> Result:
     """Run to the end: seconds, scores, and what its last step measured."""
-    from trinity_core.tracking.metrics_file import read_metrics
+    from trinity_core.exchange.tracking.metrics_file import read_metrics
 
     began = time.perf_counter()
     subprocess.run(command, env=os.environ | environment, cwd=ROOT, check=True)
@@ -303,9 +303,9 @@ class SameLoop:
 def part_push(scale: Scale) -> Result:
     """Weights from a trainer's GPU by NCCL into an engine on another, thrice; each push is checked by its digests."""
     need_two_gpus("weights are pushed from one GPU to another")
-    from trinity_core.inference.requests import WeightSource
-    from trinity_core.inference.weight_receiver import with_head
-    from trinity_core.sync.nccl import EngineGroup, KeptWeights, NcclSender, PushedVersions, VllmWeights
+    from trinity_core.exchange.sync.nccl import EngineGroup, KeptWeights, NcclSender, PushedVersions, VllmWeights
+    from trinity_core.rollout.inference.requests import WeightSource
+    from trinity_core.rollout.inference.weight_receiver import with_head
     from trinity_core.training.policy import load_causal_lm
 
     async def push(model: str, folder: str) -> Result:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from training_part import rollouts
 
-from trinity_core.runtime.actors import KEPT_MEMORY, KERNELS
+from trinity_core.hosting.actors import KEPT_MEMORY, KERNELS
 
 LIMIT = 1.3
 STATES, REFERENCE = 16, 4
@@ -115,7 +115,7 @@ def main() -> int:
         one_rank(args.folder, args.rank, args.ranks[0], args.port, args)
         return 0
     from trinity_core.data.tiny import TinySize, make_model
-    from trinity_core.runtime.preflight.model_shape import shape_of
+    from trinity_core.run.preflight.model_shape import shape_of
 
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:

@@ -26,18 +26,18 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trinity_core.checkpoints.adapters import CONFIG, B, is_adapter, linear_names, plain_name
-from trinity_core.checkpoints.beginning import STATE
-from trinity_core.checkpoints.convert import convert
+from trinity_core.base.layout import ADAPTER, shard_name
 from trinity_core.config import LoraConfig
-from trinity_core.inference.in_process import InProcessEngine
-from trinity_core.inference.requests import Request, Sampling, WeightSource
-from trinity_core.inference.settings import EngineSettings
-from trinity_core.inference.vllm_types import kv_bytes_of_a_token
-from trinity_core.layout import ADAPTER, shard_name
-from trinity_core.sync.tensorfile import digest
-from trinity_core.sync.versions import open_versions
-from trinity_core.sync.weight_check import WeightCheck
+from trinity_core.exchange.checkpoints.adapters import CONFIG, B, is_adapter, linear_names, plain_name
+from trinity_core.exchange.checkpoints.beginning import STATE
+from trinity_core.exchange.checkpoints.convert import convert
+from trinity_core.exchange.sync.tensorfile import digest
+from trinity_core.exchange.sync.versions import open_versions
+from trinity_core.exchange.sync.weight_check import WeightCheck
+from trinity_core.rollout.inference.in_process import InProcessEngine
+from trinity_core.rollout.inference.requests import Request, Sampling, WeightSource
+from trinity_core.rollout.inference.settings import EngineSettings
+from trinity_core.rollout.inference.vllm_types import kv_bytes_of_a_token
 from trinity_core.training.lora import add_adapter
 
 LIMIT = 1e-4

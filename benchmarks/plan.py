@@ -32,10 +32,10 @@ from peaks import peaks_of
 
 from trinity_core.config import config_from_dict
 from trinity_core.data.tiny import TinySize, make_model, make_problems, make_untrained, write_jsonl
-from trinity_core.runtime.placement import Machine
-from trinity_core.runtime.preflight.model_shape import total
-from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, ProcessEstimate
-from trinity_core.runtime.preflight.stage_plan import plans_of
+from trinity_core.hosting.placement import Machine
+from trinity_core.run.preflight.model_shape import total
+from trinity_core.run.preflight.resource_estimate import ENGINE, REWARDS, ProcessEstimate
+from trinity_core.run.preflight.stage_plan import plans_of
 
 CLAIM, TOLERANCE = 27, 0.15
 STEPS = 2
@@ -127,7 +127,7 @@ def run(number: int, log: Path, making: Lock) -> dict[str, Any]:
         write_jsonl(folder / "data" / "train.jsonl", make_problems(number, 64, 1, 1)["train"])
         tree = with_paths(settings, folder)
         (folder / "run.yaml").write_text(yaml.safe_dump(tree))
-        command = [sys.executable, "-m", "trinity_core.runtime.run", "--config", str(folder / "run.yaml")]
+        command = [sys.executable, "-m", "trinity_core.run", "--config", str(folder / "run.yaml")]
         code, peaks = peaks_of(command, log, TORCHDYNAMO_DISABLE="1")
         return {
             "number": number, "code": code, "size": asdict(size), "settings": settings,

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from store import batch_of
 
-from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.requests import Request, Sample, SampleBatch, Sampling
-from trinity_core.inference.settings import EngineSettings
-from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.memory import MemoryVersions
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.sync.memory import MemoryVersions
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.inference.requests import Request, Sample, SampleBatch, Sampling
+from trinity_core.rollout.inference.settings import EngineSettings
 
 SIZES = (1, 10, 100, 1000)
 GROUP, BATCH, PROMPTS = 8, 64, 2

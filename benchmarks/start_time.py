@@ -27,7 +27,7 @@ PARTS = {
     "engine": """
 import sys
 import ray
-from trinity_core.lazy import lean_imports
+from trinity_core.base.lazy import lean_imports
 with lean_imports():
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -38,7 +38,7 @@ with lean_imports():
     "trainer": """
 import sys
 import ray
-from trinity_core.lazy import lean_imports
+from trinity_core.base.lazy import lean_imports
 with lean_imports():
     from transformers import AutoModelForCausalLM
     AutoModelForCausalLM.from_pretrained(sys.argv[1])

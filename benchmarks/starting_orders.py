@@ -6,7 +6,7 @@
 The three files are those of `configs/gsm8k`; the cluster is an ordinary one with its token (`ray start`, twice, on this
 machine). Overridden are `cluster.ray_address`, `cluster.gpu_per_node=0` and small sizes; the model is a small one. The
 trainer has two epochs (`--epochs`), one for the tasks of each explorer. A run starts `--gap` seconds after the one
-before. With `--flows` each is a flow (`trinity run`), otherwise the same without Prefect (`trinity_core.runtime.run`).
+before. With `--flows` each is a flow (`trinity run`), otherwise the same without Prefect (`trinity_core.run.loop`).
 `--taskset` is a folder with `train.jsonl`; without it a small one is made. With `--keep` the folders of the runs are
 kept.
 
@@ -30,11 +30,11 @@ from clusters import SMALL, SMALL_EXPLORER, end_all, run_command, start, stored_
 from measured import ROOT
 from runtime.ray_clusters import ray_cluster
 
+from trinity_core.base.program import ending_on_sigterm
 from trinity_core.data.tiny import make_tiny
-from trinity_core.program import ending_on_sigterm
-from trinity_core.runtime.audit import audit_runs, audit_text, open_store
-from trinity_core.store.audit import archived
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store.audit import archived
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.run.audit import audit_runs, audit_text, open_store
 
 FILES = ("explorer", "trainer", "explorer_new")
 SECONDS = 600

@@ -34,8 +34,8 @@ from sqlalchemy import URL, Engine, event
 
 from trinity_core.config.paths import STORE_BACKENDS
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
-from trinity_core.store.sqlite import SQLite
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store.sqlite import SQLite
+from trinity_core.exchange.store.store import ExperienceStore
 
 BATCHES = (1, 8, 64)
 GROUP, PROMPT, RESPONSE = 8, 16, 48

@@ -21,9 +21,9 @@ from model_families import EXPERTS, FAMILIES, GROUPS, LATENT, REFUSED, SIZES
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import LoraConfig
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
 from trinity_core.training import policy as policy_module
 from trinity_core.training.engine import decoder_layers
 from trinity_core.training.lora import add_adapter

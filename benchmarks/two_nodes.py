@@ -22,8 +22,8 @@ from pathlib import Path
 
 from measured import BENCHMARK, ROOT, make_tiny
 
-from trinity_core.runtime.audit import audit_runs
-from trinity_core.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.run.audit import audit_runs
 
 sys.path.insert(0, str(ROOT / "tests"))
 from runtime.ray_clusters import ray_cluster
@@ -40,7 +40,7 @@ SETTINGS = (
 
 def start(steps: int, address: str, database: str, environment: dict[str, str]) -> bool:
     """Run up to a step; prints how long it took."""
-    command = [sys.executable, "-m", "trinity_core.runtime.run", "--config", BENCHMARK, *SETTINGS]
+    command = [sys.executable, "-m", "trinity_core.run", "--config", BENCHMARK, *SETTINGS]
     store = f"buffer.trainer_input.experience_buffer.path={database}"
     command += [f"cluster.ray_address={address}", f"buffer.total_steps={steps}", store]
     began = time.monotonic()

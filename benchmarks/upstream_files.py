@@ -21,7 +21,7 @@ from pathlib import Path
 
 from trinity_core.compat import answer_imports
 from trinity_core.config import ConfigError
-from trinity_core.runtime.configuration import load_checked
+from trinity_core.run.configuration import load_checked
 
 WORKFLOWS = ("trinity", "common", "workflows")
 SECTION = re.compile(r"^(model|buffer|algorithm):", re.MULTILINE)

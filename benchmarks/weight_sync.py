@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from trinity_core.sync.memory import MemoryVersions, memory_root
-from trinity_core.sync.tensorfile import value_digest
+from trinity_core.exchange.sync.memory import MemoryVersions, memory_root
+from trinity_core.exchange.sync.tensorfile import value_digest
 
 
 def named(megabytes):

@@ -24,9 +24,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trinity_core.base.errors import InputError
+from trinity_core.base.files import clear_errors
 from trinity_core.data.formats import Message
-from trinity_core.errors import InputError
-from trinity_core.files import clear_errors
 from trinity_core.workflows import ENVIRONMENTS, EnvArguments, Environment, EnvironmentFailed, load_plugins
 from trinity_core.workflows.environments.protocol import as_step, check_installed
 from trinity_core.workflows.environments.reasoning import rows as questions

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flows.local.supervisor import RESTARTS
-from trinity_core.addresses import LOOPBACK, STUDIO_PORT
+from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT
 from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
 
 Restarts = Annotated[int, typer.Option(help="Restarts of a killed run within an hour; 0: none.", min=0)]
@@ -27,9 +27,9 @@ def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir
     trinity run --config configs/quickstart/quickstart.yaml name=mine algorithm.optimizer.lr=1e-4
     """
     from flows.local.connection import PrefectConnection
-    from trinity_core.runtime.placement import flow_of
-    from trinity_core.runtime.preflight.checks import load_ready
-    from trinity_core.runtime.summary import summary_text
+    from trinity_core.hosting.placement import flow_of
+    from trinity_core.run.preflight.checks import load_ready
+    from trinity_core.run.summary import summary_text
 
     settings = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
@@ -54,10 +54,10 @@ def evaluate(
     """Score a model or the checkpoints of a run on the configuration's eval sets."""
     from flows.local.connection import PrefectConnection
     from flows.parameters import check_which
-    from trinity_core.runtime.configuration import load_checked
-    from trinity_core.runtime.preflight.checks import require_ready
-    from trinity_core.runtime.stage import for_evaluation, pick_stage
-    from trinity_core.tracking.scores import evaluation_text
+    from trinity_core.exchange.tracking.scores import evaluation_text
+    from trinity_core.run.configuration import load_checked
+    from trinity_core.run.preflight.checks import require_ready
+    from trinity_core.run.stage import for_evaluation, pick_stage
 
     check_which(which)
     settings = with_plugins(overrides, plugin_dir)
@@ -79,7 +79,7 @@ def curate(
 ) -> None:
     """Run a configuration's task pipeline, which filters, orders and splits tasks."""
     from flows.local.connection import PrefectConnection
-    from trinity_core.runtime.configuration import load_checked
+    from trinity_core.run.configuration import load_checked
 
     settings = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
@@ -126,9 +126,9 @@ def up(
     from flows.local.commands import up as start
     from flows.local.pages import mlflow_page, studio_page
     from flows.project import require_own_packages
-    from trinity_core.gate import asked_for, on_screen, server_key
-    from trinity_core.program import ending_on_sigterm
-    from trinity_core.runtime.gpus import survey
+    from trinity_core.base.gate import asked_for, on_screen, server_key
+    from trinity_core.base.program import ending_on_sigterm
+    from trinity_core.hosting.gpus import survey
 
     require_own_packages(Path.cwd())
     pages = [mlflow_page(Path.cwd(), mlflow_port)] if mlflow_port else []

@@ -9,8 +9,8 @@ from prefect import flow
 from flows.parameters import NO_OVERRIDES, BaseModelDir, CheckpointDir, ConfigFile, MergeAdapters, Overrides, StageName
 from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
-from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.stage import job_dir_of
+from trinity_core.run.configuration import load_checked
+from trinity_core.run.stage import job_dir_of
 
 
 @flow(name="convert", flow_run_name="convert {config}", persist_result=False)
@@ -26,7 +26,7 @@ def convert(
 
     With stages, the run is that of `stage`, or else of the last stage that trains.
     """
-    from trinity_core.checkpoints.convert import convert_all
+    from trinity_core.exchange.checkpoints.convert import convert_all
 
     with retry_only_transient_faults():
         folder = checkpoint_dir or str(job_dir_of(load_checked(config, overrides), stage))

@@ -10,7 +10,7 @@ from flows.loaded import load
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides, StageName
 from tasks.frontend import PREFECT
 from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
-from trinity_core.runtime import driver
+from trinity_core.run import driver
 
 
 @flow(

@@ -16,13 +16,13 @@ from prefect.exceptions import TerminationSignal
 from flows.local.worker import mark_ended
 from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.program import TERMINATED
 from trinity_core.config import Config
 from trinity_core.config.findings import ConfigError
-from trinity_core.errors import TrinityError
-from trinity_core.program import TERMINATED
-from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.driver import run_request
-from trinity_core.runtime.stage import StageRequest
+from trinity_core.run.configuration import load_checked
+from trinity_core.run.driver import run_request
+from trinity_core.run.stage import StageRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def load(file: str, overrides: Sequence[str], opened: bool = False) -> Loaded:
         return known
     if not opened:
         return Loaded(load_checked(file, overrides), file, overrides)
-    from trinity_core.runtime.preflight.checks import load_ready, refusal
+    from trinity_core.run.preflight.checks import load_ready, refusal
 
     try:
         return Loaded(load_ready(file, overrides), file, overrides, is_ready=True)

@@ -10,8 +10,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from tasks.prefect_api import MAIN_SETTINGS
+from trinity_core.base.errors import TrinityError
 from trinity_core.config.fields import setting_at
-from trinity_core.errors import TrinityError
 
 
 def _shown(title: str, description: str) -> FieldInfo:

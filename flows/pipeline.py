@@ -10,7 +10,7 @@ from flows.loaded import load
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides
 from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
-from trinity_core.runtime.driver import run_pipeline
+from trinity_core.run.driver import run_pipeline
 
 
 @flow(name="pipeline", flow_run_name="pipeline {config}", persist_result=False)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from trinity_core.errors import TrinityError
-from trinity_core.files import project_files
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import project_files
 
 TOP = Path(__file__).parent.parent
 COPIED = ("configs", "docs", "prefect.yaml", "requirements/data-juicer.sh", "requirements/data-juicer.txt")

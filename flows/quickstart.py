@@ -15,11 +15,11 @@ from shutil import which
 from typing import Any
 
 from flows.local.connection import PrefectConnection
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import private_folder, read_json, write_json
 from trinity_core.config import stages
 from trinity_core.data.tiny import make_tiny
-from trinity_core.errors import TrinityError
-from trinity_core.files import private_folder, read_json, write_json
-from trinity_core.runtime.configuration import load_checked
+from trinity_core.run.configuration import load_checked
 
 DEFAULT_OUT = Path("runs/quickstart")
 NOTE = "quickstart.json"
@@ -93,9 +93,9 @@ def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, An
     """Return the summary with fixed keys, from the pipeline's result.
 
     `weights_digest` is the SHA-256 over the final tensors in order of their names (see
-    `trinity_core.checkpoints.huggingface`).
+    `trinity_core.exchange.checkpoints.huggingface`).
     """
-    from trinity_core.checkpoints.huggingface import tensors_sha256
+    from trinity_core.exchange.checkpoints.huggingface import tensors_sha256
 
     scores = result["scores"]
     return {
@@ -118,7 +118,7 @@ def as_text(summary: dict[str, Any], out: Path) -> str:
         f"{title} {summary[key]:.3f}"
         for title, key in (("base", "accuracy_base"), ("SFT", "accuracy_sft"), ("RFT", "accuracy_rft"))
     )
-    from trinity_core.runtime.summary import named_stages
+    from trinity_core.run.summary import named_stages
 
     seconds = "  ".join(f"{name} {value:.0f} s" for name, value in named_stages(summary["stage_seconds"]).items())
     steps = "  ".join(f"{name} {value}" for name, value in summary["steps"].items())

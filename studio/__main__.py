@@ -19,8 +19,8 @@ from studio.form import form_fields
 from studio.recipes import recipes
 from studio.settings import StudioSettings, studio_settings
 from tasks.retries import api_faults
-from trinity_core.addresses import ROLLOUTS
-from trinity_core.gate import Gate, asked_for, server_key
+from trinity_core.base.addresses import ROLLOUTS
+from trinity_core.base.gate import Gate, asked_for, server_key
 from trinity_core.view.app import make_app
 from trinity_core.view.viewed_run import RunFolders
 

@@ -12,9 +12,9 @@ from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run
 from studio.settings import StudioSettings
 from studio.texts import escaped
+from trinity_core.base.layout import JobLayout
 from trinity_core.config.findings import value_at
-from trinity_core.layout import JobLayout
-from trinity_core.tracking.run_record import RunState, read_record
+from trinity_core.exchange.tracking.run_record import RunState, read_record
 
 
 class Action(Enum):

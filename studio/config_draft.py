@@ -16,12 +16,12 @@ from weakref import WeakValueDictionary
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from trinity_core.base.files import expanded, read_json, write_atomically, write_json
 from trinity_core.config import Config, ConfigError, Problem, config_from_text
 from trinity_core.config.findings import value_at
 from trinity_core.config.source import parse
-from trinity_core.files import expanded, read_json, write_atomically, write_json
-from trinity_core.runtime.placement import flow_of
-from trinity_core.runtime.preflight.stage_plan import plan_text, plans_with_pace
+from trinity_core.hosting.placement import flow_of
+from trinity_core.run.preflight.stage_plan import plan_text, plans_with_pace
 
 LISTED_DEPTH = 3
 MOST_LISTED = 300

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trinity_core.tracking.metrics_file import MetricLine, MetricsReader
-from trinity_core.tracking.writers import full_names
+from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader
+from trinity_core.exchange.tracking.writers import full_names
 
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
 """Endings of metrics shown by default, one metric each."""

@@ -13,7 +13,7 @@ from studio.config_draft import ConfigDraft, checked
 from studio.recipes import recipes
 from studio.settings import StudioSettings
 from studio.texts import hanging
-from trinity_core.files import project_files
+from trinity_core.base.files import project_files
 
 P = ParamSpec("P")
 OPEN = "dialog is open"

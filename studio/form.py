@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.fields import Kind, Setting, sections, settings
-from trinity_core.registry import registry_of
 
 BEGINNER = (
     "project",

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from studio.settings import StudioSettings
-from trinity_core.children import Child, start_detached
-from trinity_core.errors import TrinityError
-from trinity_core.tracking.run_record import read_record
-from trinity_core.waits import poll
+from trinity_core.base.children import Child, start_detached
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.waits import poll
+from trinity_core.exchange.tracking.run_record import read_record
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
 LOOK_SECONDS = 0.5

@@ -10,7 +10,7 @@ import streamlit as st
 from studio.config_page import config_page
 from studio.runs_page import runs_page
 from studio.settings import studio_settings
-from trinity_core.plugins import load_plugins
+from trinity_core.base.plugins import load_plugins
 from trinity_core.view.viewed_run import import_for_pages
 
 IDLE_SECONDS = 3.0

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from studio.config_draft import changed, moved
+from trinity_core.base.files import project_files
 from trinity_core.config import ConfigError
 from trinity_core.config.findings import value_at
 from trinity_core.config.source import parse
-from trinity_core.files import project_files
 
 HEADER = re.compile(r"# yaml-language-server:[^\n]*\n")
 """Schema line, relative to the recipe's own folder."""

@@ -19,11 +19,11 @@ from studio.runs import Run, ancestors, checkpoints_of
 from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped, score_text, when
 from tasks.retries import api_faults
-from trinity_core.addresses import rollouts_page
-from trinity_core.runtime.made_from import normalised
-from trinity_core.tracking.mlflow_writer import served_run
-from trinity_core.tracking.run_record import RunState
-from trinity_core.tracking.writers import flatten
+from trinity_core.base.addresses import rollouts_page
+from trinity_core.exchange.tracking.mlflow_writer import served_run
+from trinity_core.exchange.tracking.run_record import RunState
+from trinity_core.exchange.tracking.writers import flatten
+from trinity_core.run.made_from import normalised
 from trinity_core.view.viewed_run import RunFolders
 
 LOG_BYTES = 40_000

@@ -16,15 +16,15 @@ from studio.curves import Curves, RunCurves
 from studio.launch import Launch
 from studio.prefect_runs import FlowRunSeen
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
-from trinity_core.checkpoints.resume import CLAIM, read_meta, whole_steps
+from trinity_core.base.files import read_json
+from trinity_core.base.layout import JobLayout, step_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
 from trinity_core.config.secrets import MASK, without_secrets
-from trinity_core.files import read_json
-from trinity_core.layout import JobLayout, step_of
-from trinity_core.tracking.metrics_file import metrics_path
-from trinity_core.tracking.run_record import RunState, config_path, read_config, read_record, record_path
-from trinity_core.tracking.scores import latest_scores, scores_like_the_newest
+from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_steps
+from trinity_core.exchange.tracking.metrics_file import metrics_path
+from trinity_core.exchange.tracking.run_record import RunState, config_path, read_config, read_record, record_path
+from trinity_core.exchange.tracking.scores import latest_scores, scores_like_the_newest
 
 PREFECT_STATES = {
     "SCHEDULED": RunState.WAITING,

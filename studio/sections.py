@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from studio.config_draft import ConfigDraft
-from trinity_core.registry import Registry
+from trinity_core.base.registry import Registry
 
 SECTIONS: Registry[Callable[[ConfigDraft], None]] = Registry("section of Studio")
 """Title → function that draws the section below the form."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_core.addresses import LOOPBACK, STUDIO_PORT
+from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT
 
 
 @dataclass(frozen=True, slots=True)

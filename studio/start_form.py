@@ -22,10 +22,10 @@ from studio.prefect_runs import PrefectRuns
 from studio.settings import StudioSettings
 from studio.texts import escaped
 from tasks.retries import api_faults
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.threads import DaemonThreads
 from trinity_core.config import Config
-from trinity_core.errors import TrinityError
-from trinity_core.threads import DaemonThreads
-from trinity_core.tracking.run_record import read_record
+from trinity_core.exchange.tracking.run_record import read_record
 
 HERE = ""
 """Used instead of a deployment's id: a process on this machine."""

@@ -7,8 +7,8 @@ from datetime import datetime
 from html import escape
 from typing import Literal
 
-from trinity_core.runtime.preflight import stage_plan
-from trinity_core.tracking.run_record import RunState
+from trinity_core.exchange.tracking.run_record import RunState
+from trinity_core.run.preflight import stage_plan
 
 Colour = Literal["gray", "blue", "orange", "green", "red"]
 COLOURS: dict[RunState, Colour] = {

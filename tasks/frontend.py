@@ -31,13 +31,14 @@ from tasks.reports import (
     show_summary,
 )
 from tasks.retries import RETRIES, RETRY_DELAY, named_task, patient_task, retry_only_transient_faults
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import Config
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
-from trinity_core.runtime.faults import Stopped, is_cancelled
-from trinity_core.runtime.frontend import Frontend, Stoppable, raise_most_telling, wait_for_all
-from trinity_core.runtime.stage import Stage, StageRequest
-from trinity_core.runtime.verdicts import (
+from trinity_core.exchange.tracking.rollouts import markdown_text
+from trinity_core.hosting.faults import Stopped, is_cancelled
+from trinity_core.run.frontend import Frontend, Stoppable, raise_most_telling, wait_for_all
+from trinity_core.run.stage import Stage, StageRequest
+from trinity_core.run.verdicts import (
     ShownTask,
     TaskVerdict,
     Verdict,
@@ -45,7 +46,6 @@ from trinity_core.runtime.verdicts import (
     keep_verdicts,
     shown_tasks,
 )
-from trinity_core.tracking.rollouts import markdown_text
 
 POLL_SECONDS = 5
 WIDTH = 4000

@@ -15,8 +15,8 @@ from prefect.client.schemas.objects import FlowRun, FlowRunPolicy, State, TaskRu
 from prefect.context import FlowRunContext
 from prefect.logging.handlers import APILogHandler
 
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.runtime.faults import ANOTHER_FOLLOWS, is_cancelled, is_transient
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.hosting.faults import ANOTHER_FOLLOWS, is_cancelled, is_transient
 
 log = logging.getLogger(__name__)
 

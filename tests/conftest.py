@@ -19,8 +19,8 @@ from unittest import mock
 import pytest
 from hypothesis import settings
 
+from trinity_core.base.registry import HOMES, Registry
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.registry import HOMES, Registry
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 """The tests start hundreds of processes, and each would compile the project anew."""
@@ -32,14 +32,14 @@ settings.load_profile("busy")
 
 LONGEST = (
     "flows/test_flows_whole.py",
-    "runtime/test_runtime_run.py",
+    "run/test_runtime_run.py",
     "test_wheel.py",
     "rollout/test_rollout_serving_real.py",
-    "runtime/test_runtime_ray_node.py",
+    "run/test_runtime_ray_node.py",
     "flows/test_flows_runs.py",
     "chaos/test_chaos.py",
-    "runtime/test_nodes.py",
-    "runtime/test_python_call.py",
+    "run/test_nodes.py",
+    "run/test_python_call.py",
     "inference/test_openai_frameworks.py",
     "rollout/test_rollout_taught.py",
     "training/test_training_ranks.py",
@@ -50,7 +50,7 @@ LONGEST = (
     "tracking/test_tracking_forwarder.py",
     "studio/test_studio_hub.py",
     "test_examples.py",
-    "runtime/test_runtime_asked_models.py",
+    "run/test_runtime_asked_models.py",
     "workflows/test_reward_pool.py",
     "inference/test_inference_async_llm.py",
     "workflows/test_reasoning_gym.py",
@@ -74,9 +74,9 @@ CAMPAIGN = (
     "inference/test_openai_frameworks.py",
     "pipelines/test_pipelines_data_juicer.py",
     "pipelines/test_pipelines_tasks_juiced.py",
-    "runtime/test_nodes.py",
-    "runtime/test_runtime_ray_node.py",
-    "runtime/test_runtime_run.py",
+    "run/test_nodes.py",
+    "run/test_runtime_ray_node.py",
+    "run/test_runtime_run.py",
     "studio/test_studio_hub.py",
     "studio/test_studio_page.py",
     "test_examples.py",
@@ -171,8 +171,8 @@ def kept_engines():
 @pytest.fixture(scope="session")
 def engine_of(kept_engines):
     """Starts a CPU engine with some settings in this process."""
-    from trinity_core.inference.in_process import InProcessEngine
-    from trinity_core.inference.settings import EngineSettings
+    from trinity_core.rollout.inference.in_process import InProcessEngine
+    from trinity_core.rollout.inference.settings import EngineSettings
 
     def start(*settings, **more):
         settings = EngineSettings(*settings, **more)
@@ -219,7 +219,7 @@ def environments_of_a_test_end_with_it() -> Iterator[None]:
 @pytest.fixture
 def toy_games() -> None:
     """The plugin of gymnasium's games, for one test: `names_of_a_test_end_with_it` takes its names away again."""
-    from trinity_core.plugins import load_plugins
+    from trinity_core.base.plugins import load_plugins
     from trinity_core.workflows import WORKFLOWS
 
     load_plugins(Path(__file__).parent.parent / "configs" / "toy_text")

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from trinity_core.base.plugins import load_plugins
 from trinity_core.config import ConfigError
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
-from trinity_core.plugins import load_plugins
-from trinity_core.runtime.configuration import load_checked
+from trinity_core.run.configuration import load_checked
 from trinity_core.workflows import Completion, RewardPool
 
 RUN = """\

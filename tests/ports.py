@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from trinity_core.addresses import reserve_port
+from trinity_core.base.addresses import reserve_port
 
 _holders: list[socket.socket] = []
 """Open until the test session ends: another process of the machine is never given one of these ports."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from trinity_core.errors import TrinityError
+from trinity_core.base.errors import TrinityError
 
 
 @contextmanager

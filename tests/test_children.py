@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_core.children import CallFailed, Child, NoAnswer, Worker
+from trinity_core.base.children import CallFailed, Child, NoAnswer, Worker
 
 SERVED = '''
 import ctypes, os, subprocess, sys, time
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 
 class Served:
     """Does what it is asked for."""
@@ -141,7 +141,7 @@ def test_a_worker_without_an_answer_is_killed_with_its_daemons(target: str, meth
 def test_a_worker_that_closes_its_connection_and_goes_on_is_killed(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity_core.children.END_SECONDS", 2.0)
+    monkeypatch.setattr("trinity_core.base.children.END_SECONDS", 2.0)
     worker = Worker(target)
     worker.make({"place": "/nowhere"})
     with pytest.raises(NoAnswer) as failure:
@@ -192,8 +192,8 @@ def test_a_worker_that_gets_no_cpu_is_not_out_of_time(target: str) -> None:
 
 def test_a_wait_for_a_cpu_that_is_over_is_not_counted(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the worker had waited all the time, and was never seen to."""
-    monkeypatch.setattr("trinity_core.children.waits_for_cpu", lambda pid: False)
-    monkeypatch.setattr("trinity_core.children.run_queue_seconds", lambda pid: time.monotonic())
+    monkeypatch.setattr("trinity_core.base.children.waits_for_cpu", lambda pid: False)
+    monkeypatch.setattr("trinity_core.base.children.run_queue_seconds", lambda pid: time.monotonic())
     worker = Worker(target)
     worker.make({"place": "/nowhere"})
     used = cpu_seconds(worker)
@@ -240,7 +240,7 @@ def test_no_part_of_a_secret_is_shown(pieces: list[str], shown: int) -> None:
 
 PARENT = """
 import subprocess, sys, threading
-from trinity_core.children import Child, Worker
+from trinity_core.base.children import Child, Worker
 worker = Worker(sys.argv[1])
 worker.make({"place": sys.argv[2]})
 print(worker.process.pid, worker.call("daemon"), flush=True)

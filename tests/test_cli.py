@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 from flows.cli import app, main
 from flows.local.connection import PrefectConnection, known_server
 from trinity_core import __version__
-from trinity_core.errors import TrinityError
-from trinity_core.program import NEW_OBJECTS, TERMINATED, ending_on_sigterm, run_app
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.program import NEW_OBJECTS, TERMINATED, ending_on_sigterm, run_app
 
 ROOT = Path(__file__).parent.parent
 VALIDATE = ["validate", "--offline", "--config", str(ROOT / "configs/quickstart/quickstart.yaml")]
@@ -133,7 +133,7 @@ def test_a_user_without_an_account_has_a_home(monkeypatch: pytest.MonkeyPatch) -
 def test_no_file_takes_the_place_of_a_closed_output(tmp_path: Path) -> None:
     """As where a program starts it without any: what children print would stand in a store or a lock."""
     program = (
-        "import os, sys; from trinity_core.program import run_app\n"
+        "import os, sys; from trinity_core.base.program import run_app\n"
         "run_app(lambda: open(sys.argv[1], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{fd}') for fd in (1, 2))))"
     )
     command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", program, str(tmp_path / "file")]
@@ -187,7 +187,7 @@ def test_overrides_reach_the_configuration(tmp_path: Path) -> None:
 
 
 def test_errors_for_users_end_the_process_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    from trinity_core.errors import DataError
+    from trinity_core.base.errors import DataError
 
     failing = typer.Typer()
 

@@ -19,25 +19,25 @@ import numpy as np
 import torch
 
 from trinity_core import files
-from trinity_core.checkpoints import convert
-from trinity_core.checkpoints.commit import begin, commit
-from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.exchange.checkpoints import convert
+from trinity_core.exchange.checkpoints.commit import begin, commit
+from trinity_core.exchange.checkpoints.resume import latest_whole
 from trinity_core.config import Config
 from trinity_core.data.experience import Experience
-from trinity_core.files import TEMPORARY
-from trinity_core.layout import JobLayout
-from trinity_core.runlock import hold, is_held, release
-from trinity_core.runtime.summary import write_summary
-from trinity_core.store.archive import Archive
-from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.memory import MemoryVersions
-from trinity_core.sync.versions import open_versions
-from trinity_core.tracking.curve import LearningCurve
-from trinity_core.tracking.forwarder import Forwarder
-from trinity_core.tracking.metrics_file import MetricsFile, read_metrics, rewind
-from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
-from trinity_core.tracking.writers import Writer
-from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
+from trinity_core.base.files import TEMPORARY
+from trinity_core.base.layout import JobLayout
+from trinity_core.base.runlock import hold, is_held, release
+from trinity_core.run.summary import write_summary
+from trinity_core.exchange.store.archive import Archive
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.sync.memory import MemoryVersions
+from trinity_core.exchange.sync.versions import open_versions
+from trinity_core.exchange.tracking.curve import LearningCurve
+from trinity_core.exchange.tracking.forwarder import Forwarder
+from trinity_core.exchange.tracking.metrics_file import MetricsFile, read_metrics, rewind
+from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
+from trinity_core.exchange.tracking.writers import Writer
+from trinity_core.exchange.checkpoints.shard_writer import Piece, Segment, ShardWriter
 
 disk, filler = Path(sys.argv[1]), Path(sys.argv[1]) / "filler"
 waits = []
@@ -176,7 +176,7 @@ from pathlib import Path
 import numpy as np
 
 from trinity_core.data.experience import Experience
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store.store import ExperienceStore
 
 used_up, waits = Path(os.environ["QUOTA_USED_UP"]), []
 

@@ -27,13 +27,13 @@ from flows.local.pages import Page, start_page
 from flows.local.server import TemporaryServer, UpState, prefect_environment
 from flows.local.worker import POOL, make_pool, renew_template
 from flows.quickstart import claim
+from trinity_core.base.files import write_json
+from trinity_core.base.gate import key_file, server_key
+from trinity_core.base.layout import JobLayout
 from trinity_core.data.task_queue import TaskQueue
-from trinity_core.files import write_json
-from trinity_core.gate import key_file, server_key
-from trinity_core.layout import JobLayout
-from trinity_core.store.store import ExperienceStore
-from trinity_core.tracking.mlflow_writer import default_uri, open_client, serve_command
-from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.tracking.mlflow_writer import default_uri, open_client, serve_command
+from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
 
 NOBODY = 65534
 START_SECONDS = 240.0

@@ -11,35 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from trinity_core.registry import HOMES
+from trinity_core.base.registry import HOMES
 
 ROOT = Path(__file__).parent.parent
 
-BASE = {"config"}
-PURE = BASE | {"data", "algorithms", "workflows"}
-PLUMBING = PURE | {"sync", "store", "checkpoints", "tracking"}
+PURE = {"base", "config", "data", "algorithms", "workflows"}
+SIDES = PURE | {"exchange", "pipelines"}
 MAY_IMPORT = {
-    "config": set(),
-    "import_verl": {"config"},
-    "data": {"config"},
-    "algorithms": {"config", "data"},
-    "workflows": {"config", "data"},
+    "base": set(),
+    "config": {"base"},
+    "data": {"base", "config"},
+    "algorithms": {"base", "config", "data"},
+    "workflows": {"base", "config", "data"},
     "compat": PURE,
-    "store": PURE,
-    "sync": PURE,
-    "checkpoints": PURE,
-    "tracking": PURE,
+    "exchange": PURE,
     "pipelines": PURE,
-    "inference": PLUMBING | {"pipelines"},
-    "rollout": PLUMBING | {"inference", "pipelines"},
-    "training": PLUMBING,
-    "runtime": PLUMBING | {"inference", "rollout", "training", "pipelines"},
-    "view": PLUMBING | {"training", "runtime"},
+    "rollout": SIDES,
+    "training": SIDES,
+    "hosting": SIDES | {"rollout", "training"},
+    "run": SIDES | {"rollout", "training", "hosting"},
+    "view": SIDES | {"training", "run"},
 }
-"""Package of `trinity_core` -> the packages of it that it may import: those below it in docs/architecture.md.
-
-The modules beside the packages import none of them, except for those `ON_TOP`.
-"""
+"""Room of `trinity_core` -> the rooms of it that it may import: those below it in docs/architecture.md."""
 ON_TOP = {"__init__.py", "cli.py"}
 
 TOP_LEVEL = {
@@ -106,13 +99,9 @@ def test_modules_are_imported_by_name_at_the_bottom_only() -> None:
     for path in sources():
         source = path.read_text()
         if path.is_relative_to(ROOT / "trinity_core") and ("import_module" in source or "spec_from_file" in source):
-            assert path.parent == ROOT / "trinity_core" and path.name in BY_NAME, path
-    for name in ("registry.py", "signatures.py", "lazy.py", "plugins.py"):
-        modules = [module for _, module in imports(ROOT / "trinity_core" / name)]
-        packages = {module.split(".")[1] for module in modules if module.startswith("trinity_core.")}
-        assert not packages & {*MAY_IMPORT}, name
+            assert path.parent == ROOT / "trinity_core" / "base" and path.name in BY_NAME, path
     homes = {home.partition(":")[0].split(".")[1] for home in HOMES.values()}
-    assert homes <= {"algorithms", "data", "store", "tracking", "workflows", "pipelines"}
+    assert homes <= {"algorithms", "data", "exchange", "workflows", "pipelines"}
 
 
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
@@ -139,8 +128,10 @@ ENDLESS = {"join", "wait", "acquire", "communicate"}
 LIMITED = {"run", "check_call", "check_output", "call", "urlopen", "get", "FileLock"}
 """Functions of `subprocess`, `urllib`, `ray` and `filelock` that do so without a `timeout`."""
 LIMITED_ELSEWHERE = {
-    "trinity_core/inference/pool.py", "trinity_core/inference/async_llm.py", "flows/local/connection.py",
-}  # fmt: skip
+    "trinity_core/rollout/inference/pool.py",
+    "trinity_core/rollout/inference/async_llm.py",
+    "flows/local/connection.py",
+}
 """Waits of coroutines that their callers limit, and for a server that `wait` gives 3 minutes."""
 
 

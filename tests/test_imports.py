@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from trinity_core.base.lazy import HIDDEN, lean_imports
+from trinity_core.base.lazy import torch as lazy
 from trinity_core.data.tiny import make_tokenizer
-from trinity_core.lazy import HIDDEN, lean_imports
-from trinity_core.lazy import torch as lazy
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,7 +49,7 @@ def test_what_libraries_can_do_without_is_not_imported(name: str, monkeypatch: p
 HEAVY = {"torch", "vllm", "deepspeed", "ray", "mlflow", "prefect", "transformers", "datasets", "omegaconf"}
 HTTP = {"aiohttp", "httpx"}
 ACTORS = """
-from trinity_core.inference.in_process import InProcessEngine
+from trinity_core.rollout.inference.in_process import InProcessEngine
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.training.worker import TrainerActor
 """
@@ -60,17 +60,17 @@ stop_tokens(folder, ChatEncoder(load_tokenizer(folder)))
 """
 TRACKING = """
 from pathlib import Path
-from trinity_core.tracking.forwarder import open_writer
-from trinity_core.tracking.writers import RunInfo
+from trinity_core.exchange.tracking.forwarder import open_writer
+from trinity_core.exchange.tracking.writers import RunInfo
 open_writer("tensorboard", RunInfo("p", "n", Path(folder)), Path(folder))
 """
 LIGHT = (
     ("import flows.cli", {"pydantic", "trinity_core.config"}),
     ("import flows.local.connection, trinity_core.algorithms, trinity_core.cli, trinity_core.config", HEAVY | HTTP),
     ("import trinity_core.workflows.rewards.pool", HEAVY | HTTP),
-    ("import trinity_core.runtime.preflight.checks, flows.pipeline", {"torch", "vllm"}),
-    ("import trinity_core.rollout.explorer, trinity_core.sync.versions", {"torch", "ray", "vllm"}),
-    (f"import trinity_core.checkpoints.convert{ACTORS}{TOKENIZER}{TRACKING}", {"torch"}),
+    ("import trinity_core.run.preflight.checks, flows.pipeline", {"torch", "vllm"}),
+    ("import trinity_core.rollout.explorer, trinity_core.exchange.sync.versions", {"torch", "ray", "vllm"}),
+    (f"import trinity_core.exchange.checkpoints.convert{ACTORS}{TOKENIZER}{TRACKING}", {"torch"}),
 )
 """Statements of a process, one after the other, with modules that are not imported after each."""
 

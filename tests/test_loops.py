@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trinity_core.threads import Bridge, Loop
+from trinity_core.base.threads import Bridge, Loop
 
 
 @pytest.fixture

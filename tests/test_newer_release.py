@@ -12,15 +12,15 @@ import torch
 from raising import raising
 
 from flows.local.server import UpState
-from trinity_core.checkpoints.beginning import STATE, Beginning, begin_from, recorded_beginning
+from trinity_core.base.errors import DataError
+from trinity_core.base.files import write_json
+from trinity_core.base.gate import state_dir
+from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config
-from trinity_core.errors import DataError
-from trinity_core.files import write_json
-from trinity_core.gate import state_dir
-from trinity_core.layout import JobLayout
+from trinity_core.exchange.checkpoints.beginning import STATE, Beginning, begin_from, recorded_beginning
+from trinity_core.exchange.store.run_store import identify, read_identity
+from trinity_core.exchange.sync.checkpoint import CheckpointVersions
 from trinity_core.pipelines.tasks import TaskPipeline, curate
-from trinity_core.store.run_store import identify, read_identity
-from trinity_core.sync.checkpoint import CheckpointVersions
 from trinity_core.training.checkpoint import TrainerState
 
 Written = tuple[Path, Callable[[], object]]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trinity_core.processes import LEAST_FILES, end, families, start_mark, still_running, still_runs, stop
+from trinity_core.base.processes import LEAST_FILES, end, families, start_mark, still_running, still_runs, stop
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
@@ -21,7 +21,7 @@ STUBBORN = (
 
 FREEING = """
 import ctypes, psutil
-from trinity_core.processes import freeing_at_once
+from trinity_core.base.processes import freeing_at_once
 
 MEGABYTES = 1 << 20
 libc = ctypes.CDLL(None)
@@ -122,7 +122,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-ENTRANCES = ("flows.cli run", "flows.cli up", "trinity_core.runtime.run", "train")
+ENTRANCES = ("flows.cli run", "flows.cli up", "trinity_core.run.loop", "train")
 AS_ANOTHER = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
@@ -156,7 +156,7 @@ def test_a_low_limit_is_named_before_anything_starts(
 
 def test_a_soft_limit_of_open_files_is_raised() -> None:
     script = (
-        "import resource as r; from trinity_core.processes import *; r.setrlimit(r.RLIMIT_NOFILE, (64, 4096)); "
+        "import resource as r; from trinity_core.base.processes import *; r.setrlimit(r.RLIMIT_NOFILE, (64, 4096)); "
         "require_limits(); print(r.getrlimit(r.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

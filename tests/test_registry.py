@@ -19,13 +19,13 @@ from raising import raising
 
 from trinity_core.algorithms import POLICY_LOSSES, KLCoefficient, policy_loss
 from trinity_core.algorithms.entropy import EntropyCoefficient
+from trinity_core.base.errors import InputError, TrinityError
+from trinity_core.base.plugins import load_plugins
+from trinity_core.base.registry import HOMES, Registry, registry_of
+from trinity_core.base.signatures import ArgumentsOf, Choices, arguments_model
 from trinity_core.config import ConfigError, config_from_dict
 from trinity_core.config.arguments import fitting
 from trinity_core.config.findings import Report
-from trinity_core.errors import InputError, TrinityError
-from trinity_core.plugins import load_plugins
-from trinity_core.registry import HOMES, Registry, registry_of
-from trinity_core.signatures import ArgumentsOf, Choices, arguments_model
 from trinity_core.workflows import WORKFLOWS
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def test_model_has_the_parameters_of_the_part(key: str, name: str) -> None:
 def test_checking_a_configuration_imports_no_torch() -> None:
     program = (
         "import sys; from trinity_core.config import load_config; load_config('configs/gsm8k/gsm8k.yaml');"
-        "from trinity_core.registry import HOMES, registry_of;"
+        "from trinity_core.base.registry import HOMES, registry_of;"
         "[r.arguments(r[name], name) for r in map(registry_of, HOMES) for name in r];"
         "print([name for name in ('torch', 'ray', 'vllm', 'mlflow', 'wandb', 'transformers') if name in sys.modules])"
     )

@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trinity_core.threads import DaemonThread, DaemonThreads, InterruptibleThreads
-from trinity_core.waits import poll
+from trinity_core.base.threads import DaemonThread, DaemonThreads, InterruptibleThreads
+from trinity_core.base.waits import poll
 
 WAITS_FOR_EVER = """
 import threading
-from trinity_core.threads import DaemonThreads
+from trinity_core.base.threads import DaemonThreads
 DaemonThreads("waits").submit(threading.Event().wait)
 print("done")
 """
@@ -79,7 +79,7 @@ time.sleep(60)
 """
 ENDS_WITH_ITS_PARENT = """
 import os, subprocess, time
-from trinity_core.threads import end_with
+from trinity_core.base.threads import end_with
 beside = subprocess.Popen(["sleep", "60"])
 end_with(os.getppid(), [beside.pid])
 print(beside.pid, flush=True)

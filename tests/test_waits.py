@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from trinity_core import files
-from trinity_core.files import when_room
-from trinity_core.waits import Reminder, Wait, poll, retry
+from trinity_core.base import files
+from trinity_core.base.files import when_room
+from trinity_core.base.waits import Reminder, Wait, poll, retry
 
 
 def test_a_reminder_doubles_its_pause_up_to_a_minute() -> None:

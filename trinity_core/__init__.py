@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trinity_core.version import __version__
 
 if TYPE_CHECKING:
-    from trinity_core.runtime.python_call import TrainResult, train
+    from trinity_core.run.python_call import TrainResult, train
 
 __all__ = ["TrainResult", "__version__", "train"]
 QUIET = {
@@ -30,7 +30,7 @@ for name, value in QUIET.items():
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from trinity_core.runtime import python_call
+        from trinity_core.run import python_call
 
         return getattr(python_call, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trinity_core.addresses import LOOPBACK
-from trinity_core.errors import TrinityError
-from trinity_core.program import ending_on_sigterm, run_app
+from trinity_core.base.addresses import LOOPBACK
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.program import ending_on_sigterm, run_app
 from trinity_core.version import __version__
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def validate(
 
     Exits with 2 if a run of it could not start.
     """
-    from trinity_core.runtime.preflight.checks import validate as validation_of
+    from trinity_core.run.preflight.checks import validate as validation_of
 
     validation = validation_of(config, with_plugins(overrides, plugin_dir), offline)
     if json:
@@ -130,8 +130,8 @@ def plan(
     Exits with 2 if the configuration is refused, with 1 if the folder of its model is missing.
     """
     from trinity_core.config.findings import ConfigError
-    from trinity_core.runtime.configuration import load_checked
-    from trinity_core.runtime.preflight.stage_plan import missing_folder, plan_json, plan_text, plans_with_pace
+    from trinity_core.run.configuration import load_checked
+    from trinity_core.run.preflight.stage_plan import missing_folder, plan_json, plan_text, plans_with_pace
 
     settings = with_plugins(overrides, plugin_dir)
     try:
@@ -140,7 +140,7 @@ def plan(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     if measure:
-        from trinity_core.runtime.preflight.measure import measure as measure_stages
+        from trinity_core.run.preflight.measure import measure as measure_stages
 
         with ending_on_sigterm():
             measure_stages(config, settings, loaded, partial(typer.echo, err=True))
@@ -174,7 +174,7 @@ def import_verl_run(
 
     trinity import-verl -o run.yaml -- python3 -m verl.trainer.main_ppo data.train_batch_size=1024
     """
-    from trinity_core.import_verl import import_to
+    from trinity_core.config.import_verl import import_to
 
     if yaml and yaml.suffix not in (".yaml", ".yml"):
         raise typer.BadParameter(f"--yaml {yaml}: must end in .yaml or .yml; give a script without --yaml")
@@ -211,7 +211,7 @@ def convert(
 ) -> None:
     """Convert checkpoints to Hugging Face folders (`actor/huggingface`, LoRA adapters to `actor/lora_adapter`);
     existing ones are left unchanged."""
-    from trinity_core.checkpoints.convert import convert_all
+    from trinity_core.exchange.checkpoints.convert import convert_all
 
     for folder in convert_all(checkpoint_dir, base_model_dir, merge):
         typer.echo(folder)
@@ -232,7 +232,7 @@ def audit(
     """
     from json import dumps
 
-    from trinity_core.runtime.audit import accounts_for_all, audit_json, audit_runs, audit_text
+    from trinity_core.run.audit import accounts_for_all, audit_json, audit_runs, audit_text
 
     audits = audit_runs(checkpoint_dir, config, overrides or [], store)
     typer.echo(dumps(audit_json(audits), indent=2) if json else "\n".join(audit_text(*pair) for pair in audits.items()))
@@ -270,9 +270,9 @@ def log(
     follow: Annotated[bool, typer.Option("--follow/--once", help="Keep printing new entries until Ctrl+C.")] = False,
 ) -> None:
     """Print the logs of all actors of a running or finished run as one stream, in order of time. Changes nothing."""
-    from trinity_core.layout import JobLayout
-    from trinity_core.runtime.audit import runs_in
-    from trinity_core.tracking.logs import LogStream, entry_filter, entry_line, stream_entries
+    from trinity_core.base.layout import JobLayout
+    from trinity_core.exchange.tracking.logs import LogStream, entry_filter, entry_line, stream_entries
+    from trinity_core.run.audit import runs_in
 
     folder = checkpoint_dir.absolute()
     if not folder.is_dir():
@@ -309,10 +309,10 @@ def check_data(
     from trinity_core.config import stages
     from trinity_core.data.inspection import inspect
     from trinity_core.data.reports import report_text
+    from trinity_core.exchange.store.earlier_rollouts import read_answers
     from trinity_core.pipelines.tasks import with_curated_tasks
-    from trinity_core.runtime.asked_models import RunModels
-    from trinity_core.runtime.configuration import load_checked
-    from trinity_core.store.earlier_rollouts import read_answers
+    from trinity_core.run.asked_models import RunModels
+    from trinity_core.run.configuration import load_checked
 
     checked = stages(load_checked(config, with_plugins(overrides, plugin_dir)))
     colour = sys.stdout.isatty() if color is None else color
@@ -372,7 +372,7 @@ def try_environment(
     trinity env try envs/guess.py:Guess --args '{"largest": 5}' --actions-file -
     """
     from trinity_core.config import stages
-    from trinity_core.runtime.configuration import load_checked
+    from trinity_core.run.configuration import load_checked
     from trinity_core.workflows.environments.trial import Trial, configured_args, json_object
 
     if texts and not actions:
@@ -449,7 +449,7 @@ def count_tasks(config: ConfigOption, overrides: Overrides = None, taskset: Task
 def _queue(config: Path, overrides: list[str] | None, taskset: str | None) -> TaskQueue:
     from trinity_core.config import stages
     from trinity_core.data.task_queue import find_queue
-    from trinity_core.runtime.configuration import load_checked
+    from trinity_core.run.configuration import load_checked
 
     queue = find_queue(stages(load_checked(config, overrides or [])), taskset)
     queue.create()

@@ -41,12 +41,12 @@ from flows.local.worker import (
 )
 from tasks.prefect_api import api_client
 from tasks.retries import api_faults
-from trinity_core.addresses import LOOPBACK
-from trinity_core.errors import TrinityError
-from trinity_core.files import write_atomically
-from trinity_core.gate import key_file, server_key, state_dir
-from trinity_core.processes import require_limits
-from trinity_core.waits import poll
+from trinity_core.base.addresses import LOOPBACK
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import write_atomically
+from trinity_core.base.gate import key_file, server_key, state_dir
+from trinity_core.base.processes import require_limits
+from trinity_core.base.waits import poll
 
 SETTINGS_FILE = "prefect.toml"
 SETTINGS_NOTE = (

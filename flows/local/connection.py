@@ -17,13 +17,13 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from flows.local.server import TemporaryServer, UpState, client_environment, is_healthy, prefect_environment
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.gate import server_key
+from trinity_core.base.processes import require_limits
+from trinity_core.base.program import TERMINATED, ending_on_sigterm
 from trinity_core.config import Config, stages
 from trinity_core.config.secrets import without_password
-from trinity_core.errors import TrinityError
-from trinity_core.gate import server_key
-from trinity_core.processes import require_limits
-from trinity_core.program import TERMINATED, ending_on_sigterm
-from trinity_core.runtime.verdicts import asks_person
+from trinity_core.run.verdicts import asks_person
 
 ANSWER_SECONDS = 10.0
 """Time limit for the server of PREFECT_API_URL, which may be remote."""
@@ -98,7 +98,7 @@ class PrefectConnection:
         """
         from flows.loaded import Loaded, run_flow
         from tasks.retries import show_our_log
-        from trinity_core.runtime.pipeline import early_cluster
+        from trinity_core.run.pipeline import early_cluster
 
         show_our_log()
         _outlive_readers()
@@ -116,9 +116,11 @@ class PrefectConnection:
 
 def ended_by_signal(config: Config) -> str:
     """Describe what remains of a run that a signal ended, and how to resume it."""
-    from trinity_core.checkpoints.resume import whole_steps  # latest_whole reads all contents, which takes minutes
-    from trinity_core.runtime.stage import in_newest_folder
-    from trinity_core.tracking.run_record import read_record
+    from trinity_core.exchange.checkpoints.resume import (
+        whole_steps,  # latest_whole reads all contents, which takes minutes
+    )
+    from trinity_core.exchange.tracking.run_record import read_record
+    from trinity_core.run.stage import in_newest_folder
 
     run, next_start = config, "The same command resumes the run."
     if not config.continue_from_checkpoint:

@@ -26,13 +26,13 @@ from flows.local.server import (
     prefect_environment,
     start_process,
 )
-from trinity_core.addresses import LOOPBACK, STUDIO_PORT, page_note
-from trinity_core.errors import TrinityError
-from trinity_core.files import private_folder, write_json
-from trinity_core.gate import make_state_dir
-from trinity_core.tracking.mlflow_server import HEALTH as MLFLOW_HEALTH
-from trinity_core.tracking.mlflow_writer import default_uri, describe_runs, fault_of, serve_command
-from trinity_core.waits import poll
+from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT, page_note
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import private_folder, write_json
+from trinity_core.base.gate import make_state_dir
+from trinity_core.base.waits import poll
+from trinity_core.exchange.tracking.mlflow_server import HEALTH as MLFLOW_HEALTH
+from trinity_core.exchange.tracking.mlflow_writer import default_uri, describe_runs, fault_of, serve_command
 
 MLFLOW_PORT = 5000
 START_SECONDS = 120.0

@@ -22,14 +22,14 @@ from urllib.request import ProxyHandler, build_opener
 
 import psutil
 
-from trinity_core.addresses import LOOPBACK
-from trinity_core.children import start_detached
-from trinity_core.errors import TrinityError
-from trinity_core.files import clear_errors, from_record, read_json, write_json
-from trinity_core.gate import ELSEWHERE, make_state_dir, server_key, state_dir
-from trinity_core.processes import end, family, start_mark, still_runs
-from trinity_core.runlock import LINGER_SECONDS, one_at_a_time
-from trinity_core.waits import poll
+from trinity_core.base.addresses import LOOPBACK
+from trinity_core.base.children import start_detached
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import clear_errors, from_record, read_json, write_json
+from trinity_core.base.gate import ELSEWHERE, make_state_dir, server_key, state_dir
+from trinity_core.base.processes import end, family, start_mark, still_runs
+from trinity_core.base.runlock import LINGER_SECONDS, one_at_a_time
+from trinity_core.base.waits import poll
 
 START_SECONDS = 180.0
 """A new database takes a minute on a busy machine."""

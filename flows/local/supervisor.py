@@ -30,7 +30,7 @@ from flows.local.worker import (
     unfinished_subflows,
 )
 from tasks.prefect_api import api_client
-from trinity_core.errors import TrinityError
+from trinity_core.base.errors import TrinityError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

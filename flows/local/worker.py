@@ -14,8 +14,8 @@ import psutil
 
 from flows.local.server import Process, client_environment, start_process
 from tasks.prefect_api import api_client
-from trinity_core.gate import server_key
-from trinity_core.processes import still_running
+from trinity_core.base.gate import server_key
+from trinity_core.base.processes import still_running
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

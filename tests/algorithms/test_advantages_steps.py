@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from raising import raising
 
 from trinity_core.algorithms.advantages import ADVANTAGES
-from trinity_core.errors import InputError
+from trinity_core.base.errors import InputError
 
 GIGPO = ADVANTAGES["gigpo"]
 

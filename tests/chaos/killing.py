@@ -19,13 +19,13 @@ from typing import Any, Self
 import psutil
 import yaml
 
-from trinity_core.checkpoints.huggingface import tensors_sha256
-from trinity_core.checkpoints.resume import whole_steps
-from trinity_core.files import read_json
-from trinity_core.runtime.audit import audit_runs
-from trinity_core.store.audit import Audit
-from trinity_core.sync.memory import memory_root
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.base.files import read_json
+from trinity_core.exchange.checkpoints.huggingface import tensors_sha256
+from trinity_core.exchange.checkpoints.resume import whole_steps
+from trinity_core.exchange.store.audit import Audit
+from trinity_core.exchange.sync.memory import memory_root
+from trinity_core.exchange.tracking.metrics_file import read_metrics
+from trinity_core.run.audit import audit_runs
 
 ROOT = Path(__file__).parent.parent.parent
 POLL_SECONDS = 0.005
@@ -78,9 +78,9 @@ class Breaking(MathWorkflow):
 
 PAGE = (
     "import runpy, sys; sys.modules['prefect'] = None; sys.argv[0] = 'run';"
-    "runpy.run_module('trinity_core.runtime.run', run_name='__main__', alter_sys=True)"
+    "runpy.run_module('trinity_core.run', run_name='__main__', alter_sys=True)"
 )
-"""`python -m trinity_core.runtime.run` in an interpreter that has no Prefect."""
+"""`python -m trinity_core.run` in an interpreter that has no Prefect."""
 
 TITLES = {"explorer": "ray::Explorer", "trainer": "ray::Trainer", "engine": "ray::InProcessEngine"}
 """Titles of the actors' processes begin so."""
@@ -139,7 +139,7 @@ class ChaosRun:
     data: Path
     steps: int
     through: str = "page"
-    """`page`: `python -m trinity_core.runtime.run`; `flow`: `trinity run`, whose flow retries and has a server."""
+    """`page`: `python -m trinity_core.run`; `flow`: `trinity run`, whose flow retries and has a server."""
     stages: Sequence[Mapping[str, Any]] = ()
     """Of a pipeline."""
     stage: str = ""

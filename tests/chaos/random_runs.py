@@ -33,23 +33,23 @@ import yaml
 from comparing import first_difference
 from random_settings import PLUGIN, Draw, draw
 
-from trinity_core.checkpoints.huggingface import tensors_sha256
-from trinity_core.checkpoints.resume import whole_steps
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import read_json
+from trinity_core.base.layout import JobLayout
+from trinity_core.base.program import ending_on_sigterm
 from trinity_core.config import Config, stages
 from trinity_core.config.findings import ConfigError
 from trinity_core.data.tiny import make_model, make_pairs, make_problems, write_jsonl
-from trinity_core.errors import TrinityError
-from trinity_core.files import read_json
-from trinity_core.layout import JobLayout
-from trinity_core.program import ending_on_sigterm
-from trinity_core.runtime.audit import audit_runs
-from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.placement import Machine
-from trinity_core.runtime.preflight.model_shape import total
-from trinity_core.runtime.preflight.resource_estimate import ENGINE, TRAINER
-from trinity_core.runtime.preflight.stage_plan import StagePlan, plan_json, plans_of
-from trinity_core.sync.memory import memory_root
-from trinity_core.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.exchange.checkpoints.huggingface import tensors_sha256
+from trinity_core.exchange.checkpoints.resume import whole_steps
+from trinity_core.exchange.sync.memory import memory_root
+from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.hosting.placement import Machine
+from trinity_core.run.audit import audit_runs
+from trinity_core.run.configuration import load_checked
+from trinity_core.run.preflight.model_shape import total
+from trinity_core.run.preflight.resource_estimate import ENGINE, TRAINER
+from trinity_core.run.preflight.stage_plan import StagePlan, plan_json, plans_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from measured import ROOT
@@ -118,7 +118,7 @@ class Run:
         return [code for _, code in sorted(codes.items())]
 
     def _start(self, part: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "trinity_core.runtime.run", "--config", str(self.file)]
+        command = [sys.executable, "-m", "trinity_core.run", "--config", str(self.file)]
         environment = os.environ | {MARK: self.mark, "TMPDIR": str(self.folder / "tmp")}
         with (self.folder / f"part{part}.log").open("ab") as log:
             command += self.drawn.parts[part]

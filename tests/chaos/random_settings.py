@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trinity_core.registry import registry_of
+from trinity_core.base.registry import registry_of
 
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 STORE = "buffer.trainer_input.experience_buffer"

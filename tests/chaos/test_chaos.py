@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from chaos.killing import ChaosRun, Kill
 
-from trinity_core.checkpoints.adapters import read_config
-from trinity_core.checkpoints.convert import convert_all
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.exchange.checkpoints.adapters import read_config
+from trinity_core.exchange.checkpoints.convert import convert_all
+from trinity_core.exchange.tracking.metrics_file import read_metrics
 
 STEPS = 6
 ADAPTER = (

@@ -8,9 +8,9 @@ import torch
 from raising import raising
 from safetensors.torch import save_file
 
-from trinity_core.checkpoints.beginning import Beginning, begin_from
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.weights_digest import weights_digest
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.exchange.checkpoints.beginning import Beginning, begin_from
+from trinity_core.exchange.weights_digest import weights_digest
 
 
 def tensors(seed=0):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from raising import raising
 
-from trinity_core.checkpoints.adapters import CONFIG, WEIGHTS, read_config, write_adapter
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.files import TEMPORARY
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.files import TEMPORARY
+from trinity_core.exchange.checkpoints.adapters import CONFIG, WEIGHTS, read_config, write_adapter
 
 TENSORS = {"x.lora_A": torch.ones(2, 3), "x.lora_B": torch.ones(3, 2)}
 
@@ -41,7 +41,7 @@ def test_an_adapter_as_peft_writes_it_is_read(tmp_path: Path) -> None:
 
 def test_two_converters_of_one_adapter_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each writes a file of its own, and a full disk or a read-only folder is reported as such."""
-    from trinity_core.checkpoints import adapters
+    from trinity_core.exchange.checkpoints import adapters
 
     names = []
     write = adapters.when_room

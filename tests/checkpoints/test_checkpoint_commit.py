@@ -17,8 +17,11 @@ import torch
 from forkserver import PROCESSES
 from raising import raising
 
-from trinity_core.checkpoints.commit import begin, commit, damage, remove_old
-from trinity_core.checkpoints.resume import (
+from trinity_core.base.errors import DataError, TransientFault, TrinityError
+from trinity_core.base.files import clear_errors, remove_leftovers, temporary_sibling, write_atomically
+from trinity_core.base.layout import ABANDONED, MANIFEST, JobLayout, shard_name, step_of
+from trinity_core.exchange.checkpoints.commit import begin, commit, damage, remove_old
+from trinity_core.exchange.checkpoints.resume import (
     abandon_after,
     claim,
     fresh_folder,
@@ -29,10 +32,7 @@ from trinity_core.checkpoints.resume import (
     update_meta,
     whole_steps,
 )
-from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.files import clear_errors, remove_leftovers, temporary_sibling, write_atomically
-from trinity_core.layout import ABANDONED, MANIFEST, JobLayout, shard_name, step_of
-from trinity_core.sync.checkpoint import CheckpointVersions
+from trinity_core.exchange.sync.checkpoint import CheckpointVersions
 
 
 @pytest.fixture
@@ -114,10 +114,10 @@ def test_a_file_that_cannot_be_read_is_no_damage(layout, what, monkeypatch):
 
     waits = []
     with monkeypatch.context() as timed:
-        timed.setattr("trinity_core.waits.time.sleep", waits.append)
+        timed.setattr("trinity_core.base.waits.time.sleep", waits.append)
         assert whole_steps(layout.root) == [2] and not waits, "pages list checkpoints, and a new one is saved, at once"
     with monkeypatch.context() as impatient:
-        impatient.setattr("trinity_core.checkpoints.commit.READ_SECONDS", 0.0)
+        impatient.setattr("trinity_core.exchange.checkpoints.commit.READ_SECONDS", 0.0)
         with pytest.raises(TransientFault, match=re.escape(str(file))):
             latest_whole(layout.root)
     repairing = threading.Timer(0.3, repair)

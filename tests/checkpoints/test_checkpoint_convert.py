@@ -16,16 +16,16 @@ from ports import free_port
 from raising import raising
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from trinity_core.checkpoints import adapters, shards
-from trinity_core.checkpoints import convert as convert_module
-from trinity_core.checkpoints.adapters import CONFIG, WEIGHTS, A, B
-from trinity_core.checkpoints.beginning import STATE
-from trinity_core.checkpoints.commit import PUBLISHED, remove_old, write_manifest
-from trinity_core.checkpoints.convert import convert, convert_all, find_steps, is_complete
-from trinity_core.checkpoints.shards import merge_shards, shard_files
+from trinity_core.base.errors import DataError
+from trinity_core.base.layout import ABANDONED, ADAPTER, JobLayout, shard_name
 from trinity_core.data.tiny import make_tokenizer
-from trinity_core.errors import DataError
-from trinity_core.layout import ABANDONED, ADAPTER, JobLayout, shard_name
+from trinity_core.exchange.checkpoints import adapters, shards
+from trinity_core.exchange.checkpoints import convert as convert_module
+from trinity_core.exchange.checkpoints.adapters import CONFIG, WEIGHTS, A, B
+from trinity_core.exchange.checkpoints.beginning import STATE
+from trinity_core.exchange.checkpoints.commit import PUBLISHED, remove_old, write_manifest
+from trinity_core.exchange.checkpoints.convert import convert, convert_all, find_steps, is_complete
+from trinity_core.exchange.checkpoints.shards import merge_shards, shard_files
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -375,7 +375,7 @@ def test_the_configuration_names_the_data_type(tmp_path, monkeypatch):
 
 
 def test_large_models_are_cut_into_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("trinity_core.checkpoints.convert.LARGEST_FILE", 4000)
+    monkeypatch.setattr("trinity_core.exchange.checkpoints.convert.LARGEST_FILE", 4000)
     model = tiny()
     actor = folder_for(tmp_path, 1, model)
     save_whole(actor, weights_of(model))
@@ -480,7 +480,7 @@ def test_an_adapter_is_merged_into_weights_of_torch_too(tmp_path):
 @pytest.fixture
 def held(monkeypatch):
     """With files of 4,000 bytes: bytes of the tensors that are held after each that was joined or merged."""
-    monkeypatch.setattr("trinity_core.checkpoints.convert.LARGEST_FILE", 4000)
+    monkeypatch.setattr("trinity_core.exchange.checkpoints.convert.LARGEST_FILE", 4000)
     made, held = [], []
 
     def counted(makes):

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trinity_core.checkpoints.adapters import A, B, adapter_config
-from trinity_core.checkpoints.beginning import STATE
-from trinity_core.checkpoints.convert import INDEX, convert
+from trinity_core.base.errors import DataError
+from trinity_core.base.layout import ADAPTER, shard_name
 from trinity_core.config import LoraConfig
-from trinity_core.errors import DataError
-from trinity_core.layout import ADAPTER, shard_name
+from trinity_core.exchange.checkpoints.adapters import A, B, adapter_config
+from trinity_core.exchange.checkpoints.beginning import STATE
+from trinity_core.exchange.checkpoints.convert import INDEX, convert
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -64,7 +64,7 @@ def test_converted_tensors_are_those_that_transformers_saves(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several files, between which experts of a layer are divided; from names in memory and from those on the hub."""
-    monkeypatch.setattr("trinity_core.checkpoints.convert.LARGEST_FILE", 8_000)
+    monkeypatch.setattr("trinity_core.exchange.checkpoints.convert.LARGEST_FILE", 8_000)
     model = made(kind)
     model.save_pretrained(tmp_path / "saved")
     saved, stored = tensors_in(tmp_path / "saved"), model.state_dict()

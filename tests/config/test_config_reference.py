@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import Config, config_from_dict, load_config, public_dict, to_yaml
 from trinity_core.config.fields import settings
 from trinity_core.config.json_schema import json_schema
 from trinity_core.config.reference import PAGE, listing, page
 from trinity_core.config.schema import AuxiliaryModelConfig, OptimizerConfig
-from trinity_core.errors import TrinityError
 
 RECIPES = Path(__file__).parents[2] / "configs"
 

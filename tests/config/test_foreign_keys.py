@@ -10,13 +10,13 @@ import pytest
 import yaml
 from field_keys import FIELD_KEYS
 
+from trinity_core.base.errors import closest, distance
 from trinity_core.config import Config, ConfigError, config_from_dict, config_from_text, notices, stages, to_yaml
 from trinity_core.config.fields import sections, settings, types_of
 from trinity_core.config.foreign.key_action import Moved, Noted, Refused
 from trinity_core.config.foreign.table import KEYS
 from trinity_core.config.notices import remarks
 from trinity_core.config.source import merge
-from trinity_core.errors import closest, distance
 
 GOOD: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "documents/quick_start.yaml").read_text())
 INPUT = "buffer.explorer_input"

@@ -9,10 +9,10 @@ from raising import raising
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from trinity_core.base.errors import DataError
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Conversation
 from trinity_core.data.tiny import make_tokenizer
-from trinity_core.errors import DataError
 
 # Templates of other families. `[INST]` is no token of its own, so letters next to it may merge with it: the hard case.
 BRACKETS = (

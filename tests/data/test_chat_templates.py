@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import DataError
 from trinity_core.config import FormatConfig
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.control_tokens import encode
 from trinity_core.data.formats import Conversation, Message, demonstration
 from trinity_core.data.tiny import make_tokenizer
 from trinity_core.data.turns import text_after_answer
-from trinity_core.errors import DataError
 
 CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": "2"}}}
 TALK: list[Message] = [

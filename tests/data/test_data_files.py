@@ -7,10 +7,10 @@ import pytest
 from raising import raising
 from sqlalchemy import JSON, Column, Integer, MetaData, Table, create_engine
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.files import first_rows, looks_local, read_rows, stream_rows
-from trinity_core.errors import DataError
 
 ROWS = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
 

@@ -19,7 +19,7 @@ from trinity_core.data.messages import ROLES
 from trinity_core.data.reports import LOSS, PLAIN, RowLengths, report_text
 from trinity_core.data.tiny import write_jsonl
 from trinity_core.data.tokenizer import policy_encoder
-from trinity_core.runtime.preflight.first_rows import trial_of_rows
+from trinity_core.run.preflight.first_rows import trial_of_rows
 
 FORM = {"prompt_key": "question", "response_key": "answer"}
 ROWS = [

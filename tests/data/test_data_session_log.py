@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.data.session_log import SessionLog, read_endings, read_sessions, session_log_path
-from trinity_core.errors import TrinityError
 
 
 def test_a_line_cut_by_a_crash_spoils_no_other(tmp_path: Path) -> None:

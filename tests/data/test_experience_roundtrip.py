@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from raising import raising
 from safetensors.numpy import load, save
 
+from trinity_core.base.errors import DataError
 from trinity_core.data.experience import STORE, Experience, arrays_json, from_bytes, from_json, scalars, to_bytes
-from trinity_core.errors import DataError
 
 OPTIONAL = st.sets(st.sampled_from(["logprobs", "versions", "token_rewards", "teacher_logprobs"]))
 INFO = st.dictionaries(st.text(max_size=3), st.text(max_size=5) | st.integers() | st.none(), max_size=3)

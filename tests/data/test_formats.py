@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data import formats
-from trinity_core.errors import DataError
 
 SYSTEM, USER, ANSWER = ({"role": role, "content": role[0]} for role in ("system", "user", "assistant"))
 CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}

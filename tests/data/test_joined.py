@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import DataError
 from trinity_core.config import Config, ConfigError, config_from_dict
 from trinity_core.data.joined import open_inputs
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.taskset import Taskset
-from trinity_core.errors import DataError
 
 TASKS = [{"prompt": "a", "id": 1}, {"prompt": "b", "id": "2"}, {"prompt": "c", "id": 3}, {"prompt": "d"}]
 

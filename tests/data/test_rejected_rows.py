@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import DataError
 from trinity_core.data.files import RejectedRow, RowLocation
 from trinity_core.data.rejected import RejectedRows
-from trinity_core.errors import DataError
 
 BAD = [RejectedRow(RowLocation("train.jsonl", line), "the line is not JSON") for line in (2, 7)]
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raising
 
+from trinity_core.base.errors import DataError, InputError
 from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
 from trinity_core.data.selectors import SelectorRows, check_columns, make_selector
 from trinity_core.data.taskset import Taskset
-from trinity_core.errors import DataError, InputError
 
 
 def selector(name, features, seed=0, **kwargs):

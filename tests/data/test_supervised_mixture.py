@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, FormatConfig
 from trinity_core.data.supervised import SupervisedMixture, SupervisedSet, apportioned
-from trinity_core.store.expert import START, ExpertMixture
+from trinity_core.exchange.store.expert import START, ExpertMixture
 
 shares = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=4)
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raising
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, FormatConfig
 from trinity_core.data.supervised import SupervisedSet
-from trinity_core.errors import DataError
 
 ROWS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(9)]
 

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
 from trinity_core.data.files import RowLocation
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.task_queue import QueueTaskset, TaskQueue
 from trinity_core.data.taskset import PromptCheck, Taskset
-from trinity_core.errors import DataError
 
 TABLE = '"of ""users"""'
 INSERT = f"INSERT INTO {TABLE} (task) VALUES (?)"

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
 
+from trinity_core.base.errors import DataError, InputError
 from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
 from trinity_core.data.files import RowLocation
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.selectors import SELECTORS, EpochSelector
 from trinity_core.data.taskset import Taskset
-from trinity_core.errors import DataError, InputError
 
 COLUMNS = {"priority": ["p"], "offline_easy2hard": ["p", "q"], "difficulty_based": ["p", "q"]}
 """Columns that each selector reads."""

@@ -4,10 +4,10 @@ import logging
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs, TasksetConfig
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import PromptCheck, Taskset
-from trinity_core.errors import DataError
 from trinity_core.workflows.builtin import THINK_PROMPT
 
 

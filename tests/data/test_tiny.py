@@ -4,9 +4,9 @@ import re
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.data import tiny
 from trinity_core.data.tiny import NAMES, QUESTION, SUBTRACTIONS, THINGS
-from trinity_core.errors import DataError, TrinityError
 
 
 def test_rows_are_in_gsm8k_format_and_right():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from raising import raising
 
+from trinity_core.base.errors import InputError
 from trinity_core.config import ModelConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tiny import make_tokenizer
@@ -18,7 +19,6 @@ from trinity_core.data.tokenizer import (
     stop_tokens,
     write_stop_tokens,
 )
-from trinity_core.errors import InputError
 
 TEXTS = ("Anna has 3 apples and buys 4.", "3+4=<<3+4=7>>7 apples.\n#### 7<|im_end|>", "Ünïcode, 漢字 and\ttabs\n\n")
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from trinity_core.files import cache_folder
+from trinity_core.base.files import cache_folder
 
 SERVE = """
 import fcntl, sys

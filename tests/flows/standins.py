@@ -13,13 +13,13 @@ from typing import Any
 
 import psutil
 
-from trinity_core.checkpoints.commit import begin, commit
-from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config
-from trinity_core.layout import JobLayout
-from trinity_core.tracking.metrics_file import MetricsFile
-from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
-from trinity_core.tracking.scores import score_fingerprint
+from trinity_core.exchange.checkpoints.commit import begin, commit
+from trinity_core.exchange.checkpoints.resume import latest_whole
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
+from trinity_core.exchange.tracking.scores import score_fingerprint
 
 STEPS = 6
 
@@ -80,7 +80,9 @@ class Trainer:
         self.stopped = True
 
     def run(self, loop: Callable[..., Any]) -> dict[str, Any]:
-        from trinity_core.store.run_store import open_run_store  # no explorer needs it: a third of an actor's start
+        from trinity_core.exchange.store.run_store import (
+            open_run_store,  # no explorer needs it: a third of an actor's start
+        )
 
         job_dir = self.config.job_dir
         layout = JobLayout(job_dir).create()

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from raising import raising
 
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.pipelines.tasks import TASK_OPERATORS, TaskOperator
 
 pytestmark = pytest.mark.slow

@@ -32,15 +32,15 @@ from flows.local.server import (
     prefect_environment,
 )
 from flows.local.supervisor import Supervisor
-from trinity_core import files
+from trinity_core.base import files
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.base.files import write_json
+from trinity_core.base.gate import key_file, server_key, state_dir
+from trinity_core.base.layout import MANIFEST, JobLayout
+from trinity_core.base.runlock import one_at_a_time
 from trinity_core.config import config_from_dict, stages
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import write_json
-from trinity_core.gate import key_file, server_key, state_dir
-from trinity_core.layout import MANIFEST, JobLayout
-from trinity_core.runlock import one_at_a_time
-from trinity_core.runtime.stage import in_fresh_folder
-from trinity_core.tracking.run_record import record_start
+from trinity_core.exchange.tracking.run_record import record_start
+from trinity_core.run.stage import in_fresh_folder
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -464,7 +464,7 @@ def test_a_temporary_server_does_not_outlive_a_killed_run(tmp_path: Path) -> Non
 def test_logs_outside_of_runs_are_no_prefect_warning(tmp_path: Path) -> None:
     code = (
         "import logging; from tasks.retries import show_our_log; show_our_log()\n"
-        "logging.getLogger('trinity_core.runtime').warning('Ray is not up yet')"
+        "logging.getLogger('trinity_core.run').warning('Ray is not up yet')"
     )
     environment = {**os.environ, **prefect_environment(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -517,8 +517,8 @@ def test_a_command_that_a_signal_ends_promises_a_resume_only_where_there_is_one(
     monkeypatch.setattr("flows.local.connection.known_server", lambda _: {"PREFECT_API_URL": "http://127.0.0.1:1/api"})
     monkeypatch.setattr("flows.local.connection.prefect_environment", lambda _: {})
     monkeypatch.setattr("flows.loaded.run_flow", interrupted)
-    monkeypatch.setattr("trinity_core.checkpoints.commit.READ_SECONDS", 0.0)
-    monkeypatch.setattr("trinity_core.checkpoints.commit.file_digest", unreadable)
+    monkeypatch.setattr("trinity_core.exchange.checkpoints.commit.READ_SECONDS", 0.0)
+    monkeypatch.setattr("trinity_core.exchange.checkpoints.commit.file_digest", unreadable)
     with pytest.raises(KeyboardInterrupt), PrefectConnection(tmp_path) as prefect:
         prefect.run(flow, config, tmp_path / "run.yaml", [])
     told = capsys.readouterr().err

@@ -13,9 +13,9 @@ from ports import free_port
 from flows.local.commands import status, up
 from flows.local.pages import Page, mlflow_page, port_is_free, serve_studio, start_page, wait_for_page
 from flows.local.server import Process, UpState, answers
-from trinity_core.addresses import LOOPBACK
-from trinity_core.errors import TrinityError
-from trinity_core.gate import state_dir
+from trinity_core.base.addresses import LOOPBACK
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.gate import state_dir
 
 API = "http://127.0.0.1:1/api"
 

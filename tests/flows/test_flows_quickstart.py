@@ -14,7 +14,7 @@ import pytest
 
 from flows import cli
 from flows.quickstart import as_text, claim, quickstart, run_name
-from trinity_core.errors import TrinityError
+from trinity_core.base.errors import TrinityError
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from flows.local.commands import _mark_left_runs
 from flows.local.supervisor import RESTARTED, Supervisor, restarts_left
 from flows.local.worker import is_gone, mark_ended, pool_is_shared, process_of, worker_name
 from tasks.prefect_api import api_client
-from trinity_core.files import write_atomically
-from trinity_core.gate import key_file, make_state_dir
+from trinity_core.base.files import write_atomically
+from trinity_core.base.gate import key_file, make_state_dir
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from tasks import retries
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.runtime.faults import ANOTHER_FOLLOWS
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.hosting.faults import ANOTHER_FOLLOWS
 
 pytestmark = pytest.mark.slow
 

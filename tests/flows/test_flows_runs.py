@@ -17,12 +17,13 @@ import psutil
 import pytest
 import standins
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.errors import TrinityError
-from trinity_core.runtime import configuration, run_attempt
-from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.pipeline import early_cluster
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.exchange.tracking.metrics_file import read_metrics
+from trinity_core.run import attempt as run_attempt
+from trinity_core.run import configuration
+from trinity_core.run.configuration import load_checked
+from trinity_core.run.pipeline import early_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -42,19 +43,19 @@ def model_and_data_beside_the_run(tmp_path: Path, tiny_folders: TinyFolders) -> 
 @pytest.fixture(autouse=True)
 def real_ones_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `use_standins` replaces is put back after each test."""
-    import trinity_core.checkpoints.convert
-    from trinity_core.runtime.actors import Actors
+    import trinity_core.exchange.checkpoints.convert
+    from trinity_core.hosting.actors import Actors
 
     for name in REPLACED:
         monkeypatch.setattr(Actors, name, getattr(Actors, name))
-    convert = trinity_core.checkpoints.convert
+    convert = trinity_core.exchange.checkpoints.convert
     monkeypatch.setattr(convert, "convert_all", convert.convert_all)
 
 
 def use_standins(fault: str = "") -> None:
     """Light actors in place of the real ones, and no engines, in this process from now on."""
-    import trinity_core.checkpoints.convert
-    from trinity_core.runtime.actors import Actors
+    import trinity_core.exchange.checkpoints.convert
+    from trinity_core.hosting.actors import Actors
 
     paths = {"PYTHONPATH": f"{HERE}:{HERE.parent.parent}"}
 
@@ -68,7 +69,7 @@ def use_standins(fault: str = "") -> None:
 
     for name, standin in zip(REPLACED, (lambda _: [], explorer, trainers, lambda *_: []), strict=True):
         setattr(Actors, name, standin)
-    trinity_core.checkpoints.convert.convert_all = standins.convert
+    trinity_core.exchange.checkpoints.convert.convert_all = standins.convert
 
 
 def written(folder: Path, name: str) -> Path:
@@ -178,7 +179,7 @@ def test_a_run_shows_what_it_does(
     use_standins()
     file = written(tmp_path, "whole")
     with monkeypatch.context() as wrong, pytest.raises(TrinityError):
-        wrong.setattr("trinity_core.runtime.driver.resume", mock.Mock(side_effect=TrinityError("in progress")))
+        wrong.setattr("trinity_core.run.driver.resume", mock.Mock(side_effect=TrinityError("in progress")))
         run_flow("rft", Loaded(load_checked(file, ["seed=7"]), str(file), ["seed=7"], is_ready=True))
     ours = [record for record in caplog.records if "in progress" in record.getMessage()]
     assert {record.name for record in ours} == {"prefect.task_runs"}, "the flow's error is the command's last line"
@@ -192,7 +193,7 @@ def test_a_run_shows_what_it_does(
         run = client.read_flow_run(failed.id)
         assert run.state.is_completed() and run.run_count == 2 and run.name == "rft tests/whole · attempt 2"
         logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run.id]}}))
-        assert any(line.name.startswith("trinity_core.runtime") for line in logs)
+        assert any(line.name.startswith("trinity_core.run") for line in logs)
         summary = json.loads((tmp_path / "tests/whole/summary.json").read_text())
         assert summary["step"] == standins.STEPS and summary["score"] == 0.56
         assert {"project:tests", "name:whole", "stage:rft", "algorithm:grpo"} <= set(run.tags)

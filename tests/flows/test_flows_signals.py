@@ -19,8 +19,8 @@ import pytest
 from standins import STEPS
 from test_flows_runs import HERE, model_and_data_beside_the_run, written
 
-from trinity_core.checkpoints.resume import latest_whole
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.exchange.checkpoints.resume import latest_whole
+from trinity_core.exchange.tracking.metrics_file import read_metrics
 
 __all__ = ["model_and_data_beside_the_run"]
 

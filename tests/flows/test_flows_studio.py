@@ -13,7 +13,7 @@ from flows.local.pages import studio_page
 from studio.prefect_runs import PrefectRuns
 from studio.runs import find_runs
 from tasks.prefect_api import api_client
-from trinity_core.tracking.run_record import RunState
+from trinity_core.exchange.tracking.run_record import RunState
 
 pytestmark = pytest.mark.slow
 SCHEMA = {"type": "object", "properties": {"config": {"type": "string"}, "overrides": {"type": "array"}}}

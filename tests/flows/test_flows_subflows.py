@@ -13,12 +13,12 @@ from prefect.runtime import flow_run
 from flows.loaded import cancellable
 from tasks import frontend
 from tasks.frontend import PREFECT
+from trinity_core.base.errors import DataError
+from trinity_core.base.program import TERMINATED
+from trinity_core.base.waits import poll
 from trinity_core.config import load_config
-from trinity_core.errors import DataError
-from trinity_core.program import TERMINATED
-from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped
-from trinity_core.runtime.stage import StageRequest
-from trinity_core.waits import poll
+from trinity_core.hosting.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped
+from trinity_core.run.stage import StageRequest
 
 
 def requests() -> list[StageRequest]:

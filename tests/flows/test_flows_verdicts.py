@@ -14,14 +14,14 @@ import pytest
 from raising import raising
 
 from flows.local.connection import require_nobody_asked
+from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience
 from trinity_core.data.tokenizer import load_tokenizer, policy_encoder
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.runtime.stage import Stage
-from trinity_core.runtime.verdicts import TaskVerdict, judged_rows, keep_verdicts, shown_tasks, with_verdicts
-from trinity_core.store.earlier_rollouts import read_answers
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store.earlier_rollouts import read_answers
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.run.stage import Stage
+from trinity_core.run.verdicts import TaskVerdict, judged_rows, keep_verdicts, shown_tasks, with_verdicts
 
 VERDICTS = "buffer.trainer_input.experience_buffer.human_verdicts"
 ANSWERS = {"g0": ["It is 4.", "It is 5.", "<b>4</b>"], "g1": ["5 cups.", "6 cups."], "g2": ["2", "2"]}

@@ -32,12 +32,12 @@ from ports import free_port
 from studio_browser import opened, person_at
 
 from trinity_core import QUIET
-from trinity_core.checkpoints.convert import convert_all
-from trinity_core.checkpoints.huggingface import tensors_sha256
-from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.base.gate import server_key
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.gate import server_key
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.exchange.checkpoints.convert import convert_all
+from trinity_core.exchange.checkpoints.huggingface import tensors_sha256
+from trinity_core.exchange.checkpoints.resume import latest_whole
+from trinity_core.exchange.tracking.metrics_file import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1400)]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trinity_core.config import Config, ConfigError, config_from_text, load_config, source, train_settings
-from trinity_core.import_verl import import_verl
-from trinity_core.import_verl.reinforced import GpuLayout, gpu_layout
-from trinity_core.import_verl.script import shown, trace
+from trinity_core.config.import_verl import import_verl
+from trinity_core.config.import_verl.reinforced import GpuLayout, gpu_layout
+from trinity_core.config.import_verl.script import shown, trace
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="scripts are run by bash within bubblewrap")
 HERE = Path(__file__).parent

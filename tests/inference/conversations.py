@@ -13,7 +13,7 @@ import numpy as np
 import openai
 from inference.openai_server import Api
 
-from trinity_core.inference.openai_api.recorded_session import RecordedSession
+from trinity_core.rollout.openai_api.recorded_session import RecordedSession
 
 ASK = [{"role": "user", "content": "Mia has 2 apples and buys 3. How many has she?"}]
 ADD = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from trinity_core.inference import vllm_types
+from trinity_core.rollout.inference import vllm_types
 
 SECONDS = 60.0
 

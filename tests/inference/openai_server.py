@@ -12,10 +12,10 @@ from typing import Any
 import openai
 
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.inference.openai_api.recorded_session import RecordedSession, SessionTerms
-from trinity_core.inference.openai_api.served_model import ServedModel
-from trinity_core.inference.openai_api.server import ApiServer
-from trinity_core.inference.pool import EnginePool
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.openai_api.recorded_session import RecordedSession, SessionTerms
+from trinity_core.rollout.openai_api.served_model import ServedModel
+from trinity_core.rollout.openai_api.server import ApiServer
 
 
 @dataclass

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.engine_args import OWN, SAFE
-from trinity_core.errors import DataError
-from trinity_core.inference import vllm_types
-from trinity_core.inference.async_llm import AsyncLLMEngine, reasons_of_children
-from trinity_core.inference.requests import WeightSource
-from trinity_core.inference.settings import EngineSettings
-from trinity_core.sync.versions import VersionGone, open_versions
-from trinity_core.sync.weight_check import WeightCheck
+from trinity_core.exchange.sync.versions import VersionGone, open_versions
+from trinity_core.exchange.sync.weight_check import WeightCheck
+from trinity_core.rollout.inference import vllm_types
+from trinity_core.rollout.inference.async_llm import AsyncLLMEngine, reasons_of_children
+from trinity_core.rollout.inference.requests import WeightSource
+from trinity_core.rollout.inference.settings import EngineSettings
 
 
 class Vllm:
@@ -194,9 +194,9 @@ def test_an_error_of_our_own_stays_as_it_is():
 REAL = """
 import asyncio, json, multiprocessing, sys
 import numpy as np
-from trinity_core.inference.async_llm import AsyncLLMEngine
-from trinity_core.inference.requests import Request, Sampling, WeightSource
-from trinity_core.inference.settings import EngineSettings
+from trinity_core.rollout.inference.async_llm import AsyncLLMEngine
+from trinity_core.rollout.inference.requests import Request, Sampling, WeightSource
+from trinity_core.rollout.inference.settings import EngineSettings
 
 async def main(model, method, folder):
     engine = AsyncLLMEngine(EngineSettings(model, 64, max_num_seqs=8))

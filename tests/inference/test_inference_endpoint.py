@@ -11,9 +11,9 @@ import pytest
 from endpoint_server import Asked, Reply, completion, serving
 from ports import free_port
 
+from trinity_core.base.errors import EndpointError, TransientFault, Unanswered
 from trinity_core.config import ExternalModelConfig
-from trinity_core.errors import EndpointError, TransientFault, Unanswered
-from trinity_core.inference.external_model import GIVE_UP, Answer, Endpoint, ExternalModel, asked_pause
+from trinity_core.rollout.inference.external_model import GIVE_UP, Answer, Endpoint, ExternalModel, asked_pause
 
 KEY = "sk-very-secret-4711"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "3 + 4?"}]}

@@ -13,12 +13,12 @@ import pytest
 from inference.holding import held_amid
 from raising import raising
 
-from trinity_core.errors import InputError, TransientFault, TrinityError, WeightSyncError
-from trinity_core.inference.requests import Request, Sampling, WeightSource
-from trinity_core.inference.settings import CPU_BLOCK_TOKENS
-from trinity_core.layout import JobLayout
-from trinity_core.sync.versions import open_versions
-from trinity_core.sync.weight_check import WeightCheck
+from trinity_core.base.errors import InputError, TransientFault, TrinityError, WeightSyncError
+from trinity_core.base.layout import JobLayout
+from trinity_core.exchange.sync.versions import open_versions
+from trinity_core.exchange.sync.weight_check import WeightCheck
+from trinity_core.rollout.inference.requests import Request, Sampling, WeightSource
+from trinity_core.rollout.inference.settings import CPU_BLOCK_TOKENS
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trinity_core.inference import in_process
-from trinity_core.inference.in_process import InProcessEngine
-from trinity_core.inference.requests import EngineLost, Request, Sampling
-from trinity_core.inference.settings import EngineSettings
+from trinity_core.rollout.inference import in_process
+from trinity_core.rollout.inference.in_process import InProcessEngine
+from trinity_core.rollout.inference.requests import EngineLost, Request, Sampling
+from trinity_core.rollout.inference.settings import EngineSettings
 
 
 class Steps:

@@ -10,12 +10,12 @@ import torch
 from raising import raising
 from transformers import AutoConfig
 
-from trinity_core.errors import WeightSyncError
-from trinity_core.inference.settings import LATENT, EngineSettings, latent_numbers
-from trinity_core.inference.vllm_types import engine_arguments
-from trinity_core.inference.weight_receiver import parameter_digests
-from trinity_core.sync.tensorfile import value_digest
-from trinity_core.sync.weight_check import ABSORBED, verify_parameters
+from trinity_core.base.errors import WeightSyncError
+from trinity_core.exchange.sync.tensorfile import value_digest
+from trinity_core.exchange.sync.weight_check import ABSORBED, verify_parameters
+from trinity_core.rollout.inference.settings import LATENT, EngineSettings, latent_numbers
+from trinity_core.rollout.inference.vllm_types import engine_arguments
+from trinity_core.rollout.inference.weight_receiver import parameter_digests
 
 
 def test_matrices_of_latent_attention_are_checked_as_what_they_are_made_of() -> None:

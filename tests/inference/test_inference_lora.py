@@ -13,14 +13,14 @@ import torch
 from raising import raising
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trinity_core.checkpoints.adapters import A, B, adapter_config, merged_tensor, write_adapter
+from trinity_core.base.errors import DataError, TrinityError, WeightSyncError
 from trinity_core.config import LoraConfig
-from trinity_core.errors import DataError, TrinityError, WeightSyncError
-from trinity_core.inference.in_process import InProcessEngine
-from trinity_core.inference.requests import Request, Sample, Sampling, WeightSource
-from trinity_core.sync.tensorfile import TensorDigest, digest
-from trinity_core.sync.versions import open_versions
-from trinity_core.sync.weight_check import WeightCheck
+from trinity_core.exchange.checkpoints.adapters import A, B, adapter_config, merged_tensor, write_adapter
+from trinity_core.exchange.sync.tensorfile import TensorDigest, digest
+from trinity_core.exchange.sync.versions import open_versions
+from trinity_core.exchange.sync.weight_check import WeightCheck
+from trinity_core.rollout.inference.in_process import InProcessEngine
+from trinity_core.rollout.inference.requests import Request, Sample, Sampling, WeightSource
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +138,7 @@ def test_the_weight_check_sees_a_wrong_adapter_and_a_wrong_base(
         asyncio.run(engine.load(publish(tmp_path, 4, tiny_model, adapter, wrong), 4))
     other = publish(tmp_path, 5, tiny_model, adapter_of(tiny_model, 4), right)
     with (
-        mock.patch("trinity_core.inference.weight_receiver._published", lambda *_: iter([])),
+        mock.patch("trinity_core.rollout.inference.weight_receiver._published", lambda *_: iter([])),
         pytest.raises(WeightSyncError, match="lora"),
     ):
         asyncio.run(engine.load(other, 5))

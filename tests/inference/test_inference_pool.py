@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout.fakes import FakeEngine
 
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.inference.pool import EnginePool, assign
-from trinity_core.inference.requests import EngineLost, Request, Sample, SampleBatch, Sampling, WeightSource
-from trinity_core.inference.settings import EngineSettings
-from trinity_core.sync.versions import VersionGone, open_versions
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.exchange.sync.versions import VersionGone, open_versions
+from trinity_core.rollout.inference.pool import EnginePool, assign
+from trinity_core.rollout.inference.requests import EngineLost, Request, Sample, SampleBatch, Sampling, WeightSource
+from trinity_core.rollout.inference.settings import EngineSettings
 
 SOURCE = WeightSource("memory", "somewhere")
 
@@ -204,7 +204,7 @@ def test_too_many_lost_engines_raise_a_transient_fault():
 def test_engine_lost_during_load_is_replaced():
     class Dying(FakeEngine):
         async def load(self, source, version):
-            from trinity_core.inference.requests import EngineLost
+            from trinity_core.rollout.inference.requests import EngineLost
 
             raise EngineLost("gone")
 
@@ -220,7 +220,7 @@ def test_engine_lost_during_load_is_replaced():
 def test_engine_lost_during_cache_reset_is_replaced():
     class Dying(FakeEngine):
         async def reset_prefix_cache(self):
-            from trinity_core.inference.requests import EngineLost
+            from trinity_core.rollout.inference.requests import EngineLost
 
             raise EngineLost("gone")
 

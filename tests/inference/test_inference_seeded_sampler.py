@@ -10,7 +10,7 @@ SPLITMIX_1234567 = [6457827717110365317, 3203168211198807973, 981749193219837042
 
 
 def test_noise_counter_is_splitmix64():
-    from trinity_core.inference.seeded_sampler import GOLDEN, mix
+    from trinity_core.rollout.inference.seeded_sampler import GOLDEN, mix
 
     states = np.uint64(1234567) + np.arange(1, 5, dtype=np.uint64) * GOLDEN
     assert mix(states).tolist() == SPLITMIX_1234567
@@ -23,7 +23,7 @@ def test_neighbouring_seeds_and_positions_are_independent():
     import torch
     from vllm.platforms import current_platform
 
-    from trinity_core.inference.seeded_sampler import SeededChoice
+    from trinity_core.rollout.inference.seeded_sampler import SeededChoice
 
     current_platform.import_kernels()
     seeds, places, tokens = 500, 41, 8
@@ -46,7 +46,7 @@ def test_gpu_engines_need_no_flashinfer_to_sample(monkeypatch):
     from vllm.envs import disable_envs_cache
     from vllm.v1.sample.ops import topk_topp_sampler
 
-    from trinity_core.inference.settings import EngineSettings
+    from trinity_core.rollout.inference.settings import EngineSettings
 
     monkeypatch.setattr(topk_topp_sampler.current_platform, "is_cuda", lambda: True)
     for name in ("flashinfer", "vllm.v1.attention.backends.flashinfer"):

@@ -12,12 +12,12 @@ import pytest
 from raising import raising
 from transformers import AutoConfig
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import config_from_dict
-from trinity_core.errors import TrinityError
-from trinity_core.inference import vllm_types
-from trinity_core.inference.in_process import InProcessEngine
-from trinity_core.inference.settings import EngineSettings, gpu_sequences, policy_engine
-from trinity_core.inference.weight_receiver import with_head
+from trinity_core.rollout.inference import vllm_types
+from trinity_core.rollout.inference.in_process import InProcessEngine
+from trinity_core.rollout.inference.settings import EngineSettings, gpu_sequences, policy_engine
+from trinity_core.rollout.inference.weight_receiver import with_head
 
 
 def config(overrides=(), **rollout_model):

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trinity_core.errors import WeightSyncError
-from trinity_core.inference import weight_receiver
-from trinity_core.inference.in_process import InProcessEngine
-from trinity_core.inference.requests import WeightSource
-from trinity_core.sync.checkpoint import CheckpointVersions
-from trinity_core.sync.weight_check import TOLERANCES, WeightCheck
+from trinity_core.base.errors import WeightSyncError
+from trinity_core.exchange.sync.checkpoint import CheckpointVersions
+from trinity_core.exchange.sync.weight_check import TOLERANCES, WeightCheck
+from trinity_core.rollout.inference import weight_receiver
+from trinity_core.rollout.inference.in_process import InProcessEngine
+from trinity_core.rollout.inference.requests import WeightSource
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.inference.engine_model import EngineModel, Limits
-from trinity_core.inference.openai_api.model import ApiModels
-from trinity_core.inference.requests import EngineLost, Sampling, WeightSource
+from trinity_core.rollout.inference.engine_model import EngineModel, Limits
+from trinity_core.rollout.inference.requests import EngineLost, Sampling, WeightSource
+from trinity_core.rollout.openai_api.model import ApiModels
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoop
 from trinity_core.workflows import RewardPool
@@ -285,7 +285,7 @@ def test_tokens_forced_by_a_grammar_carry_no_loss(api, tiny_engine):
 
 def test_tokens_free_under_a_grammar_carry_loss(api, tiny_engine, monkeypatch):
     """A grammar of any text excludes special tokens and partial characters, which this model samples often."""
-    monkeypatch.setattr("trinity_core.inference.openai_api.client.FREE_GAP", 1.0)
+    monkeypatch.setattr("trinity_core.rollout.openai_api.client.FREE_GAP", 1.0)
     any_text = {"extra_body": {"structured_outputs": {"regex": "(.|\\n)*"}}}
     for args, is_free in ((any_text, True), (YES_OR_NO, False), ({**any_text, "temperature": 0.7}, False)):
         session = api.session(seed=3)

@@ -19,15 +19,15 @@ import pytest
 from inference.openai_server import serving
 from rollout.fakes import FakeEngine
 
+from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.config.schema.buffer import RolloutArgs
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.inference.openai_api.model import ApiModel, ApiModels
-from trinity_core.inference.openai_api.recorded_session import SessionTerms
-from trinity_core.inference.openai_api.served_sessions import Journal, ServedSessions
-from trinity_core.inference.requests import EngineLost, Sample, SampleBatch, TopLogprobs, WeightSource
+from trinity_core.rollout.inference.requests import EngineLost, Sample, SampleBatch, TopLogprobs, WeightSource
 from trinity_core.rollout.metrics import scores_of, step_numbers
+from trinity_core.rollout.openai_api.model import ApiModel, ApiModels
+from trinity_core.rollout.openai_api.recorded_session import SessionTerms
+from trinity_core.rollout.openai_api.served_sessions import Journal, ServedSessions
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.workflows import WORKFLOWS, AgentWorkflow, Reward, RewardPool, Workflow
 

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from trinity_core.inference.openai_api import request_limits
-from trinity_core.inference.openai_api.error_bodies import openai_error, streamed_error
-from trinity_core.inference.openai_api.request_limits import LimitedRequest
-from trinity_core.inference.openai_api.session_auth import Refusal
+from trinity_core.rollout.openai_api import request_limits
+from trinity_core.rollout.openai_api.error_bodies import openai_error, streamed_error
+from trinity_core.rollout.openai_api.request_limits import LimitedRequest
+from trinity_core.rollout.openai_api.session_auth import Refusal
 
 
 def requested(*parts, ends=True):

@@ -14,13 +14,13 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from trinity_core.data.turns import Call
-from trinity_core.inference.openai_api.application import application
-from trinity_core.inference.openai_api.error_bodies import session_headers
-from trinity_core.inference.openai_api.recorded_session import EXCHANGE, SessionTerms
-from trinity_core.inference.openai_api.request_limits import ModelRoute
-from trinity_core.inference.openai_api.served_sessions import Feedback, Journal, ServedSessions
-from trinity_core.inference.openai_api.session_auth import Refusal, SessionAuth
-from trinity_core.inference.requests import Sample
+from trinity_core.rollout.inference.requests import Sample
+from trinity_core.rollout.openai_api.application import application
+from trinity_core.rollout.openai_api.error_bodies import session_headers
+from trinity_core.rollout.openai_api.recorded_session import EXCHANGE, SessionTerms
+from trinity_core.rollout.openai_api.request_limits import ModelRoute
+from trinity_core.rollout.openai_api.served_sessions import Feedback, Journal, ServedSessions
+from trinity_core.rollout.openai_api.session_auth import Refusal, SessionAuth
 
 HELLO = [{"role": "user", "content": "hello"}]
 

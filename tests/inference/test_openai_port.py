@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from trinity_core.addresses import LOOPBACK, holder_of, is_orphan, outward_address
+from trinity_core.base.addresses import LOOPBACK, holder_of, is_orphan, outward_address
+from trinity_core.base.errors import TransientFault
 from trinity_core.config import config_from_dict
-from trinity_core.errors import TransientFault
-from trinity_core.inference.openai_api import server
-from trinity_core.runtime.preflight.checks import busy_port
+from trinity_core.rollout.openai_api import server
+from trinity_core.run.preflight.checks import busy_port
 
 LISTENER = "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)"
 

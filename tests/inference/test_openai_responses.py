@@ -12,8 +12,8 @@ from inference.test_openai_api_scripted import ADD, CALL, api, folder, say, spea
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from trinity_core.inference.openai_api.responses import chat_request, event_stream, response_of
-from trinity_core.inference.openai_api.session_auth import Refusal
+from trinity_core.rollout.openai_api.responses import chat_request, event_stream, response_of
+from trinity_core.rollout.openai_api.session_auth import Refusal
 
 FUNCTION = {"type": "function", **ADD["function"]}
 

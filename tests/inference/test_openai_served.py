@@ -6,8 +6,8 @@ import json
 
 from trinity_core.config import config_from_dict
 from trinity_core.config.paths import api_address_file
-from trinity_core.inference.openai_api import api_settings
-from trinity_core.inference.pool import EnginePool
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.openai_api import api_settings
 
 
 def config(tmp_path, rollout_model=None, mode="explore", **explorer):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from trinity_core.data.messages import canonical
 from trinity_core.data.session_log import ANSWERS, answers_in_loss
 from trinity_core.data.turns import Call, continued_prompt, text_after_answer
-from trinity_core.inference.openai_api.recorded_session import RecordedSession, Recorder
-from trinity_core.inference.requests import Sample
+from trinity_core.rollout.inference.requests import Sample
+from trinity_core.rollout.openai_api.recorded_session import RecordedSession, Recorder
 
 
 def call(prompt, tokens, reason="stop", first=0, version=3):

@@ -11,8 +11,8 @@ import pytest
 from fastapi import APIRouter, FastAPI
 
 from trinity_core.data.task_queue import TaskQueue
-from trinity_core.inference.openai_api.application import application
-from trinity_core.inference.openai_api.session_auth import SessionAuth
+from trinity_core.rollout.openai_api.application import application
+from trinity_core.rollout.openai_api.session_auth import SessionAuth
 
 KEY = {"authorization": "Bearer secret"}
 

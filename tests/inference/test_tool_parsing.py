@@ -11,16 +11,16 @@ from raising import raising
 from rollout.fakes import FakeEngine
 from workflows.workflow_helpers import make_task
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import RolloutModelConfig
 from trinity_core.config.rules.explorer import TOOL_CALL_PARSERS
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import TrinityError
-from trinity_core.inference.engine_model import EngineModel, Limits
-from trinity_core.inference.openai_api.vllm_handlers import OneAnswer
-from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.requests import SampleBatch, Sampling
-from trinity_core.inference.tool_parsing import ToolCallReader, parser_of
+from trinity_core.rollout.inference.engine_model import EngineModel, Limits
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.inference.requests import SampleBatch, Sampling
+from trinity_core.rollout.inference.tool_parsing import ToolCallReader, parser_of
+from trinity_core.rollout.openai_api.vllm_handlers import OneAnswer
 from trinity_core.workflows import TOOLS as NAMED
 from trinity_core.workflows import Completion, RewardPool, run_workflow
 from trinity_core.workflows.tools import Toolbox

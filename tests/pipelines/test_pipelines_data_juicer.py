@@ -13,9 +13,9 @@ import pytest
 from endpoint_server import Asked, Reply, completion, serving
 from raising import raising
 
+from trinity_core.base.errors import InputError, TransientFault, TrinityError
 from trinity_core.config import OperatorConfig
 from trinity_core.data.experience import Experience
-from trinity_core.errors import InputError, TransientFault, TrinityError
 from trinity_core.pipelines.data_juicer.client import DataJuicer, process_rows, steps_of
 from trinity_core.pipelines.data_juicer.local import (
     ENVIRONMENT,

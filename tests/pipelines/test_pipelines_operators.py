@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
+from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.pipelines.named_parts import check_names
 from trinity_core.pipelines.operators import OPERATORS, OperatorPipeline, dynamic_sampling, pipeline
-from trinity_core.store.store import ExperienceStore
 
 
 def _group(name, *rewards):

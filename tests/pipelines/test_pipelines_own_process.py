@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trinity_core.base.errors import TransientFault
 from trinity_core.config import Config, config_from_dict
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TransientFault
 from trinity_core.pipelines.operators import FailedGroup
 from trinity_core.pipelines.own_process import OwnProcess
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.config import OperatorConfig
 from trinity_core.config.arguments import fitting
 from trinity_core.config.findings import Report
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
-from trinity_core.errors import InputError, TrinityError
 from trinity_core.pipelines import OPERATORS
 from trinity_core.pipelines.operators import pipeline
 from trinity_core.pipelines.shaping import (

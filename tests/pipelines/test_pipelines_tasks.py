@@ -21,10 +21,10 @@ import pytest
 from pyarrow import parquet
 from raising import raising
 
+from trinity_core.base.errors import DataError, InputError, TransientFault
+from trinity_core.base.runlock import hold, release
 from trinity_core.config import OperatorConfig
-from trinity_core.errors import DataError, InputError, TransientFault
 from trinity_core.pipelines.tasks import TASK_OPERATORS, TaskOperator, TaskPipeline, curate
-from trinity_core.runlock import hold, release
 
 
 def write(path: Path, rows: list[Any]) -> str:
@@ -285,7 +285,9 @@ def test_two_processes_do_not_make_one_data_set(tmp_path: Path, monkeypatch: pyt
     folder.mkdir(parents=True)
     hold(folder, "curate")
     release(folder, "curate")
-    program = f"from trinity_core.runlock import hold; from pathlib import Path; hold(Path({str(folder)!r}), 'curate')"
+    program = (
+        f"from trinity_core.base.runlock import hold; from pathlib import Path; hold(Path({str(folder)!r}), 'curate')"
+    )
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{program}; print('held', flush=True); input()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

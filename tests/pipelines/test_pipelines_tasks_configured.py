@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import DataError
 from trinity_core.config import AuxiliaryModelConfig, Config, ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
 from trinity_core.config.notices import notices
 from trinity_core.config.paths import curated_folder, output_root, reads_output, uses_pipeline
-from trinity_core.errors import DataError
 from trinity_core.pipelines.named_parts import check_names
 from trinity_core.pipelines.tasks import asked_models, curate, curated_tasks, with_curated_tasks
 from trinity_core.pipelines.tasks.curation import configured_pipeline
-from trinity_core.runtime.pipeline import finished
-from trinity_core.runtime.stage import StageRequest, choose_stage
-from trinity_core.runtime.summary import write_summary
+from trinity_core.run.pipeline import finished
+from trinity_core.run.stage import StageRequest, choose_stage
+from trinity_core.run.summary import write_summary
 
 FORMAT = {"prompt_key": "question", "response_key": "answer"}
 DUPLICATES = {"name": "duplicate_filter", "args": {"input_keys": ["question"]}}

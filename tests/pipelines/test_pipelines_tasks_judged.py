@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import EndpointError, InputError, ModelError, TransientFault
 from trinity_core.config import OperatorConfig
-from trinity_core.errors import EndpointError, InputError, ModelError, TransientFault
 from trinity_core.pipelines.tasks import TaskPipeline, curate
 from trinity_core.pipelines.tasks.asking import score_of
 from trinity_core.pipelines.tasks.curation import made_operator

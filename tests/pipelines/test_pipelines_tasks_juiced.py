@@ -8,10 +8,10 @@ import pytest
 from ports import free_port
 from raising import raising
 
+from trinity_core.base.errors import InputError
 from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
 from trinity_core.config.notices import notices
-from trinity_core.errors import InputError
 from trinity_core.pipelines.data_juicer.local import ENVIRONMENT, MISSING
 from trinity_core.pipelines.named_parts import check_names
 from trinity_core.pipelines.tasks import TaskPipeline, curate, curated_tasks

@@ -7,8 +7,8 @@ import json
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import InputError
 from trinity_core.config import OperatorConfig
-from trinity_core.errors import InputError
 from trinity_core.pipelines.tasks import TaskPipeline, curate
 
 QUESTIONS = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import InputError
 from trinity_core.config import OperatorConfig
-from trinity_core.errors import InputError
 from trinity_core.pipelines.tasks import TaskPipeline, curate
 from trinity_core.pipelines.tasks.asking import REWRITE
 from trinity_core.pipelines.tasks.curation import made_operator

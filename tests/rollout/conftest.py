@@ -15,6 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 def own_weights_after(tiny_engine, tiny_folder):
     """Restore the session engine's initial weights after the test."""
     yield
-    from trinity_core.inference.requests import WeightSource
+    from trinity_core.rollout.inference.requests import WeightSource
 
     asyncio.run(tiny_engine.load(WeightSource("folder", str(tiny_folder)), 0))

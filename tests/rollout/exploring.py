@@ -7,11 +7,11 @@ import asyncio
 import numpy as np
 
 from trinity_core.config import config_from_dict
+from trinity_core.exchange.store.run_store import open_run_store
+from trinity_core.exchange.sync.versions import open_versions
+from trinity_core.exchange.sync.weight_check import WeightCheck
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.runtime.run import explore
-from trinity_core.store.run_store import open_run_store
-from trinity_core.sync.versions import open_versions
-from trinity_core.sync.weight_check import WeightCheck
+from trinity_core.run.loop import explore
 
 
 def config_of(tiny_folders, root, name):

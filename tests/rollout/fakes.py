@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trinity_core.inference.requests import EngineLost, Sample, SampleBatch, WeightSyncReport
-from trinity_core.inference.settings import EngineSettings
+from trinity_core.rollout.inference.requests import EngineLost, Sample, SampleBatch, WeightSyncReport
+from trinity_core.rollout.inference.settings import EngineSettings
 
 
 @dataclass

@@ -18,28 +18,28 @@ from filelock import FileLock
 from raising import raising
 from rollout.fakes import FakeEngine
 
+from trinity_core.base.errors import DataError, TransientFault, TrinityError, WeightSyncError
+from trinity_core.base.layout import JobLayout
 from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience, from_json, to_bytes
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.task import Task
 from trinity_core.data.task_queue import queue_of
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
-from trinity_core.layout import JobLayout
+from trinity_core.exchange.store.run_store import open_run_store
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.sync.shared_gpu import SharedGpu
+from trinity_core.exchange.sync.versions import TrainerRank, VersionGone, open_versions, run_versions
+from trinity_core.exchange.tracking.metrics_file import metrics_path, read_metrics
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, traces_dir
+from trinity_core.exchange.tracking.scores import valid_scores
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.records import StepRecords
 from trinity_core.rollout.runner import EvaluationProgress, FailureWatch, Outcome
 from trinity_core.rollout.trainer_watch import TrainerWatch
-from trinity_core.runtime.audit import audit_runs
-from trinity_core.runtime.run import explore
-from trinity_core.store.run_store import open_run_store
-from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.shared_gpu import SharedGpu
-from trinity_core.sync.versions import TrainerRank, VersionGone, open_versions, run_versions
-from trinity_core.tracking.metrics_file import metrics_path, read_metrics
-from trinity_core.tracking.rollouts import read_rollouts, rollout_files, traces_dir
-from trinity_core.tracking.scores import valid_scores
+from trinity_core.run.audit import audit_runs
+from trinity_core.run.loop import explore
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.publish import Publisher
 from trinity_core.workflows import WORKFLOWS, Reward, Workflow

@@ -11,16 +11,16 @@ import pytest
 from endpoint_server import Asked, Reply, completion, serving
 from raising import raising
 
+from trinity_core.base.errors import EndpointError, TransientFault, TrinityError
 from trinity_core.config import Config, ConfigError, config_from_dict, notices, public_dict
 from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.errors import EndpointError, TransientFault, TrinityError
-from trinity_core.inference.external_model import ExternalSession
+from trinity_core.exchange.tracking.scores import evaluation_text, score_fingerprint, valid_scores
+from trinity_core.hosting.placement import Machine, place
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.stage import StageRequest, choose_stage
-from trinity_core.runtime.summary import read_summary, summary_of_scores, unscored_steps
-from trinity_core.tracking.scores import evaluation_text, score_fingerprint, valid_scores
+from trinity_core.rollout.inference.external_model import ExternalSession
+from trinity_core.run.stage import StageRequest, choose_stage
+from trinity_core.run.summary import read_summary, summary_of_scores, unscored_steps
 from trinity_core.workflows import WORKFLOWS, RewardItem, SimpleWorkflow, Workflow
 
 KEY = "sk-very-secret-4711"

@@ -16,9 +16,9 @@ from trinity_core.config import Config, config_from_dict
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.inference.requests import Request, Sampling
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.rollout.inference.requests import Request, Sampling
 
 pytestmark = pytest.mark.slow
 

@@ -15,19 +15,19 @@ import pytest
 from endpoint_server import Reply, completion, serving
 from raising import raising
 
+from trinity_core.base.errors import EndpointError, TransientFault, TrinityError
+from trinity_core.base.threads import call_in
 from trinity_core.compat.workflow import PlayedWorkflow
 from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
-from trinity_core.errors import EndpointError, TransientFault, TrinityError
-from trinity_core.inference.reward_engine import RewardEngine, RewardEngines, batches, is_reward_model
+from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.rollout.explorer import Explorer
+from trinity_core.rollout.inference.reward_engine import RewardEngine, RewardEngines, batches, is_reward_model
 from trinity_core.rollout.resources import Judges, apart
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoop
-from trinity_core.runtime.run import explore
-from trinity_core.store.run_store import open_run_store
-from trinity_core.threads import call_in
+from trinity_core.run.loop import explore
 from trinity_core.workflows import WORKFLOWS, AgentWorkflow, RewardItem, RewardPool, Workflow
 from trinity_core.workflows.rewards.models import ModelRewards
 

@@ -7,9 +7,9 @@ from itertools import count
 import numpy as np
 import pytest
 
+from trinity_core.base.errors import Unanswered
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
-from trinity_core.errors import Unanswered
 from trinity_core.rollout.metrics import eval_numbers, step_numbers
 from trinity_core.rollout.runner import Outcome
 from trinity_core.rollout.step_source import _groups

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import Config, config_from_dict
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
+from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.rollout.records import ExploredFile, OperatorInput
-from trinity_core.store.run_store import open_run_store
 
 
 def run_named(root: Path, path: Path, name: str = "r", explorer: str = "explorer") -> Config:

@@ -10,16 +10,16 @@ import pytest
 import torch
 from rollout.fakes import FakeEngine
 
+from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.config.schema.buffer import RolloutArgs
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import from_bytes, to_bytes
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import InputError, TrinityError
-from trinity_core.inference.engine_model import EngineModel, Limits
-from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.requests import Sampling
-from trinity_core.inference.settings import EngineSettings
+from trinity_core.rollout.inference.engine_model import EngineModel, Limits
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.inference.requests import Sampling
+from trinity_core.rollout.inference.settings import EngineSettings
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoop
 from trinity_core.training.batch import make_batch

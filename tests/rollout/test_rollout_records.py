@@ -9,8 +9,8 @@ import pytest
 
 from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, traces_dir
 from trinity_core.rollout.records import StepRecords, StepRollouts
-from trinity_core.tracking.rollouts import read_rollouts, rollout_files, traces_dir
 
 
 @pytest.mark.parametrize(("monitor", "count"), [

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from rollout.fakes import FakeEngine
 
+from trinity_core.base.errors import DataError, RewardError, TransientFault
 from trinity_core.compat import workflow as compat
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import DataError, RewardError, TransientFault
-from trinity_core.inference.engine_model import EngineModel, Limits
-from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.requests import Sampling
 from trinity_core.rollout import workflow_loops
+from trinity_core.rollout.inference.engine_model import EngineModel, Limits
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.inference.requests import Sampling
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import LoopBlocked, WorkflowLoop, WorkflowTimeout
 from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow

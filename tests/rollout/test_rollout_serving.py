@@ -15,12 +15,12 @@ from rollout.fakes import FakeEngine
 from trinity_core.config import config_from_dict
 from trinity_core.config.paths import api_address_file
 from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.exchange.store.run_store import open_run_store
+from trinity_core.exchange.sync.versions import open_versions
+from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.runtime.audit import audit_runs
-from trinity_core.runtime.run import explore
-from trinity_core.store.run_store import open_run_store
-from trinity_core.sync.versions import open_versions
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.run.audit import audit_runs
+from trinity_core.run.loop import explore
 
 HELLO = [{"role": "user", "content": "hello"}]
 SECONDS = 120

@@ -19,9 +19,9 @@ from ports import free_port
 
 from trinity_core.config import config_from_dict
 from trinity_core.config.paths import api_address_file
-from trinity_core.runtime.audit import audit_runs
-from trinity_core.runtime.preflight.checks import busy_port
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.exchange.tracking.metrics_file import read_metrics
+from trinity_core.run.audit import audit_runs
+from trinity_core.run.preflight.checks import busy_port
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def config_of(mode, folders, root):
 def running(settings, path):
     """A run started like `trinity run`, with a log next to its file."""
     path.write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "trinity_core.runtime.run", "--config", str(path)]
+    command = [sys.executable, "-m", "trinity_core.run", "--config", str(path)]
     with path.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ})
         try:

@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trinity_core.algorithms.objective import Objective
 from trinity_core.config import config_from_dict
+from trinity_core.exchange.store.run_store import open_run_store
+from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.runtime.run import explore
-from trinity_core.store.run_store import open_run_store
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.run.loop import explore
 from trinity_core.training.batch import make_batch
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.learner import Learner

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store.store import ExperienceStore
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -8,9 +8,9 @@ import time
 
 from store_helpers import make_rows
 
-from trinity_core.errors import TrinityError
-from trinity_core.store import backend
-from trinity_core.store.store import ExperienceStore
+from trinity_core.base.errors import TrinityError
+from trinity_core.exchange.store import backend
+from trinity_core.exchange.store.store import ExperienceStore
 
 STEPS = 25
 

@@ -9,16 +9,16 @@ import pytest
 from raising import raising
 from store_helpers import make_rows
 
-from trinity_core.checkpoints.commit import begin, commit
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config, config_from_dict, store_url
 from trinity_core.config.paths import STORE_BACKENDS
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.layout import JobLayout
-from trinity_core.runtime.audit import audit_runs
-from trinity_core.runtime.stage import resume_step
-from trinity_core.store.database import namespaces
-from trinity_core.store.run_store import identify, is_own_file, open_run_store
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.checkpoints.commit import begin, commit
+from trinity_core.exchange.store.database import namespaces
+from trinity_core.exchange.store.run_store import identify, is_own_file, open_run_store
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.run.audit import audit_runs
+from trinity_core.run.stage import resume_step
 
 PARTS = {"explore", "train"}
 

@@ -4,10 +4,10 @@ import pytest
 from store_helpers import make_rows
 
 from trinity_core.config.sync_schedule import StalenessBound
-from trinity_core.store import members
-from trinity_core.store.presence import LOST_SECONDS
-from trinity_core.store.schema import EXPLORER
-from trinity_core.store.store import LineageChanged
+from trinity_core.exchange.store import members
+from trinity_core.exchange.store.presence import LOST_SECONDS
+from trinity_core.exchange.store.schema import EXPLORER
+from trinity_core.exchange.store.store import LineageChanged
 
 ROWS = 2
 STRICT, LOOSE = StalenessBound(0, ROWS).awaited, StalenessBound(1, ROWS).awaited

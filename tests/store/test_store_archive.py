@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from trinity_core.data.experience import Experience, from_json
-from trinity_core.store import archive as archives
-from trinity_core.store.archive import Archive, as_line, whole_line
+from trinity_core.exchange.store import archive as archives
+from trinity_core.exchange.store.archive import Archive, as_line, whole_line
 
 
 def batch(step: int) -> list[Experience]:

@@ -16,18 +16,18 @@ from raising import raising
 from sqlalchemy import NullPool, create_engine, inspect
 from store_helpers import make_rows
 
-from trinity_core.checkpoints.commit import begin, commit
-from trinity_core.checkpoints.resume import update_meta
+from trinity_core.base.errors import DataError
+from trinity_core.base.layout import JobLayout
+from trinity_core.base.runlock import hold, release
 from trinity_core.cli import main
-from trinity_core.errors import DataError
-from trinity_core.layout import JobLayout
-from trinity_core.runlock import hold, release
-from trinity_core.runtime.audit import audit_json, audit_runs, audit_text
-from trinity_core.store.archive import Archive
-from trinity_core.store.ledger import DrawnTask
-from trinity_core.store.schema import tables
-from trinity_core.store.store import ExperienceStore
-from trinity_core.store.strategies import Priority, StalenessControl, make_strategy
+from trinity_core.exchange.checkpoints.commit import begin, commit
+from trinity_core.exchange.checkpoints.resume import update_meta
+from trinity_core.exchange.store.archive import Archive
+from trinity_core.exchange.store.ledger import DrawnTask
+from trinity_core.exchange.store.schema import tables
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.store.strategies import Priority, StalenessControl, make_strategy
+from trinity_core.run.audit import audit_json, audit_runs, audit_text
 
 PIPELINE = """
 project: project

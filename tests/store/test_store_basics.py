@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import Engine, event
 from store_helpers import ids, make_rows
 
+from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store.database import namespaces
-from trinity_core.store.store import ExperienceStore, LineageChanged
+from trinity_core.exchange.store.database import namespaces
+from trinity_core.exchange.store.store import ExperienceStore, LineageChanged
 from trinity_core.training.sources import wait_lease
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.schema.buffer import EarlierRolloutsConfig, ExperienceBufferConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import make_tokenizer
-from trinity_core.errors import DataError
-from trinity_core.store.archive import whole_line
-from trinity_core.store.earlier_rollouts import read_answers
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store.archive import whole_line
+from trinity_core.exchange.store.earlier_rollouts import read_answers
+from trinity_core.exchange.store.store import ExperienceStore
 
 REWARDS = {"e/1/0": [1.0, 0.0, 0.5], "e/1/1": [0.0, 0.0, 0.0], "e/1/2": [1.0, 0.9, None]}
 TRUNCATED = ("e/1/2", 0)

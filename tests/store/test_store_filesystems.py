@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_core.errors import TrinityError
-from trinity_core.files import mount_at, networked
-from trinity_core.store.database import fault_of
-from trinity_core.store.store import ExperienceStore
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import mount_at, networked
+from trinity_core.exchange.store.database import fault_of
+from trinity_core.exchange.store.store import ExperienceStore
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import pytest
 from sqlalchemy import delete, insert
 from store_helpers import make_rows
 
+from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.config.sync_schedule import StalenessBound
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store import database
-from trinity_core.store.members import Contribution, explorers
-from trinity_core.store.presence import all_is_dropped, describe_explorers
-from trinity_core.store.schema import EXPLORER, TRAINER
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store import database
+from trinity_core.exchange.store.members import Contribution, explorers
+from trinity_core.exchange.store.presence import all_is_dropped, describe_explorers
+from trinity_core.exchange.store.schema import EXPLORER, TRAINER
+from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.training.sources import wait_lease
 
 

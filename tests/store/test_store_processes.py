@@ -21,14 +21,14 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 from store_helpers import ids, make_rows
 from store_writers import STEPS, explore, fill_up, stop_in_mid_transaction
 
-from trinity_core import waits
+from trinity_core.base import waits
+from trinity_core.base.errors import DataError, TransientFault, TrinityError
 from trinity_core.config.paths import database_url
-from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.store import backend, ledger, members, postgresql, sqlite
-from trinity_core.store.audit import judge, read
-from trinity_core.store.database import explain
-from trinity_core.store.ledger import DrawnTask
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store import backend, ledger, members, postgresql, sqlite
+from trinity_core.exchange.store.audit import judge, read
+from trinity_core.exchange.store.database import explain
+from trinity_core.exchange.store.ledger import DrawnTask
+from trinity_core.exchange.store.store import ExperienceStore
 
 
 def test_killed_explorers_lose_and_repeat_nothing(server_url, tmp_path):

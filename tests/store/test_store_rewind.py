@@ -3,7 +3,7 @@
 import pytest
 from store_helpers import ids, make_rows
 
-from trinity_core.store.store import LineageChanged
+from trinity_core.exchange.store.store import LineageChanged
 
 
 def play(store, steps, offset=0):

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trinity_core.base.layout import JobLayout
 from trinity_core.data.experience import Experience
 from trinity_core.data.session_log import ANSWERS, SESSION, SessionLog, answer_digest, session_log_path
-from trinity_core.layout import JobLayout
-from trinity_core.runtime.audit import audit_runs, audit_text
-from trinity_core.store.audit import Audit
-from trinity_core.store.ledger import DrawnTask
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store.audit import Audit
+from trinity_core.exchange.store.ledger import DrawnTask
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.run.audit import audit_runs, audit_text
 
 
 def experience(session="s", first=0, **changes) -> Experience:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from trinity_core.data.experience import Experience
-from trinity_core.store.audit import judge, read
-from trinity_core.store.ledger import DrawnTask
-from trinity_core.store.presence import Length
-from trinity_core.store.store import ExperienceStore, LineageChanged
+from trinity_core.exchange.store.audit import judge, read
+from trinity_core.exchange.store.ledger import DrawnTask
+from trinity_core.exchange.store.presence import Length
+from trinity_core.exchange.store.store import ExperienceStore, LineageChanged
 
 EXPLORERS = ("a", "b")
 MORE, AS_MANY, FEWER, TRAINER_HAS_MORE, AT_WORK = range(5)
-"""Events in the order of the table in `trinity_core/store/presence.py`."""
+"""Events in the order of the table in `trinity_core/exchange/store/presence.py`."""
 PACES = {
     "level": ("ahead", "level", "level", "behind", "level"),
     "ahead": ("ahead", "ahead", "level", "level", "ahead"),

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_helpers import ids, make_rows
 
+from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.store import leasing
-from trinity_core.store.expert import START, ExpertData
-from trinity_core.store.strategies import (
+from trinity_core.exchange.store import leasing
+from trinity_core.exchange.store.expert import START, ExpertData
+from trinity_core.exchange.store.strategies import (
     PRIORITY_FNS,
     Candidate,
     Fifo,

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from ports import free_port
 
-from trinity_core.gate import server_key
+from trinity_core.base.gate import server_key
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from studio.config_draft import ConfigDraft
 from studio.sections import SECTIONS
 from studio.settings import studio_settings
 from studio.start_form import validated, what_is_there
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import read_json
+from trinity_core.base.gate import key_file, server_key
 from trinity_core.config import Config
-from trinity_core.errors import TrinityError
-from trinity_core.files import read_json
-from trinity_core.gate import key_file, server_key
-from trinity_core.tracking.run_record import record_end, record_start
-from trinity_core.tracking.writers import RunOutcome
+from trinity_core.exchange.tracking.run_record import record_end, record_start
+from trinity_core.exchange.tracking.writers import RunOutcome
 
 APP = Path(__file__).parent.parent.parent / "studio/pages.py"
 TEXT = """\
@@ -251,7 +251,7 @@ def test_a_section_of_a_plugin_changes_the_draft(folder: Path, monkeypatch: pyte
 
 
 def test_a_plugin_that_has_our_name_is_refused(folder: Path) -> None:
-    from trinity_core.plugins import load_plugins
+    from trinity_core.base.plugins import load_plugins
 
     (folder / "studio.py").touch()
     with raising(TrinityError, key=str(folder / "studio.py")):

@@ -15,12 +15,12 @@ from studio_served import Served
 from test_studio_page import IDLE, field, has
 from test_studio_records import run_folder
 
-from trinity_core.files import read_json, write_json
-from trinity_core.layout import JobLayout
-from trinity_core.tracking.metrics_file import MetricsFile
-from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
-from trinity_core.tracking.run_record import read_record, record_end, record_path, record_start
-from trinity_core.tracking.writers import RunOutcome
+from trinity_core.base.files import read_json, write_json
+from trinity_core.base.layout import JobLayout
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
+from trinity_core.exchange.tracking.run_record import read_record, record_end, record_path, record_start
+from trinity_core.exchange.tracking.writers import RunOutcome
 
 TABLE = "document.querySelector('[data-testid=stDataFrame]')"
 INSIDE = "document.querySelector('iframe')?.contentDocument?.body?.innerText"

@@ -8,10 +8,10 @@ import pytest
 
 from studio.curves import RunCurves, chart, first_shown, metric_names, rows_of, short_titles
 from studio.runs import Ancestor, ancestors
-from trinity_core.checkpoints.commit import begin, commit
-from trinity_core.checkpoints.resume import update_meta
-from trinity_core.layout import JobLayout
-from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.base.layout import JobLayout
+from trinity_core.exchange.checkpoints.commit import begin, commit
+from trinity_core.exchange.checkpoints.resume import update_meta
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
 
 
 def run_folder(folder: Path, model: str, scores: dict[int, float]) -> Path:

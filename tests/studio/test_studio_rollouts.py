@@ -8,11 +8,11 @@ from pathlib import Path
 from browser import opened
 from studio_served import Served
 
-from trinity_core.addresses import rollouts_page
-from trinity_core.files import write_json
-from trinity_core.layout import JobLayout
-from trinity_core.store.store import ExperienceStore
-from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
+from trinity_core.base.addresses import rollouts_page
+from trinity_core.base.files import write_json
+from trinity_core.base.layout import JobLayout
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.view.viewed_run import RunFolders
 
 STOLEN = "<script>alert(1)</script>"

@@ -24,15 +24,15 @@ from studio.launch import Launch, start_run
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run, find_runs
 from studio.settings import studio_settings
-from trinity_core.checkpoints.resume import claim, update_meta
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import read_json, write_json
+from trinity_core.base.layout import JobLayout
+from trinity_core.base.waits import poll
 from trinity_core.config.secrets import MASK
-from trinity_core.errors import TrinityError
-from trinity_core.files import read_json, write_json
-from trinity_core.layout import JobLayout
-from trinity_core.tracking.metrics_file import MetricsFile, rewind
-from trinity_core.tracking.run_record import RunState, read_record, record_end, record_path, record_start
-from trinity_core.tracking.writers import RunOutcome
-from trinity_core.waits import poll
+from trinity_core.exchange.checkpoints.resume import claim, update_meta
+from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
+from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_path, record_start
+from trinity_core.exchange.tracking.writers import RunOutcome
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -365,7 +365,8 @@ def test_a_run_that_does_not_begin_says_its_last_line(tmp_path: Path, monkeypatc
 def test_a_run_is_started_once_it_has_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process goes on, and can be cancelled from then on."""
     job = tmp_path / "p/one"
-    begin = "import sys, time; from pathlib import Path; from trinity_core.tracking.run_record import record_start; "
+    begin = "import sys, time; from pathlib import Path; "
+    begin += "from trinity_core.exchange.tracking.run_record import record_start; "
     begin += f"record_start(Path({str(job)!r}), {{}}, 'rft'); time.sleep(600)"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("studio.launch.TRINITY", [sys.executable, "-c", begin])

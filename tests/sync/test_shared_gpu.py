@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from trinity_core.errors import TransientFault
-from trinity_core.sync.shared_gpu import SharedGpu
+from trinity_core.base.errors import TransientFault
+from trinity_core.exchange.sync.shared_gpu import SharedGpu
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from trinity_core.sync.shared_gpu import SharedGpu
+from trinity_core.exchange.sync.shared_gpu import SharedGpu
 gpu = SharedGpu(Path(sys.argv[1]), "trainer")
 gpu.acquire(5, lambda: False)
 print("held", flush=True)

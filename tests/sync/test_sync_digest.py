@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raising
 
-from trinity_core.errors import WeightSyncError
-from trinity_core.inference.weight_receiver import parameter_digests
-from trinity_core.sync.tensorfile import CHUNK, digest, value_digest
-from trinity_core.sync.weight_check import PACKED, match, verify_parameters
+from trinity_core.base.errors import WeightSyncError
+from trinity_core.exchange.sync.tensorfile import CHUNK, digest, value_digest
+from trinity_core.exchange.sync.weight_check import PACKED, match, verify_parameters
+from trinity_core.rollout.inference.weight_receiver import parameter_digests
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
 

@@ -2,8 +2,8 @@
 
 In fixed style also: each explore step finds exactly the version that is due, whatever was lost before.
 
-The model below holds the rules of `trinity_core.store` (a batch is whole, or short if nothing more comes; a rewind
-undoes what came after a checkpoint) without its database, and asks `config/sync_schedule.py` everything else. A
+The model below holds the rules of `trinity_core.exchange.store` (a batch is whole, or short if nothing more comes; a
+rewind undoes what came after a checkpoint) without its database, and asks `config/sync_schedule.py` everything else. A
 state has no clock: whatever may happen next is an edge, so silence of any length is covered.
 """
 
@@ -42,7 +42,7 @@ class Run:
     whole: int = 0
     """Explore steps that a train step takes in place of `batch` rows."""
     colocated: bool = False
-    """Fixed style: explorer and trainer share a GPU (`sync/shared_gpu.py`)."""
+    """Fixed style: explorer and trainer share a GPU (`exchange/sync/shared_gpu.py`)."""
     sequences: tuple[int, ...] = ()
     """Rows of each explore step, if they are not all `rows`: its rollouts became several, or were dropped."""
 

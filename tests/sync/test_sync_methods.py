@@ -3,11 +3,11 @@
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.config.sync_methods import SYNC_METHODS, default_sync_method
-from trinity_core.errors import TrinityError
-from trinity_core.sync.checkpoint import CheckpointVersions
-from trinity_core.sync.memory import MemoryVersions
-from trinity_core.sync.versions import open_versions, versions_class
+from trinity_core.exchange.sync.checkpoint import CheckpointVersions
+from trinity_core.exchange.sync.memory import MemoryVersions
+from trinity_core.exchange.sync.versions import open_versions, versions_class
 
 
 @pytest.mark.parametrize("name", SYNC_METHODS)

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trinity_core.errors import TransientFault
-from trinity_core.inference.async_llm import AsyncLLMEngine
-from trinity_core.inference.requests import WeightSource
-from trinity_core.inference.weight_receiver import digests_before_packing, with_head
-from trinity_core.sync import nccl
-from trinity_core.sync.memory import MemoryVersions
-from trinity_core.sync.nccl import EngineGroup, NcclSender, PushedVersions, VllmWeights
-from trinity_core.sync.tensorfile import TensorSpec, spec_of, value_digest
-from trinity_core.sync.weight_check import WeightCheck
+from trinity_core.base.errors import TransientFault
+from trinity_core.exchange.sync import nccl
+from trinity_core.exchange.sync.memory import MemoryVersions
+from trinity_core.exchange.sync.nccl import EngineGroup, NcclSender, PushedVersions, VllmWeights
+from trinity_core.exchange.sync.tensorfile import TensorSpec, spec_of, value_digest
+from trinity_core.exchange.sync.weight_check import WeightCheck
+from trinity_core.rollout.inference.async_llm import AsyncLLMEngine
+from trinity_core.rollout.inference.requests import WeightSource
+from trinity_core.rollout.inference.weight_receiver import digests_before_packing, with_head
 
 
 class Recorder:

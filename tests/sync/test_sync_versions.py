@@ -14,15 +14,16 @@ import torch
 from forkserver import PROCESSES
 from safetensors.torch import load_file
 
-from trinity_core import files, pinned
+from trinity_core.base import files
+from trinity_core.base.errors import DataError, TransientFault, TrinityError
 from trinity_core.config.sync_methods import SYNC_METHODS
-from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.sync import memory
-from trinity_core.sync.checkpoint import CheckpointVersions
-from trinity_core.sync.memory import MemoryVersions, memory_root
-from trinity_core.sync.tensorfile import TensorSpec, digest, value_digest
-from trinity_core.sync.versions import VersionGone, VersionRecord, open_versions, versions_class
-from trinity_core.sync.weight_check import WeightCheck
+from trinity_core.exchange import pinned
+from trinity_core.exchange.sync import memory
+from trinity_core.exchange.sync.checkpoint import CheckpointVersions
+from trinity_core.exchange.sync.memory import MemoryVersions, memory_root
+from trinity_core.exchange.sync.tensorfile import TensorSpec, digest, value_digest
+from trinity_core.exchange.sync.versions import VersionGone, VersionRecord, open_versions, versions_class
+from trinity_core.exchange.sync.weight_check import WeightCheck
 
 
 def tensors(version, size=1000):
@@ -205,7 +206,9 @@ def test_other_nodes_see_which_version_was_pushed(tmp_path, monkeypatch):
     """Each has a shared memory of its own; what a checkpoint needs of the tensors stays in the trainer's."""
     nodes = {}
     for name in ("trainer", "explorer"):
-        monkeypatch.setattr("trinity_core.sync.nccl.memory_root", lambda job_dir, name=name: tmp_path / name / "shm")
+        monkeypatch.setattr(
+            "trinity_core.exchange.sync.nccl.memory_root", lambda job_dir, name=name: tmp_path / name / "shm"
+        )
         nodes[name] = open_versions("nccl", tmp_path / "job")
     nodes["trainer"].publish(3, [])
     assert nodes["explorer"].wait(3, timeout=0.05) == 3

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from trinity_core.errors import WeightSyncError
-from trinity_core.sync.weight_check import WeightCheck, verify_weights
+from trinity_core.base.errors import WeightSyncError
+from trinity_core.exchange.sync.weight_check import WeightCheck, verify_weights
 
 CHECK = WeightCheck((1, 2, 3), (-1.0, -2.0))
 

@@ -18,10 +18,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from tasks import reports
 from tasks.frontend import PREFECT
 from tasks.reports import LiveReport, artifact_key
+from trinity_core.base.waits import poll
 from trinity_core.config import Config
-from trinity_core.runtime import progress
-from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
-from trinity_core.waits import poll
+from trinity_core.exchange.tracking import progress
+from trinity_core.exchange.tracking.metrics_file import MetricsFile, explorer_source
 
 pytestmark = pytest.mark.slow
 

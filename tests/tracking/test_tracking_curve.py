@@ -6,9 +6,9 @@ import gc
 from pathlib import Path
 from unittest import mock
 
-from trinity_core.tracking import metrics_file
-from trinity_core.tracking.curve import LearningCurve
-from trinity_core.tracking.metrics_file import MetricsFile, rewind
+from trinity_core.exchange.tracking import metrics_file
+from trinity_core.exchange.tracking.curve import LearningCurve
+from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
 
 
 def test_one_curve_per_source_and_eval_set(tmp_path: Path) -> None:

@@ -20,23 +20,23 @@ import pytest
 from mlflow_store import mlflow_client
 from raising import raising
 
-from trinity_core.checkpoints.commit import write_manifest
-from trinity_core.errors import TrinityError
-from trinity_core.tracking.curve import LearningCurve
-from trinity_core.tracking.forwarder import (
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.waits import poll
+from trinity_core.exchange.checkpoints.commit import write_manifest
+from trinity_core.exchange.tracking.curve import LearningCurve
+from trinity_core.exchange.tracking.forwarder import (
     MOST_TRACES,
     Forwarder,
     complete_checkpoints,
     open_writer,
     run_note,
 )
-from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
-from trinity_core.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root
-from trinity_core.tracking.mlflow_writer import close_parent, describe_runs, keep_parent_open, open_client
-from trinity_core.tracking.rollouts import SampledRollout, rollout_files, save_rollouts, traces_dir
-from trinity_core.tracking.scores import latest_scores
-from trinity_core.tracking.writers import MONITORS, RunInfo, RunOutcome, Writer, full_names
-from trinity_core.waits import poll
+from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
+from trinity_core.exchange.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root
+from trinity_core.exchange.tracking.mlflow_writer import close_parent, describe_runs, keep_parent_open, open_client
+from trinity_core.exchange.tracking.rollouts import SampledRollout, rollout_files, save_rollouts, traces_dir
+from trinity_core.exchange.tracking.scores import latest_scores
+from trinity_core.exchange.tracking.writers import MONITORS, RunInfo, RunOutcome, Writer, full_names
 
 
 class Recorder(Writer):
@@ -553,7 +553,7 @@ def test_store_password_is_kept_in_a_private_file_only(tmp_path: Path) -> None:
     info = RunInfo("p", "n", tmp_path / "p" / "n", args={"uri": uri})
     for _ in range(2):
         link = open_writer("mlflow", info, tmp_path).link
-        assert "trinity_core.tracking.mlflow_server" in link and "me:***@host/mlflow.db" in link
+        assert "trinity_core.exchange.tracking.mlflow_server" in link and "me:***@host/mlflow.db" in link
     assert run_note(info.job_dir)["uri"] == uri.replace("secret", "***")
     note = info.job_dir / "monitor" / "mlflow.json"
     assert json.loads(note.read_text())["uri"] == uri and note.stat().st_mode & 0o777 == 0o600

@@ -10,9 +10,9 @@ from pathlib import Path
 from raising import raising
 from typer.testing import CliRunner
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.cli import app
-from trinity_core.errors import TrinityError
-from trinity_core.tracking.logs import LogStream, entry_filter, entry_line, parse
+from trinity_core.exchange.tracking.logs import LogStream, entry_filter, entry_line, parse
 
 TRACE = """\
 2026-11-23 10:00:02,000 ERROR   trinity_core.x: it fails

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from trinity_core.config import Config, config_from_dict
-from trinity_core.inference.in_process import InProcessEngine
-from trinity_core.inference.settings import EngineSettings
-from trinity_core.tracking.logs import OURS, Logged, log_environment, log_name, masked, start_log
+from trinity_core.exchange.tracking.logs import OURS, Logged, log_environment, log_name, masked, start_log
+from trinity_core.rollout.inference.in_process import InProcessEngine
+from trinity_core.rollout.inference.settings import EngineSettings
 from trinity_core.training.worker import TrainerWorker
 
 

@@ -15,9 +15,9 @@ from forkserver import PROCESSES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trinity_core.files import read_json
-from trinity_core.tracking import metrics_file
-from trinity_core.tracking.metrics_file import (
+from trinity_core.base.files import read_json
+from trinity_core.exchange.tracking import metrics_file
+from trinity_core.exchange.tracking.metrics_file import (
     STREAMS,
     MetricsFile,
     MetricsReader,

@@ -16,16 +16,16 @@ from mlflow_store import mlflow_client
 from ports import free_port
 from test_tracking_forwarder import Recorder
 
+from trinity_core.base.errors import TransientFault
 from trinity_core.config import config_from_dict
-from trinity_core.errors import TransientFault
-from trinity_core.runtime import tracking_thread
-from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.stage import Stage
-from trinity_core.runtime.tracking_thread import TrackingThread
-from trinity_core.tracking import forwarder as forwarder_module
-from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
-from trinity_core.tracking.metrics_file import MetricsFile
-from trinity_core.tracking.writers import RunInfo, RunOutcome
+from trinity_core.exchange.tracking import forwarder as forwarder_module
+from trinity_core.exchange.tracking.forwarder import Forwarder, ForwarderThread, open_writer
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.writers import RunInfo, RunOutcome
+from trinity_core.hosting.placement import Machine, place
+from trinity_core.run import tracking_thread
+from trinity_core.run.stage import Stage
+from trinity_core.run.tracking_thread import TrackingThread
 
 
 def test_unsent_metrics_are_sent_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

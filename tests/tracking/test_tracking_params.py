@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinity_core.config.secrets import MASK, without_secrets
-from trinity_core.tracking.writers import flatten
+from trinity_core.exchange.tracking.writers import flatten
 
 
 def test_flat_names() -> None:

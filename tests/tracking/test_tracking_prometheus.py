@@ -13,15 +13,15 @@ from ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from test_tracking_forwarder import Recorder
 
-from trinity_core.addresses import LOOPBACK
+from trinity_core.base.addresses import LOOPBACK
 from trinity_core.config import config_from_dict
-from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.stage import Stage
-from trinity_core.runtime.tracking_thread import TrackingThread
-from trinity_core.tracking.forwarder import Forwarder
-from trinity_core.tracking.metrics_file import MetricsFile
-from trinity_core.tracking.prometheus import PrometheusPage
-from trinity_core.tracking.writers import RunOutcome
+from trinity_core.exchange.tracking.forwarder import Forwarder
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.prometheus import PrometheusPage
+from trinity_core.exchange.tracking.writers import RunOutcome
+from trinity_core.hosting.placement import Machine, place
+from trinity_core.run.stage import Stage
+from trinity_core.run.tracking_thread import TrackingThread
 
 
 def scraped(port: int) -> dict[str, tuple[float, dict[str, str]]]:

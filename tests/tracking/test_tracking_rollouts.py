@@ -9,7 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from trinity_core.data.experience import Experience
-from trinity_core.tracking.rollouts import (
+from trinity_core.exchange.tracking.rollouts import (
     SampledRollout,
     markdown_text,
     read_rollouts,

@@ -11,20 +11,16 @@ import pytest
 from mlflow_store import mlflow_client
 from raising import raising
 
-from trinity_core.addresses import page_note
+from trinity_core.base.addresses import page_note
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import write_json
 from trinity_core.config import config_from_dict, public_dict
 from trinity_core.config.secrets import MASK
-from trinity_core.errors import TrinityError
-from trinity_core.files import write_json
-from trinity_core.runtime.nodes import software
-from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.stage import Stage
-from trinity_core.runtime.tracking_thread import TrackingThread
-from trinity_core.tracking.forwarder import Forwarder, open_writer
-from trinity_core.tracking.metrics_file import MetricsFile, rewind
-from trinity_core.tracking.mlflow_facts import DESCRIPTION
-from trinity_core.tracking.mlflow_writer import describe_runs
-from trinity_core.tracking.run_record import (
+from trinity_core.exchange.tracking.forwarder import Forwarder, open_writer
+from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
+from trinity_core.exchange.tracking.mlflow_facts import DESCRIPTION
+from trinity_core.exchange.tracking.mlflow_writer import describe_runs
+from trinity_core.exchange.tracking.run_record import (
     RunState,
     read_config,
     read_record,
@@ -33,7 +29,11 @@ from trinity_core.tracking.run_record import (
     record_path,
     record_start,
 )
-from trinity_core.tracking.writers import RunInfo, RunOutcome
+from trinity_core.exchange.tracking.writers import RunInfo, RunOutcome
+from trinity_core.hosting.placement import Machine, place
+from trinity_core.run.nodes import software
+from trinity_core.run.stage import Stage
+from trinity_core.run.tracking_thread import TrackingThread
 
 
 def test_a_run_records_its_configuration_state_and_end(tmp_path: Path) -> None:

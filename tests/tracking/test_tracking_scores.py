@@ -15,23 +15,23 @@ from pydantic import create_model
 from raising import raising
 from safetensors.numpy import save_file
 
-from trinity_core.checkpoints.commit import write_manifest
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.layout import JobLayout
+from trinity_core.base.plugins import load_plugins
 from trinity_core.config import Config, config_from_dict
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.layout import JobLayout
-from trinity_core.plugins import load_plugins
-from trinity_core.runtime import summary
-from trinity_core.runtime.summary import unscored_steps
-from trinity_core.tracking.forwarder import Forwarder
-from trinity_core.tracking.metrics_file import MetricsFile
-from trinity_core.tracking.scores import (
+from trinity_core.exchange.checkpoints.commit import write_manifest
+from trinity_core.exchange.tracking.forwarder import Forwarder
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.scores import (
     latest_scores,
     score_fingerprint,
     uncounted_steps,
     unscored_sets,
     valid_scores,
 )
-from trinity_core.tracking.writers import Writer
+from trinity_core.exchange.tracking.writers import Writer
+from trinity_core.run import summary
+from trinity_core.run.summary import unscored_steps
 from trinity_core.training.checkpoint import Savepoints
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from trinity_core.errors import TrinityError
-from trinity_core.tracking.writers import RunOutcome
+from trinity_core.base.errors import TrinityError
+from trinity_core.exchange.tracking.writers import RunOutcome
 
 
 @pytest.mark.parametrize(

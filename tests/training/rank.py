@@ -22,8 +22,8 @@ import transformers
 sys.path.insert(0, str(Path(__file__).parent))
 from batches import make_batch, rows_of, trained_models
 
+from trinity_core.base.processes import die_with_parent
 from trinity_core.config import config_from_dict
-from trinity_core.processes import die_with_parent
 from trinity_core.training import checkpoint as checkpoint_module
 from trinity_core.training import engine as engine_module
 from trinity_core.training.checkpoint import copy, load

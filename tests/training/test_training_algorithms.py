@@ -7,12 +7,12 @@ import torch
 from trained_runs import STEPS, assert_same_runs, metrics, put, run, tensors
 from transformers import AutoModelForCausalLM
 
-from trinity_core.checkpoints.convert import convert
+from trinity_core.base.errors import DataError
 from trinity_core.data.experience import to_bytes
 from trinity_core.data.supervised import read_supervised
 from trinity_core.data.tiny import make_problems, write_jsonl
 from trinity_core.data.tokenizer import policy_encoder
-from trinity_core.errors import DataError
+from trinity_core.exchange.checkpoints.convert import convert
 
 pytestmark = pytest.mark.slow
 COLUMNS = "{prompt_key: question, response_key: answer}"

@@ -9,8 +9,8 @@ from batches import make_batch as make_rows
 
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.objective import Objective
+from trinity_core.base.errors import InputError
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.errors import InputError
 from trinity_core.training.batch import batch_metrics, make_batch
 from trinity_core.training.update import prepare
 

@@ -8,8 +8,8 @@ from batches import make_batch
 from packed_outcomes import attend_by_length, outcome
 from torch.nn.attention import varlen
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import LoraConfig
-from trinity_core.errors import TrinityError
 from trinity_core.training.engine import compile_layers, decoder_layers, uncompiled
 from trinity_core.training.lora import add_adapter
 from trinity_core.training.micro import build_micro

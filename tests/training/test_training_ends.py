@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from trinity_core.checkpoints.convert import convert
 from trinity_core.data.tiny import write_jsonl
 from trinity_core.data.tokenizer import policy_encoder, stop_tokens
-from trinity_core.inference.engine_model import EngineModel, policy_limits
-from trinity_core.inference.in_process import InProcessEngine
-from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.requests import WeightSource
-from trinity_core.runtime.run import train
+from trinity_core.exchange.checkpoints.convert import convert
+from trinity_core.rollout.inference.engine_model import EngineModel, policy_limits
+from trinity_core.rollout.inference.in_process import InProcessEngine
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.inference.requests import WeightSource
+from trinity_core.run.loop import train
 from trinity_core.training.worker import TrainerWorker
 from trinity_core.workflows.rollout_model import Completion
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from raising import raising
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
 from trinity_core.training.micro import build_micro
 from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
 

@@ -10,7 +10,7 @@ import torch
 from batches import make_batch
 from raising import raising
 
-from trinity_core.errors import TrinityError
+from trinity_core.base.errors import TrinityError
 from trinity_core.training.distributed import Ranks, join, meeting_point
 from trinity_core.training.learner import Learner
 from trinity_core.training.policy import load_causal_lm

@@ -12,10 +12,10 @@ from workflows.workflow_helpers import make_task
 from trinity_core.config.schema.buffer import RolloutArgs
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.inference.engine_model import EngineModel, Limits
-from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.requests import Sampling
-from trinity_core.runtime.run import train
+from trinity_core.rollout.inference.engine_model import EngineModel, Limits
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.inference.requests import Sampling
+from trinity_core.run.loop import train
 from trinity_core.training import learner
 from trinity_core.training.worker import TrainerWorker
 from trinity_core.workflows import ENVIRONMENTS, run_workflow
@@ -90,7 +90,7 @@ def by_hand(rows):
 
 @pytest.mark.usefixtures("any_text_moves")
 def test_turns_of_a_lake_are_trained(make_config, tiny_engine, tiny_folder, monkeypatch):
-    from trinity_core.store.run_store import open_run_store
+    from trinity_core.exchange.store.run_store import open_run_store
 
     rows = played(tiny_engine, tiny_folder)
     won = Counter(row.metrics["return"] for row in rows if row.turn == 0)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from trinity_core.checkpoints.commit import begin, commit
+from trinity_core.base.layout import JobLayout
 from trinity_core.data.lengths import explore_steps
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.taskset import Taskset
 from trinity_core.data.tiny import make_problems, write_jsonl
-from trinity_core.layout import JobLayout
+from trinity_core.exchange.checkpoints.commit import begin, commit
 from trinity_core.training.sources import open_source, total_steps
 
 TASKS, EPOCHS, REPEATS = 24, 2, 4

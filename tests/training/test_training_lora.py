@@ -15,7 +15,10 @@ from raising import raising
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trinity_core.checkpoints.adapters import (
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.layout import ADAPTER
+from trinity_core.config import LoraConfig
+from trinity_core.exchange.checkpoints.adapters import (
     A,
     differences,
     is_adapter,
@@ -26,13 +29,10 @@ from trinity_core.checkpoints.adapters import (
     require_matrices,
     write_adapter,
 )
-from trinity_core.checkpoints.convert import convert
-from trinity_core.config import LoraConfig
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.layout import ADAPTER
-from trinity_core.sync.checkpoint import CheckpointVersions
-from trinity_core.sync.tensorfile import digest
-from trinity_core.sync.versions import VersionPublisher
+from trinity_core.exchange.checkpoints.convert import convert
+from trinity_core.exchange.sync.checkpoint import CheckpointVersions
+from trinity_core.exchange.sync.tensorfile import digest
+from trinity_core.exchange.sync.versions import VersionPublisher
 from trinity_core.training.checkpoint import Savepoints, largest_file, load, model_bytes
 from trinity_core.training.distributed import Ranks, join, meeting_point
 from trinity_core.training.learner import Learner

@@ -11,8 +11,8 @@ import pytest
 import torch
 from raising import raising
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import TrinityError
 from trinity_core.training.checkpoint import make_model_files, write_model_files
 from trinity_core.training.policy import load_causal_lm
 

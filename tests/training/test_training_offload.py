@@ -8,7 +8,7 @@ from batches import make_batch
 from saving_helpers import save
 
 from trinity_core.config.training import GPU_CONTEXT
-from trinity_core.pinned import HostBuffer
+from trinity_core.exchange.pinned import HostBuffer
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.engine import fits_beside_engine
 

@@ -18,8 +18,8 @@ from raising import raising
 from torch.nn.attention import _registry, current_flash_attention_impl, restore_flash_attention_impl
 from triton.errors import TritonError
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
 from trinity_core.training import learner
 from trinity_core.training.distributed import Ranks, SequenceGroup
 from trinity_core.training.engine import beginning_on, decoder_layers

@@ -13,12 +13,12 @@ from batches import make_batch, rows_of, trained_models
 from ports import free_port
 from raising import raising
 
-from trinity_core.addresses import interface_of
+from trinity_core.base.addresses import interface_of
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import config_from_dict
 from trinity_core.config.training import train_settings
-from trinity_core.errors import TrinityError
-from trinity_core.runtime.preflight import trainer_memory
-from trinity_core.runtime.preflight.model_shape import shape_of
+from trinity_core.run.preflight import trainer_memory
+from trinity_core.run.preflight.model_shape import shape_of
 from trinity_core.training.distributed import Ranks, SequenceGroup, join, meeting_point, uses_gpu
 from trinity_core.training.packing import ATTENTION
 from trinity_core.training.policy import load_causal_lm

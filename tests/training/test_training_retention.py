@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trinity_core.config.training import RETENTION
-from trinity_core.store.strategies import Strategy, make_strategy
+from trinity_core.exchange.store.strategies import Strategy, make_strategy
 from trinity_core.training.sources import RolloutSource
 
 

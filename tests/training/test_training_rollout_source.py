@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from store.store_helpers import make_rows
 
+from trinity_core.base.errors import DataError
 from trinity_core.config import config_from_dict
 from trinity_core.data.lengths import takes_whole_step
 from trinity_core.data.tiny import write_jsonl
-from trinity_core.errors import DataError
-from trinity_core.store import run_store
+from trinity_core.exchange.store import run_store
 from trinity_core.training import sources
 from trinity_core.training.sources import BatchSource, RolloutSource, open_source
 
@@ -23,7 +23,7 @@ from trinity_core.training.sources import BatchSource, RolloutSource, open_sourc
 def source(make_config: Any, monkeypatch: pytest.MonkeyPatch) -> RolloutSource:
     """The rollouts of a run of 4 train steps of 16 rows."""
     monkeypatch.setattr(sources, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("trinity_core.waits.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("trinity_core.base.waits.FIRST_SECONDS", 0.0)
     return RolloutSource(make_config(), None)
 
 

@@ -10,15 +10,15 @@ import pytest
 from raising import raising
 from safetensors.torch import load_file, save_file
 
-from trinity_core.checkpoints.beginning import other_beginning
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.layout import MANIFEST
+from trinity_core.base.runlock import release
 from trinity_core.config.schema import Config
-from trinity_core.errors import TrinityError
-from trinity_core.layout import MANIFEST
-from trinity_core.runlock import release
-from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.stage import Stage, lock_names, resume
-from trinity_core.store.run_store import open_run_store
-from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.checkpoints.beginning import other_beginning
+from trinity_core.exchange.store.run_store import open_run_store
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.hosting.placement import Machine, place
+from trinity_core.run.stage import Stage, lock_names, resume
 from trinity_core.training.checkpoint import Savepoints
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.learner import Learner

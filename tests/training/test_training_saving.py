@@ -20,12 +20,12 @@ from batches import make_batch
 from saving_helpers import save
 from torch.overrides import TorchFunctionMode
 
-from trinity_core import pinned
-from trinity_core.checkpoints.commit import Entry, entry_of, write_manifest
-from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.pinned import CopyStream, pin
-from trinity_core.processes import free_memory
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.base.processes import free_memory
+from trinity_core.exchange import pinned
+from trinity_core.exchange.checkpoints.commit import Entry, entry_of, write_manifest
+from trinity_core.exchange.checkpoints.shard_writer import Piece, Segment, ShardWriter
+from trinity_core.exchange.pinned import CopyStream, pin
 from trinity_core.training import saving
 from trinity_core.training.checkpoint import copy, engines_by_folder
 from trinity_core.training.distributed import Ranks, join, meeting_point

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from trinity_core.base.errors import DataError
+from trinity_core.base.layout import JobLayout
 from trinity_core.data.tiny import make_problems, make_tokenizer, write_jsonl
-from trinity_core.errors import DataError
-from trinity_core.layout import JobLayout
 from trinity_core.training.sources import SupervisedSource, open_source
 
 ROWS = make_problems(1, 20, 1, 1)["train"]

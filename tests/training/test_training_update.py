@@ -170,9 +170,9 @@ def test_zero_stages_train_alike_and_publish_each_tensor_once(learner, tmp_path)
 
 def _assert_tied_embeddings_are_published_once(trained, folder):
     """In one file with each tensor once, from which engines load both names."""
-    from trinity_core.sync.checkpoint import CheckpointVersions
-    from trinity_core.sync.versions import VersionPublisher
-    from trinity_core.sync.weight_check import WeightCheck
+    from trinity_core.exchange.sync.checkpoint import CheckpointVersions
+    from trinity_core.exchange.sync.versions import VersionPublisher
+    from trinity_core.exchange.sync.weight_check import WeightCheck
     from trinity_core.training.publish import PolicyWeights, trainer_rank
     from trinity_core.training.state import weights
 
@@ -251,8 +251,8 @@ def test_a_resumed_run_keeps_its_loss_scale(learner, tmp_path, stage):
 def test_buffers_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, Glm4MoeForCausalLM
 
-    from trinity_core.checkpoints.convert import convert
-    from trinity_core.errors import DataError
+    from trinity_core.base.errors import DataError
+    from trinity_core.exchange.checkpoints.convert import convert
     from trinity_core.training.checkpoint import load
     from trinity_core.training.state import buffers, weights
 
@@ -444,7 +444,7 @@ def test_host_waits_for_no_micro_batch(learner, more):
 
 
 def test_nonfinite_loss_ends_run_and_names_its_cause(learner):
-    from trinity_core.errors import TrinityError
+    from trinity_core.base.errors import TrinityError
     from trinity_core.training.state import weights
 
     batch = make_batch(1)
@@ -458,7 +458,7 @@ def test_nonfinite_loss_ends_run_and_names_its_cause(learner):
 
 
 def test_overflowed_weights_are_blamed_on_settings(learner):
-    from trinity_core.errors import TrinityError
+    from trinity_core.base.errors import TrinityError
 
     grpo = learner(algorithm__kl_loss_fn="none", algorithm__optimizer__lr=0.5)
     with torch.no_grad():
@@ -468,7 +468,7 @@ def test_overflowed_weights_are_blamed_on_settings(learner):
 
 
 def test_nonfinite_value_or_reward_error_names_the_step(learner):
-    from trinity_core.errors import TrinityError
+    from trinity_core.base.errors import TrinityError
 
     ppo = learner("ppo", algorithm__kl_loss_fn="none")
     batch = make_batch(1)
@@ -481,7 +481,7 @@ def test_nonfinite_value_or_reward_error_names_the_step(learner):
 
 
 def test_nonfinite_critic_error_names_the_critic(learner):
-    from trinity_core.errors import TrinityError
+    from trinity_core.base.errors import TrinityError
 
     ppo = learner("ppo", algorithm__kl_loss_fn="none")
     micros = ppo.critic.micro_batches(laid_out := lay_out(make_batch(1), torch.device("cpu")))
@@ -512,7 +512,7 @@ def test_critic_learns_nothing_from_expert_rows(learner):
 
 def test_student_at_another_temperature_is_refused():
     from trinity_core.algorithms import ALGORITHMS, Objective
-    from trinity_core.errors import InputError
+    from trinity_core.base.errors import InputError
     from trinity_core.training.update import prepare
 
     def prepared(temperature):

@@ -9,10 +9,10 @@ import pytest
 from raising import raising
 from sqlalchemy import Column, Integer, MetaData, Table, Text, create_engine, insert, inspect, select, text
 
+from trinity_core.base.errors import DataError
 from trinity_core.config import store_url
 from trinity_core.data.files import read_rows
 from trinity_core.data.tiny import make_tokenizer
-from trinity_core.errors import DataError
 from trinity_core.training.sources import SupervisedSource, open_source, total_steps
 
 ROWS = [{"id": 7 - n, "question": f"{n}+1?", "chosen": f"{n + 1}", "rejected": f"{n}"} for n in range(6)]

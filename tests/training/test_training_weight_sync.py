@@ -11,16 +11,16 @@ import pytest
 import torch
 from saving_helpers import keep_for_resume
 
+from trinity_core.base.errors import TransientFault
+from trinity_core.base.layout import JobLayout
 from trinity_core.config.sync_schedule import SyncSchedule
-from trinity_core.errors import TransientFault
-from trinity_core.layout import JobLayout
-from trinity_core.store.store import ExperienceStore
-from trinity_core.sync import nccl
-from trinity_core.sync.memory import MemoryVersions
-from trinity_core.sync.nccl import PushedVersions, PushPublisher, VllmWeights
-from trinity_core.sync.tensorfile import spec_of
-from trinity_core.sync.versions import VersionPublisher, run_versions
-from trinity_core.sync.weight_check import WeightCheck
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.sync import nccl
+from trinity_core.exchange.sync.memory import MemoryVersions
+from trinity_core.exchange.sync.nccl import PushedVersions, PushPublisher, VllmWeights
+from trinity_core.exchange.sync.tensorfile import spec_of
+from trinity_core.exchange.sync.versions import VersionPublisher, run_versions
+from trinity_core.exchange.sync.weight_check import WeightCheck
 from trinity_core.training import publish
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.publish import PolicyWeights, Publisher, kept_versions, trainer_rank

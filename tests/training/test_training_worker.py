@@ -12,8 +12,8 @@ import pytest
 import torch
 from trained_runs import assert_same_runs, put, run
 
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.runtime.run import train
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.run.loop import train
 from trinity_core.training.worker import TrainerActor, TrainerWorker
 
 pytestmark = pytest.mark.slow
@@ -161,8 +161,8 @@ def test_outputs_of_a_run(rollouts, tiny_model):
     skipped."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from trinity_core.checkpoints.convert import convert
-    from trinity_core.sync.versions import open_versions
+    from trinity_core.exchange.checkpoints.convert import convert
+    from trinity_core.exchange.sync.versions import open_versions
 
     config = rollouts("run", synchronizer__sync_interval=2)
     put(config)
@@ -217,7 +217,7 @@ def test_exported_models_have_the_trained_chat_template(rollouts, tiny_model):
 
 
 def test_empty_batch_skips_step_and_end_of_data_ends_run(rollouts):
-    from trinity_core.store.run_store import open_run_store
+    from trinity_core.exchange.store.run_store import open_run_store
 
     config = rollouts("short")
     put(config, (1,))

@@ -11,7 +11,7 @@ import torch
 from batches import make_batch
 
 from trinity_core.config import Config
-from trinity_core.runtime.run import train
+from trinity_core.run.loop import train
 from trinity_core.training.worker import TrainerWorker
 
 STEPS = 4
@@ -19,7 +19,7 @@ STEPS = 4
 
 def put(config: Config, steps: Iterable[int] = range(1, STEPS + 1)) -> None:
     """Store explore steps that all used version 0: a new trainer would drop rows of newer versions."""
-    from trinity_core.store.run_store import open_run_store
+    from trinity_core.exchange.store.run_store import open_run_store
 
     with open_run_store(config) as store:
         done = store.position("explorer").step

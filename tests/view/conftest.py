@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from viewing import NASTY, rollout
 
-from trinity_core.checkpoints.resume import update_meta
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.store.ledger import DrawnTask
-from trinity_core.store.store import ExperienceStore
-from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
+from trinity_core.exchange.checkpoints.resume import update_meta
+from trinity_core.exchange.store.ledger import DrawnTask
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
 
 REWARD = {"truncated": 0.0, "style": 0.5, "brief": 0.0}
 

@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import update
 from viewing import rollout
 
+from trinity_core.base.layout import JobLayout
 from trinity_core.data.experience import Experience
-from trinity_core.layout import JobLayout
-from trinity_core.store import archive
-from trinity_core.store.archive import Archive
-from trinity_core.store.schema import State
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store import archive
+from trinity_core.exchange.store.archive import Archive
+from trinity_core.exchange.store.schema import State
+from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.view.app import archived_rollouts
 
 

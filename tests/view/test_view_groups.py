@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import event, insert, text
 
 from trinity_core.data.experience import Experience
-from trinity_core.store.ledger import DrawnTask
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store.ledger import DrawnTask
+from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.view.app import GroupFilter, find_groups, group_row, groups_query
 
 

@@ -22,11 +22,11 @@ from fastapi.testclient import TestClient
 from raising import raising
 from viewing import NASTY, rollout
 
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.gate import key_file, server_key
 from trinity_core.data.experience import Experience
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.gate import key_file, server_key
-from trinity_core.store.ledger import DrawnTask
-from trinity_core.store.store import ExperienceStore
+from trinity_core.exchange.store.ledger import DrawnTask
+from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.view.app import make_app, serve
 from trinity_core.view.tokens import shared_page
 from trinity_core.view.viewed_run import viewed_runs

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from raising import raising
 
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.threads import DaemonThreads
+from trinity_core.base.timing import UNCOUNTED, BusyTimer
+from trinity_core.base.waits import poll
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
-from trinity_core.errors import TrinityError
-from trinity_core.threads import DaemonThreads
-from trinity_core.timing import UNCOUNTED, BusyTimer
-from trinity_core.waits import poll
 from trinity_core.workflows import RewardPool, run_workflow
 from trinity_core.workflows.agent import CommandFailed
 

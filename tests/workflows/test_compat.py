@@ -14,22 +14,22 @@ from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task
 from workflows.workflow_helpers import run as play_scripted
 
+from trinity_core.base.errors import InputError, TrinityError
+from trinity_core.base.layout import JobLayout
+from trinity_core.base.plugins import load_plugins
 from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import InputError, TrinityError
-from trinity_core.inference.engine_model import EngineModel, Limits
-from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.requests import Sampling
-from trinity_core.layout import JobLayout
-from trinity_core.plugins import load_plugins
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.tracking.rollouts import SampledRollout
+from trinity_core.rollout.inference.engine_model import EngineModel, Limits
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.inference.requests import Sampling
 from trinity_core.rollout.metrics import eval_numbers, step_numbers
 from trinity_core.rollout.records import drawn_tasks
 from trinity_core.rollout.runner import Outcome, TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoop
-from trinity_core.runtime.audit import audit_runs
-from trinity_core.store.store import ExperienceStore
-from trinity_core.tracking.rollouts import SampledRollout
+from trinity_core.run.audit import audit_runs
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, RewardPool
 
 PLUGIN = """

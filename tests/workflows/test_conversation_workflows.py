@@ -9,9 +9,9 @@ import pytest
 from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task, run
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.resolve import tool_call_rows
 from trinity_core.config.schema.buffer import FormatConfig
-from trinity_core.errors import DataError
 from trinity_core.workflows import TOOLS, WORKFLOWS, Reward, RewardPool
 from trinity_core.workflows.trajectory import returns
 

@@ -8,8 +8,8 @@ import pytest
 from raising import raising
 from typer.testing import CliRunner
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.cli import app
-from trinity_core.errors import TrinityError
 
 COUNTER = """
 import os

@@ -16,21 +16,21 @@ from raising import raising
 from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task
 
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.threads import DaemonThreads
+from trinity_core.base.timing import UNCOUNTED, BusyTimer
+from trinity_core.base.waits import poll
 from trinity_core.config.schema.buffer import RolloutArgs
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.inference.engine_model import EngineModel, Limits
-from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.requests import Sampling
 from trinity_core.rollout import workflow_loops
+from trinity_core.rollout.inference.engine_model import EngineModel, Limits
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.inference.requests import Sampling
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.step_source import one_answer_each
-from trinity_core.threads import DaemonThreads
-from trinity_core.timing import UNCOUNTED, BusyTimer
-from trinity_core.waits import poll
 from trinity_core.workflows import ENVIRONMENTS, WORKFLOWS, EnvironmentFailed, RewardPool, Workflow, run_workflow
 from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
 from trinity_core.workflows.environments.workflow import EnvArguments, opened, seed_of

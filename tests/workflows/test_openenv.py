@@ -13,7 +13,7 @@ from workflows.chatting import Turns
 from workflows.openenv_server import core_serving, make_app, serving
 from workflows.workflow_helpers import make_task
 
-from trinity_core.waits import poll
+from trinity_core.base.waits import poll
 from trinity_core.workflows import EnvironmentFailed, run_workflow
 from trinity_core.workflows.environments import openenv
 from trinity_core.workflows.environments.openenv import OpenEnv

@@ -10,7 +10,7 @@ import pytest
 from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task, run
 
-from trinity_core.plugins import load_plugins
+from trinity_core.base.plugins import load_plugins
 from trinity_core.workflows import WORKFLOWS
 
 PAGE = Path(__file__).parents[2] / "docs" / "porting.md"

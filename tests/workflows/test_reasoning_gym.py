@@ -20,7 +20,7 @@ from toy_text import Blackjack, FrozenLake, Taxi
 from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 from trinity_core.workflows import ENVIRONMENTS, EnvironmentFailed, RewardItem, RewardPool, run_workflow
 from trinity_core.workflows.environments.process import HOSTS
 from trinity_core.workflows.environments.reasoning import EVALUATED, answer_in, is_evaluable, reasoning_gym_reward, rows

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from raising import raising
 from workflow_helpers import ScriptedModel, make_task, run
 
+from trinity_core.base.errors import DataError
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
-from trinity_core.errors import DataError
 from trinity_core.pipelines.shaping import pass_rate_calculator
 from trinity_core.rollout.metrics import eval_numbers, scores_of
 from trinity_core.rollout.runner import Outcome
@@ -121,9 +121,9 @@ def test_a_thought_that_the_prompt_opens_counts(tiny_folder, end, opened, workfl
 
     from trinity_core.data.chat import ChatEncoder
     from trinity_core.data.tokenizer import load_tokenizer
-    from trinity_core.inference.engine_model import EngineModel, Limits
-    from trinity_core.inference.pool import EnginePool
-    from trinity_core.inference.requests import Sampling
+    from trinity_core.rollout.inference.engine_model import EngineModel, Limits
+    from trinity_core.rollout.inference.pool import EnginePool
+    from trinity_core.rollout.inference.requests import Sampling
 
     tokenizer = load_tokenizer(str(tiny_folder), False)
     tokenizer.chat_template += "{% if add_generation_prompt %}{{ " + repr(end) + " }}{% endif %}"

@@ -55,7 +55,7 @@ from written_code import (
     UNREADABLE,
 )
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 from trinity_core.workflows import RewardItem, RewardPool
 from trinity_core.workflows.rewards.code import code_reward, last_program, sandbox
 from trinity_core.workflows.rewards.code.checks import NothingChecked

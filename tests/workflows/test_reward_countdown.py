@@ -4,7 +4,7 @@ from fractions import Fraction
 import pytest
 from raising import raising
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 from trinity_core.workflows.rewards.countdown import countdown_reward, evaluate, toolcall_reward
 
 TASK = {"nums": [3, 5, 7, 2], "target": 24}

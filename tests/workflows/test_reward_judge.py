@@ -9,7 +9,7 @@ import pytest
 from raising import raising
 from workflow_helpers import ScriptedModel, completion, make_task
 
-from trinity_core.errors import DataError, TrinityError, Unanswered
+from trinity_core.base.errors import DataError, TrinityError, Unanswered
 from trinity_core.workflows import RewardItem, run_workflow
 from trinity_core.workflows.rewards.judge import rubric_text
 from trinity_core.workflows.rewards.models import ModelRewards

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from raising import raising
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 from trinity_core.workflows.rewards.answers import read, same, without_verifier
 from trinity_core.workflows.rewards.boxed import math_boxed_reward, math_dapo_reward
 from trinity_core.workflows.rewards.math import final_answer, format_reward, math_fast, math_reward, reference

@@ -9,9 +9,9 @@ import psutil
 import pytest
 from raising import raising
 
-from trinity_core.errors import DataError, RewardError
-from trinity_core.threads import DaemonThreads, InterruptibleThreads
-from trinity_core.waits import poll
+from trinity_core.base.errors import DataError, RewardError
+from trinity_core.base.threads import DaemonThreads, InterruptibleThreads
+from trinity_core.base.waits import poll
 from trinity_core.workflows.rewards import Reward, RewardItem, RewardPool
 from trinity_core.workflows.rewards.base import FAST_PATHS
 from trinity_core.workflows.rewards.pool import usual_workers

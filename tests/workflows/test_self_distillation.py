@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from raising import raising
 from workflow_helpers import ScriptedModel, completion, make_task, run
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 from trinity_core.workflows import Reward
 
 RIGHT, WRONG = "#### 2", "#### 3"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from raising import raising
 
-from trinity_core.errors import InputError
+from trinity_core.base.errors import InputError
 from trinity_core.workflows.tools import KINDS, TOOLS, Toolbox, tool_spec
 
 

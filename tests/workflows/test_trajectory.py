@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raising import raising
 from workflows.chatting import END, Turns
 
-from trinity_core.errors import TrinityError
+from trinity_core.base.errors import TrinityError
 from trinity_core.workflows import Reward, Trajectory
 
 ASK = [{"role": "user", "content": "ab?"}]

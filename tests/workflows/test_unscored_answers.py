@@ -16,8 +16,8 @@ from raising import raising
 from workflow_helpers import ScriptedModel, make_task, run
 
 from trinity_core.algorithms import ALGORITHMS, Objective
+from trinity_core.base.errors import TrinityError
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
 from trinity_core.rollout.metrics import eval_numbers, step_numbers
 from trinity_core.rollout.runner import Outcome
 from trinity_core.training.batch import make_batch

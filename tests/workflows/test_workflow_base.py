@@ -6,10 +6,10 @@ import pytest
 from raising import raising
 from workflow_helpers import ScriptedModel, completion, make_task, run
 
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.registry import Registry
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data.experience import from_bytes, to_bytes
-from trinity_core.errors import TrinityError
-from trinity_core.registry import Registry
 from trinity_core.workflows import (
     WORKFLOWS,
     RecordingModel,

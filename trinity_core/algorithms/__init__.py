@@ -29,8 +29,8 @@ from trinity_core.algorithms.losses import POLICY_LOSSES, PolicyLoss, policy_los
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.objective import Objective, Weights
 from trinity_core.algorithms.value import value_loss, value_tokens
+from trinity_core.base.errors import InputError
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, register_algorithm
-from trinity_core.errors import InputError
 
 if TYPE_CHECKING:
     from trinity_core.algorithms.logprobs import token_logprobs_and_entropy

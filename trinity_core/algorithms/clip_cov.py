@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from trinity_core.algorithms.advantages.group import grpo
 from trinity_core.algorithms.advantages.grouping import GroupIds, advantage
 from trinity_core.algorithms.tensors import as_mask, clean, masked_mean, require_finite, without_gradient
+from trinity_core.base.lazy import torch
 from trinity_core.config.algorithm_types import GRPO, NO_KL, register_algorithm
 from trinity_core.config.types import NonNegative
-from trinity_core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

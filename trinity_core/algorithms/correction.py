@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite, row_mean, row_sum
-from trinity_core.errors import InputError
-from trinity_core.lazy import torch
-from trinity_core.registry import Registry
+from trinity_core.base.errors import InputError
+from trinity_core.base.lazy import torch
+from trinity_core.base.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor

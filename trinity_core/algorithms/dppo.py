@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from trinity_core.algorithms.losses.policy_loss import log_ratio_to, policy_loss
 from trinity_core.algorithms.metric_accumulator import Stats
+from trinity_core.base.lazy import torch
 from trinity_core.config.algorithm_types import GRPO, NO_KL, OFF_POLICY, register_algorithm
 from trinity_core.config.types import NonNegative
-from trinity_core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from trinity_core.algorithms.aggregation import AGGREGATIONS
 from trinity_core.algorithms.tensors import as_mask, require_finite
+from trinity_core.base.errors import InputError
+from trinity_core.base.registry import Registry
 from trinity_core.config.types import NonNegative
-from trinity_core.errors import InputError
-from trinity_core.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor

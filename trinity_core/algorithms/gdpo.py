@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, to_tokens
 from trinity_core.algorithms.tensors import divided
+from trinity_core.base.errors import InputError
+from trinity_core.base.lazy import torch
 from trinity_core.config.algorithm_types import GRPO, register_algorithm
 from trinity_core.config.types import NonNegative
-from trinity_core.errors import InputError
-from trinity_core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

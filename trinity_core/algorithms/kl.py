@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
+from trinity_core.base.errors import InputError
+from trinity_core.base.lazy import torch
+from trinity_core.base.registry import Registry
+from trinity_core.base.signatures import call_with
 from trinity_core.config.types import NonNegative
-from trinity_core.errors import InputError
-from trinity_core.lazy import torch
-from trinity_core.registry import Registry
-from trinity_core.signatures import call_with
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trinity_core.errors import InputError
+from trinity_core.base.errors import InputError
 
 if TYPE_CHECKING:
     from types import ModuleType

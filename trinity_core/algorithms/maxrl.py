@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, to_tokens
+from trinity_core.base.lazy import torch
 from trinity_core.config.algorithm_types import GRPO, NO_KL, register_algorithm
-from trinity_core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from trinity_core.algorithms.tensors import clean
-from trinity_core.lazy import torch
+from trinity_core.base.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,9 +21,9 @@ from trinity_core.algorithms.kl import KL_FNS, split_kl_args
 from trinity_core.algorithms.losses import POLICY_LOSSES
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.tensors import as_mask, masked_mean, without_gradient
-from trinity_core.errors import InputError
-from trinity_core.lazy import torch
-from trinity_core.signatures import call_with, keywords, refuse_unknown
+from trinity_core.base.errors import InputError
+from trinity_core.base.lazy import torch
+from trinity_core.base.signatures import call_with, keywords, refuse_unknown
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, to_tokens
+from trinity_core.base.errors import InputError
 from trinity_core.config.algorithm_types import GRPO, register_algorithm
-from trinity_core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from trinity_core.errors import InputError
-from trinity_core.lazy import torch
+from trinity_core.base.errors import InputError
+from trinity_core.base.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trinity_core.algorithms.aggregation import AGGREGATIONS
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator, Stats
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
-from trinity_core.errors import InputError
+from trinity_core.base.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor

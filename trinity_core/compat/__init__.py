@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from trinity_core.base.errors import InputError
+from trinity_core.base.registry import Registry
 from trinity_core.compat import experience, model, workflow
-from trinity_core.errors import InputError
-from trinity_core.registry import Registry
 from trinity_core.workflows.base import WORKFLOWS
 from trinity_core.workflows.rewards import REWARD_FNS
 

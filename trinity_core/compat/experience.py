@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.data.experience import STEP_REWARD
 from trinity_core.data.experience import Experience as Recorded
-from trinity_core.errors import TrinityError
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
 from trinity_core.workflows.rollout_model import Completion
 

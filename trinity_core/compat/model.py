@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.threads import call_in, tied
 from trinity_core.compat.experience import Experience
 from trinity_core.data.control_tokens import encode
 from trinity_core.data.experience import Experience as Recorded
 from trinity_core.data.messages import canonical
-from trinity_core.errors import TrinityError
-from trinity_core.threads import call_in, tied
 from trinity_core.workflows.base import all_of
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
 from trinity_core.workflows.trajectory import Trajectory

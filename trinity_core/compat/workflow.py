@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.threads import InterruptibleThreads, call_in
 from trinity_core.compat.experience import Experience, as_recorded
 from trinity_core.compat.model import ModelWrapper
 from trinity_core.data.experience import STEP_REWARD
 from trinity_core.data.experience import Experience as Recorded
 from trinity_core.data.task import Task as OurTask
-from trinity_core.errors import TrinityError
-from trinity_core.threads import InterruptibleThreads, call_in
 from trinity_core.workflows.base import Workflow as OurWorkflow
 from trinity_core.workflows.base import all_of, runs_of
 from trinity_core.workflows.builtin import THINK_PROMPT, THINK_SCORE

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from trinity_core.registry import Registry, registry_of
+from trinity_core.base.registry import Registry, registry_of
 
 Args = Mapping[str, Any]
 

@@ -11,6 +11,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from trinity_core.base.errors import closest
+from trinity_core.base.registry import Registry, registry_of
+from trinity_core.base.signatures import arguments_model, from_yaml
 from trinity_core.config.algorithm_types import PARTS
 from trinity_core.config.findings import Finding, Report
 from trinity_core.config.resolve import draws_by
@@ -18,9 +21,6 @@ from trinity_core.config.schema import Config
 from trinity_core.config.source import key_of
 from trinity_core.config.types import Args
 from trinity_core.config.validation import BAD, convert
-from trinity_core.errors import closest
-from trinity_core.registry import Registry, registry_of
-from trinity_core.signatures import arguments_model, from_yaml
 
 MONITOR = "monitor.monitor_type"
 REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trinity_core.base.errors import closest
 from trinity_core.config.findings import Code
-from trinity_core.errors import closest
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import PARTS
 from trinity_core.config.schema import AlgorithmConfig, Config, MonitorConfig, ReplayBufferConfig, StageConfig
 from trinity_core.config.types import IS_DERIVED, Listed, OneOrMany, Unit
-from trinity_core.registry import registry_of
 
 
 @dataclass(frozen=True)

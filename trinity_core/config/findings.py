@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trinity_core.errors import TrinityError
+from trinity_core.base.errors import TrinityError
 
 LONGEST = 200
 """Characters of a value that a message repeats."""

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
+from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
 from trinity_core.config.fields import Setting, sections, settings
 from trinity_core.config.foreign.table import accepted_keys
@@ -25,7 +26,6 @@ from trinity_core.config.schema import (
     StageConfig,
     TasksetConfig,
 )
-from trinity_core.registry import registry_of
 
 Schema = dict[str, Any]
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import expanded
 from trinity_core.config import rules, source
 from trinity_core.config.arguments import typed_arguments
 from trinity_core.config.findings import ConfigError, Finding, Report, SourceLocation
@@ -22,8 +24,6 @@ from trinity_core.config.schema import Config, VerlConfig
 from trinity_core.config.source import WHOLE, Tree, YamlSource, first_line, join_key, merge
 from trinity_core.config.validation import typed_section
 from trinity_core.config.yaml_text import dump
-from trinity_core.errors import TrinityError
-from trinity_core.files import expanded
 
 Plugins = Callable[[str], Any]
 """Loads the user's modules in a folder, so that the names they register are known before anything is checked."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.arguments import monitor_arguments
 from trinity_core.config.findings import Code, Finding
@@ -15,7 +16,6 @@ from trinity_core.config.rules.tasks import training_tasksets
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import EarlierRolloutsConfig, HumanVerdictsConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
-from trinity_core.registry import registry_of
 
 VERL = "trainer.trainer_config"
 ACTOR = f"{VERL}.actor_rollout_ref.actor"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import expanded
 from trinity_core.config.schema import Config, ExperienceBufferConfig, TasksetConfig
 from trinity_core.config.types import SEVERAL
-from trinity_core.errors import TrinityError
-from trinity_core.files import expanded
 
 STORE_BACKENDS: dict[str, str] = {
-    "sqlite": "trinity_core.store.sqlite:SQLite",
-    "postgresql": "trinity_core.store.postgresql:PostgreSQL",
+    "sqlite": "trinity_core.exchange.store.sqlite:SQLite",
+    "postgresql": "trinity_core.exchange.store.postgresql:PostgreSQL",
 }
 """Scheme (without a driver, as in `postgresql+psycopg`) → `module:class` of its `store.backend.StoreBackend`."""
 DEFAULT_DATABASE = "explorer_output.db"

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trinity_core.base.errors import TrinityError, closest
 from trinity_core.config.fields import Setting, sections, settings
 from trinity_core.config.foreign.table import accepted_keys
 from trinity_core.config.schema import Config
-from trinity_core.errors import TrinityError, closest
 
 WIDTH = 100
 """Width of the terminal text in columns."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trinity_core.base.files import expanded
+from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS, PARTS, AlgorithmType, effective_args
 from trinity_core.config.schema import (
     AlgorithmConfig,
@@ -27,8 +29,6 @@ from trinity_core.config.schema import (
 )
 from trinity_core.config.sync_methods import default_sync_method
 from trinity_core.config.types import FrozenDict
-from trinity_core.files import expanded
-from trinity_core.registry import registry_of
 
 DEFAULT_WORKFLOW, DEFAULT_REWARD = "math_workflow", "math_reward"
 THINKING_WORKFLOWS = ("math_workflow", "async_math_workflow")

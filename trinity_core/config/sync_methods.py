@@ -1,7 +1,7 @@
 """The values of `synchronizer.sync_method`: requirements and implementation of each.
 
-Contains only what checks, defaults and placement need. The classes are in `trinity_core.sync` and imported when a run
-opens its weights (`trinity_core.sync.versions`), so that importing this table is cheap.
+Contains only what checks, defaults and placement need. The classes are in `trinity_core.exchange.sync`, imported when
+a run opens its weights (`trinity_core.exchange.sync.versions`), so that importing this table is cheap.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class SyncMethod:
     """A way to transfer weights from the trainer to the engines."""
 
     implementation: str
-    """`module:class` of its `trinity_core.sync.versions.WeightVersions`."""
+    """`module:class` of its `trinity_core.exchange.sync.versions.WeightVersions`."""
     route: str
     """How the weights travel: the end of "weights go …"."""
     one_node: bool = False
@@ -32,11 +32,14 @@ class SyncMethod:
 
 SYNC_METHODS: dict[str, SyncMethod] = {
     "nccl": SyncMethod(
-        "trinity_core.sync.nccl:PushedVersions", "from GPU to GPU", vllm_backend="nccl", without_own_gpus="memory"
+        "trinity_core.exchange.sync.nccl:PushedVersions",
+        "from GPU to GPU",
+        vllm_backend="nccl",
+        without_own_gpus="memory",
     ),
-    "memory": SyncMethod("trinity_core.sync.memory:MemoryVersions", "through shared memory", one_node=True),
+    "memory": SyncMethod("trinity_core.exchange.sync.memory:MemoryVersions", "through shared memory", one_node=True),
     "checkpoint": SyncMethod(
-        "trinity_core.sync.checkpoint:CheckpointVersions", "through the run's folder", separate_runs=True
+        "trinity_core.exchange.sync.checkpoint:CheckpointVersions", "through the run's folder", separate_runs=True
     ),
 }
 """Methods by name, in order of preference."""

@@ -95,7 +95,7 @@ class SyncSchedule:
         """Return the version for explorer step `step` outside fixed style: the latest one, checked every few steps.
 
         `held` is the version in the engines (None: none of this run), `latest` the newest published one. Never goes
-        back within a lineage; after a rewind (see `trinity_core.store`) an explorer starts over with `held` None.
+        back within a lineage; after a rewind (`trinity_core.exchange.store`) an explorer starts over with `held` None.
         """
         if latest is None:
             return held
@@ -143,7 +143,7 @@ class StalenessBound:
 
         `ready` rows are stored and not leased; `begun` has rows and version of each step that other explorers have
         begun and not stored. A version newer than `leased` needs a further train step, for which the trainer takes the
-        available rows (`trinity_core.store`): otherwise each side would wait for the other.
+        available rows (`trinity_core.exchange.store`): otherwise each side would wait for the other.
         """
         oldest = self.oldest_version(ready + rows + sum(others for others, _ in begun), leased)
         if min([version, *(used for _, used in begun)]) >= oldest:

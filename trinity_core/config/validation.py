@@ -15,13 +15,13 @@ from typing import Annotated, Any, TypeVar, get_origin
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from trinity_core.base.errors import closest
 from trinity_core.config.fields import Bounds, Type, homes_of, type_at, type_of, types_of
 from trinity_core.config.findings import Finding, Report, value_at
 from trinity_core.config.foreign.table import accepted_keys
 from trinity_core.config.foreign.trl_names import TRL_SETTINGS
 from trinity_core.config.source import key_of
 from trinity_core.config.types import Flag, Integer, Number
-from trinity_core.errors import closest
 
 T = TypeVar("T", bound=BaseModel)
 Path = tuple[str | int, ...]

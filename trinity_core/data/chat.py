@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trinity_core.base.errors import DataError
 from trinity_core.data.control_tokens import ControlTokens, control_tokens
 from trinity_core.data.formats import Conversation, Tool
 from trinity_core.data.messages import Message, thoughts_of, with_text_arguments
 from trinity_core.data.turns import MARK, text_after_mark
-from trinity_core.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer

@@ -12,8 +12,8 @@ import numpy as np
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.files import from_record
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.files import from_record
 
 Json = Any
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from trinity_core.base.errors import DataError, closest
+from trinity_core.base.files import expanded
 from trinity_core.config.types import SEVERAL
 from trinity_core.data.readers import READERS, Row, file_format, read_hub, read_lines, read_table, shown, table_name
 from trinity_core.data.values import row_problem, visible
-from trinity_core.errors import DataError, closest
-from trinity_core.files import expanded
 
 logger = logging.getLogger(__name__)
 

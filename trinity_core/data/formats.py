@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data.messages import (
     WEIGHT,
@@ -27,7 +28,6 @@ from trinity_core.data.messages import (
     without_weight,
 )
 from trinity_core.data.values import json_problem, row_problem, without_absent
-from trinity_core.errors import DataError
 
 Row = Mapping[str, Any]
 ALPACA_PROMPT, ALPACA_INPUT = "instruction", "input"

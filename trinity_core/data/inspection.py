@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from trinity_core.base.errors import DataError
+from trinity_core.base.registry import registry_of
 from trinity_core.config import Config
 from trinity_core.config.resolve import held_out, shares
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
@@ -29,8 +31,6 @@ from trinity_core.data.supervised import Kind, SupervisedRows, has_empty_thought
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, prompt_too_long, reference_kind
 from trinity_core.data.tokenizer import policy_encoder
-from trinity_core.errors import DataError
-from trinity_core.registry import registry_of
 
 GUESSED_ROWS = 20
 ReadAnswers = Callable[[ExperienceBufferConfig, ChatEncoder, Kind], SupervisedRows]

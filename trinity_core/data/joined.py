@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.schema import Config, ExperienceInputConfig
 from trinity_core.data.files import RejectedRow, Row, read_rows
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.taskset import Taskset
 from trinity_core.data.values import plain
-from trinity_core.errors import DataError
 
 log = logging.getLogger(__name__)
 

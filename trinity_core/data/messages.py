@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from trinity_core.base.errors import DataError
 from trinity_core.data.values import json_problem
-from trinity_core.errors import DataError
 
 ROLES = {
     "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",

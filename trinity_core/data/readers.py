@@ -23,9 +23,9 @@ from urllib.parse import quote
 from sqlalchemy import URL, Engine, MetaData, Table, create_engine, event, inspect, make_url, select
 from sqlalchemy.exc import ArgumentError, NoSuchTableError, SQLAlchemyError
 
+from trinity_core.base.errors import DataError
+from trinity_core.base.files import expanded
 from trinity_core.data.values import UNDECODABLE, json_problem, row_problem, without_absent
-from trinity_core.errors import DataError
-from trinity_core.files import expanded
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

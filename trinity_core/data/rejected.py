@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from trinity_core.base.errors import DataError
+from trinity_core.base.files import private_folder, when_room, write_atomically
 from trinity_core.config.schema import Config
 from trinity_core.data.files import RejectedRow
-from trinity_core.errors import DataError
-from trinity_core.files import private_folder, when_room, write_atomically
 
 logger = logging.getLogger(__name__)
 

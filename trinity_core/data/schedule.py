@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.schema import Config
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.rejected import RejectedRows
@@ -26,7 +27,6 @@ from trinity_core.data.selectors import SelectorRows, TaskSelector, make_selecto
 from trinity_core.data.task import Task
 from trinity_core.data.task_queue import QueueTaskset
 from trinity_core.data.taskset import PromptCheck, Taskset
-from trinity_core.errors import DataError
 
 Positions = Callable[[], Iterable[Mapping[str, Any]]]
 """Returns the positions of all explore steps so far, in order; called only to rebuild learned state."""

@@ -16,9 +16,9 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Le
 
+from trinity_core.base.errors import DataError, InputError
+from trinity_core.base.registry import Registry
 from trinity_core.data.values import number_of
-from trinity_core.errors import DataError, InputError
-from trinity_core.registry import Registry
 
 SLOW = 0.9
 """Weight of the old c in the new one (`DifficultyBased`)."""

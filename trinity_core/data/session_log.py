@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import clear_errors, is_full, private_folder, when_room
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
-from trinity_core.files import clear_errors, is_full, private_folder, when_room
 
 log = logging.getLogger(__name__)
 

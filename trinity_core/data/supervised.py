@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from trinity_core.base.errors import DataError
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
@@ -17,7 +18,6 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.files import RejectedRow, Row, RowLocation, fingerprint, read_rows
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.selectors import SelectorRows, TaskSelector, make_selector
-from trinity_core.errors import DataError
 
 log = logging.getLogger(__name__)
 

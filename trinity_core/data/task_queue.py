@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from trinity_core.base.errors import DataError
+from trinity_core.base.files import networked, private_file, private_folder
 from trinity_core.config.paths import task_queue_path
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.data.files import RejectedRow, Row, RowLocation
 from trinity_core.data.formats import has_column
 from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, row_problems
 from trinity_core.data.values import row_problem
-from trinity_core.errors import DataError
-from trinity_core.files import networked, private_file, private_folder
 
 BUSY_SECONDS = 60.0
 """Longest wait for another writer."""

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.registry import registry_of
 from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder
@@ -19,8 +21,6 @@ from trinity_core.data.files import RejectedRow, Row, RowLocation, fingerprint, 
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.selectors import feature_values
 from trinity_core.data.task import Task
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.registry import registry_of
 
 log = logging.getLogger(__name__)
 

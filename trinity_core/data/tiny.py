@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trinity_core.errors import DataError
-from trinity_core.files import clear_errors
-from trinity_core.lazy import lean_imports
+from trinity_core.base.errors import DataError
+from trinity_core.base.files import clear_errors
+from trinity_core.base.lazy import lean_imports
 
 Row = dict[str, Any]
 INITIALIZER_RANGE = 0.08

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trinity_core.base.errors import InputError
+from trinity_core.base.files import expanded, write_json
 from trinity_core.config import AuxiliaryModelConfig, ModelConfig
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.errors import InputError
-from trinity_core.files import expanded, write_json
 
 GENERATION = "generation_config.json"
 

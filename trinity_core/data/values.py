@@ -13,7 +13,7 @@ import sys
 from decimal import Decimal
 from typing import Any
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 
 MAX_DEPTH = 64
 """Limit of nested lists and objects in a row; JSON readers and writers fail at a few hundred."""

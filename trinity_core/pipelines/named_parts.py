@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
+from trinity_core.base.errors import InputError, TrinityError, closest
 from trinity_core.config import Config, OperatorConfig, TasksetConfig
 from trinity_core.config.arguments import fitting
 from trinity_core.config.findings import Finding, Report
@@ -21,7 +22,6 @@ from trinity_core.config.rules.tasks import INPUT, eval_tasksets, training_tasks
 from trinity_core.config.schema.buffer import TaskSelectorConfig
 from trinity_core.config.schema.monitor import DataJuicerConfig
 from trinity_core.data.selectors import SELECTORS, check_columns
-from trinity_core.errors import InputError, TrinityError, closest
 from trinity_core.pipelines import operators, shaping
 from trinity_core.pipelines.data_juicer.client import steps_of
 from trinity_core.pipelines.data_juicer.local import installed_operators, starts_own

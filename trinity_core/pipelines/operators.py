@@ -17,10 +17,10 @@ from typing import Annotated, Protocol
 
 from annotated_types import Ge
 
+from trinity_core.base.errors import InputError, TransientFault, TrinityError
 from trinity_core.config import OperatorConfig
 from trinity_core.data.experience import Experience, require_json, rollout_rewards, rollouts_of
 from trinity_core.data.rejected import FAILED_IN_A_ROW
-from trinity_core.errors import InputError, TransientFault, TrinityError
 from trinity_core.workflows import Registry
 
 log = logging.getLogger(__name__)

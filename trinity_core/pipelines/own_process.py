@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from trinity_core.children import CallFailed, NoAnswer, Worker
+from trinity_core.base.children import CallFailed, NoAnswer, Worker
+from trinity_core.base.errors import TransientFault, TrinityError, on_failure
+from trinity_core.base.plugins import load_plugins
 from trinity_core.config import Config
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
-from trinity_core.errors import TransientFault, TrinityError, on_failure
 from trinity_core.pipelines.data_juicer.local import LocalDataJuicer, open_data_juicer
 from trinity_core.pipelines.operators import FailedGroup, pipeline
-from trinity_core.plugins import load_plugins
 
 log = logging.getLogger(__name__)
 

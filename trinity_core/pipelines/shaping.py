@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Ge
 
+from trinity_core.base.errors import InputError, TrinityError
+from trinity_core.base.signatures import Arguments
 from trinity_core.data.experience import Experience, rollouts_of
 from trinity_core.data.values import number_of
-from trinity_core.errors import InputError, TrinityError
 from trinity_core.pipelines.operators import OPERATORS
-from trinity_core.signatures import Arguments
 from trinity_core.workflows.rewards.boxed import overlong_punishment
 
 

@@ -1,6 +1,6 @@
 """The explorer: draws tasks, has the engines answer them, scores the answers and stores the rollouts, step by step.
 
-The loop over its methods is `trinity_core.runtime.run.explore`. The explorer holds no model. Its progress is in the
+The loop over its methods is `trinity_core.run.loop.explore`. The explorer holds no model. Its progress is in the
 store: the rows of a step and the position after it are one transaction, so it may die at any moment and resume.
 """
 
@@ -15,25 +15,25 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from trinity_core.base.errors import DataError
+from trinity_core.base.threads import DaemonThreads
 from trinity_core.config import Config
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.rejected import RejectedRows
-from trinity_core.errors import DataError
-from trinity_core.inference.requests import WeightSource
+from trinity_core.exchange.store.run_store import present
+from trinity_core.exchange.store.schema import EXPLORER
+from trinity_core.exchange.store.store import LineageChanged
+from trinity_core.exchange.sync.versions import VersionGone, WeightVersions
+from trinity_core.exchange.tracking.logs import Logged, start_log
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.scores import by_eval_set, score_fingerprint, scores_text, unscored_sets
+from trinity_core.rollout.inference.requests import WeightSource
 from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.records import StepRecords, StepRollouts, drawn_tasks
 from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import EvaluationProgress, FailureWatch, check_failures
 from trinity_core.rollout.step_source import StepSource, loading_meanwhile, sample_step
 from trinity_core.rollout.trainer_watch import AdmissionWait, GpuTurn, TrainerWatch, VersionWait, staleness_bound
-from trinity_core.store.run_store import present
-from trinity_core.store.schema import EXPLORER
-from trinity_core.store.store import LineageChanged
-from trinity_core.sync.versions import VersionGone, WeightVersions
-from trinity_core.threads import DaemonThreads
-from trinity_core.tracking.logs import Logged, start_log
-from trinity_core.tracking.metrics_file import MetricsFile
-from trinity_core.tracking.scores import by_eval_set, score_fingerprint, scores_text, unscored_sets
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Explorer:
         self._resources = await asyncio.shield(self._preparing)
 
     async def run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:
-        """Explore with `loop` (`trinity_core.runtime.run.explore`) to the last step, or until `stop`; return a summary.
+        """Explore with `loop` (`trinity_core.run.loop.explore`) to the last step, or until `stop`; return a summary.
 
         The loop restarts when the trainer goes back to a checkpoint, and ends when the trainer has finished, because
         later rollouts would not be trained on. Raises `TrinityError` if all tasks of a step fail, `WeightSyncError` if

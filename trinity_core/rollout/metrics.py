@@ -10,8 +10,8 @@ from math import comb, sqrt
 
 import numpy as np
 
+from trinity_core.base.errors import Unanswered
 from trinity_core.data.experience import Experience, mean_reward
-from trinity_core.errors import Unanswered
 from trinity_core.rollout.runner import Outcome
 from trinity_core.workflows.base import runs_of
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS

@@ -9,18 +9,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
+from trinity_core.base.timing import StepTimer
 from trinity_core.config import Config
 from trinity_core.config.paths import explored_file, operator_input_file
 from trinity_core.data.experience import Experience
-from trinity_core.inference.requests import WeightSyncReport
+from trinity_core.exchange.store.archive import Archive, whole_line
+from trinity_core.exchange.store.ledger import DrawnTask
+from trinity_core.exchange.store.run_store import file_owner
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.tracking.metrics_file import MetricsFile, explorer_source
+from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
+from trinity_core.rollout.inference.requests import WeightSyncReport
 from trinity_core.rollout.runner import Outcome, cause
-from trinity_core.store.archive import Archive, whole_line
-from trinity_core.store.ledger import DrawnTask
-from trinity_core.store.run_store import file_owner
-from trinity_core.store.store import ExperienceStore
-from trinity_core.timing import StepTimer
-from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
-from trinity_core.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
 
 SAMPLED = 16
 """Number of rollouts written for people to read, in a sampled step."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.processes import cores
 from trinity_core.config import Config, RolloutModelConfig
 from trinity_core.config.paths import api_address_file
 from trinity_core.config.rules.explorer import key_in, key_of_endpoint
@@ -21,29 +23,27 @@ from trinity_core.data.schedule import TaskSchedule, open_tasksets
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
 from trinity_core.data.tokenizer import auxiliary_encoder, endless_answers, policy_encoder, stop_tokens
-from trinity_core.errors import TrinityError
-from trinity_core.inference.engine_model import EngineModel, auxiliary_model, policy_limits
-from trinity_core.inference.external_model import Endpoint, ExternalModel, usual_sampling
-from trinity_core.inference.openai_api import api_settings
-from trinity_core.inference.openai_api.server import ApiServer
-from trinity_core.inference.pool import START_SECONDS, EnginePool
-from trinity_core.inference.remote import RemoteEngine, as_handle
-from trinity_core.inference.requests import WeightSource
-from trinity_core.inference.reward_engine import RewardEngines, is_reward_model
-from trinity_core.inference.tool_parsing import ToolCallReader, asks_template, parser_of
+from trinity_core.exchange.store.run_store import open_run_store
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.sync.versions import WeightVersions, run_versions
 from trinity_core.pipelines.data_juicer.client import DataJuicer
 from trinity_core.pipelines.data_juicer.local import LocalDataJuicer, open_data_juicer
 from trinity_core.pipelines.named_parts import require_names
 from trinity_core.pipelines.operators import Operators, pipeline
 from trinity_core.pipelines.own_process import OwnProcess
-from trinity_core.processes import cores
+from trinity_core.rollout.inference.engine_model import EngineModel, auxiliary_model, policy_limits
+from trinity_core.rollout.inference.external_model import Endpoint, ExternalModel, usual_sampling
+from trinity_core.rollout.inference.pool import START_SECONDS, EnginePool
+from trinity_core.rollout.inference.remote import RemoteEngine, as_handle
+from trinity_core.rollout.inference.requests import WeightSource
+from trinity_core.rollout.inference.reward_engine import RewardEngines, is_reward_model
+from trinity_core.rollout.inference.tool_parsing import ToolCallReader, asks_template, parser_of
+from trinity_core.rollout.openai_api import api_settings
+from trinity_core.rollout.openai_api.server import ApiServer
 from trinity_core.rollout.records import ExploredFile, OperatorInput
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps, one_answer_each
 from trinity_core.rollout.workflow_loops import WorkflowLoop
-from trinity_core.store.run_store import open_run_store
-from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.versions import WeightVersions, run_versions
 from trinity_core.workflows import WORKFLOWS, RewardPool, RolloutModel, load_plugins
 from trinity_core.workflows.rewards.models import REQUESTS_AT_ONCE, ModelRewards
 from trinity_core.workflows.rewards.pool import usual_workers

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from trinity_core.base.errors import EndpointError, RewardError, TransientFault, TrinityError, WeightSyncError
+from trinity_core.base.threads import InterruptibleThreads, RunsElsewhere
+from trinity_core.base.timing import UNCOUNTED, BusyTimer
 from trinity_core.data.experience import Experience
 from trinity_core.data.files import RejectedRow, RowLocation
 from trinity_core.data.rejected import FAILED_IN_A_ROW, RejectedRows
 from trinity_core.data.task import Task
-from trinity_core.errors import EndpointError, RewardError, TransientFault, TrinityError, WeightSyncError
-from trinity_core.inference.openai_api.model import ApiModel, ApiModels, SessionCounts
+from trinity_core.rollout.openai_api.model import ApiModel, ApiModels, SessionCounts
 from trinity_core.rollout.workflow_loops import LoopBlocked, WorkflowLoop, WorkflowTimeout
-from trinity_core.threads import InterruptibleThreads, RunsElsewhere
-from trinity_core.timing import UNCOUNTED, BusyTimer
 from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
 from trinity_core.workflows.base import all_of
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS

@@ -13,6 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import from_record
+from trinity_core.base.threads import DaemonThreads
+from trinity_core.base.timing import BusyTimer
+from trinity_core.base.waits import Wait, poll_async
 from trinity_core.config import Config
 from trinity_core.data.experience import STORE, Experience
 from trinity_core.data.joined import JoinedInputs
@@ -20,19 +25,14 @@ from trinity_core.data.lengths import TasksTaken, explore_steps, rollouts_taken,
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import Positions, TaskSchedule
 from trinity_core.data.task import Task
-from trinity_core.errors import TrinityError
-from trinity_core.files import from_record
-from trinity_core.inference.openai_api.api_settings import POLICY
-from trinity_core.inference.openai_api.model import OpenSession, SessionCounts
-from trinity_core.inference.openai_api.served_sessions import WITHOUT_FEEDBACK, ServedGroup, ServedSessions
-from trinity_core.inference.openai_api.server import ApiServer
+from trinity_core.exchange.store.members import Stats
 from trinity_core.pipelines.operators import FailedGroup, Operators
 from trinity_core.rollout.metrics import dropped_whole, experiences_of, scores_of
+from trinity_core.rollout.openai_api.api_settings import POLICY
+from trinity_core.rollout.openai_api.model import OpenSession, SessionCounts
+from trinity_core.rollout.openai_api.served_sessions import WITHOUT_FEEDBACK, ServedGroup, ServedSessions
+from trinity_core.rollout.openai_api.server import ApiServer
 from trinity_core.rollout.runner import FailureWatch, Outcome, TaskRunner, cause, rejected_row
-from trinity_core.store.members import Stats
-from trinity_core.threads import DaemonThreads
-from trinity_core.timing import BusyTimer
-from trinity_core.waits import Wait, poll_async
 
 log = logging.getLogger(__name__)
 

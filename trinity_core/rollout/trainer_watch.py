@@ -7,18 +7,18 @@ import logging
 import time
 from collections.abc import Callable
 
+from trinity_core.base.errors import TransientFault
+from trinity_core.base.threads import DaemonThreads
+from trinity_core.base.waits import Wait, poll
 from trinity_core.config import Config
 from trinity_core.config.sync_schedule import StalenessBound, SyncSchedule
 from trinity_core.data.lengths import rollouts_taken
-from trinity_core.errors import TransientFault
-from trinity_core.inference.pool import EnginePool
+from trinity_core.exchange.store.presence import TrainerPresence
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.sync.shared_gpu import SharedGpu
+from trinity_core.exchange.sync.versions import WeightVersions
+from trinity_core.rollout.inference.pool import EnginePool
 from trinity_core.rollout.records import StepRecords
-from trinity_core.store.presence import TrainerPresence
-from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.shared_gpu import SharedGpu
-from trinity_core.sync.versions import WeightVersions
-from trinity_core.threads import DaemonThreads
-from trinity_core.waits import Wait, poll
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from trinity_core.errors import TrinityError
-from trinity_core.threads import Bridge, Loop
-from trinity_core.timing import BusyTimer
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.threads import Bridge, Loop
+from trinity_core.base.timing import BusyTimer
 
 log = logging.getLogger(__name__)
 

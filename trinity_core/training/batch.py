@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trinity_core.base.errors import DataError, InputError
 from trinity_core.data.experience import Experience, rollout_rewards, rollouts_of
-from trinity_core.errors import DataError, InputError
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trinity_core.checkpoints.adapters import CONFIG, read_config
-from trinity_core.checkpoints.beginning import (
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.files import clear_errors, from_record, when_room
+from trinity_core.base.layout import ADAPTER, shard_name
+from trinity_core.config.schema import Config, ModelConfig
+from trinity_core.data.tokenizer import configured_chat_template, write_stop_tokens
+from trinity_core.exchange.checkpoints.adapters import CONFIG, read_config
+from trinity_core.exchange.checkpoints.beginning import (
     OTHER_BASE,
     OTHER_REFERENCE,
     STATE,
@@ -35,15 +40,10 @@ from trinity_core.checkpoints.beginning import (
     recorded_beginning,
     refuse_other_model,
 )
-from trinity_core.checkpoints.commit import Entry, begin, commit
-from trinity_core.checkpoints.resume import abandon_after, latest_whole, update_meta, whole_steps
-from trinity_core.config.schema import Config, ModelConfig
-from trinity_core.data.tokenizer import configured_chat_template, write_stop_tokens
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.files import clear_errors, from_record, when_room
-from trinity_core.layout import ADAPTER, shard_name
-from trinity_core.pinned import CopyStream
-from trinity_core.tracking.scores import best_steps
+from trinity_core.exchange.checkpoints.commit import Entry, begin, commit
+from trinity_core.exchange.checkpoints.resume import abandon_after, latest_whole, update_meta, whole_steps
+from trinity_core.exchange.pinned import CopyStream
+from trinity_core.exchange.tracking.scores import best_steps
 from trinity_core.training.distributed import Ranks, broadcast_bytes, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.learner import Learner

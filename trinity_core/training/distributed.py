@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.addresses import LOOPBACK, interface_of, own_address
-from trinity_core.errors import TrinityError
+from trinity_core.base.addresses import LOOPBACK, interface_of, own_address
+from trinity_core.base.errors import TrinityError
 
 if TYPE_CHECKING:
     import torch

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from trinity_core.compiler import require_compiler
+from trinity_core.base.compiler import require_compiler
 from trinity_core.config.schema import Config
 from trinity_core.config.training import AT_ONCE_ON_CPU, GPU_CONTEXT, MAX_LIVE, REDUCE_BUCKET
-from trinity_core.pinned import CopyStream, HostBuffer
+from trinity_core.exchange.pinned import CopyStream, HostBuffer
 from trinity_core.training.distributed import Ranks, start_deepspeed
 from trinity_core.training.lora import Adapter
 

@@ -23,14 +23,14 @@ from torch.nn.attention import activate_flash_attention_impl, current_flash_atte
 from trinity_core.algorithms import AGGREGATIONS, MetricAccumulator
 from trinity_core.algorithms.objective import Objective
 from trinity_core.algorithms.value import value_tokens
-from trinity_core.checkpoints.beginning import model_name
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.processes import freeing_at_once
+from trinity_core.base.timing import StepTimer
 from trinity_core.config.resolve import sampling_temperature
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.training import CriticSettings, TrainSettings, dtype_of, train_settings
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
-from trinity_core.processes import freeing_at_once
-from trinity_core.timing import StepTimer
+from trinity_core.exchange.checkpoints.beginning import model_name
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.distributed import Ranks, broadcast_bytes
 from trinity_core.training.engine import (

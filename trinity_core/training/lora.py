@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
-from trinity_core.checkpoints.adapters import (
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.files import expanded
+from trinity_core.config import LoraConfig
+from trinity_core.exchange.checkpoints.adapters import (
     ACTIVE,
     adapter_config,
     differences,
@@ -21,9 +24,6 @@ from trinity_core.checkpoints.adapters import (
     scaling,
     start_fault,
 )
-from trinity_core.config import LoraConfig
-from trinity_core.errors import DataError, TrinityError
-from trinity_core.files import expanded
 
 
 @dataclass(frozen=True, slots=True)

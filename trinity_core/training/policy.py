@@ -23,9 +23,9 @@ from torch.nn.functional import linear, log_softmax, nll_loss
 
 from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 from trinity_core.algorithms.objective import EntropyUse
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.lazy import OWN_ATTENTION
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
-from trinity_core.lazy import OWN_ATTENTION
 from trinity_core.training.batching import LARGEST_MASK
 from trinity_core.training.distributed import SequenceGroup
 from trinity_core.training.micro import Micro, build_micro

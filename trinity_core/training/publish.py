@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from trinity_core.checkpoints.adapters import B, is_adapter, plain_name
+from trinity_core.base.files import write_atomically
 from trinity_core.config.schema import Config
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.config.training import dtype_of
 from trinity_core.data.experience import Experience
-from trinity_core.files import write_atomically
-from trinity_core.sync.tensorfile import TensorDigest, TensorSpec, digest, spec_of
-from trinity_core.sync.versions import TrainerRank
-from trinity_core.sync.weight_check import WeightCheck
+from trinity_core.exchange.checkpoints.adapters import B, is_adapter, plain_name
+from trinity_core.exchange.sync.tensorfile import TensorDigest, TensorSpec, digest, spec_of
+from trinity_core.exchange.sync.versions import TrainerRank
+from trinity_core.exchange.sync.weight_check import WeightCheck
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
 from trinity_core.training.engine import uncompiled
 from trinity_core.training.learner import Learner
@@ -30,7 +30,7 @@ from trinity_core.training.state import base_weights, stored_buffers, weights, w
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trinity_core.sync.versions import WeightPublisher, WeightVersions
+    from trinity_core.exchange.sync.versions import WeightPublisher, WeightVersions
     from trinity_core.training.engine import TrainingEngine
 
 CHECK_TOKENS = 48

@@ -1,10 +1,10 @@
 """Writes checkpoints in the background: a step waits for the copy in memory, not for the disk. On a GPU, tensors that
 keep their values until the next update are copied during the passes, and only that update waits for the copy.
 
-A thread of each rank hands the copied files one by one to a separate process (`checkpoints/shard_writer.py`; the thread
-writes small ones itself). It leaves the manifest entries of the written files, or a failure mark, next to the temporary
-folder. Rank 0's thread waits for those of all ranks and finishes the checkpoint. If memory has no room for the copies,
-a step waits until files are written. One checkpoint is written at a time.
+A thread of each rank hands the copied files one by one to a separate process (`exchange/checkpoints/shard_writer.py`;
+the thread writes small ones itself). It leaves the manifest entries of the written files, or a failure mark, next to
+the temporary folder. Rank 0's thread waits for those of all ranks and finishes the checkpoint. If memory has no room
+for the copies, a step waits until files are written. One checkpoint is written at a time.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.checkpoints.commit import Entry, entry_of
-from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
-from trinity_core.children import CallFailed, NoAnswer, Worker
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import clear_errors, when_room, write_json
-from trinity_core.processes import allow_open_files, free_memory, yield_cores
-from trinity_core.threads import DaemonThreads
-from trinity_core.waits import Wait, poll
+from trinity_core.base.children import CallFailed, NoAnswer, Worker
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.base.files import clear_errors, when_room, write_json
+from trinity_core.base.processes import allow_open_files, free_memory, yield_cores
+from trinity_core.base.threads import DaemonThreads
+from trinity_core.base.waits import Wait, poll
+from trinity_core.exchange.checkpoints.commit import Entry, entry_of
+from trinity_core.exchange.checkpoints.shard_writer import Piece, Segment, ShardWriter
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trinity_core.pinned import CopyStream
+    from trinity_core.exchange.pinned import CopyStream
     from trinity_core.training.distributed import Ranks
 
 WRITE_SECONDS = 7200.0
@@ -46,7 +46,7 @@ SPARE_MEMORY = 1 << 30
 PROCESS_BYTES = 32 << 20
 """Size of a file, or of a model to convert, from which a separate process writes: it takes seconds to start."""
 FAILED = "failed_{}"
-TARGET = "trinity_core.checkpoints.shard_writer:ShardProcess"
+TARGET = "trinity_core.exchange.checkpoints.shard_writer:ShardProcess"
 
 log = logging.getLogger(__name__)
 

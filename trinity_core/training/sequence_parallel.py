@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from trinity_core.errors import TrinityError
+from trinity_core.base.errors import TrinityError
 from trinity_core.training.distributed import Ranks, SequenceGroup, start_deepspeed
 from trinity_core.training.micro import Micro
 from trinity_core.training.packing import ATTENTION, Packed, attention

@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from trinity_core.checkpoints.resume import latest_whole, read_meta, update_meta
+from trinity_core.base.errors import DataError, TransientFault, TrinityError
+from trinity_core.base.waits import Wait, poll
 from trinity_core.config.resolve import held_out, replay_args, shares
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
@@ -20,17 +21,16 @@ from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule, check_order, open_tasksets
 from trinity_core.data.supervised import Kind, SupervisedMixture, SupervisedSet
 from trinity_core.data.tokenizer import endless_answers, policy_encoder
-from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.store.archive import Archive
-from trinity_core.store.earlier_rollouts import read_answers
-from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
-from trinity_core.store.members import Contribution, Stats
-from trinity_core.store.presence import all_is_dropped, describe_explorers
-from trinity_core.store.run_store import open_run_store, present
-from trinity_core.store.schema import TRAINER
-from trinity_core.store.store import ExperienceStore
-from trinity_core.store.strategies import Strategy, make_strategy
-from trinity_core.waits import Wait, poll
+from trinity_core.exchange.checkpoints.resume import latest_whole, read_meta, update_meta
+from trinity_core.exchange.store.archive import Archive
+from trinity_core.exchange.store.earlier_rollouts import read_answers
+from trinity_core.exchange.store.expert import ExpertData, ExpertMixture, ExpertSource
+from trinity_core.exchange.store.members import Contribution, Stats
+from trinity_core.exchange.store.presence import all_is_dropped, describe_explorers
+from trinity_core.exchange.store.run_store import open_run_store, present
+from trinity_core.exchange.store.schema import TRAINER
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.store.strategies import Strategy, make_strategy
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from trinity_core.checkpoints.adapters import A, B, is_adapter, merged_weight, plain_name
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
+from trinity_core.exchange.checkpoints.adapters import A, B, is_adapter, merged_weight, plain_name
 from trinity_core.training.engine import TrainingEngine, uncompiled
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

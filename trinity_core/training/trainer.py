@@ -1,4 +1,4 @@
-"""The trainer: draws a batch, updates, publishes, saves. The loop over these calls is `trinity_core.runtime.run.train`.
+"""The trainer: draws a batch, updates, publishes, saves. The loop over these calls is `trinity_core.run.loop.train`.
 
 Version n is the weights after step n. Every rank makes the same calls in the same order; rank 0 draws and writes. One
 message a step sends its batch, and whether to stop, to the other ranks.
@@ -19,21 +19,21 @@ from typing import Any
 import torch
 
 from trinity_core.algorithms.objective import Objective
-from trinity_core.checkpoints.beginning import model_name
-from trinity_core.checkpoints.resume import read_meta, update_meta
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.base.plugins import load_plugins
+from trinity_core.base.timing import StepTimer
 from trinity_core.config import to_dict
 from trinity_core.config.engine_args import is_lossy
 from trinity_core.config.resolve import held_out
 from trinity_core.config.schema import Config
 from trinity_core.config.training import dtype_of
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.plugins import load_plugins
-from trinity_core.sync.shared_gpu import SharedGpu
-from trinity_core.sync.versions import run_versions
-from trinity_core.timing import StepTimer
-from trinity_core.tracking import metrics_file
-from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.checkpoints.beginning import model_name
+from trinity_core.exchange.checkpoints.resume import read_meta, update_meta
+from trinity_core.exchange.sync.shared_gpu import SharedGpu
+from trinity_core.exchange.sync.versions import run_versions
+from trinity_core.exchange.tracking import metrics_file
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.training.checkpoint import Savepoints
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes, join, uses_gpu
 from trinity_core.training.engine import fits_beside_engine, free_cached

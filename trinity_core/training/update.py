@@ -18,8 +18,8 @@ from torch import Tensor
 
 from trinity_core.algorithms import MetricAccumulator
 from trinity_core.algorithms.objective import Objective
+from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.data.experience import STEP_REWARD, Experience, rollouts_of
-from trinity_core.errors import InputError, TrinityError
 from trinity_core.training.batch import Batch
 from trinity_core.training.batching import LARGEST_MASK, pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.addresses import LOOPBACK
+from trinity_core.base.addresses import LOOPBACK
+from trinity_core.base.errors import on_failure
+from trinity_core.base.lazy import lean_imports
+from trinity_core.base.runlock import LINGER_SECONDS, TRAINER_PROCESS, hold, release
 from trinity_core.config.paths import trainer_name
 from trinity_core.config.schema import Config
-from trinity_core.errors import on_failure
-from trinity_core.lazy import lean_imports
-from trinity_core.runlock import LINGER_SECONDS, TRAINER_PROCESS, hold, release
-from trinity_core.tracking.logs import Logged, log_environment, move_log, start_log
+from trinity_core.exchange.tracking.logs import Logged, log_environment, move_log, start_log
 from trinity_core.training.distributed import meeting_point
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class TrainerWorker:
         return self.progress()
 
     def run(self, loop: Callable[[Trainer], None]) -> dict[str, Any]:
-        """Train with `loop` (`trinity_core.runtime.run.train`) until the end or `stop`; return the trainer's
+        """Train with `loop` (`trinity_core.run.loop.train`) until the end or `stop`; return the trainer's
         summary."""
         assert self._trainer is not None, "start comes before run"
         self._set_threads()
@@ -96,13 +96,13 @@ class TrainerWorker:
     def convert(self, step: int, merge: bool = True) -> str:
         """Return the Hugging Face folder made of checkpoint `step`. Runs in this process because torch is loaded
         already."""
-        from trinity_core.checkpoints.huggingface import huggingface_folder
+        from trinity_core.exchange.checkpoints.huggingface import huggingface_folder
 
         return str(huggingface_folder(self.config, step, merge))
 
     def remove_shared_weights(self) -> None:
         """Remove the weights published through this machine's shared memory; nobody reads them after the run."""
-        from trinity_core.sync.versions import run_versions
+        from trinity_core.exchange.sync.versions import run_versions
 
         run_versions(self.config).remove()
 

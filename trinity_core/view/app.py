@@ -26,15 +26,15 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import Field
 from sqlalchemy import Connection, Row, Select, func, select
 
+from trinity_core.base.errors import DataError, TransientFault, TrinityError
+from trinity_core.base.gate import Gate, asked_for, server_key
+from trinity_core.base.waits import poll
 from trinity_core.data.experience import Experience, rollout_rewards, rollouts_of
-from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.gate import Gate, asked_for, server_key
-from trinity_core.store.archive import first_line_of, line_header
-from trinity_core.store.schema import State, Tables
-from trinity_core.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.exchange.store.archive import first_line_of, line_header
+from trinity_core.exchange.store.schema import State, Tables
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.view.tokens import PAGE, mean_advantage, shared_page, token_page
 from trinity_core.view.viewed_run import ViewedRun, import_for_pages
-from trinity_core.waits import poll
 
 STATIC = Path(__file__).parent / "static"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sqlalchemy import Connection, select
 
-from trinity_core.checkpoints.resume import read_meta
+from trinity_core.base.errors import DataError, InputError
+from trinity_core.base.layout import JobLayout
 from trinity_core.config import AlgorithmConfig, stages, to_dict
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import DataError, InputError
-from trinity_core.layout import JobLayout
-from trinity_core.runtime.audit import open_store, runs_in, stores_of
-from trinity_core.runtime.configuration import load_checked
-from trinity_core.store.database import Database
-from trinity_core.store.schema import Tables
-from trinity_core.tracking.rollouts import rollouts_dir
+from trinity_core.exchange.checkpoints.resume import read_meta
+from trinity_core.exchange.store.database import Database
+from trinity_core.exchange.store.schema import Tables
+from trinity_core.exchange.tracking.rollouts import rollouts_dir
+from trinity_core.run.audit import open_store, runs_in, stores_of
+from trinity_core.run.configuration import load_checked
 
 if TYPE_CHECKING:
     from trinity_core.algorithms.objective import Objective

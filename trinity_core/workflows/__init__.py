@@ -1,7 +1,7 @@
 """Workflows turn tasks into experiences: they call the policy and score its answers."""
 
-from trinity_core.plugins import load_plugins
-from trinity_core.registry import Registry
+from trinity_core.base.plugins import load_plugins
+from trinity_core.base.registry import Registry
 from trinity_core.workflows.agent import AgentWorkflow, CommandWorkflow, RolloutSession
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, Workflow, run_workflow
 from trinity_core.workflows.builtin import (

@@ -15,13 +15,13 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from pydantic import Field, model_validator
 
-from trinity_core.children import Child, ending
+from trinity_core.base.children import Child, ending
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.signatures import Arguments
+from trinity_core.base.threads import DaemonThreads, InterruptibleThreads
+from trinity_core.base.timing import uncounted
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import has_prompt
-from trinity_core.errors import TrinityError
-from trinity_core.signatures import Arguments
-from trinity_core.threads import DaemonThreads, InterruptibleThreads
-from trinity_core.timing import uncounted
 from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
 from trinity_core.workflows.rewards import Reward, RewardItem
 

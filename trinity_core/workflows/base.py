@@ -20,12 +20,12 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
+from trinity_core.base.errors import TrinityError, closest, distance
+from trinity_core.base.registry import Registry
+from trinity_core.base.signatures import any_arguments
 from trinity_core.data.experience import Experience, require_json
 from trinity_core.data.formats import Message
 from trinity_core.data.task import Task
-from trinity_core.errors import TrinityError, closest, distance
-from trinity_core.registry import Registry
-from trinity_core.signatures import any_arguments
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS, Reward, RewardItem
 from trinity_core.workflows.rewards.pool import RewardRunner
 from trinity_core.workflows.rollout_model import Completion, RolloutModel

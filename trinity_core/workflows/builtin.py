@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from trinity_core.base.signatures import Arguments, arguments_model
 from trinity_core.data.experience import Experience
-from trinity_core.signatures import Arguments, arguments_model
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, all_of
 from trinity_core.workflows.rewards import Reward, RewardItem
 from trinity_core.workflows.rewards.base import INPUTS, VERIFIER_ERRORS

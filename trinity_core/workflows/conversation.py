@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from trinity_core.base.errors import InputError
+from trinity_core.base.signatures import Arguments
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
-from trinity_core.errors import InputError
-from trinity_core.signatures import Arguments
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, all_of
 from trinity_core.workflows.rewards import Reward, RewardItem
 from trinity_core.workflows.rollout_model import Completion

@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 from pydantic import field_validator
 
+from trinity_core.base.errors import DataError, InputError, TrinityError
+from trinity_core.base.signatures import Arguments
 from trinity_core.data.experience import Experience
-from trinity_core.errors import DataError, InputError, TrinityError
-from trinity_core.signatures import Arguments
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow
 from trinity_core.workflows.builtin import MathBoxedWorkflow
 from trinity_core.workflows.rewards import Reward

@@ -10,9 +10,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from trinity_core.base.threads import call_in
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
-from trinity_core.threads import call_in
 from trinity_core.workflows.rewards.base import Reward
 
 FinishReason = Literal["stop", "length", "prompt_too_long"]

@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
+from trinity_core.base.errors import InputError, faults_text
+from trinity_core.base.registry import Registry
+from trinity_core.base.threads import InterruptibleThreads
 from trinity_core.data.formats import Message, Tool
-from trinity_core.errors import InputError, faults_text
-from trinity_core.registry import Registry
-from trinity_core.threads import InterruptibleThreads
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.data.control_tokens import encode
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
 from trinity_core.data.turns import Call, TokenSequence, continued_prompt, joined, text_after_answer
-from trinity_core.errors import DataError, TrinityError
 from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rollout_model import Completion, RolloutModel, judged
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, to_tokens
 from trinity_core.algorithms.tensors import as_mask, clean, divided, require_finite, without_gradient
+from trinity_core.base.errors import InputError
+from trinity_core.base.lazy import torch
+from trinity_core.base.signatures import ArgumentsOf
 from trinity_core.config.types import NonNegative
-from trinity_core.errors import InputError
-from trinity_core.lazy import torch
-from trinity_core.signatures import ArgumentsOf
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,9 +18,9 @@ from trinity_core.algorithms.tensors import (
     whiten,
     without_gradient,
 )
+from trinity_core.base.errors import InputError
+from trinity_core.base.lazy import torch
 from trinity_core.config.types import NonNegative
-from trinity_core.errors import InputError
-from trinity_core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

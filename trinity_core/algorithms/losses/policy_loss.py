@@ -13,10 +13,10 @@ from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation
 from trinity_core.algorithms.correction import CORRECTIONS, Correction, measure_gap
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator, Stats
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
-from trinity_core.errors import InputError
-from trinity_core.lazy import torch
-from trinity_core.registry import Registry
-from trinity_core.signatures import call_with, keywords
+from trinity_core.base.errors import InputError
+from trinity_core.base.lazy import torch
+from trinity_core.base.registry import Registry
+from trinity_core.base.signatures import call_with, keywords
 
 if TYPE_CHECKING:
     from torch import Tensor

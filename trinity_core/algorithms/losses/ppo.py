@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from trinity_core.algorithms.losses.policy_loss import clip_bounds, clip_ranges, log_ratio_to, policy_loss, ratio_to
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.tensors import first_token, row_mean
+from trinity_core.base.errors import InputError
+from trinity_core.base.lazy import torch
 from trinity_core.config.types import NonNegative
-from trinity_core.errors import InputError
-from trinity_core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

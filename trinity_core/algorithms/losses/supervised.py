@@ -14,9 +14,9 @@ from trinity_core.algorithms.losses.policy_loss import policy_loss
 from trinity_core.algorithms.losses.ppo import ppo
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.tensors import clean, first_token, row_sum
+from trinity_core.base.errors import InputError
+from trinity_core.base.lazy import torch
 from trinity_core.config.types import NonNegative, Positive
-from trinity_core.errors import InputError
-from trinity_core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

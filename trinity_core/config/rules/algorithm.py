@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trinity_core.base.errors import closest
+from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType
 from trinity_core.config.findings import Finding
 from trinity_core.config.rules.tasks import training_tasksets
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.schema.buffer import RolloutArgs
-from trinity_core.errors import closest
-from trinity_core.registry import registry_of
 
 RAFT = (
     "advantage_fn_args {selection: all}, which a repeat_times of 1 stands for, learns from every rollout that the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Finding, repeated_names
 from trinity_core.config.paths import is_backup, no_database
@@ -11,7 +12,6 @@ from trinity_core.config.resolve import expert_share
 from trinity_core.config.rules.tasks import ONE_PATH
 from trinity_core.config.schema import Config
 from trinity_core.config.types import SEVERAL
-from trinity_core.registry import registry_of
 
 BUFFER = "buffer.trainer_input.experience_buffer"
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from trinity_core.base.errors import TrinityError, closest
 from trinity_core.config.engine_args import faults, is_lossy
 from trinity_core.config.findings import Finding, repeated_names, unusable_name
 from trinity_core.config.schema import Config
-from trinity_core.errors import TrinityError, closest
 
 EXTERNAL = "explorer.external_model"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
+from trinity_core.base.files import expanded
+from trinity_core.base.layout import JobLayout
+from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, uses_reference
 from trinity_core.config.findings import Finding, value_at
 from trinity_core.config.schema.algorithm import AlgorithmConfig
@@ -30,9 +33,6 @@ from trinity_core.config.types import (
     Section,
     Seed,
 )
-from trinity_core.files import expanded
-from trinity_core.layout import JobLayout
-from trinity_core.registry import registry_of
 
 
 class ClusterConfig(Section):

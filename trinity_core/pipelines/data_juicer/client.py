@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
+from trinity_core.base.errors import InputError, TransientFault, TrinityError
+from trinity_core.base.files import expanded
+from trinity_core.base.lazy import httpx
 from trinity_core.config import source
 from trinity_core.config.findings import ConfigError
 from trinity_core.data.experience import Experience
 from trinity_core.data.values import number_of
-from trinity_core.errors import InputError, TransientFault, TrinityError
-from trinity_core.files import expanded
-from trinity_core.lazy import httpx
 from trinity_core.pipelines.operators import OPERATORS
 
 log = logging.getLogger(__name__)

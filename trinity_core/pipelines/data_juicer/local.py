@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from trinity_core.addresses import API_KEY, BASE_URL, LOOPBACK
-from trinity_core.children import Child
+from trinity_core.base.addresses import API_KEY, BASE_URL, LOOPBACK
+from trinity_core.base.children import Child
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.base.files import read_json
+from trinity_core.base.waits import is_readable
 from trinity_core.config import Config
 from trinity_core.config.paths import api_address_file
 from trinity_core.config.schema.monitor import DataJuicerConfig
-from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import read_json
 from trinity_core.pipelines.data_juicer import server_process
 from trinity_core.pipelines.data_juicer.client import DataJuicer, Row, Step
-from trinity_core.waits import is_readable
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, TypeGuard
 
 from annotated_types import Ge, Gt, Le
 
+from trinity_core.base.errors import InputError
 from trinity_core.data.files import Row
-from trinity_core.errors import InputError
 from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question, TaskModels, asked_model
 from trinity_core.pipelines.tasks.task_operator import (
     TASK_OPERATORS,

@@ -14,14 +14,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from trinity_core.config import AuxiliaryModelConfig, Config, OperatorConfig
-from trinity_core.config.paths import output_root, reads_output, uses_pipeline
-from trinity_core.config.schema.buffer import TasksetConfig
-from trinity_core.data.files import RejectedRow, Row, RowLocation, data_files, stream_rows
-from trinity_core.data.rejected import LISTED
-from trinity_core.data.values import number_of
-from trinity_core.errors import DataError, EndpointError, ModelError, TransientFault
-from trinity_core.files import (
+from trinity_core.base.errors import DataError, EndpointError, ModelError, TransientFault
+from trinity_core.base.files import (
     clear_errors,
     from_record,
     private_folder,
@@ -31,12 +25,18 @@ from trinity_core.files import (
     temporary_sibling,
     write_json,
 )
+from trinity_core.base.runlock import lock_path, one_at_a_time
+from trinity_core.config import AuxiliaryModelConfig, Config, OperatorConfig
+from trinity_core.config.paths import output_root, reads_output, uses_pipeline
+from trinity_core.config.schema.buffer import TasksetConfig
+from trinity_core.data.files import RejectedRow, Row, RowLocation, data_files, stream_rows
+from trinity_core.data.rejected import LISTED
+from trinity_core.data.values import number_of
 from trinity_core.pipelines.data_juicer.client import Processes
 from trinity_core.pipelines.data_juicer.local import closing_data_juicer
 from trinity_core.pipelines.tasks.models import TaskModels, own_model
 from trinity_core.pipelines.tasks.progress import PipelineProgress
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, TaskOperator, Unusable, fingerprint
-from trinity_core.runlock import lock_path, one_at_a_time
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import regex
 from annotated_types import Ge, Le
 
+from trinity_core.base.errors import DataError, InputError
+from trinity_core.base.files import expanded
 from trinity_core.data.files import Row, data_files, stream_rows
-from trinity_core.errors import DataError, InputError
-from trinity_core.files import expanded
 from trinity_core.pipelines.data_juicer.client import PLACE, Processes, Step, measured, steps_of
 from trinity_core.pipelines.tasks.task_operator import (
     TASK_OPERATORS,

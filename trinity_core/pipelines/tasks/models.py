@@ -1,4 +1,4 @@
-"""Models that task operators ask, as seen by the operators. `trinity_core.runtime.asked_models` implements them."""
+"""Models that task operators ask, as seen by the operators. `trinity_core.run.asked_models` implements them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Protocol
 
-from trinity_core.addresses import BASE_URL
+from trinity_core.base.addresses import BASE_URL
+from trinity_core.base.errors import InputError
 from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.config.schema.explorer import RolloutModelConfig
-from trinity_core.errors import InputError
 
 POLICY = "policy"
 

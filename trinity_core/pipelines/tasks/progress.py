@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from trinity_core.base.errors import on_failure
 from trinity_core.data.files import RejectedRow, Row
 from trinity_core.data.values import plain
-from trinity_core.errors import on_failure
 
 CACHE_KIB = 16384
 TABLES = """

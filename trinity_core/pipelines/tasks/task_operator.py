@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from trinity_core.base.errors import DataError, InputError
+from trinity_core.base.files import file_digest
+from trinity_core.base.registry import Registry
 from trinity_core.config import OperatorConfig
 from trinity_core.data.files import Row
-from trinity_core.errors import DataError, InputError
-from trinity_core.files import file_digest
 from trinity_core.pipelines.tasks.models import AskedModel
-from trinity_core.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trinity_core.base.errors import InputError
+from trinity_core.base.lazy import aiohttp
+from trinity_core.base.waits import poll_async
 from trinity_core.data.formats import Tool
-from trinity_core.errors import InputError
-from trinity_core.lazy import aiohttp
-from trinity_core.waits import poll_async
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, EnvironmentFailed, Step
 
 START_SECONDS = 32.0

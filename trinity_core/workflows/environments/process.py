@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from trinity_core.children import CallFailed, NoAnswer, Worker
+from trinity_core.base.children import CallFailed, NoAnswer, Worker
+from trinity_core.base.errors import on_failure
+from trinity_core.base.timing import BusyTimer
 from trinity_core.data.formats import Tool
-from trinity_core.errors import on_failure
-from trinity_core.timing import BusyTimer
 from trinity_core.workflows.environments.protocol import (
     EXTRA,
     EXTRA_PACKAGES,
@@ -214,4 +214,4 @@ class Hosts:
 
 
 HOSTS = Hosts()
-"""Hosts of this process, which end with it (`children.py`)."""
+"""Hosts of this process, which end with it (`base/children.py`)."""

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from trinity_core.base.errors import InputError, TrinityError
+from trinity_core.base.registry import Registry
 from trinity_core.data.formats import Tool
-from trinity_core.errors import InputError, TrinityError
-from trinity_core.registry import Registry
 
 EXTRA = "'trinity-flows[environments]'"
 EXTRA_PACKAGES = ("gymnasium", "reasoning_gym")

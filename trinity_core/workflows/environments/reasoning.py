@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Step, missing
 from trinity_core.workflows.rewards.base import REWARD_FNS, WARM_UPS, graded
 from trinity_core.workflows.rewards.math import tagged_answers

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
+from trinity_core.base.errors import InputError, faults_text
+from trinity_core.base.plugins import load_plugins
 from trinity_core.config.schema import Config
 from trinity_core.data.task import Task
-from trinity_core.errors import InputError, faults_text
-from trinity_core.plugins import load_plugins
 from trinity_core.workflows.environments.process import HOSTS
 from trinity_core.workflows.environments.protocol import EnvironmentFailed, Step, as_tools
 from trinity_core.workflows.environments.workflow import (

@@ -16,14 +16,14 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from trinity_core.children import START_SECONDS
+from trinity_core.base.children import START_SECONDS
+from trinity_core.base.errors import DataError, InputError, TrinityError, faults_text
+from trinity_core.base.signatures import Arguments
+from trinity_core.base.threads import DaemonThreads, InterruptibleThreads
+from trinity_core.base.timing import uncounted
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message
 from trinity_core.data.task import Task
-from trinity_core.errors import DataError, InputError, TrinityError, faults_text
-from trinity_core.signatures import Arguments
-from trinity_core.threads import DaemonThreads, InterruptibleThreads
-from trinity_core.timing import uncounted
 from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
 from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
 from trinity_core.workflows.environments.protocol import (

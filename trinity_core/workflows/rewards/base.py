@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
-from trinity_core.errors import TrinityError
-from trinity_core.registry import Registry
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.registry import Registry
 
 Parts = dict[str, float]
 ROUNDING = 1e-6

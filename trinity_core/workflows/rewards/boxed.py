@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 from trinity_core.workflows.rewards.answers import same
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
 from trinity_core.workflows.rewards.math import boxed_answer, plain_verdict, reference, reference_kind

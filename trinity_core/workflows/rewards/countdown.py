@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 from trinity_core.workflows.rewards.base import REWARD_FNS, Parts
 from trinity_core.workflows.rewards.math import tagged_answers
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from trinity_core.errors import DataError, TrinityError, Unanswered
+from trinity_core.base.errors import DataError, TrinityError, Unanswered
 from trinity_core.workflows.rewards.base import Reward, RewardItem
 from trinity_core.workflows.rewards.models import REQUESTS_AT_ONCE, RewardModels, conversation, model_reward
 

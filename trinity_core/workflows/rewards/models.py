@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trinity_core.threads import call_in
+from trinity_core.base.threads import call_in
 from trinity_core.workflows.rewards.base import REWARD_FNS, Reward, RewardItem
 from trinity_core.workflows.rewards.pool import RewardRunner
 

@@ -26,10 +26,10 @@ from typing import Any, Protocol
 
 import psutil
 
-from trinity_core.children import START_SECONDS, CallFailed, NoAnswer, Worker
-from trinity_core.errors import DataError, RewardError, TransientFault, TrinityError, on_failure
-from trinity_core.plugins import load_plugins
-from trinity_core.threads import tied
+from trinity_core.base.children import START_SECONDS, CallFailed, NoAnswer, Worker
+from trinity_core.base.errors import DataError, RewardError, TransientFault, TrinityError, on_failure
+from trinity_core.base.plugins import load_plugins
+from trinity_core.base.threads import tied
 from trinity_core.workflows.rewards.base import (
     FAST_PATHS,
     REWARD_FNS,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 from trinity_core.workflows.rewards.base import REWARD_FNS, TIME_LIMITS, WARM_UPS, Scored, graded
 from trinity_core.workflows.rewards.code.forms import tests_of
 from trinity_core.workflows.rewards.code.judging import Judging

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from trinity_core.errors import DataError
+from trinity_core.base.errors import DataError
 from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
 
 VERDICTS = {"all", "any", "isinstance", "isclose", "allclose", "array_equal"}

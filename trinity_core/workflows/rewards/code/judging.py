@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from trinity_core.waits import is_readable
+from trinity_core.base.waits import is_readable
 from trinity_core.workflows.rewards.code.forms import Tests
 from trinity_core.workflows.rewards.code.sandbox import (
     LOOK_SECONDS,

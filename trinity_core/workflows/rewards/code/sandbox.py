@@ -29,11 +29,11 @@ from types import TracebackType
 
 import psutil
 
-from trinity_core.children import Child
-from trinity_core.errors import DataError
-from trinity_core.lazy import httpx
-from trinity_core.processes import run_queue_seconds, user_threads
-from trinity_core.waits import is_readable
+from trinity_core.base.children import Child
+from trinity_core.base.errors import DataError
+from trinity_core.base.lazy import httpx
+from trinity_core.base.processes import run_queue_seconds, user_threads
+from trinity_core.base.waits import is_readable
 
 log = logging.getLogger(__name__)
 

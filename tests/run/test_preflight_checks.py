@@ -1,0 +1,778 @@
+"""What a configuration names is opened before anything starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from unittest import mock
+
+import psutil
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from raising import raising
+from typer.testing import CliRunner
+
+from flows.cli import app
+from trinity_core.base.errors import TransientFault
+from trinity_core.base.processes import cores, free_memory, memory_limit
+from trinity_core.config import ConfigError
+from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.run.configuration import load_checked
+from trinity_core.run.preflight import checks, models
+from trinity_core.run.preflight.checks import folder_fault, load_ready, require_ready
+from trinity_core.run.preflight.models import model_fault, positions_of
+from trinity_core.run.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room
+from trinity_core.run.stage import StageRequest, choose_stage
+
+INPUT = "buffer.explorer_input"
+EXPERIENCES = "buffer.trainer_input.experience_buffer"
+JOINED = "data_processor.experience_pipeline.inputs"
+
+
+@pytest.fixture
+def run_file(tiny_folders, tmp_path):
+    """A configuration that can start, as a file."""
+    taskset = {"name": "words", "path": str(tiny_folders.data), "default_workflow_type": "math_workflow"}
+    taskset["format"] = {"prompt_key": "question", "response_key": "answer"}
+    tree = {
+        "checkpoint_root_dir": str(tmp_path / "runs"),
+        "model": {"model_path": str(tiny_folders.model), "max_model_len": 128},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {"explorer_input": {"taskset": taskset, "eval_tasksets": [{**taskset, "name": "e"}]}},
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def problems(run_file: Path, *overrides: str) -> dict[str, str]:
+    """Key -> message of what keeps the run from starting."""
+    try:
+        load_ready(run_file, overrides)
+    except ConfigError as error:
+        return {problem.key: problem.message for problem in error.problems}
+    return {}
+
+
+def on_node(run_file, numbers, *overrides):
+    """Keys of the problems that a node of a joined cluster finds, which runs so many processes of each kind."""
+    findings = checks.unready_node(load_checked(run_file, overrides), 0, numbers, reads=TRAINER in numbers)
+    return [finding.key for finding in findings if finding.severity == "error"]
+
+
+def test_a_run_whose_things_are_there_can_start(run_file, tmp_path):
+    assert problems(run_file) == {}
+    assert not (tmp_path / "runs").exists(), "looking leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("model.model_path=/nowhere/model", "model.model_path"),
+        (f"{INPUT}.taskset.path=/nowhere/rows.jsonl", f"{INPUT}.taskset.path"),
+        (f"{INPUT}.taskset.split=trian", f"{INPUT}.taskset.split"),
+        (f"{INPUT}.eval_tasksets.e.split=exam", f"{INPUT}.eval_tasksets[0].split"),
+        (f"{INPUT}.taskset.format.prompt_key=ask", f"{INPUT}.taskset.format"),
+        ("checkpoint_root_dir=/proc/nope", "checkpoint_root_dir"),
+        ("checkpoint_root_dir=/etc/hostname", "checkpoint_root_dir"),
+        ("model.chat_template_path=/nowhere.jinja", "model.chat_template_path"),
+        ("explorer.auxiliary_models=[{model_path: ./judge, name: judge}]", "explorer.auxiliary_models[0].model_path"),
+        (f"{JOINED}={{stars: {{path: ./gone.csv, join_key: id}}}}", f"{JOINED}.stars.path"),
+    ],
+)
+def test_what_is_not_there_is_named_with_its_line(run_file, override, key):
+    with raising(ConfigError, key=key) as caught:
+        load_ready(run_file, [override])
+    [problem] = caught.value.problems
+    assert problem.line or override in problem.file
+    if "template" in key:  # the trainer writes it into checkpoints
+        assert [on_node(run_file, {kind: 1}, override) for kind in (REWARDS, TRAINER, ENGINE)] == [[key], [key], []]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.at_all.Flow", "cannot be imported: No module named 'nowhere'"),
+        ("dotted_flows.Flows", "module dotted_flows has no workflow 'Flows'"),
+        ("dotted_broken.Flow", "cannot be imported: ZeroDivisionError"),
+        ("dotted_script.Flow", "cannot be imported: SystemExit: 2"),
+        ("dotted_flows.Flow", None),
+    ],
+)
+def test_a_dotted_workflow_is_imported(run_file, tmp_path, monkeypatch, name, message):
+    """From the folder in which the run is started too, as the run's own processes do."""
+    flow = "from trinity_core.workflows import Workflow\n\n\nclass Flow(Workflow):\n    pass\n"
+    (tmp_path / "dotted_flows.py").write_text(flow)
+    (tmp_path / "dotted_broken.py").write_text("1 / 0\n")
+    script = "from argparse import ArgumentParser\nArgumentParser().parse_args(['--of-trinity'])\n"
+    (tmp_path / "dotted_script.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    override = f"{INPUT}.taskset.default_workflow_type={name}"
+    path, by_key = list(sys.path), problems(run_file, override)
+    assert sys.path == path
+    assert problems(run_file, override, "mode=train", "buffer.total_steps=1") == {}, "a trainer runs no workflow"
+    if message is None:
+        assert by_key == {}
+    else:
+        [(key, text)] = by_key.items()
+        assert key == f"{INPUT}.taskset.default_workflow_type" and message in text
+    for kind in (REWARDS, ENGINE, TRAINER):
+        assert on_node(run_file, {kind: 1}, override) == list(by_key) * (kind == REWARDS), "the explorer's node"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["model.max_model_len=1025"], "model.max_model_len"),
+        (["model.max_prompt_tokens=512", "model.max_response_tokens=513"], "model.max_response_tokens"),
+        (["model.max_model_len=1024"], None),
+        (["model.max_model_len=1025", "mode=train", "buffer.total_steps=1"], None),
+        (
+            ["explorer.auxiliary_models=[{name: j, model_path: MODEL, max_model_len: 2000}]"],
+            "explorer.auxiliary_models[0].max_model_len",
+        ),
+    ],
+)
+def test_sequences_fit_the_positions_of_the_model(run_file, tiny_folders, overrides, key):
+    model = str(tiny_folders.model)
+    tree = yaml.safe_load(run_file.read_text())
+    tree["model"] = {"model_path": model}
+    run_file.write_text(yaml.safe_dump(tree))
+    if not any(override.startswith("model") for override in overrides):
+        overrides = [*overrides, "model.max_model_len=128"]
+    overrides = [one.replace("MODEL", model) for one in overrides]
+    assert list(problems(run_file, *overrides)) == ([key] if key else [])
+    numbers = {TRAINER: 1} if "mode=train" in overrides else {ENGINE: 1}
+    assert on_node(run_file, numbers, *overrides) == ([key] if key else [])
+
+
+def test_a_reward_model_may_have_fewer_positions(run_file, tiny_folders, tmp_path):
+    """What is longer than it takes has no verdict."""
+    judge = tmp_path / "judge"
+    shutil.copytree(tiny_folders.model, judge)
+    described = json.loads((judge / "config.json").read_text())
+    described |= {"architectures": ["Qwen2ForSequenceClassification"], "max_position_embeddings": 64}
+    (judge / "config.json").write_text(json.dumps(described))
+    assert problems(run_file, f"explorer.auxiliary_models=[{{name: j, model_path: {judge}}}]") == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"n_positions": 1024}, 1024),
+        ({"hidden_size": 8}, None),
+        ({"text_config": {"max_position_embeddings": 2048}}, 2048),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"type": "linear", "factor": 4.0}}, 8192),
+        ({"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 4096),
+        ({"max_position_embeddings": 8192, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 8192),
+        ({"max_position_embeddings": 4096, "model_type": "gemma3_text", "rope_scaling": {"factor": 8.0}}, 4096),
+        ({"max_position_embeddings": 512, "rope_parameters": {"full": {"rope_type": "linear", "factor": 2.0}}}, 1024),
+        ({"max_position_embeddings": 4096, "rope_scaling": "x"}, 4096),
+    ],
+)
+def test_positions_of_a_model(config, positions):
+    assert positions_of(config) == positions
+
+
+ROPE = {"factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 10000.0}
+LONG = {"short_factor": [1.0] * 64, "long_factor": [1.0] * 64}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_position_embeddings": 32768},
+        {"max_position_embeddings": 32768, "max_seq_len": 1024},
+        {"max_position_embeddings": 32768, "max_target_positions": 448},
+        {"max_position_embeddings": 2048, "model_max_length": 9000},
+        {"max_position_embeddings": 32768, "rope_scaling": {"type": "default", "rope_theta": 10000.0}},
+        {"max_position_embeddings": 32768, "rope_scaling": {"type": "linear", "factor": 2.5}},
+        {"max_position_embeddings": 32768, "rope_scaling": {"type": "linear", "factor": None}},
+        {"max_position_embeddings": 32768, "rope_scaling": {"rope_type": "dynamic", **ROPE}},
+        {"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", **ROPE}},
+        {"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "yarn", **ROPE}},
+        {"max_position_embeddings": 131072, "rope_parameters": {"rope_type": "yarn", **ROPE}},
+        {"max_position_embeddings": 131072, "rope_scaling": {"type": "longrope", **LONG, **ROPE}},
+        {"max_position_embeddings": 131072, "rope_scaling": {"type": "su", **LONG, **ROPE}},
+        {
+            "max_position_embeddings": 131072,
+            "rope_scaling": {"type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ROPE},
+        },
+        {"model_type": "gpt2", "n_positions": 1024},
+        {"model_type": "gemma3_text", "max_position_embeddings": 131072},
+    ],
+    ids=str,
+)
+def test_positions_are_those_that_vllm_derives(config):
+    """Its own function, for a model folder with this config.json; no engine starts."""
+    from transformers import AutoConfig
+    from vllm.config.model import _get_and_verify_max_len
+    from vllm.transformers_utils.config import patch_rope_parameters
+    from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
+
+    keys = json.loads(json.dumps({"model_type": "llama", **config}))
+    loaded = AutoConfig.for_model(**keys)
+    patch_rope_parameters(loaded)
+    architecture = mock.Mock()
+    architecture.derived_max_model_len_and_key = ModelArchConfigConvertorBase(
+        loaded, loaded
+    ).derive_max_model_len_and_key()
+    limit = positions_of(config)
+    assert _get_and_verify_max_len(loaded, architecture, None, limit, False, None) == limit
+    with pytest.raises(ValueError):
+        _get_and_verify_max_len(loaded, architecture, None, limit + 1, False, None)
+
+
+def test_rows_of_joined_inputs_are_looked_at(run_file, tiny_folders):
+    by_key = problems(run_file, f"{JOINED}={{stars: {{path: {tiny_folders.data}, join_key: id}}}}")
+    assert "the row has no column 'id'" in by_key[f"{JOINED}.stars.join_key"]
+
+
+def test_all_obstacles_are_told_at_once(run_file):
+    keys = problems(run_file, "model.model_path=./gone", f"{INPUT}.taskset.path=./gone", "checkpoint_root_dir=/proc/x")
+    assert set(keys) == {"model.model_path", f"{INPUT}.taskset.path", "checkpoint_root_dir"}
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("sft", '{"prompt": "a"}'), ("dpo", '{"prompt": "a", "chosen": "b"}')])
+def test_rows_of_the_trainer_are_looked_at(run_file, tmp_path, kind, rows):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{rows}\n" * 3)
+    chosen = [f"algorithm.algorithm_type={kind}", f"{EXPERIENCES}.path={path}", "mode=train"]
+    lacking = "response" if kind == "sft" else "rejected"
+    by_key = problems(run_file, *chosen)
+    assert f"none of the first 3 rows can be used; {path}:1: there is no column '{lacking}'" in by_key.popitem()[1]
+
+
+def test_one_bad_row_keeps_no_run_from_starting(run_file, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('no JSON\n{"question": "1 + 1?", "answer": "2"}\n')
+    asked = f"{INPUT}.taskset.workflow_args.with_think=false"  # else its system prompt alone is too long
+    assert problems(run_file, f"{INPUT}.taskset.path={path}", asked) == {}
+    path.write_text("no JSON\n")
+    assert "the first row cannot be used" in problems(run_file, f"{INPUT}.taskset.path={path}").popitem()[1]
+    path.write_text("")
+    assert "has no rows" in problems(run_file, f"{INPUT}.taskset.path={path}").popitem()[1]
+
+
+def test_a_later_stage_needs_no_model_nor_rollouts_yet(run_file, tmp_path):
+    tree = yaml.safe_load(run_file.read_text())
+    earlier = {"storage_type": "rollouts", "path": str(tmp_path / "runs/not/yet.db")}
+    after = {
+        "stage_name": "second", "mode": "train", "algorithm": {"algorithm_type": "sft"},
+        "model": {"model_path": "./written-for-later"},
+        "buffer": {"trainer_input": {"experience_buffer": earlier}},
+    }  # fmt: skip
+    run_file.write_text(yaml.safe_dump({**tree, "stages": [{"stage_name": "first"}, after]}))
+    assert problems(run_file) == {}
+    run_file.write_text(yaml.safe_dump({**tree, "stages": [after]}))
+    assert set(problems(run_file)) == {"stages[0].model.model_path", f"stages[0].{EXPERIENCES}.path"}
+
+
+def test_models_of_a_joined_cluster_are_left_to_it(run_file):
+    assert problems(run_file, "cluster.ray_address=10.0.0.1:6379", "model.model_path=/only/there") == {}
+    assert "checkpoint_root_dir" in problems(run_file, "cluster.ray_address=auto", "checkpoint_root_dir=/proc/nope")
+
+
+def test_a_secret_that_the_explorer_lacks_is_found(run_file, monkeypatch):
+    monkeypatch.setenv("HERE", "x")
+    command = "default_workflow_type: command_workflow, workflow_args: {command: 'true', secrets: [HERE, NOT_SET]}"
+    overrides = (
+        f"{INPUT}.eval_tasksets=[{{name: e, path: x, {command}}}]",
+        "explorer.rollout_model.enable_openai_api=true",
+    )
+    key = f"{INPUT}.eval_tasksets[0].workflow_args.secrets"
+    message = problems(run_file, *overrides)[key]
+    assert "NOT_SET" in message and "HERE" not in message
+    assert key not in problems(run_file, *overrides, "explorer.env_vars={NOT_SET: y}")
+    joined = checks.validate(run_file, [*overrides, "cluster.ray_address=10.0.0.1:6379"], offline=False)
+    assert joined.accepted and sum(key in notice for notice in joined.stages[0]["notices"]) == 1
+
+
+@pytest.mark.parametrize("arguments", ["{secrets: [X]}", "{command: 'true', secrets: x}", "{command: 'a', odd: 1}"])
+def test_arguments_that_do_not_fit_are_findings_when_secrets_are_looked_for(run_file, arguments):
+    command = f"default_workflow_type: command_workflow, workflow_args: {arguments}"
+    by_key = problems(
+        run_file, f"{INPUT}.eval_tasksets=[{{name: e, path: x, {command}}}]",
+        "explorer.rollout_model.enable_openai_api=true",
+    )  # fmt: skip
+    assert any(key.startswith(f"{INPUT}.eval_tasksets[0].workflow_args") for key in by_key)
+
+
+def test_a_port_in_use_is_told_and_may_pass(run_file):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        asked = ["explorer.rollout_model.enable_openai_api=true", f"explorer.api_port={port}"]
+        assert f"port {port} of 127.0.0.1 is in use" in problems(run_file, *asked)["explorer.api_port"]
+        with pytest.raises(TransientFault):
+            require_ready(load_checked(run_file, asked))
+    assert problems(run_file, *asked) == {}
+
+
+def test_more_gpus_than_there_are_are_refused(run_file):
+    assert "asks for 99 GPUs" in problems(run_file, "cluster.gpu_per_node=99")["cluster"]
+
+
+def test_packages_of_a_base_in_4_bits_are_told(run_file, monkeypatch):
+    """vLLM has bitsandbytes by a plugin alone, and refuses the name of the method without it."""
+    pinned = Path(__file__).parents[2].joinpath("requirements/qlora.txt").read_text().splitlines()
+    names = {line.split("==")[0].replace("-", "_") for line in pinned if "==" in line}
+    lora = ["cluster.gpu_per_node=1", "synchronizer.sync_method=memory", "model.lora_configs=[{load_in_4bit: true}]"]
+    for there in (set(), {"bitsandbytes"}, names):
+        monkeypatch.setattr(models, "find_spec", lambda name, there=there: name in there or None)
+        absent = list(models.missing_packages(load_checked(run_file, lora)))
+        assert [finding.key for finding in absent] == ["model.lora_configs[0].load_in_4bit"] * (there != names)
+        assert all(name in absent[0].message for name in names - there)
+        for kind in (ENGINE, TRAINER, REWARDS):
+            found = "model.lora_configs[0].load_in_4bit" in on_node(run_file, {kind: 1}, *lora)
+            assert found is (there != names and kind != REWARDS)
+    assert "model.lora_configs[0].load_in_4bit" not in problems(run_file, *lora[:2])
+
+
+def _spoilt(folder: Path, name: str, content: bytes | None) -> None:
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "has no config.json"),
+        ("config.json", b"{", "cannot be read"),
+        ("config.json", b"[]", "names no model_type"),
+        ("model.safetensors", None, "has no weights"),
+        ("model.safetensors", b"", "is no safetensors file"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "model-2-of-2.safetensors"}}', "lacks model-2-of-2"),
+        ("model.safetensors.index.json", b"[]", "index of its weights cannot be read"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_told(tiny_folder, tmp_path, name, content, message):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    assert model_fault(folder) == ""
+    _spoilt(folder, name, content)
+    assert message in model_fault(folder)
+
+
+def test_a_model_without_a_tokenizer_is_told(tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert "has no tokenizer" in model_fault(folder) and model_fault(folder, speaks=False) == ""
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_download_that_broke_off_is_found(tiny_folder, tmp_path, share):
+    folder = tmp_path / "model"
+    if not folder.exists():
+        shutil.copytree(tiny_folder, folder)
+    weights = (tiny_folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: int(share * len(weights))])
+    assert "download the model again" in model_fault(folder)
+
+
+def test_a_folder_that_can_be_made_is_not_made(tmp_path):
+    assert folder_fault(tmp_path / "a/b") == "" and list(tmp_path.iterdir()) == []
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does: the names `known`, `gated` and `broken`, and no others."""
+
+    def do_GET(self) -> None:
+        name = self.path.rpartition("/")[2]
+        status, code = {"known": (200, ""), "gated": (403, "GatedRepo"), "broken": (500, "")}.get(
+            name, (404, "RepoNotFound")
+        )
+        body = json.dumps({"id": name, "siblings": []}).encode()
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("known", ""),
+        ("gated", "users who accept its terms"),
+        ("absent", "the hub has no model of this name"),
+        ("broken", "the hub does not answer"),
+        ("not a name", "neither a folder nor a name on the hub"),
+    ],
+)
+def test_a_name_on_the_hub_is_asked_for(hub, run_file, name, message):
+    by_key = problems(run_file, f"model.model_path='{name}'")
+    assert message in by_key["model.model_path"] if message else by_key == {}
+
+
+def test_a_data_set_on_the_hub_is_asked_for(hub, run_file):
+    assert problems(run_file, f"{INPUT}.taskset.path=known") == {}
+    assert "no data set of this name" in problems(run_file, f"{INPUT}.taskset.path=absent")[f"{INPUT}.taskset.path"]
+
+
+def test_what_is_in_the_cache_needs_no_hub(hub, run_file, tmp_path):
+    assert problems(run_file, "model.model_path=me/mine")
+    (tmp_path / "cache/models--me--mine/snapshots/abc").mkdir(parents=True)
+    assert problems(run_file, "model.model_path=me/mine") == {}
+
+
+def test_a_hub_that_is_away_is_a_fault_that_passes(monkeypatch, run_file):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    config = load_checked(run_file, ["model.model_path=nobody/nothing"])
+    with pytest.raises(TransientFault):
+        require_ready(config)
+
+
+def test_validate_opens_what_it_can(run_file):
+    def validated(*arguments):
+        result = CliRunner().invoke(app, ["validate", "--config", str(run_file), *arguments])
+        return result.exit_code, result.output
+
+    assert validated()[0] == 0 and "Models, data and ports were not opened" not in validated()[1]
+    code, text = validated("model.model_path=./gone", "--json")
+    report = json.loads(text)
+    assert code == 2 and not report["accepted"] and report["problems"][0]["key"] == "model.model_path"
+    assert "value" not in report["problems"][0], "a value may be a secret"
+    code, text = validated("model.model_path=./gone", "--offline", "--json")
+    assert code == 0 and json.loads(text)["accepted"] and not json.loads(text)["opened"]
+
+
+def test_validate_tells_of_a_template_without_a_turn_end(run_file):
+    def notices(*arguments):
+        result = CliRunner().invoke(app, ["validate", "--config", str(run_file), "--json", *arguments])
+        [stage] = json.loads(result.output)["stages"]
+        return stage["notices"]
+
+    endless = "model.custom_chat_template='{% for m in messages %}{{ m.content }}{% endfor %}'"
+    assert not any("no special token" in notice for notice in notices())
+    assert [notice for notice in notices(endless) if "no special token" in notice and "custom_chat_template" in notice]
+    assert not any("no special token" in notice for notice in notices(endless, "--offline"))
+    with mock.patch.object(checks, "policy_encoder", side_effect=ValueError("no JSON")):
+        assert [notice for notice in notices() if "tokenizer" in notice and "no JSON" in notice]
+
+
+def test_a_template_that_tells_no_parser_is_found_before_the_run(run_file):
+    flow, template = f"{INPUT}.taskset.default_workflow_type=toolcall_workflow", "model.custom_chat_template="
+    key = f"{INPUT}.taskset.format={{prompt_key: question, response_key: answer}}"
+    plain, hermes = "'{{ messages[0].content }}'", "'<tool_call>{{ messages[0].content }}'"
+    parser = "explorer.rollout_model.tool_call_parser"
+    assert parser in problems(run_file, flow, key, template + plain)
+    assert parser in on_node(run_file, {REWARDS: 1}, flow, key, template + plain)
+    assert parser not in on_node(run_file, {ENGINE: 1}, flow, key, template + plain)
+    assert parser not in problems(run_file, template + plain)
+    assert parser not in problems(run_file, flow, key, template + hermes)
+    assert parser not in problems(run_file, flow, key, template + plain, f"{parser}=glm45")
+    assert parser not in problems(run_file, flow, key, template + plain, "mode=train")
+
+
+def test_a_run_that_does_not_fit_is_refused_with_its_numbers(run_file, monkeypatch):
+    few = Room(memory=1 << 30, gpu_memory=0, disk=1 << 20)
+    monkeypatch.setattr(checks, "room_for", lambda _: few)
+    steps = "buffer.total_steps=10"
+    config = load_checked(run_file, [steps])
+    messages = [finding.message for finding in checks.oversized(config)]
+    assert len(messages) == 2
+    assert "of memory, and there are 1 GiB: 1 × engine" in messages[0] and "policy optimizer" in messages[0]
+    assert "1 MiB are free" in messages[1] and "checkpoints" in messages[1]
+    assert all("cluster.allow_oversized: true" in message for message in messages)
+    with pytest.raises(ConfigError, match=r"cluster\.allow_oversized"):
+        require_ready(config)
+    require_ready(load_checked(run_file, [steps, "cluster.allow_oversized=true"]))
+
+
+def test_a_small_shared_memory_is_a_notice(run_file, monkeypatch):
+    """As Docker's default is: weights then go through the temporary directory."""
+    few = Room(memory=1 << 50, gpu_memory=0, disk=1 << 50, shared_memory=1)
+    monkeypatch.setattr(checks, "room_for", lambda _: few)
+    settings = ["buffer.total_steps=10", "synchronizer.sync_method=memory"]
+    [stage] = checks.validate(run_file, settings, offline=False).stages
+    [warning] = [notice for notice in stage["notices"] if "--shm-size" in notice]
+    assert warning in choose_stage(StageRequest(load_checked(run_file, settings))).warnings
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lengths", "refused", "noted"),
+    [
+        ([], "long", True, False),
+        (["model.enable_prompt_truncation=false"], "long", True, False),
+        (["model.enable_prompt_truncation=true"], "long", False, True),
+        (["explorer.rollout_model.enable_openai_api=true"], "long", False, False),
+        ([], "many", False, True),
+        ([], "both", False, True),
+        ([], "short", False, False),
+    ],
+)
+def test_prompts_that_are_too_long_are_found_among_the_first_rows(
+    run_file: Path, tmp_path: Path, overrides: list[str], lengths: str, refused: bool, noted: bool
+) -> None:
+    questions = {
+        "short": ["1 + 1"] * 2,
+        "long": ["1 + 1 + " * 40] * 2,
+        "both": ["1 + 1", "1 + 1 + " * 40],
+        "many": ["1 + 1 + " * 40] * 20 + ["1 + 1"],
+    }[lengths]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": text, "answer": "2"}) + "\n" for text in questions))
+    asked = f"{INPUT}.taskset.workflow_args.with_think=false"  # else its system prompt alone is longer
+    settings = [f"{INPUT}.taskset.path={rows}", "model.max_prompt_tokens=40", asked, *overrides]
+    assert (set(problems(run_file, *settings)) == {"model.max_prompt_tokens"}) is refused
+    with mock.patch.object(checks, "policy_encoder", wraps=checks.policy_encoder) as loaded:
+        listed = checks.validate(run_file, settings, offline=False).stages
+    assert loaded.call_count == 1, "for each finding that needs the tokenizer"
+    notices = [notice for stage in listed for notice in stage["notices"] if "model.max_prompt_tokens" in notice]
+    assert len(notices) == noted
+
+
+def test_memory_of_a_container_is_its_limit(tmp_path):
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    assert memory_limit(tmp_path, tmp_path / "own") == 1 << 30
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_limit(tmp_path, tmp_path / "own") == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("own", "limited", "names"),
+    [
+        ("4:memory:/slurm/job_7/step_0\n0::/\n", "memory/slurm/job_7", ("limit_in_bytes", "usage_in_bytes")),
+        ("0::/slurm/job_7/step_0\n", "slurm/job_7", ("max", "current")),
+        ("9:cpu,memory:/docker/4f\n", "memory", ("limit_in_bytes", "usage_in_bytes")),  # it sees its own as the root
+        ("0::/../job_8\n", "", ("max", "current")),
+    ],
+)
+def test_memory_of_a_job_is_what_every_group_above_it_leaves(own, limited, names, tmp_path):
+    """A job of Slurm or a service of systemd sees all control groups of its machine, and none at the root limits it."""
+    root, mine = tmp_path / "cgroup", tmp_path / "own"
+    mine.write_text(own)
+    (root / limited).mkdir(parents=True)
+    for name, text in zip(names, ("1000000", "900000"), strict=True):
+        (root / limited / f"memory.{name}").write_text(f"{text}\n")
+    (root / limited / "memory.stat").write_text("inactive_file 300000\ntotal_inactive_file 300000\n")
+    assert memory_limit(root, mine) == 1_000_000
+    assert free_memory(root, mine) == 400_000
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "10000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ({"job/cpu.max": "300000 100000", "own": "0::/job/step"}, 3),
+        ({"cpu/job/cpu.cfs_quota_us": "300000", "cpu/job/cpu.cfs_period_us": "100000", "own": "3:cpu:/job"}, 3),
+        ({"job/cpu.max": "300000 100000", "own": "0::/"}, 64),
+        ({}, 64),
+    ],
+)
+def test_cores_of_a_container_are_its_share(files, limit, tmp_path, monkeypatch):
+    """On a machine of 64 cores a container of two would start 64 threads and 16 reward workers, and stand still."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert cores(tmp_path, tmp_path / "own") == limit
+
+
+@pytest.fixture
+def other_model(tiny_folder, tmp_path):
+    """A copy of the small model, to be changed."""
+    return shutil.copytree(tiny_folder, tmp_path / "other")
+
+
+TEMPLATE = (
+    '{% for m in messages if m.role in ["user", "assistant"] %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n'
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FORMAT = f"{EXPERIENCES}.format={{prompt_type: messages, tools_key: tools}}"
+SFT = ["mode=train", "algorithm.algorithm_type=sft", FORMAT]
+
+
+def written(tmp_path: Path, *rows: dict[str, Any]) -> str:
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@pytest.mark.parametrize("mode", ["both", "explore", "bench", "train"])
+def test_a_run_that_renders_needs_a_chat_template(run_file, other_model, mode):
+    (other_model / "chat_template.jinja").unlink()
+    settings = [f"model.model_path={other_model}", f"mode={mode}", "synchronizer.sync_method=checkpoint"]
+    assert ("model.custom_chat_template" in problems(run_file, *settings)) is (mode != "train")
+    assert "model.custom_chat_template" not in problems(run_file, *settings, f"model.custom_chat_template='{TEMPLATE}'")
+    assert "model.custom_chat_template" in problems(run_file, *settings, *SFT[:2])
+
+
+@pytest.mark.parametrize("broken", ["{% for m in messages %}", "{{ messages", "{% endif %}", "{{ m | }}"])
+def test_a_template_with_a_syntax_error_is_named(run_file, other_model, tmp_path, broken):
+    assert "model.custom_chat_template" in problems(run_file, f"model.custom_chat_template='{broken}'")
+    (tmp_path / "own.jinja").write_text(broken)
+    assert "model.chat_template_path" in problems(run_file, f"model.chat_template_path={tmp_path / 'own.jinja'}")
+    (other_model / "chat_template.jinja").write_text(broken)
+    assert "model.model_path" in problems(run_file, f"model.model_path={other_model}")
+
+
+def test_tokens_of_the_first_rows_have_embeddings(run_file, other_model, tmp_path):
+    tokenizer = load_tokenizer(str(other_model))
+    tokenizer.add_tokens([f"<new{number}>" for number in range(100)])
+    tokenizer.save_pretrained(str(other_model))
+    model = f"model.model_path={other_model}"
+    assert problems(run_file, model) == {}, "unused ones do no harm"
+    rows = written(tmp_path, {"question": "What is <new99>?", "answer": "3"})
+    assert set(problems(run_file, model, f"{INPUT}.taskset.path={rows}")) == {f"{INPUT}.taskset.format"}
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<new99>"}]
+    path = f"{EXPERIENCES}.path={written(tmp_path, {'messages': talk})}"
+    assert set(problems(run_file, model, path, *SFT)) == {f"{EXPERIENCES}.format"}
+
+
+@pytest.mark.parametrize(
+    "row, is_usable",
+    [
+        ({"tools": [{"name": "f"}]}, False),
+        ({}, True),
+        ({"messages": [{"role": "critic", "content": "hm"}, {"role": "assistant", "content": "x"}]}, False),
+        ({"messages": [{"role": "user", "content": "hm"}, {"role": "assistant", "content": " "}]}, False),
+        ({"messages": [{"role": "user", "content": "hm " * 200}, {"role": "assistant", "content": "x"}]}, False),
+    ],
+)
+def test_answers_of_the_first_rows_are_rendered(run_file, tmp_path, row, is_usable):
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
+    settings = [*SFT, f"{EXPERIENCES}.path={written(tmp_path, {'messages': talk, **row})}"]
+    found = problems(run_file, *settings, f"model.custom_chat_template='{TEMPLATE}'")
+    assert set(found) == (set() if is_usable else {f"{EXPERIENCES}.format"}), found
+
+
+@pytest.mark.parametrize(
+    "override, key",
+    [
+        ("format.response_key=gone", "format.response_key"),
+        ("format.response_key=reward_model.ground_truth", "format.response_key"),
+        ("format.prompt_key=gone", "format"),
+    ],
+)
+def test_columns_of_tasks_are_in_their_rows(run_file, override, key):
+    assert f"{INPUT}.taskset.{key}" in problems(run_file, f"{INPUT}.taskset.{override}")
+
+
+REWARDS_FILE = """
+from trinity_core.workflows import REWARD_FNS
+
+@REWARD_FNS.register("fine")
+def fine(prompt, response, truth, task): return 1.0
+
+@REWARD_FNS.register("of_another_field")
+def of_another_field(completions, **kwargs): return [1.0]
+
+@REWARD_FNS.register("unimported")
+def unimported(prompt, response, truth, task):
+    import not_installed
+
+@REWARD_FNS.register("misspelt")
+def misspelt(prompt, response, truth, task): return float(respones)
+
+@REWARD_FNS.register("strict")
+def strict(prompt, response, truth, task):
+    from trinity_core.base.errors import DataError
+    if not truth.isdigit(): raise DataError("the reference answer is no number", key="answer")
+    return 1.0
+
+@REWARD_FNS.register("runs_tests")
+def runs_tests(prompt, response, truth, task):
+    exec(response + chr(10) + task["tests"], {})
+    return 1.0
+
+@REWARD_FNS.register("choosy")
+def choosy(prompt, response, truth, task): return float(response.index("box"))
+"""
+
+
+@pytest.mark.parametrize(
+    "reward, answer, key",
+    [
+        ("fine", "3", ""),
+        ("of_another_field", "3", "reward_fn_args.completions"),
+        ("unimported", "3", "default_reward_fn_type"),
+        ("misspelt", "3", "default_reward_fn_type"),
+        ("choosy", "3", ""),
+        ("runs_tests", "3", ""),
+        ("math_reward", "3", ""),
+        ("math_reward", "the sum", ""),
+        ("strict", "3", ""),
+        ("strict", "three", "format.response_key"),
+    ],
+)
+def test_a_reward_function_judges_an_answer_to_the_first_rows(run_file, tmp_path, reward, answer, key):
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / f"trial_{tmp_path.name}.py").write_text(REWARDS_FILE)
+    tests = "assert add(1, 2) == 3"
+    rows = written(tmp_path, *[{"question": "1 + 2?", "answer": answer, "tests": tests}] * 3)
+    settings = [f"{INPUT}.taskset.path={rows}", f"{INPUT}.taskset.default_reward_fn_type={reward}"]
+    found = problems(run_file, *settings, f"plugin_dir={tmp_path / 'plugins'}")
+    assert set(found) == ({f"{INPUT}.taskset.{key}"} if key else set()), found
+    with suppress(ConfigError):
+        notices = checks.validate(run_file, [*settings, f"plugin_dir={tmp_path / 'plugins'}"], offline=False).stages
+        named = any(f"'{reward}'" in notice for stage in notices for notice in stage["notices"])
+        assert named is (reward in ("choosy", "runs_tests"))
+
+
+RECIPES = Path(checks.__file__).parents[3] / "configs"
+SMALL = (
+    "dpo/dpo",
+    "lora/quickstart",
+    "mix/mix",
+    "opmd/opmd",
+    "ppo/ppo",
+    "quickstart/quickstart",
+    "sft/sft",
+    "tools/tools",
+)
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_recipes_for_the_small_model_can_start(tiny_folders, tmp_path, monkeypatch, recipe):
+    for name, folder in {"MODEL_PATH": tiny_folders.model, "TASKSET_PATH": tiny_folders.data}.items():
+        monkeypatch.setenv(f"TRINITY_{name}", str(folder))
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    assert problems(RECIPES / f"{recipe}.yaml", "cluster.allow_oversized=true", "cluster.gpu_per_node=0") == {}
+
+
+@pytest.mark.parametrize("usable", [0, 1])
+def test_rows_after_the_first_may_be_usable(run_file, tmp_path, usable):
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
+    long = {"messages": [{"role": "user", "content": "hm " * 200}, talk[1]]}
+    path = written(tmp_path, *[long] * 40, *[{"messages": talk}] * usable)
+    found = problems(run_file, *SFT, f"{EXPERIENCES}.path={path}")
+    assert set(found) == (set() if usable else {f"{EXPERIENCES}.format"}), found

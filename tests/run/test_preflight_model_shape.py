@@ -1,0 +1,145 @@
+"""The sizes of models of which a plan sees config.json alone, and why it knows nothing of others."""
+
+from __future__ import annotations
+
+import json
+
+import huggingface_hub.constants
+import pytest
+import torch
+from preflight_configs import config_of
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trinity_core.config import LoraConfig
+from trinity_core.run.preflight.checks import unready_node
+from trinity_core.run.preflight.model_shape import adapter_parameters, parameters_of, shape_of, why_unknown
+from trinity_core.run.preflight.models import missing_models
+from trinity_core.run.preflight.resource_estimate import ENGINE, REWARDS, TRAINER
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "phi3", "qwen2", "qwen3"])
+def test_parameters_by_config_json_are_those_of_transformers(tmp_path, kind, tied):
+    config = AutoConfig.for_model(
+        kind, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=100, tie_word_embeddings=tied, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = shape_of(str(tmp_path))
+    assert shape is not None
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+
+
+LATENT = {
+    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [None, 24])
+@pytest.mark.parametrize("kind", ["minicpm3", "deepseek_v3"])
+def test_adapters_of_latent_attention_are_as_large_as_peft_makes_them(tmp_path, kind, rank):
+    config = AutoConfig.for_model(kind, **LATENT, q_lora_rank=rank, first_k_dense_replace=1, moe_intermediate_size=40)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    shape = shape_of(str(tmp_path))
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and "layers" in name}
+    for lora in (LoraConfig(lora_rank=4), LoraConfig(lora_rank=4, target_modules=["kv_b_proj", "o_proj", "q_b_proj"])):
+        chosen = [m for name, m in linear.items() if not lora.modules or name.rpartition(".")[2] in lora.modules]
+        assert adapter_parameters(shape, lora) == 4 * sum(m.in_features + m.out_features for m in chosen)
+
+
+@pytest.mark.parametrize(
+    ("kind", "modules", "mode", "refused"),
+    [
+        ("deepseek_v3", ["all-linear"], "both", True),
+        ("deepseek_v3", ["q_a_proj", "kv_b_proj"], "both", True),
+        ("deepseek_v3", ["q_a_proj", "o_proj"], "both", False),
+        ("deepseek_v3", ["all-linear"], "train", True),  # on what explorers of their own sample
+        ("minicpm3", ["all-linear"], "both", False),
+        ("qwen2_moe", ["all-linear"], "both", True),
+        ("qwen2_moe", ["q_proj", "up_proj"], "both", True),
+        ("qwen2_moe", ["q_proj", "o_proj"], "both", False),
+        ("qwen3_next", ["shared_expert_gate"], "both", True),
+        ("qwen3_next", ["q_proj", "o_proj"], "both", False),
+        ("qwen3_5_moe_text", ["all-linear"], "both", True),
+        ("qwen3_5_moe", ["all-linear"], "both", True),
+    ],
+)
+def test_an_adapter_that_engines_would_not_apply_is_refused(tmp_path, kind, modules, mode, refused):
+    AutoConfig.for_model(kind, **LATENT, q_lora_rank=24).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    lora = f"[{{lora_rank: 4, target_modules: {modules}}}]"
+    config = config_of(f"model.model_path={tmp_path}", f"mode={mode}", f"model.lora_configs={lora}")
+    key = "model.lora_configs[0].target_modules"
+    assert (key in {finding.key for finding in missing_models(config, is_first=True)}) == refused
+    for kinds in ({TRAINER: 1},) if mode == "train" else ({TRAINER: 1}, {ENGINE: 1}):
+        assert (key in {finding.key for finding in unready_node(config, 0, kinds, reads=True)}) == refused
+    assert key not in {finding.key for finding in unready_node(config, 0, {REWARDS: 1}, reads=False)}
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("gpt_neox", True), ("gpt_oss", True), ("llama", False)])
+def test_a_family_that_engines_compute_otherwise_is_refused(tmp_path, kind, refused):
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    config = config_of(f"model.model_path={tmp_path}")
+    for findings in (missing_models(config, is_first=True), unready_node(config, 0, {ENGINE: 1}, reads=False)):
+        conflicts = [finding.key for finding in findings if finding.code == "conflict"]
+        assert conflicts == ["model.model_path"] * refused
+
+
+@pytest.mark.parametrize("kind", [ENGINE, TRAINER])
+def test_a_start_without_its_adapter_is_refused(tmp_path, kind):
+    config = config_of(f"model.lora_configs=[{{lora_rank: 4, path: {tmp_path / 'none'}}}]")
+    for findings in (missing_models(config, is_first=True), unready_node(config, 0, {kind: 1}, reads=False)):
+        assert "model.lora_configs[0].path" in {finding.key for finding in findings}
+
+
+def test_model_on_the_hub_is_known_by_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    name = "maker/small"
+    assert shape_of(name) is None
+    assert "maker/small is not in the cache of the hub" in why_unknown(name)
+    folder = tmp_path / "models--maker--small"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    AutoConfig.for_model("qwen2", hidden_size=64, num_attention_heads=4).save_pretrained(folder / "snapshots" / "abc")
+    shape = shape_of(name)
+    assert shape is not None
+    assert (shape.hidden, shape.channels) == (64, 16)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "has no config.json that can be read"),
+        ("[1]", "has no config.json that can be read"),
+        ({"model_type": "gpt2", "n_embd": 64}, "does not give sizes"),
+        (
+            {"model_type": "deepseek_v3", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+             "intermediate_size": 96, "vocab_size": 100},
+            "how many parameters a deepseek_v3 has is not known here",
+        ),
+    ],
+)  # fmt: skip
+def test_reason_is_given_for_a_model_of_unknown_size(tmp_path, content, why):
+    if content is not None:
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / "config.json").write_text(text)
+    assert shape_of(str(tmp_path)) is None
+    assert why in why_unknown(str(tmp_path))
+    assert why_unknown(str(tmp_path / "later")) == f"there is no folder {tmp_path / 'later'} yet"
+
+
+@pytest.mark.parametrize(
+    "content", [b"version https://git-lfs.github.com/spec/v1\noid sha256:0", b"\x02\0\0\0\0\0\0\0[]"]
+)
+def test_damaged_weights_have_no_parameters(tmp_path, content):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert parameters_of(tmp_path) is None

@@ -1,0 +1,118 @@
+"""`summary.json`: whole or not there, so that a stage which a kill or a full disk cut short is not taken as done."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trinity_core.base import files
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import write_json
+from trinity_core.config import Config, config_from_dict
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.run_record import record_path, record_start
+from trinity_core.exchange.tracking.scores import evaluation_text, score_fingerprint
+from trinity_core.run.summary import (
+    read_summary,
+    summarise,
+    summary_of_scores,
+    summary_path,
+    summary_text,
+    write_summary,
+)
+
+TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets": [{"path": "tasks.jsonl"}]}}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    model = {"model_path": "m", "max_model_len": 8}
+    return config_from_dict({"model": model, "mode": "bench", "buffer": TASKS, "checkpoint_root_dir": str(tmp_path)})
+
+
+@pytest.mark.parametrize("left", ["", '{"step": ', "[]", "\udcff"])
+def test_a_damaged_summary_is_none(left: str, config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    write_summary(config, {"step": 3})
+    assert read_summary(config) == {"step": 3}
+    (config.job_dir / "summary.json").write_bytes(left.encode(errors="surrogateescape"))
+    assert read_summary(config) is None
+    assert "summary.json is damaged" in caplog.text
+
+
+def test_each_explorer_of_a_run_has_a_summary(config: Config) -> None:
+    named = [config.with_values({"mode": "explore", "explorer.name": name}) for name in ("explorer", "explorer_new")]
+    names = [summary_path(one).name for one in (config.with_values({"mode": "train"}), *named)]
+    assert names == ["summary.json", "summary_explorer.json", "summary_explorer_new.json"]
+
+
+def test_a_full_disk_leaves_the_summary_as_it_was(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_summary(config) is None
+    write_summary(config, {"step": 3, "folder": Path("a")})
+
+    def full_disk(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    monkeypatch.setattr(files, "ROOM_SECONDS", 0.0)
+    with pytest.raises(TrinityError, match="no space left"):
+        write_summary(config, {"step": 4})
+    assert read_summary(config) == {"step": 3, "folder": "a"}
+
+
+@pytest.mark.parametrize(("mode", "seconds"), [("both", 65.0), ("explore", 5.0)])
+def test_the_seconds_of_a_training_are_those_of_all_its_attempts(config: Config, mode: str, seconds: float) -> None:
+    """The record beside a part that only explores may be its trainer's."""
+    config = config.with_values({"mode": mode})
+    record_path(config.job_dir).parent.mkdir(parents=True)
+    write_json(record_path(config.job_dir), {"state": "failed", "began": 100.0, "ended": 140.0, "earlier": 20.0})
+    record_start(config.job_dir, {}, "rft")
+    stage = SimpleNamespace(made_from={})
+    attempt = SimpleNamespace(config=config, began=time.monotonic() - 5.0, stage=stage, tracking_link=lambda: "")
+    assert summarise(attempt, {})["seconds"] == pytest.approx(seconds, abs=4.0)  # type: ignore[arg-type]
+
+
+def test_the_summary_compares_the_first_rewards_with_the_last(config: Config) -> None:
+    config = config.with_values({"mode": "both"})
+    metrics = MetricsFile(config.job_dir, "trainer")
+    stage = SimpleNamespace(made_from={})
+    attempt = SimpleNamespace(config=config, began=time.monotonic(), stage=stage, tracking_link=lambda: "")
+    assert summarise(attempt, {})["reward"] is None  # type: ignore[arg-type]
+    for step, reward in enumerate((0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), 1):
+        metrics.write(step, {"reward/mean": reward})
+    summary = summarise(attempt, {})  # type: ignore[arg-type]
+    assert summary["reward"] == pytest.approx([0.3, 0.6]) and "0.3 → 0.6" in summary_text(summary)
+
+
+def test_the_text_says_why_each_part_has_ended() -> None:
+    explore = {"step": 12, "total_steps": 60, "ended": "the trainer has finished all its 9 steps", "untrained_rows": 96}
+    explore["dropped_experiences"] = {"reward_filter": 8}
+    folders = dict.fromkeys(("checkpoint_dir", "hf_dir", "tracking"))
+    summary = {"project": "p", "name": "n", "step": 9, "scores": {}, "results": {"explore": explore}, **folders}
+    assert summary_text(summary).splitlines()[-2:] == [
+        "explore    step 12 of 60, the trainer has finished all its 9 steps, 96 untrained rows left",
+        "           8 experiences dropped by reward_filter",
+    ]
+
+
+def test_a_bench_summary_holds_the_evaluation_of_each_set(config: Config) -> None:
+    metrics = {"eval/eval/accuracy": 0.5, "eval/eval/pass@2": 0.75, "eval/seconds": 3.0}
+    MetricsFile(config.job_dir, "eval").write(0, metrics, made_with=score_fingerprint(config, 0))
+    summary = summary_of_scores(config)
+    assert summary["score"] == 0.5
+    assert summary["evaluation"] == {"eval": {"accuracy": 0.5, "pass@2": 0.75}}
+
+
+def test_the_evaluation_is_printed_by_eval_set() -> None:
+    numbers = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6, "judged": 79.0, "answers": 80.0}
+    repeats = {"failed_requests": 1.0, "accuracy_std": 0.02, "pass@1": 0.5, "pass@8": 0.8, "pass@4": 0.7}
+    text = evaluation_text({"gsm8k": numbers | repeats, "empty": {"answers": 3.0, "judged": 0.0}})
+    assert text.splitlines() == [
+        "gsm8k      accuracy 0.500 [0.400, 0.600], 79 of 80 answers judged, 1 requests failed, ±0.020 between repeats, "
+        "pass@4 0.700, pass@8 0.800",
+        "empty      no score: 0 of 3 answers judged",
+    ]

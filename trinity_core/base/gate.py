@@ -1,0 +1,134 @@
+"""The key of a folder, and the gate in front of every page that we serve: MLflow, Studio, `trinity view`.
+
+Whoever may use these pages, or Prefect's API, can run commands as their user or read what a run sampled. Without a key
+that would be every other account of the machine, and every site that is open in the user's browser. The gate asks for
+the key by HTTP Basic, whose password a browser sends to this port only; a cookie would go to every port of the host.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import os
+import socket
+import sys
+from contextlib import suppress
+from hmac import compare_digest
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import Any
+from urllib.parse import urlsplit
+
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import clear_errors, private_folder, write_atomically
+from trinity_core.base.runlock import one_at_a_time
+
+OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+ELSEWHERE = "work in another folder"
+
+
+def state_dir(root: Path | None = None) -> Path:
+    """Return `./.trinity`: databases, logs, the key and the record of running processes."""
+    return (root or Path.cwd()).absolute() / ".trinity"
+
+
+def make_state_dir(root: Path | None = None) -> Path:
+    """Create `state_dir` without access for other accounts, because Prefect's database holds the parameters of runs."""
+    path = state_dir(root)
+    private_folder(path)
+    with suppress(OSError):  # a file system without modes
+        path.chmod(0o700)  # earlier releases let others enter
+    return path
+
+
+def key_file(root: Path | None = None) -> Path:
+    return state_dir(root) / "prefect.key"
+
+
+def server_key(root: Path | None = None) -> str:
+    """Return the key that every server of this folder asks for, as `user:password`; create it if needed.
+
+    Raises TrinityError if another account has put the file there: it would know the key.
+    """
+    path = key_file(root)
+    with clear_errors("reading or writing", path, ELSEWHERE):
+        if not path.exists():
+            make_state_dir(root)
+            with one_at_a_time(path.with_name("prefect.lock"), instead=ELSEWHERE):
+                if not path.exists():  # unless another command has just created it
+                    write_atomically(path, f"trinity:{token_urlsafe(24)}".encode(), mode=0o600)
+        if path.stat().st_uid not in (0, os.geteuid()):
+            raise TrinityError(f"{path} belongs to another account, which knows this key: remove it, or {ELSEWHERE}.")
+        return path.read_text()
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach that address or name."""
+    try:
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+def asked_for(key: str) -> str:
+    """Return what to enter in a browser's dialog."""
+    user, _, password = key.partition(":")
+    return f"asks once for the user {user} and the password {on_screen(password)}"
+
+
+def on_screen(secret: str) -> str:
+    """Return the key, or its password, for a terminal. Output that goes to a file, such as a log that is passed on,
+    says where it is instead."""
+    return secret if sys.stdout.isatty() else f"in {key_file()}"
+
+
+class Gate:
+    """An ASGI application that passes on requests with the key, HTTP and WebSocket, and refuses all others.
+
+    Requests to another Host (400), such as that of a site whose name resolves to this address, and from pages of
+    another Origin (403), also to show ours in a frame, are refused with the key too: a browser that knows it sends it
+    along. Links to our pages work from everywhere. A path `open_path` needs no key.
+    """
+
+    def __init__(self, app: Any, key: str, host: str = "127.0.0.1", open_path: str | None = None) -> None:
+        """`host`: the address or name that the application is served on."""
+        self._app = app
+        self._expected = b"Basic " + base64.b64encode(key.encode())
+        # Other machines' clients may know names of this one that it does not.
+        self._hosts = OWN_NAMES | {host.lower()} if is_loopback(host) else None
+        self._open_path = open_path
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        refusal = None if scope["type"] == "lifespan" else self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send)
+            return
+        from starlette.responses import PlainTextResponse
+
+        status, text = refusal
+        asks = {"www-authenticate": 'Basic realm="trinity", charset="UTF-8"'} if status == 401 else None
+        await PlainTextResponse(f"{text}\n", status, asks)(scope, receive, send)
+
+    def _refusal(self, scope: Any) -> tuple[int, str] | None:
+        headers = dict(scope["headers"])
+        host, origin = (headers.get(name, b"").decode("latin-1").lower() for name in (b"host", b"origin"))
+        if self._hosts is not None and _name(host) not in self._hosts:
+            return 400, "this server answers to the names of its machine only"
+        is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        if (origin and origin.partition("://")[2] != host) or (
+            is_foreign and headers.get(b"sec-fetch-dest") != b"document"
+        ):
+            return 403, "pages of other origins may not use this server"
+        if scope["path"] == self._open_path:
+            return None
+        if not compare_digest(headers.get(b"authorization", b""), self._expected):
+            return 401, "this server asks for the key in .trinity/prefect.key of the folder that it was started in"
+        return None
+
+
+def _name(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

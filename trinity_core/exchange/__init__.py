@@ -1,0 +1,1 @@
+"""Exchange: where explorer and trainer meet: store, weight sync, checkpoints and tracking."""

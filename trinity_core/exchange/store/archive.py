@@ -1,0 +1,174 @@
+"""Experiences as JSON lines for people and scripts.
+
+`buffer/experience_buffer.jsonl` records what was trained on, also after it leaves the store. A line is one experience
+of a batch; lines are sorted by trainer step, so that a step is found by bisection. Lines are appended before a
+checkpoint is named, and a resumed run drops the lines after its checkpoint, so after any crash the file is the history
+of the weights next to it. An explorer with `storage_type: file` writes what it explored in the same way, step by step.
+Files are UTF-8: half of a surrogate pair is written as `?`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import clear_errors, read_json, sync_file, when_room, write_json
+from trinity_core.base.runlock import one_at_a_time
+from trinity_core.data.experience import Experience, arrays_json, as_json
+
+Line = dict[str, Any]
+SHORT = 4096
+"""Range in bytes below which lines are read one by one."""
+EVERY_STEP = 2**63 - 1
+HEADER = re.compile(rb'\{"step": (\d+), "group": ("(?:[^"\\]|\\.)*"), ')
+"""How `as_line` begins a line; older versions put the workflow's `info` first."""
+
+
+def first_line_of(file: IO[bytes], step: int) -> int:
+    """Return the offset of the first line of `step` (or of a later step), or of a line shortly before it.
+
+    All lines before that offset belong to earlier steps. Reads only about 20 lines.
+    """
+    low, high = 0, file.seek(0, os.SEEK_END)
+    while high - low > SHORT:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline()  # the rest of a line
+        start = file.tell()
+        header = line_header(file.readline())
+        if start >= high or header is None or header[0] >= step:
+            high = middle
+        else:
+            low = start
+    return low
+
+
+def line_header(raw: bytes) -> tuple[int, str] | None:
+    """Return step and group of a line; None for an incomplete or missing one."""
+    if not raw.endswith(b"\n"):
+        return None
+    if header := HEADER.match(raw):
+        return int(header[1]), json.loads(header[2])
+    line = json.loads(raw)
+    return int(line["step"]), line["group"]
+
+
+class Archive:
+    """Writes the file; there must be only one writer."""
+
+    def __init__(
+        self, path: Path, line: Callable[[int, Experience], Line] | None = None, owner: Mapping[str, str] | None = None
+    ) -> None:
+        """`line` converts an experience to a line, which contains its `step`; by default `as_line`.
+
+        `owner` identifies the writer, in case others are given the same path; it is recorded next to the file.
+        """
+        self.path = path
+        self._owner = dict(owner or {})
+        self._line = line or as_line
+        self._last: int | None = None
+
+    def extend(self, upto: int, batch: Callable[[int], Sequence[Experience]]) -> None:
+        """Append the batches that are not in the file yet, up to step `upto`."""
+        if self._last is None:
+            self._last = self._kept(EVERY_STEP)[0]
+        if upto <= self._last:
+            return
+        last = self._last
+        size = self.path.stat().st_size if self.path.exists() else 0
+        with clear_errors("writing", self.path):
+            when_room(lambda: self._append(size, range(last + 1, upto + 1), batch), self.path)
+        self._last = upto
+
+    def _append(self, size: int, steps: Sequence[int], batch: Callable[[int], Sequence[Experience]]) -> None:
+        with self.path.open("a", encoding="utf-8", errors="replace") as file:
+            file.truncate(size)
+            for step in steps:
+                lines = (json.dumps(self._line(step, row), ensure_ascii=False, default=as_json) for row in batch(step))
+                file.writelines(f"{line}\n" for line in lines)
+        sync_file(self.path)
+
+    def rewind(self, step: int) -> None:
+        """Cut the file after `step`. Its writer must call this first.
+
+        Raises TrinityError if the file has another owner.
+        """
+        if self._owner:
+            with clear_errors("writing", self.path):
+                self._claim(is_mine=step > 0 or "run" not in self._owner)
+        self._last, size = self._kept(step)
+        if self.path.exists() and size < self.path.stat().st_size:
+            with clear_errors("writing", self.path):
+                os.truncate(self.path, size)
+                sync_file(self.path)
+
+    def _claim(self, is_mine: bool) -> None:
+        """Record the owner of the file. `is_mine`: true if a file without a record, from an older release, may be this
+        owner's.
+
+        That is so in the run's own folder, or if the run has begun already.
+        """
+        record = self.path.with_name(f".{self.path.name}.owner.json")
+        with one_at_a_time(record.with_suffix(".lock")):
+            recorded = read_json(record) if self.path.exists() else self._owner
+            if recorded is None and (is_mine or not self.path.stat().st_size):
+                recorded = self._owner
+            if recorded != self._owner:
+                writer = ", ".join(f"{key} {value}" for key, value in (recorded or {}).items()) or "an unknown process"
+                raise TrinityError(
+                    f"{self.path} is written by {writer}, and this is {', '.join(self._owner.values())}: each run, and "
+                    "each explorer of a run, needs its own file. Give another path (or a folder, in which it is "
+                    "named after the explorer), or move that file away if it is no longer needed."
+                )
+            self.path.touch()
+            write_json(record, self._owner)
+
+    def _kept(self, upto: int) -> tuple[int, int]:
+        """Return the last step up to `upto` with complete lines, and the offset where they end."""
+        last, size = 0, 0
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                size = file.seek(first_line_of(file, upto + 1))
+                for raw in file:
+                    header = line_header(raw)
+                    if header is None or header[0] > upto:
+                        break
+                    last, size = header[0], size + len(raw)
+        return last, size
+
+
+def whole_line(step: int, experience: Experience) -> Line:
+    """Like `as_line`, with tokens, mask, log-probs and versions, from which `data.experience.from_json` restores it.
+
+    Its `reward` excludes token-level rewards.
+    """
+    return as_line(step, experience) | {"reward": experience.reward} | arrays_json(experience)
+
+
+def as_line(step: int, experience: Experience) -> Line:
+    """Return an experience as JSON: texts, reward and origin, without tokens.
+
+    The workflow's `info` is included, but cannot overwrite the line's own fields, because `rewind` relies on `step`.
+    Step and group come first, so that they can be read without the texts (`line_header`).
+    """
+    versions = experience.versions
+    own = {
+        "step": step,
+        "group": experience.group,
+        "run": experience.run,
+        "turn": experience.turn,
+        "task_index": experience.task_index,
+        "reward": experience.total_reward,
+        "policy_version": None if versions is None else int(versions.max()),
+        "prompt_tokens": experience.prompt_length,
+        "response_tokens": len(experience.tokens) - experience.prompt_length,
+        "truncated": experience.truncated,
+        "is_expert": experience.is_expert,
+        "metrics": experience.metrics,
+    }
+    return {"step": step, "group": experience.group} | experience.info | own

@@ -1,0 +1,86 @@
+"""The learning curve as a picture."""
+
+from __future__ import annotations
+
+import gc
+from io import BytesIO
+from pathlib import Path
+
+from trinity_core.base.files import private_folder, write_atomically
+from trinity_core.exchange.tracking.metrics_file import MetricsReader
+
+REWARDS = ("reward/mean", "accuracy/mean", "reward", "accuracy")
+LOSSES = ("actor/final_loss", "loss")
+"""Per source, the first of these metrics that it has is drawn: a loss for the trainer, a reward for others."""
+
+
+class LearningCurve:
+    """A run's learning curve; each drawing reads only new points.
+
+    Uses matplotlib's object interface: no display, no global state, thread-safe.
+    """
+
+    def __init__(self, job_dir: Path | str, title: str = "") -> None:
+        self.step = 0
+        self._job_dir, self._title = Path(job_dir), title or Path(job_dir).name
+        self._metrics = MetricsReader(job_dir, self._forget)
+        self._points: dict[str, dict[str, dict[int, float]]] = {}
+        """Source → metric that may be drawn → step → value."""
+
+    def draw(self) -> Path | None:
+        """Draw reward (or loss) and eval accuracy over steps into `monitor/curve.png`; None without metrics."""
+        curves = self.read()
+        if not curves:
+            return None
+        target = self._job_dir / "monitor" / "curve.png"
+        private_folder(target.parent)
+        picture = self._picture(curves)
+        write_atomically(target, picture, durable=False)  # flows of the same run may draw at the same time
+        # A figure is a reference cycle of 3 MiB, and with many imports Python collects cycles only after dozens of
+        # them.
+        gc.collect()
+        return target
+
+    def _picture(self, curves: dict[str, dict[int, float]]) -> bytes:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        height = 2.4 * len(curves)
+        figure = Figure(figsize=(7, height), dpi=110)
+        FigureCanvasAgg(figure)
+        # Automatic layout takes longer than drawing: four curves cost 0.7 s of CPU time instead of 0.3.
+        figure.subplots_adjust(left=0.13, right=0.98, bottom=0.45 / height, top=1 - 0.3 / height, hspace=0.25)
+        axes = figure.subplots(len(curves), 1, squeeze=False, sharex=False)[:, 0]
+        for axis, (name, points) in zip(axes, curves.items(), strict=True):
+            marker = "o" if len(points) < 30 else ""
+            axis.plot(list(points), list(points.values()), marker=marker, markersize=3, linewidth=1.3)
+            axis.set_ylabel(name, fontsize=8)
+            axis.grid(alpha=0.3)
+        axes[-1].set_xlabel("step")
+        axes[0].set_title(self._title, fontsize=10)
+        picture = BytesIO()
+        figure.savefig(picture, format="png")
+        return picture.getvalue()
+
+    def read(self) -> dict[str, dict[int, float]]:
+        """Return the curves to draw: one per source, and the accuracy (or reward) of each eval set."""
+        for line in self._metrics.read():
+            self.step = max(self.step, line.step)
+            own = self._points.setdefault(line.source, {})
+            for name in (name for name in line.metrics if name in REWARDS + LOSSES or _is_score(name)):
+                own.setdefault(name, {})[line.step] = line.metrics[name]
+        curves: dict[str, dict[int, float]] = {}
+        for source, own in sorted(self._points.items()):
+            evals = sorted(name for name in own if source.startswith("eval") and _is_score(name))
+            first = LOSSES + REWARDS if source == "trainer" else REWARDS + LOSSES
+            for name in evals or [name for name in first if name in own][:1]:
+                curves[name if source in name else f"{source}: {name}"] = dict(sorted(own[name].items()))
+        return curves
+
+    def _forget(self) -> None:
+        self.step, self._points = 0, {}
+
+
+def _is_score(name: str) -> bool:
+    parts = name.split("/")
+    return "accuracy" in parts and parts[-1] in ("accuracy", "mean")

@@ -1,0 +1,312 @@
+"""The forwarder tails a job's metrics, rollouts and checkpoints and sends them to the tracking system.
+
+It runs only in the flow process. Lines that cannot be sent now, because the tracking server does not answer, are sent
+later: the position is saved only after they have arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.base.files import read_json, temporary_sibling
+from trinity_core.base.layout import MANIFEST, JobLayout
+from trinity_core.base.waits import poll
+from trinity_core.config.schema.monitor import MonitorConfig
+from trinity_core.config.secrets import without_password, without_secrets
+from trinity_core.exchange.tracking import mlflow_writer as mlflow_writer  # registers it
+from trinity_core.exchange.tracking.metrics_file import (
+    STREAMS,
+    MetricLine,
+    MetricsReader,
+    Tail,
+    explorer_source,
+    metrics_path,
+)
+from trinity_core.exchange.tracking.prometheus import PrometheusPage
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, rollouts_table, traces_dir
+from trinity_core.exchange.tracking.run_record import config_path
+from trinity_core.exchange.tracking.scores import latest_scores
+from trinity_core.exchange.tracking.writers import (
+    MONITORS,
+    RunInfo,
+    RunOutcome,
+    Writer,
+    is_away,
+)
+
+log = logging.getLogger(__name__)
+
+ROLES = {
+    "both": STREAMS,
+    "train": ("trainer",),
+    "explore": ("explorer", "eval"),
+    "serve": ("explorer", "eval"),
+    "bench": ("eval",),
+}
+"""`mode` → streams that a flow of this mode forwards: explorer and trainer of a job may be separate flows, and so may
+evaluations."""
+REGISTERING = ("train", "both")
+"""Modes whose flow registers checkpoints; every flow sends scores."""
+
+
+def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> Writer:
+    """Open the tracking system named by `monitor.monitor_type`, with those of `info.args` that it takes."""
+    if monitor_type not in MONITORS:
+        raise TrinityError(
+            f"monitor.monitor_type is {monitor_type!r}; it may be one of {', '.join(MONITORS)}.",
+            key="monitor.monitor_type",
+        )
+    monitor = MONITORS[monitor_type]
+    model = MONITORS.arguments(monitor, monitor_type)
+    args = {name: value for name, value in info.args.items() if model is None or name in model.model_fields}
+    writer = monitor(info, checkpoint_root_dir, **args)
+    if not isinstance(writer, Writer):
+        raise TrinityError(
+            f"monitor '{monitor_type}' makes a {type(writer).__name__}, which is no "
+            "trinity_core.exchange.tracking.writers.Writer: derive its class from that one.",
+            key="monitor.monitor_type",
+        )
+    return writer
+
+
+MOST_TRACES = 50
+"""Maximum number of steps whose rollouts wait to be sent as traces; MLflow takes about twenty traces a second."""
+CLOSE_SECONDS = 60.0
+"""Time for the tracking system to take the last metrics at the end of a run."""
+FAILED_CLOSE_SECONDS = 5.0
+"""The same after a failed or stopped run: Prefect kills it 30 s after asking it to end."""
+
+
+class Forwarder:
+    """Forwards what has appeared since the last `poll`. Not thread-safe.
+
+    `explorer` is the name of this flow's explorer. If each explorer has its own run in the tracking system, the flow
+    forwards only that explorer. `page` shows the same metrics, even while the tracking system is away. `target`
+    identifies the tracking system: a new one receives everything, and so does a new run in the same one. `scores`
+    returns the scores that count, by step; the default is `latest_scores`.
+    """
+
+    def __init__(
+        self,
+        job_dir: Path,
+        writer: Writer,
+        role: str = "both",
+        explorer: str = "",
+        page: PrometheusPage | None = None,
+        target: str = "",
+        scores: Callable[[], dict[int, float]] | None = None,
+    ) -> None:
+        self.job_dir = Path(job_dir)
+        self.writer = writer
+        self._page = page
+        self._streams = ROLES[role]
+        self._registers = role in REGISTERING
+        self._own = explorer_source(explorer) if explorer and writer.per_explorer else ""
+        run = f"{target} {writer.run_id}".rstrip()
+        evals = f"{target} {writer.evals_id}".rstrip() if writer.per_explorer else run
+        self._tails = [
+            Tail(self.job_dir, stream, self._own, evals if stream == "eval" else run) for stream in self._streams
+        ]
+        self._rollouts_seen: set[tuple[Path, int]] = set()
+        """Files with modification times: a run that goes back rewrites the files of repeated steps."""
+        self._checkpoints_seen: set[int] = set()
+        self._read_scores = scores or partial(latest_scores, self.job_dir)
+        self._scores: dict[int, float] = {}
+        self._metrics = MetricsReader(self.job_dir)
+        self._evaluations: list[MetricLine] = []
+        """The evaluations when `_scores` was read; determining their settings takes a while."""
+        self._scores_sent: dict[int, float] = {}
+        self.dropped_traces = 0
+
+    def poll(self) -> int:
+        count = sum(self._forward_lines(tail) for tail in self._tails)
+        self._forward_rollouts()
+        self._forward_checkpoints()
+        self._forward_traces()
+        return count
+
+    def close(self, outcome: RunOutcome) -> None:
+        """Forward the rest and end the run, before sending files if the tracking system accepts them afterwards."""
+        for tail in self._tails:
+            self._forward_lines(tail)
+        if self.writer.closes_before_files:  # an artifact store may refuse files, or take minutes
+            self.writer.close(outcome)
+        self.poll()
+        if self.dropped_traces:
+            log.warning("the rollouts of %d steps were not sent as traces", self.dropped_traces)
+        for file in (self.job_dir / "monitor" / "curve.png", config_path(self.job_dir), self.job_dir / "summary.json"):
+            if file.exists():
+                self.writer.artifact(file)
+        if not self.writer.closes_before_files:
+            self.writer.close(outcome)
+
+    def _forward_lines(self, tail: Tail) -> int:
+        with tail.exclusive():
+            lines, position = tail.read()
+            if lines and self._page is not None:
+                self._page.show(lines)
+            if lines:
+                self.writer.log(lines)
+            tail.advance(position)
+        return len(lines)
+
+    def _forward_rollouts(self) -> None:
+        for source, step, path in rollout_files(self.job_dir):
+            version = path, path.stat().st_mtime_ns
+            if version in self._rollouts_seen or not any(tail.takes(source) for tail in self._tails):
+                continue
+            table = path.with_suffix(".md")
+            if not table.exists() or table.stat().st_mtime < path.stat().st_mtime:
+                _write_unsent(table, f"# {source}, step {step}\n\n{rollouts_table(read_rollouts(path))}\n")
+                self.writer.artifact(table, "rollouts")
+                table.touch()
+            self._rollouts_seen.add(version)
+
+    def _forward_traces(self) -> None:
+        """Send the newest `MOST_TRACES` waiting steps and drop earlier ones; metrics never wait for traces."""
+        for tail in self._tails if self.writer.takes_traces else []:
+            with tail.exclusive():
+                waiting = [
+                    file for file in rollout_files(self.job_dir, traces_dir(self.job_dir)) if tail.takes(file[0])
+                ]
+                for _, _, path in waiting[:-MOST_TRACES]:
+                    self._drop_traces(path, f"more than {MOST_TRACES} steps wait")
+                for source, step, path in waiting[-MOST_TRACES:]:
+                    self._send_traces(source, step, path)
+
+    def _send_traces(self, source: str, step: int, path: Path) -> None:
+        try:
+            self.writer.traces(source, step, read_rollouts(path), path.stat().st_mtime_ns)
+            path.unlink()
+        except self.writer.faults as error:
+            if is_away(error):
+                raise
+            self._drop_traces(path, str(error))
+
+    def _drop_traces(self, path: Path, why: str) -> None:
+        if not self.dropped_traces:
+            log.warning("rollouts of some steps are not sent as traces (%s)", why)
+        self.dropped_traces += 1
+        path.unlink()
+
+    def _forward_checkpoints(self) -> None:
+        whole = complete_checkpoints(self.job_dir)
+        for step, path in whole.items():
+            if self._registers and step not in self._checkpoints_seen:
+                self.writer.checkpoint(step, path)
+                self._checkpoints_seen.add(step)
+        for _ in self._metrics.read():
+            pass
+        if (lines := self._metrics.evaluations) != self._evaluations:
+            self._scores, self._evaluations = self._read_scores(), [*lines]
+        self.writer.counting = self._scores.keys()
+        for step, value in self._scores.items():
+            if step not in whole or self._scores_sent.get(step) == value:
+                continue
+            if self.writer.score(step, value):
+                self._scores_sent[step] = value
+
+
+class ForwarderThread:
+    """Polls a forwarder every few seconds during the run, and once more at the end."""
+
+    def __init__(self, forwarder: Forwarder, seconds: float = 2.0) -> None:
+        self._forwarder = forwarder
+        self._seconds = seconds
+        self._faults: tuple[type[Exception], ...] = (*forwarder.writer.faults, TransientFault)
+        self._done = threading.Event()
+        self._warned = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise the permanent error that ended the polling, if any."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self, outcome: RunOutcome) -> None:
+        """Stop polling and forward the rest, for up to `CLOSE_SECONDS` (`FAILED_CLOSE_SECONDS`).
+
+        What the tracking system does not take, because it is away or the run was deleted there, is sent at the next
+        start of the run. Other errors of the last attempt are raised.
+        """
+        self._done.set()
+        patience = CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS
+        deadline = time.monotonic() + patience
+        self._thread.join(patience)
+        for _ in poll(deadline - time.monotonic(), self._seconds):
+            try:
+                if self._thread.is_alive():
+                    raise TimeoutError("it does not answer")
+                self._forwarder.close(outcome)
+                return
+            except self._faults as error:
+                self._warn(error)
+                fault = error
+        if not is_away(fault):
+            raise fault
+        warn_unsent(fault, self._forwarder.job_dir)
+
+    def _run(self) -> None:
+        while not self._done.wait(self._seconds):
+            try:
+                self._forwarder.poll()
+                self._warned = False
+            except self._faults as error:
+                self._warn(error)
+            except Exception as error:
+                self._error = error
+                raise
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            log.warning("the tracking system does not accept metrics now (%s); they are kept and sent later", error)
+        self._warned = True
+
+
+def _write_unsent(table: Path, text: str) -> None:
+    """Write a table atomically, with a modification time older than its rollouts until it is sent."""
+    temporary = temporary_sibling(table)
+    try:
+        temporary.write_text(text)
+        os.utime(temporary, (0, 0))
+        temporary.replace(table)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def warn_unsent(why: object, job_dir: Path) -> None:
+    """Log where the metrics are that the tracking system did not take."""
+    log.warning(
+        "the tracking system did not take the last metrics (%s): they are in %s, and are sent when the run is "
+        "started again", why, metrics_path(job_dir),
+    )  # fmt: skip
+
+
+def target_of(monitor: MonitorConfig) -> str:
+    """Return the monitor type and, if it has one, the address of its store without a password."""
+    address = monitor.monitor_args.get("uri") or monitor.monitor_args.get("base_url") or ""
+    return f"{monitor.monitor_type} {without_password(str(address))}".strip()
+
+
+def complete_checkpoints(job_dir: Path) -> dict[int, Path]:
+    """Return step → folder of each complete checkpoint, that is, with a manifest.
+
+    A folder without a manifest only holds weights for weight sync, and is removed once newer ones exist.
+    """
+    layout = JobLayout(job_dir)
+    return {step: layout.step(step) for step in layout.steps() if (layout.step(step) / MANIFEST).exists()}
+
+
+def run_note(job_dir: Path) -> dict[str, Any]:
+    """Return the job's MLflow run (`run_id`, `uri`, `experiment_id`) with secrets masked; empty if it has none."""
+    return without_secrets(read_json(Path(job_dir) / "monitor" / "mlflow.json") or {})

@@ -1,0 +1,260 @@
+"""What MLflow shows about a run: a description with links, its data sets, valid names, and rollouts as traces."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import zlib
+from collections.abc import Container, Iterable, Iterator, Mapping
+from functools import partial
+from hashlib import sha256
+from itertools import count
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.base.addresses import read_page_note, studio_links
+from trinity_core.base.errors import DataError
+from trinity_core.data.files import data_files, is_local
+from trinity_core.exchange.tracking.scores import data_digest
+from trinity_core.exchange.tracking.writers import flatten
+
+if TYPE_CHECKING:
+    from mlflow.entities import Assessment, DatasetInput, Span
+
+    from trinity_core.exchange.tracking.rollouts import SampledRollout
+
+
+DESCRIPTION = "mlflow.note.content"
+"""The tag that MLflow shows as the description of a run or an experiment."""
+EXPERIMENT = "Runs of the project"
+MOST_BYTES = 1 << 30
+"""Data sets larger than this get a fingerprint of their size only."""
+LONGEST_KEY, LONGEST_MODEL, LONGEST_DATA_SET, LONGEST_DIGEST = 250, 256, 500, 36
+"""Length limits of MLflow (`utils/validation.py`, and its database columns, which PostgreSQL enforces) for metrics,
+parameters, runs and assessments; registered models; data sets; their digests."""
+
+SIGNS = {"@": "at", "<": "lt", ">": "gt", "%": "pct"}
+"""Words for signs that MLflow forbids in names, so that names differing in one sign stay distinct."""
+FIRST, FIRST_ENDINGS = "Results", ("/accuracy", "reward/mean")
+"""Group for the most important charts: MLflow sorts groups by name, capitals first."""
+NAME_LENGTH = LONGEST_KEY - len(f"{FIRST}/")
+"""Maximum length of a metric's name: MLflow's limit, minus its group."""
+
+
+def shortened(text: str, length: int) -> str:
+    """Return the text, or its beginning with a checksum if it is longer than `length`."""
+    return text if len(text) <= length else f"{text[: length - 9]}_{zlib.crc32(text.encode()):08x}"
+
+
+def description(job_dir: Path) -> str:
+    """Return Markdown with the run's page, rollouts and logs: links while `trinity up` serves Studio, otherwise
+    commands."""
+    logs = f"Logs: `trinity log --checkpoint-dir {shlex.quote(str(job_dir))}`"
+    return " · ".join([*studio_links(job_dir.parent.parent, f"{job_dir.parent.name}/{job_dir.name}"), logs])
+
+
+def experiment_description(project_dir: Path, described: str = "") -> str:
+    """Return Markdown about a project's experiment and where its runs are shown, or `described` if a person wrote
+    it."""
+    if described and not described.startswith(EXPERIMENT):
+        return described
+    studio = read_page_note(project_dir.parent, "studio").get("url")
+    runs = f"[All runs in Studio]({studio}/runs)" if studio else "All runs in Studio: `trinity up`"
+    return f"{EXPERIMENT} `{project_dir.name}`, in `{project_dir}` · {runs}"
+
+
+def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:
+    """Return a run's data sets with the fingerprints of their files; for hub data sets, of their names."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    inputs = []
+    for context, data_set in _data(config):
+        path = str(data_set["path"])
+        digest = _digest(path, str(data_set.get("split") or ""), data_set.get("subset_name"))
+        kind = "local" if is_local(path) else "hugging_face"
+        name = shortened(str(data_set.get("name") or Path(path).name), LONGEST_DATA_SET)
+        dataset = Dataset(
+            name, digest[-LONGEST_DIGEST:], kind, json.dumps({"uri": path, "split": data_set.get("split")})
+        )
+        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
+    return inputs
+
+
+def _digest(path: str, split: str, subset: str | None) -> str:
+    """Return a digest of the contents; for large data, of the sizes, so that a start need not read terabytes."""
+    try:
+        size = sum(file.stat().st_size for file in data_files(path, split, subset)) if is_local(path) else 0
+    except DataError:
+        size = 0
+    return f"{size} bytes" if size > MOST_BYTES else data_digest(path, split, subset)
+
+
+def _data(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    buffer = config.get("buffer") or {}
+    explorer, trainer = buffer.get("explorer_input") or {}, buffer.get("trainer_input") or {}
+    data_sets = [
+        ("training", explorer.get("taskset")),
+        *(("training", tasks) for tasks in explorer.get("tasksets") or ()),
+    ]
+    data_sets += [("evaluation", tasks) for tasks in explorer.get("eval_tasksets") or ()]
+    data_sets.append(("training", trainer.get("experience_buffer")))
+    for context, data_set in data_sets:
+        if data_set and data_set.get("path") and "://" not in str(data_set["path"]):
+            yield context, data_set
+
+
+def allowed_name(name: str) -> str:
+    """Convert a metric's or parameter's name to one that MLflow allows: `pass@4` becomes `pass_at_4`.
+
+    Letters of any script are allowed. Names may become file names, so parts between two `/` that are empty or consist
+    of dots become `_`. Names that are too long end in a checksum.
+    """
+    allowed = re.sub(r"[^\w\-. :/]", "_", re.sub("[@<>%]", lambda sign: f"_{SIGNS[sign[0]]}_", name))
+    plain = "/".join(part if part.strip(".") else "_" for part in allowed.split("/"))
+    return shortened(plain, NAME_LENGTH)
+
+
+def parameters(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return a configuration's settings by names that MLflow allows; name collisions are numbered."""
+    params: dict[str, str] = {}
+    for name, value in flatten(config).items():
+        params[_numbered(name, params)] = value
+    return params
+
+
+def _numbered(name: str, taken: Container[str]) -> str:
+    """Return the allowed name, with a number if another one has taken it."""
+    names = (allowed_name(name if number == 1 else f"{name}_{number}") for number in count(1))
+    return next(unique for unique in names if unique not in taken)
+
+
+class MetricNames:
+    """The names of a run's metrics in MLflow, distinct where the metrics are. Of names that MLflow's rules make equal,
+    the first one in the run's metrics file keeps the plain name, whoever asks."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """`names`: those in the metrics file, in its order."""
+        self._names: dict[str, list[str]] = {}
+        self._taken: set[str] = set()
+        for name in names:
+            self.of(name)
+
+    def of(self, name: str) -> list[str]:
+        """Return a metric's names: the most important metrics also appear in the first group of charts."""
+        if name not in self._names:
+            own = _numbered(name, self._taken)
+            first = f"{FIRST}/{own.replace('/', ' ')}"
+            is_first = allowed_name(name).endswith(FIRST_ENDINGS) and first not in self._taken
+            self._names[name] = [own, first] if is_first else [own]
+            self._taken.update(self._names[name])
+        return self._names[name]
+
+
+KINDS = {"assistant": "CHAT_MODEL", "tool": "TOOL"}
+"""Role of a message → type of its span; messages of users and environments have type UNKNOWN."""
+PREVIEW = 500
+"""Characters of prompt and response shown in the list of traces."""
+
+
+def send_trace(uri: str, experiment: str, run_id: str, name: str, rollout: SampledRollout, time_ns: int) -> str:
+    """Write a rollout as a trace of the run and return the trace's id, derived from run and name.
+
+    The trace and its turns get the time span of the task's workflow (`SampledRollout.span`); times of single turns are
+    unknown. Without a span, it gets the time `time_ns` (ns since 1970). An existing trace with this id is replaced.
+    """
+    from mlflow.entities import TraceInfo, TraceLocation, TraceState
+    from mlflow.tracing.client import TracingClient
+    from mlflow.tracing.constant import TraceMetadataKey, TraceTagKey
+
+    trace_id = f"tr-{sha256(f'{run_id} {name}'.encode()).hexdigest()[:32]}"
+    client = TracingClient(uri)
+    began, ended = (round(at * 1e9) for at in rollout.span) if rollout.span else (time_ns, time_ns)
+    client.start_trace(
+        TraceInfo(
+            trace_id=trace_id,
+            trace_location=TraceLocation.from_experiment_id(experiment),
+            request_time=began // 1_000_000,
+            state=TraceState.OK,
+            request_preview=rollout.prompt[:PREVIEW],
+            response_preview=rollout.response[:PREVIEW],
+            execution_duration=(ended - began) // 1_000_000,
+            trace_metadata={TraceMetadataKey.SOURCE_RUN: run_id},
+            tags={TraceTagKey.TRACE_NAME: name, "task_index": str(rollout.task_index)},
+            assessments=_assessments(trace_id, rollout),
+        )
+    )
+    client.log_spans(experiment, list(_spans(trace_id, name, rollout, began, ended)))
+    return trace_id
+
+
+def _spans(trace_id: str, name: str, rollout: SampledRollout, began: int, ended: int) -> Iterator[Span]:
+    """Yield the rollout's span, and a child span for each turn after the prompt."""
+    root, span = _span_id(trace_id, 0), partial(_span, began=began, ended=ended)
+    yield span(trace_id, root, None, name, "AGENT", rollout.prompt, rollout.response)
+    turns = rollout.turns or [
+        {"role": "user", "content": rollout.prompt}, {"role": "assistant", "content": rollout.response},
+    ]  # fmt: skip
+    before: Any = None
+    for number, turn in enumerate(turns, 1):
+        role = str(turn.get("role", ""))
+        if role in KINDS or (number > 1 and role != "system"):
+            kind = KINDS.get(role, "UNKNOWN")
+            yield span(trace_id, _span_id(trace_id, number), root, role, kind, before, turn)
+        before = turn
+
+
+def _span(
+    trace_id: str,
+    span_id: str,
+    parent: str | None,
+    name: str,
+    kind: str,
+    inputs: Any,
+    outputs: Any,
+    began: int,
+    ended: int,
+) -> Span:
+    from mlflow.entities import Span
+    from mlflow.tracing.constant import SpanAttributeKey
+
+    values = {
+        SpanAttributeKey.REQUEST_ID: trace_id,
+        SpanAttributeKey.SPAN_TYPE: kind,
+        SpanAttributeKey.INPUTS: inputs,
+        SpanAttributeKey.OUTPUTS: outputs,
+    }
+    return Span.from_dict(
+        {
+            "trace_id": trace_id,
+            "span_id": span_id,
+            "parent_span_id": parent,
+            "name": name,
+            "start_time_unix_nano": began,
+            "end_time_unix_nano": ended,
+            "status": {"code": "OK", "message": ""},
+            "attributes": {key: dumps(value, default=str) for key, value in values.items() if value is not None},
+            "events": [],
+        }
+    )
+
+
+def _span_id(trace_id: str, number: int) -> str:
+    return sha256(f"{trace_id} {number}".encode()).hexdigest()[:16]
+
+
+def _assessments(trace_id: str, rollout: SampledRollout) -> list[Assessment]:
+    from mlflow.entities import AssessmentSource, Expectation, Feedback
+
+    source = AssessmentSource("CODE", "trinity")
+    numbers = rollout.parts | ({} if rollout.reward is None else {"reward": rollout.reward})
+    assessments: list[Assessment] = [
+        Feedback(shortened(name, LONGEST_KEY), value, source=source, trace_id=trace_id)
+        for name, value in sorted(numbers.items())
+    ]
+    if rollout.truth:
+        assessments.append(Expectation("truth", rollout.truth, source=source, trace_id=trace_id))
+    for assessment in assessments:  # the id makes it replace one sent before
+        assessment.assessment_id = f"a-{sha256(f'{trace_id} {assessment.name}'.encode()).hexdigest()[:32]}"
+    return assessments

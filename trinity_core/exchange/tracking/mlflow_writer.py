@@ -1,0 +1,499 @@
+"""MLflow: by default a SQLite file next to the checkpoints, without a server.
+
+A pipeline is a parent run and each stage a child. The run's id is kept in `<job_dir>/monitor/mlflow.json`, so that a
+resumed run continues the same MLflow run; a copy of the folder begins its own. Every checkpoint is a version of one
+registered model, without a copy of its weights; the best by eval has the alias `champion`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from trinity_core.base.addresses import mlflow_address
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.base.files import networked, private_file, private_folder, read_json, write_json
+from trinity_core.base.runlock import one_at_a_time
+from trinity_core.config.secrets import without_password
+from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.exchange.tracking.mlflow_facts import (
+    DESCRIPTION,
+    LONGEST_KEY,
+    LONGEST_MODEL,
+    MetricNames,
+    allowed_name,
+    dataset_inputs,
+    description,
+    experiment_description,
+    parameters,
+    shortened,
+)
+from trinity_core.exchange.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root
+from trinity_core.exchange.tracking.writers import (
+    MONITORS,
+    RunInfo,
+    RunOutcome,
+    Writer,
+    full_names,
+    is_away,
+)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Experiment
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    from trinity_core.exchange.tracking.rollouts import SampledRollout
+
+log = logging.getLogger(__name__)
+
+CHAMPION = "champion"
+KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
+"""Tag of the experiment that makes MLflow's page open with runs and charts. Without it, MLflow infers agent evaluations
+from our sampled rollouts."""
+BATCH = 1000
+PARAMS_BATCH = 100
+STARTS = "trinity.starts"
+"""Tag with the number of starts of the run that had different settings. Absent: one."""
+HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+"""Default environment of MLflow's client, whose own defaults are 7 attempts of 120 s. The forwarder retries anyway."""
+LOCK_SECONDS = 180.0
+VALUE_LENGTH = 5000
+STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.FAILED: "FAILED", RunOutcome.CANCELLED: "KILLED"}
+_held: set[Path] = set()
+"""Job dirs of the pipelines running in this process."""
+
+
+def fault_of(uri: str | None, checkpoint_root_dir: Path | str) -> str:
+    """Return why this store (None: the one next to the checkpoints) must not be used, or ""."""
+    file = _database(uri or default_uri(checkpoint_root_dir))
+    if not file or not (kind := networked(file)):
+        return ""
+    return (
+        f"MLflow's SQLite file would be on a network file system ({kind}: {file}), where SQLite may lose data. "
+        "Write the address of an MLflow server, http://host:5000, or, if the whole run is on this machine, "
+        "sqlite:////folder/mlflow.db on a local disk. With monitor.monitor_type tensorboard there is no database."
+    )
+
+
+def _database(uri: str) -> Path | None:
+    """Return the file of a SQLite store."""
+    found = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri)
+    return Path(found[1]) if found else None
+
+
+def serve_command(uri: str, checkpoint_root_dir: Path) -> list[str]:
+    """Return the command that serves a SQLite store on this machine, to those who have the folder's key."""
+    server = "trinity_core.exchange.tracking.mlflow_server"
+    return [sys.executable, "-m", server, uri, str(artifact_folder(checkpoint_root_dir))]
+
+
+def registered_name(project: str, name: str) -> str:
+    """Return the registered model's name of a run. MLflow forbids `/` and `:` in it."""
+    return shortened(re.sub(r"[/:]+", ".", f"{project}.{name}"), LONGEST_MODEL)
+
+
+@MONITORS.register("mlflow")
+class MlflowWriter(Writer):
+    """One MLflow run. Opening it creates the store, the experiment and the run if they do not exist."""
+
+    closes_before_files = True
+    takes_traces = True
+
+    def __init__(
+        self,
+        info: RunInfo,
+        checkpoint_root_dir: Path,
+        uri: str | None = None,
+        username: str | None = None,
+        password: str | None = None,
+    ) -> None:
+        from mlflow.exceptions import MlflowException
+        from requests.exceptions import RequestException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        self.faults: tuple[type[Exception], ...] = (MlflowException, RequestException, SQLAlchemyError, OSError)
+        self._info = info
+        self._root = checkpoint_root_dir.absolute()
+        self.uri = uri or default_uri(self._root)
+        self._name = registered_name(info.project, info.name)
+        self._client = open_client(self.uri, username, password, self._root)
+        self._experiment = self._open_experiment()
+        self._begun: dict[Path, str] = {}
+        """Job dir → id of each run that this writer created or reopened."""
+        self._ends = uuid4().hex[:12]
+        """Identifies this writer in the notes of runs that it opened last; it is the one to end them."""
+        parent = self._parent() if info.parent_dir else None
+        self.run_id = self._open_run(info.job_dir, info.name, parent)
+        self._metric_names = MetricNames(name for line in read_metrics(info.job_dir) for name in full_names(line))
+        self._system = self._watch_machine() if info.job_dir in self._begun else None
+
+    @property
+    def link(self) -> str:
+        """The run's page on a server, including `trinity up`'s; otherwise the command that serves the file.
+
+        Passwords are masked.
+        """
+        uri = mlflow_address(self._root, self.uri) or without_password(self.uri)
+        if uri.startswith(("http://", "https://")):
+            return run_page(uri, self._experiment, self.run_id)
+        return shlex.join(serve_command(uri, self._root))
+
+    def log(self, lines: Sequence[MetricLine]) -> None:
+        """Log up to a thousand numbers per `log_batch` (4,500 a second on SQLite, against 61 one by one)."""
+        from mlflow.entities import Metric
+
+        metrics = (
+            Metric(name, value, int(line.time * 1000), line.step)
+            for line in lines
+            for full_name, value in full_names(line).items()
+            if math.isfinite(value)
+            for name in self._metric_names.of(full_name)
+        )
+        while batch := list(islice(metrics, BATCH)):
+            self._client.log_batch(self.run_id, metrics=batch)
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        self._client.log_artifact(self.run_id, str(path), folder or None)
+
+    def traces(self, source: str, step: int, rollouts: Sequence[SampledRollout], time_ns: int) -> None:
+        from trinity_core.exchange.tracking.mlflow_facts import send_trace
+
+        for index, rollout in enumerate(rollouts):
+            send_trace(self.uri, self._experiment, self.run_id, f"{source} step {step} #{index}", rollout, time_ns)
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Register a checkpoint as a model version whose source is the checkpoint's own folder."""
+        if step in self._versions():
+            return
+        tags = {"mlflow.model.isExternal": "true", "step": str(step)}
+        model = self._client.create_logged_model(
+            self._experiment, f"step_{step}", self.run_id, tags, {"step": str(step), "path": str(path)}, "checkpoint"
+        )
+        self._client.finalize_logged_model(model.model_id, "READY")
+        self._client.create_model_version(
+            self._registered, path.absolute().as_uri(), self.run_id, tags={"step": str(step)}, model_id=model.model_id
+        )
+
+    def score(self, step: int, value: float) -> bool:
+        """Record a checkpoint's score. The highest valid score is the champion (the earlier one of equals)."""
+        versions = self._versions()
+        if step not in versions:
+            return False
+        version, score = versions[step], f"{value:.6g}"
+        if version.tags.get("score") != score:
+            self._client.log_metric(self.run_id, "eval/score", value, step=step, model_id=version.model_id)
+            self._client.set_model_version_tag(self._registered, version.version, "score", score)
+        scored = {step: version for step, version in versions.items() if "score" in version.tags}
+        scores = {
+            step: float(version.tags["score"])
+            for step, version in scored.items()
+            if self.counting is None or step in self.counting
+        }
+        scores[step] = float(score)
+        best = max(sorted(scores), key=lambda candidate: scores[candidate])
+        self._client.set_registered_model_alias(self._registered, CHAMPION, versions[best].version)
+        return True
+
+    def close(self, outcome: RunOutcome) -> None:
+        """Mark the runs that this writer was the last to begin as ended; they can be reopened.
+
+        A stage that runs alone also ends the pipeline's run; within a pipeline `close_parent` does.
+        """
+        if self._system is not None:
+            self._system.finish()
+        for job_dir, run_id in self._begun.items():
+            if job_dir not in _held and _noted(job_dir).get("ends") == self._ends:
+                self._client.set_terminated(run_id, STATUS[outcome])
+
+    def _watch_machine(self) -> SystemMetricsMonitor | None:
+        """Log CPU, memory, disk, network and GPUs of this machine every 10 s as `system/…`, unless disabled.
+
+        MLflow's own thread does so until the run ends or the store is away.
+        """
+        from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        if MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.is_set() and not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
+            return None
+        monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
+        monitor.start()
+        return monitor
+
+    @cached_property
+    def _registered(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.create_registered_model(self._name, tags={"project": self._info.project})
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        return self._name
+
+    def _versions(self) -> dict[int, ModelVersion]:
+        """Return step → model version of this run's checkpoints registered so far by any flow.
+
+        Versions that the user registered from the run are ignored.
+        """
+        versions = self._client.search_model_versions(f"run_id = '{self.run_id}'")
+        return {int(one.tags["step"]): one for one in versions if one.name == self._name and "step" in one.tags}
+
+    def _open_experiment(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        experiment = self._client.get_experiment_by_name(self._info.project)
+        if experiment is not None:
+            if experiment.lifecycle_stage != "active":
+                store = shlex.quote(without_password(self.uri))
+                raise TrinityError(
+                    f"The experiment {self._info.project!r} was deleted in MLflow. Bring it back by "
+                    f"`MLFLOW_TRACKING_URI={store} mlflow experiments restore -x {experiment.experiment_id}`, or give "
+                    "the run another `project`.",
+                    key="project",
+                )
+            if experiment.tags.get(KIND, "inferred").endswith("inferred"):
+                self._client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
+            _describe(self._client, experiment, self._info.job_dir.parent)
+            return experiment.experiment_id
+        local = None if self.uri.startswith("http") else private_folder(artifact_folder(self._root)).as_uri()
+        tags = {KIND: TRAINING, DESCRIPTION: experiment_description(self._info.job_dir.parent)}
+        try:
+            return self._client.create_experiment(self._info.project, local, tags)
+        except MlflowException as error:  # another run of the project created it first
+            experiment = self._client.get_experiment_by_name(self._info.project)
+            if experiment is None:
+                raise TrinityError(f"MLflow cannot make the experiment {self._info.project!r}: {error}") from error
+            return experiment.experiment_id
+
+    def _parent(self) -> str:
+        """Return the id of the run of this run's pipeline."""
+        assert self._info.parent_dir is not None
+        return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)
+
+    def _open_run(self, job_dir: Path, name: str, parent: str | None) -> str:
+        """Open the run whose id is in `job_dir`, reopening it unless `keeps_status`, or create one with the parameters.
+
+        Explorers and trainer of a job, which may start at the same time, share a run.
+        """
+        note = _note(job_dir)
+        with one_at_a_time(note.with_name(".mlflow.lock"), LOCK_SECONDS):
+            return self._open_run_locked(job_dir, name, parent)
+
+    def _open_run_locked(self, job_dir: Path, name: str, parent: str | None) -> str:
+        kept = _noted(job_dir)
+        is_own = job_dir != self._info.job_dir or self._info.is_own(kept)
+        if is_own and kept.get("run_id") and _has_run(self._client, job_dir, kept["run_id"]):
+            kept = _kept_at(self.uri, job_dir, kept)
+            self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
+            if not self._info.keeps_status:
+                self._client.update_run(kept["run_id"], status="RUNNING")
+                if job_dir == self._info.job_dir and self._info.config.get("mode") != "explore":
+                    self._log_changes(kept["run_id"])
+                self._begin(job_dir, kept)
+            return kept["run_id"]
+        tags = {"project": self._info.project, "job_dir": str(job_dir)}
+        if job_dir == self._info.job_dir:
+            tags |= self._info.tags
+        if parent:
+            tags["mlflow.parentRunId"] = parent
+        run_id = self._client.create_run(self._experiment, tags=tags, run_name=shortened(name, LONGEST_KEY)).info.run_id
+        self._client.set_tag(run_id, DESCRIPTION, description(job_dir))
+        if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
+            self._log_params(run_id, parameters(self._info.config))
+        self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
+        if job_dir == self._info.job_dir and (datasets := dataset_inputs(self._info.config)):
+            self._client.log_inputs(run_id, datasets=datasets)
+        return run_id
+
+    def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        for batch in _batches(params, PARAMS_BATCH):
+            self._client.log_batch(run_id, params=batch)
+
+    def _log_changes(self, run_id: str) -> None:
+        """Add settings that differ from earlier starts as `start_<n>.<name>`, because MLflow parameters are immutable.
+
+        Explorers that share the trainer's run add nothing: each has its own settings.
+        """
+        run, now = self._client.get_run(run_id), parameters(self._info.config)
+        starts = int(run.data.tags.get(STARTS, "1"))
+        known = dict(run.data.params)
+        for start in range(2, starts + 1):
+            before = f"start_{start}."
+            known |= {name.removeprefix(before): v for name, v in run.data.params.items() if name.startswith(before)}
+        changed = {name: value for name, value in now.items() if known.get(name) != value[:VALUE_LENGTH]}
+        if changed:
+            prefix = f"start_{starts + 1}."
+            self._log_params(run_id, {allowed_name(prefix + name): value for name, value in changed.items()})
+            self._client.set_tag(run_id, STARTS, str(starts + 1))
+        for name, value in self._info.tags.items():
+            self._client.set_tag(run_id, name, value)
+
+    def _begin(self, job_dir: Path, kept: Mapping[str, Any]) -> None:
+        """Record that the run ends with this writer, unless another one reopens it meanwhile."""
+        own = {"identity": self._info.identity} if job_dir == self._info.job_dir and self._info.identity else {}
+        write_json(
+            _note(job_dir), {**kept, **own, "ends": self._ends}, mode=0o600
+        )  # the address may contain a password
+        self._begun[job_dir] = kept["run_id"]
+
+
+def keep_parent_open(job_dir: Path) -> None:
+    """Keep the run of the pipeline in `job_dir` open until `close_parent`, beyond the end of its stages."""
+    _held.add(job_dir)
+
+
+def run_page(server: str, experiment: str, run: str) -> str:
+    """Return the address of a run's charts.
+
+    MLflow's page shows training runs only if the address says so; otherwise it shows agents and their evaluations. The
+    experiment's kind matters for other programs.
+    """
+    return f"{server.rstrip('/')}/#/experiments/{experiment}/runs/{run}/model-metrics?workflowType=machine_learning"
+
+
+def served_run(job_dir: Path) -> str:
+    """Return the address of a job's charts in the MLflow of `trinity up`, or ""."""
+    note = _noted(job_dir)
+    server = mlflow_address(job_dir.parent.parent, note.get("uri", ""))
+    return run_page(server, note["experiment_id"], note["run_id"]) if server else ""
+
+
+def describe_runs(checkpoint_root_dir: Path) -> None:
+    """Write the addresses of `trinity up` into the default store: descriptions of runs and experiments."""
+    uri = default_uri(checkpoint_root_dir)
+    notes = checkpoint_root_dir.glob("*/*/monitor/mlflow.json")
+    job_dirs = [note.parent.parent for note in notes if os.access(note, os.R_OK)]  # in a shared root, ours
+    kept = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("run_id")}
+    if not kept or fault_of(uri, checkpoint_root_dir):
+        return
+    try:
+        client = open_client(uri, None, None, checkpoint_root_dir)
+        experiments = {}
+        for job_dir, note in kept.items():
+            if _has_run(client, job_dir, note["run_id"]):
+                _kept_at(uri, job_dir, note)
+                client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
+                experiments[note["experiment_id"]] = job_dir.parent
+        for number, project_dir in experiments.items():
+            _describe(client, client.get_experiment(number), project_dir)
+    except Exception as error:
+        if not (is_away(error) or isinstance(error, TrinityError | TransientFault)):
+            raise
+        log.warning("the descriptions of runs in MLflow keep their links: %s", error)
+
+
+def _describe(client: MlflowClient, experiment: Experiment, project_dir: Path) -> None:
+    described = experiment_description(project_dir, experiment.tags.get(DESCRIPTION, ""))
+    client.set_experiment_tag(experiment.experiment_id, DESCRIPTION, described)
+
+
+def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = ()) -> None:
+    """Mark a pipeline's run, if it has one, as ended, with the scores of its first model and of each stage.
+
+    If it finished, its summary is added, provided the artifact store takes it.
+    """
+    _held.discard(job_dir)
+    if not (kept := _noted(job_dir)):
+        return
+    try:
+        client = open_client(kept["uri"], None, None, job_dir.parent.parent)
+        for stage, score in enumerate(scores):
+            client.log_metric(kept["run_id"], "eval/score", score, step=stage)
+        client.set_terminated(kept["run_id"], STATUS[outcome])
+    except Exception as error:
+        if not is_away(error):
+            raise
+        log.warning("the pipeline's run in MLflow stays open, because MLflow does not answer: %s", error)
+        return
+    if outcome is RunOutcome.FINISHED and (summary := job_dir / "summary.json").is_file():
+        try:
+            client.log_artifact(kept["run_id"], str(summary))
+        except Exception as error:  # noqa: BLE001 - each kind of artifact store has errors of its own
+            log.warning("the pipeline's run in MLflow has no summary.json: %s", error)
+
+
+def _has_run(client: MlflowClient, job_dir: Path, run_id: str) -> bool:
+    """True if the store has the run recorded in `job_dir`, it is not deleted, and it belongs to that folder.
+
+    A copied folder records the original's run, which belongs to the original while that exists in its place.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if is_away(error):
+            raise
+        return False
+    began = Path(run.data.tags.get("job_dir", job_dir))
+    is_noted_there = os.access(_note(began), os.R_OK) and _noted(began).get("run_id") == run_id
+    return run.info.lifecycle_stage == "active" and (not is_noted_there or began.samefile(job_dir))
+
+
+def _note(job_dir: Path) -> Path:
+    return job_dir / "monitor" / "mlflow.json"
+
+
+def _noted(job_dir: Path) -> dict[str, Any]:
+    return read_json(_note(job_dir)) or {}
+
+
+def _kept_at(uri: str, job_dir: Path, note: dict[str, Any]) -> dict[str, Any]:
+    """Return the note of a run that is in the store at `uri`: the store may have been moved since."""
+    if note.get("uri") != uri:
+        note = note | {"uri": uri}
+        write_json(_note(job_dir), note, mode=0o600)
+    return note
+
+
+def open_client(uri: str, username: str | None, password: str | None, root: Path) -> MlflowClient:
+    """Return a client. A new SQLite store is created under a lock in `root`, because several runs may open it at once.
+
+    Raises TrinityError if the store does not open, TransientFault if another process holds the lock.
+    """
+    for value, variable in ((username, "MLFLOW_TRACKING_USERNAME"), (password, "MLFLOW_TRACKING_PASSWORD")):
+        if value:
+            os.environ[variable] = value
+    for variable in ("MLFLOW_ACTIVE_MODEL_ID", "_MLFLOW_ACTIVE_MODEL_ID"):
+        os.environ.pop(variable, None)  # of a job around this one: MLflow would count our metrics as that model's
+    for setting, value in HTTP.items():
+        os.environ.setdefault(setting, value)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    try:
+        with one_at_a_time(root / ".mlflow.lock", LOCK_SECONDS):
+            if file := _database(uri):
+                with suppress(OSError):  # MLflow says why it cannot be opened
+                    private_file(file)
+            client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+            client.search_experiments(max_results=1)
+            if uri == default_uri(root):
+                follow_moved_root(root.absolute())
+    except MlflowException as error:
+        reason = without_password(f"MLflow does not open at {uri}: {error}".rstrip(". "))
+        raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.", key="monitor.monitor_args.uri") from None
+    return client
+
+
+def _batches(params: Mapping[str, str], size: int) -> Iterator[list[Any]]:
+    from mlflow.entities import Param
+
+    rows = (Param(name, value[:VALUE_LENGTH]) for name, value in params.items())
+    while batch := list(islice(rows, size)):
+        yield batch

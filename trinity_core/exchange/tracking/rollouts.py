@@ -1,0 +1,121 @@
+"""A few rollouts per step, kept for people: `<job_dir>/monitor/rollouts/<source>_step_<n>.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.base.files import private_folder, write_atomically
+from trinity_core.data.experience import as_json
+
+if TYPE_CHECKING:
+    from trinity_core.data.experience import Experience
+
+_FAULTS = re.compile(r"truncated$|_errors(/|$)")
+"""Names of rare faults, which `says` in the view's `dom.js` recognises too."""
+_NAME = re.compile(r"(?P<source>.+)_step_(?P<step>\d+)\.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRollout:
+    """One rollout in readable form."""
+
+    prompt: str
+    response: str
+    reward: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    truth: str = ""
+    task_index: int = -1
+    run: int = 0
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    """Messages with `role` and `content`, if the conversation has several turns."""
+    span: tuple[float, float] | None = None
+    """Unix seconds at which its task's workflow began and ended, if known."""
+
+    @classmethod
+    def of(cls, experience: Experience, span: tuple[float, float] | None = None) -> SampledRollout:
+        """Create it from an experience whose `info` holds the texts (`prompt`, `response`, `truth`, `turns`)."""
+        info = experience.info
+        turns = info.get("turns")  # in a user's workflow this may be the number of turns
+        truth = info.get("truth", info.get("answer"))
+        return cls(
+            prompt=str(info.get("prompt", "")),
+            response=str(info.get("response", "")),
+            reward=experience.total_reward,
+            parts=dict(experience.metrics),
+            truth="" if truth is None else str(truth),
+            task_index=experience.task_index,
+            run=experience.run,
+            turns=[dict(turn) for turn in turns if isinstance(turn, Mapping)] if isinstance(turns, list) else [],
+            span=span,
+        )
+
+
+def rollouts_dir(job_dir: Path | str) -> Path:
+    return Path(job_dir) / "monitor" / "rollouts"
+
+
+def traces_dir(job_dir: Path | str) -> Path:
+    """Return the folder of rollouts waiting to be sent as traces; they are removed afterwards."""
+    return Path(job_dir) / "monitor" / "traces"
+
+
+def save_rollouts(
+    job_dir: Path | str, source: str, step: int, rollouts: Iterable[SampledRollout], folder: Path | None = None
+) -> Path:
+    """Write the file of one step atomically, replacing an earlier one. Half of a surrogate pair becomes `?`.
+
+    `folder` defaults to `rollouts_dir`.
+    """
+    path = (folder or rollouts_dir(job_dir)) / f"{source.replace('/', '-')}_step_{step}.jsonl"
+    private_folder(path.parent)
+    lines = (json.dumps(asdict(rollout), ensure_ascii=False, default=as_json) for rollout in rollouts)
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode(errors="replace"), durable=False)
+    return path
+
+
+def read_rollouts(path: Path) -> list[SampledRollout]:
+    known = set(SampledRollout.__dataclass_fields__)
+    lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 and U+0085 may occur within a line
+    rows: list[Mapping[str, object]] = [json.loads(line) for line in lines if line]
+    sampled = [SampledRollout(**{name: row[name] for name in row if name in known}) for row in rows]  # type: ignore[arg-type]
+    return [replace(one, span=(one.span[0], one.span[1])) if one.span else one for one in sampled]
+
+
+def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple[str, int, Path]]:
+    """Return (source, step, file) of all sampled rollouts (or of those in `folder`), by step."""
+    files = [
+        (match, path)
+        for path in (folder or rollouts_dir(job_dir)).glob("*.jsonl")
+        if (match := _NAME.fullmatch(path.name))
+    ]
+    return sorted(((match["source"], int(match["step"]), path) for match, path in files), key=lambda entry: entry[1:])
+
+
+def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
+    """Return a Markdown table: reward with its parts, response, reference answer, prompt.
+
+    Faults are shown if there are any. A narrow window cuts off the end.
+    """
+    lines = ["| reward | response | reference | prompt |", "| --- | --- | --- | --- |"]
+    for rollout in rollouts[:limit]:
+        reward = "–" if rollout.reward is None else f"**{rollout.reward:g}**"
+        said = {name: value for name, value in rollout.parts.items() if value or not _FAULTS.search(name)}
+        parts = "<br>".join(f"{name} {value:.3g}" for name, value in sorted(said.items()))
+        texts = [markdown_text(text, width) for text in (rollout.response, rollout.truth, rollout.prompt)]
+        lines.append(f"| {reward}<br>{parts} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def markdown_text(text: str, width: int) -> str:
+    """Escape text for one line of Markdown, as in a table: no HTML; the middle of a long text is cut out."""
+    if len(text) > width:
+        text = f"{text[: width // 2]} … {text[-width // 2 :]}"
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([|`*_~\\\[\]])", r"\\\1", text.lstrip(" \t"))
+    text = re.sub(r"^(\d+(?=[.)])|(?=[#+=-]))", r"\1\\", text)  # a list or heading at the beginning of a line
+    return text.replace("\r", "").replace("\n", "<br>")

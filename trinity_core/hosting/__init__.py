@@ -1,0 +1,1 @@
+"""Hosting: Ray, placement, GPUs, and the actors of a run with their faults."""

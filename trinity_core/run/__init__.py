@@ -1,0 +1,1 @@
+"""Run: the driver, its stages and their attempts, what is checked before and audited after."""

@@ -1,0 +1,270 @@
+"""One attempt at one stage. It owns the actors, the tracking thread and the stop request."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trinity_core.base.errors import on_failure
+from trinity_core.exchange.checkpoints.huggingface import huggingface_folder
+from trinity_core.exchange.sync.versions import run_versions
+from trinity_core.exchange.tracking.metrics_file import explorer_source, metrics_path
+from trinity_core.exchange.tracking.progress import ActorWaits, ProgressReport
+from trinity_core.exchange.tracking.writers import RunOutcome, Writer
+from trinity_core.hosting import actors
+from trinity_core.hosting.cluster import Cluster, close_cluster, open_cluster
+from trinity_core.hosting.faults import (
+    CANCEL_TOKEN,
+    Stopped,
+    answering,
+    explorer_starts,
+    first_error_stays,
+    result_of,
+    starting,
+    withdraw,
+)
+from trinity_core.hosting.placement import components_of
+from trinity_core.hosting.trainers import Trainers
+from trinity_core.run.nodes import reserve
+from trinity_core.run.stage import Stage, unlock_run
+from trinity_core.run.tracking_thread import TrackingThread
+
+log = logging.getLogger(__name__)
+
+
+def open_attempt(stage: Stage) -> RunAttempt:
+    """Start or join Ray and begin to load the engines; the trainer starts when it is first used."""
+    components = components_of(stage.config, stage.placement)
+    with on_failure(lambda: withdraw(stage.config, sys.exception(), components)):
+        cluster = open_cluster(stage.config, stage.placement.gpu_per_node)
+        with on_failure(partial(close_cluster, cluster)):
+            stage = replace(stage, placement=reserve(cluster, stage.config, stage.placement))
+        attempt = RunAttempt(stage, cluster).start()
+    log.info(
+        "Ray is up: %s engine(s), %s trainer worker(s), %s GPU(s) per node",
+        stage.placement.engines, stage.placement.trainers, stage.placement.gpu_per_node,
+    )  # fmt: skip
+    return attempt
+
+
+class RunAttempt:
+    """The processes of one attempt. A context manager: they end with the block, however it ends.
+
+    Passed from task to task within one process, never stored.
+    """
+
+    def __init__(self, stage: Stage, cluster: Cluster) -> None:
+        self.stage = stage
+        self.config = stage.config
+        self.placement = stage.placement
+        self.cluster = cluster
+        self.began = time.monotonic()
+        self._stop = threading.Event()
+        self._token = CANCEL_TOKEN.get()
+        self._lock = threading.RLock()
+        self._engines: list[Any] = []
+        self._auxiliary: list[list[Any]] = []
+        self._explorer: Any = None
+        self._engines_started = False
+        self._actors = actors.Actors(cluster, self.config, self.placement)
+        self.trainers = Trainers(self._actors, self.check, self.is_stopping, self._wait_for_shared_gpu)
+        self._tracking: TrackingThread | None = None
+
+    def start(self) -> RunAttempt:
+        """Open tracking and start the engines. On failure, everything that was started ends."""
+
+        def end() -> None:
+            with first_error_stays(succeeded=False):
+                self.close(self._outcome(sys.exception()))
+
+        with on_failure(end):
+            self._tracking = TrackingThread(self.stage)
+            self.engines()
+        return self
+
+    def __enter__(self) -> RunAttempt:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        outcome = self._outcome(error)
+        self.stop()
+        withdraw(self.config, error, self.components)
+        with first_error_stays(error is None):
+            try:
+                if self.config.monitor.enable_ray_timeline and self.cluster.alive():
+                    self.cluster.write_timeline(self.config.layout.monitor / "timeline.json")
+            finally:
+                self.close(outcome)
+
+    @property
+    def components(self) -> set[str]:
+        return components_of(self.config, self.placement)
+
+    def is_stopping(self) -> bool:
+        """True if the run must end at the next step boundary."""
+        return self._stop.is_set() or (self._token is not None and self._token.cancelled)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def raise_if_cancelled(self) -> None:
+        """Raise Stopped if the run has saved and ended because all runs of this process were asked to."""
+        if self._token is not None:
+            self._token.raise_if_cancelled()
+
+    # ---- what the stage does ----
+
+    def explore(self, loop: Callable[..., Any], report: type[ProgressReport] = ProgressReport) -> dict[str, Any]:
+        """Run the explorer with `loop` until all tasks are done or the attempt is stopped; return the explorer's
+        summary.
+
+        Returns only when the trainer has ended too, because it may go back to a checkpoint.
+        """
+        progress = report(self.config, explorer_source(self.config.explorer.name))
+        while True:
+            rewinds = self.trainers.rewinds
+            summary = self._explore(loop, progress)
+            if "train" not in self.components or not self.trainers.wait_for_rewind(rewinds):
+                return summary
+
+    def _explore(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
+        explorer, check = self.explorer(), self._explorer_heartbeat()
+        with explorer_starts(self.config):
+            result_of(explorer.prepare.remote(), self._engines_wait(check), self.is_stopping)
+        report.total_steps = result_of(explorer.progress.remote(), check, self.is_stopping)["total_steps"]
+        report.actor = ActorWaits(lambda: explorer.progress.remote().future())
+        run = explorer.run.remote(loop)
+        [summary] = actors.run_until_done(
+            [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, check, report
+        )
+        return summary
+
+    def train(self, loop: Callable[..., Any], report: type[ProgressReport] = ProgressReport) -> dict[str, Any]:
+        """Run the trainer's workers with `loop` until the last step or until the attempt is stopped; return rank 0's
+        summary.
+
+        After the loss of a worker, all go back to the latest checkpoint, and so does the explorer (`hosting.trainers`).
+        """
+        return self.trainers.train(loop, report(self.config, "trainer"))
+
+    def score(self, step: int, folder: Path | None) -> dict[str, float]:
+        """Score the weights of `step` on every eval set; return metric → value.
+
+        The weights are those of a Hugging Face folder, or (None) those that the engines started with.
+        """
+        explorer, check = self.explorer(), self._explorer_heartbeat()
+        result_of(explorer.prepare.remote(), self._engines_wait(check), self.is_stopping)
+        waits = ActorWaits(lambda: explorer.progress.remote().future())
+
+        def check_and_tell() -> None:
+            check()
+            if news := waits.news():
+                log.info("%s", news)
+
+        scores = explorer.evaluate.remote(step, str(folder) if folder else None)
+        return result_of(scores, check_and_tell, self.is_stopping)
+
+    # ---- its processes ----
+
+    def engines(self) -> list[Any]:
+        with self._lock:
+            if not self._engines and self.placement.engines:
+                self._engines = self._actors.start_engines()
+            if not self._auxiliary and self.placement.auxiliary_gpus:
+                self._auxiliary = self._actors.start_auxiliary()
+            return self._engines
+
+    def explorer(self) -> Any:
+        with self._lock:
+            if self._explorer is None:
+                self._explorer = self._actors.start_explorer(self.engines(), self._auxiliary)
+            return self._explorer
+
+    def huggingface_folder(self, step: int, merge: bool = True) -> Path:
+        """Return the checkpoint of `step` in Hugging Face format, converted by the trainer if it runs.
+
+        For an adapter, it is the folder in peft's format or, with `merge`, the whole model. The trainer has torch
+        loaded; importing it in this process would take longer than converting a small model.
+        """
+        if self.trainers.workers:
+            return self.trainers.convert(step, merge)
+        return huggingface_folder(self.config, step, merge)
+
+    def tracking(self) -> Writer | None:
+        """Return the tracking system's writer once it is open, or None while it is away. Raises why it does not
+        open."""
+        assert self._tracking is not None, "start() comes first"
+        return self._tracking.writer()
+
+    def tracking_link(self) -> str:
+        """Return the address of the tracked run, or the command that shows its metrics."""
+        writer = self.tracking()
+        return writer.link if writer is not None else shlex.join(["less", str(metrics_path(self.config.job_dir))])
+
+    def check(self) -> None:
+        """Raise the error, if any, that makes waiting for the run pointless: a dead Ray, or a permanent tracking
+        error."""
+        self.cluster.check()
+        if self._tracking is not None:
+            self._tracking.check()
+
+    def _wait_for_shared_gpu(self) -> None:
+        """Let the engines start first if the trainer shares their GPU. Only once, because lost engines get new handles.
+
+        vLLM compares the free memory before and after a trial of its model (`vllm.utils.mem_utils`): a trainer that
+        allocates meanwhile would reduce its KV cache.
+        """
+        if self.placement.shares_gpu and not self._engines_started:
+            for engine in self.engines():
+                result_of(engine.start.remote(), self._engines_wait(self.check), self.is_stopping)
+            self._engines_started = True
+
+    def _engines_wait(self, check: Callable[[], None]) -> Callable[[], None]:
+        return starting(f"the engines of {self.config.explorer.name}", self.cluster.unplaced, check)
+
+    def _explorer_heartbeat(self) -> Callable[[], None]:
+        """Return `check` that also raises if the explorer does not answer."""
+        return answering({self.config.explorer.name: self.explorer()}, self.check)
+
+    def close(self, outcome: RunOutcome) -> None:
+        """Forward the last metrics, and end every actor, whatever fails on the way."""
+        try:
+            if self._tracking is not None:
+                self._tracking.close(outcome)
+        finally:
+            try:
+                self._end_actors(outcome is RunOutcome.FINISHED)
+            finally:
+                close_cluster(self.cluster)
+                unlock_run(self.stage)
+
+    def _outcome(self, error: BaseException | None) -> RunOutcome:
+        """Like `RunOutcome.of`. A part of an asynchronous run gets Stopped in its thread instead of the
+        cancellation."""
+        cancelled = isinstance(error, Stopped) and self._token is not None and self._token.by_person
+        return RunOutcome.CANCELLED if cancelled else RunOutcome.of(error)
+
+    def _end_actors(self, succeeded: bool) -> None:
+        explorer = [] if self._explorer is None else [self._explorer]
+        auxiliary = [engine for engines in self._auxiliary for engine in engines]
+        workers = self.trainers.workers
+        mine = [*self._engines, *workers]
+        kept = self._actors.keep(self._engines, workers) if succeeded else []
+        try:
+            self.trainers.remove_shared_weights()
+        finally:
+            self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
+            self.cluster.release_after(kept, self.placement.nodes.release)
+        if "train" in self.components:
+            run_versions(self.config).remove()  # in this machine's shared memory, useless after the run

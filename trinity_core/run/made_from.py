@@ -1,0 +1,217 @@
+"""What a run was made from: digests of its settings, data files and plugins, so that later changes can be named; and
+the settings that its explorers and its trainer must share, as each may be a run with a file of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import make_url
+
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.files import expanded, file_digest, read_json, write_json
+from trinity_core.base.plugins import python_files
+from trinity_core.base.runlock import RUN_TRAINS, is_held, release
+from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, store_url, to_dict
+from trinity_core.config.load import without_defaults
+from trinity_core.config.paths import uses_pipeline
+from trinity_core.config.sync_schedule import SyncSchedule
+from trinity_core.data.files import data_files, is_local
+from trinity_core.data.joined import inputs_of
+from trinity_core.data.lengths import rollouts_taken
+from trinity_core.run.nodes import software
+
+OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
+"""Sections of a configuration that determine a run's result."""
+USUAL = "default"
+"""Added to the digests of a setting that has the schema's default."""
+HASHED = 256 << 20
+"""Largest file whose contents are compared; for larger files only the size is, which takes no time."""
+
+
+def absolute(path: str) -> str:
+    """Return a path relative to the current directory as an absolute one, with links followed."""
+    return os.path.realpath(expanded(path))
+
+
+SPELLINGS: tuple[Callable[[str], str], ...] = (
+    str,
+    absolute,
+    lambda path: os.path.relpath(absolute(path), os.path.realpath(".")),
+)
+"""Equivalent notations of an existing path: as written, absolute, relative to the current folder."""
+
+
+def made_from(config: Config) -> dict[str, dict[str, list[str]]]:
+    """Return `settings`, which determine a run's result, and `inputs`, whose change does not make it another run: sync
+    settings, contents of data files and plugins.
+
+    Each maps a name to its digests, one per notation of the paths in it; settings have `USUAL` for schema defaults.
+    """
+    sections = to_dict(config)
+    outcome = {name: sections[name] for name in OUTCOME}
+    unusual = {name for name, _ in _entries(without_defaults(config))}
+    return {
+        "settings": {name: _digests(value) + [USUAL] * (name not in unusual) for name, value in _entries(outcome)},
+        "inputs": {name: _digests(value) for name, value in _entries(sections["synchronizer"], "synchronizer")}
+        | {str(file): [_contents(file)] for file in _files(config)},
+    }
+
+
+def differences(before: Any, now: Mapping[str, Mapping[str, list[str]]], kind: str) -> list[str]:
+    """Return the names of a kind, `settings` or `inputs`, with no digest in common; files are named as now, or else as
+    before. If `before` lacks the kind, return the kind itself.
+
+    A setting with its default on both sides, or with its default now and unknown before, is unchanged.
+    """
+    recorded = before.get(kind) if isinstance(before, dict) else None
+    if kind == "settings" and recorded is not None:
+        recorded = before.get("keys", recorded)  # an earlier release recorded settings by section, and keys apart
+    if not isinstance(recorded, dict):
+        return [kind]
+    known, present = (
+        {_place(name): (name, _as_set(digests)) for name, digests in one.items()} for one in (recorded, now[kind])
+    )
+    pairs = [(known.get(place), present.get(place)) for place in known.keys() | present.keys()]
+    differing = [new or old for old, new in pairs if not (old[1] if old else {USUAL}) & (new[1] if new else set())]
+    return sorted(one[0] for one in differing if one is not None)
+
+
+def _place(name: str) -> str:
+    return os.path.realpath(name) if os.path.exists(name) else name  # noqa: PTH110 - Path.exists raises for long text
+
+
+def _as_set(digests: str | Sequence[str]) -> set[str]:
+    """An earlier release recorded a single digest as text."""
+    return {digests} if isinstance(digests, str) else set(digests)
+
+
+def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all leaves with dotted keys."""
+    inner = value if isinstance(value, dict) else {}
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        inner = {f"[{place}]": item for place, item in enumerate(value)}
+    if not inner:
+        yield name, value
+    for key, item in inner.items():
+        yield from _entries(item, f"{name}{key}" if key[:1] == "[" or not name else f"{name}.{key}")
+
+
+def _digests(value: Any) -> list[str]:
+    texts = (json.dumps(normalised(value, spelled), sort_keys=True, default=str) for spelled in SPELLINGS)
+    return list(dict.fromkeys(sha256(text.encode()).hexdigest()[:16] for text in texts))
+
+
+def normalised(value: Any, spelled: Callable[[str], str] = absolute) -> Any:
+    """Make equal numbers (1024 and 1024.0) the same text, and write existing paths in one notation."""
+    if isinstance(value, dict):
+        return {name: normalised(item, spelled) for name, item in value.items()}
+    if isinstance(value, list):
+        return [normalised(item, spelled) for item in value]
+    if isinstance(value, str):
+        return spelled(value) if value and os.path.exists(expanded(value)) else value  # noqa: PTH110 - as above
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _files(config: Config) -> Iterator[Path]:
+    """Yield the local data files that a run reads, and its plugins."""
+    tasks, trained = config.buffer.explorer_input, config.buffer.trainer_input
+    buffers = [trained.experience_buffer, *trained.auxiliary_buffers.values()]
+    data_sets: list[TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig]
+    data_sets = [*tasks.tasksets, *tasks.eval_tasksets, *buffers, *(source for _, source in inputs_of(config))]
+    read = [(one.path, one.split, one.subset_name) for one in data_sets if (one.storage_type or "file") == "file"]
+    pipeline = config.data_processor.task_pipeline
+    if pipeline is not None and uses_pipeline(config):
+        read += [(path, pipeline.split, None) for path in pipeline.inputs]
+    for path, split, subset in read:
+        if path and is_local(path):
+            try:
+                yield from data_files(path, split, subset)
+            except DataError:
+                continue  # a run says so when it reads them
+    if config.plugin_dir:
+        yield from python_files(expanded(config.plugin_dir), "**/*.py")
+
+
+def _contents(file: Path) -> str:
+    size = file.stat().st_size
+    return f"{size} bytes" if size > HASHED else file_digest(file)[:16]
+
+
+RECORD = ".settings.json"
+"""End of the name of a record of shared settings, next to a lock; before it stand a dot and the name of the lock."""
+SOFTWARE = "software"
+OTHER_SOFTWARE = "%s, which is at work on the same run, has other software: %s. Update all parts of a run together"
+log = logging.getLogger(__name__)
+
+
+def shared_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that must agree, by key.
+
+    All others may differ, such as an explorer's batch size, time limits, and how often it looks for weights. With
+    `max_staleness` an explorer also computes when the trainer publishes.
+    """
+    sync, lora = config.synchronizer, config.engine_adapter
+    modules = " ".join(sorted(lora.target_modules)) if lora is not None else ""
+    settings: dict[str, Any] = {
+        "buffer.trainer_input.experience_buffer.path": _database(store_url(config)),
+        "synchronizer.sync_method": sync.sync_method,
+        "model.lora_configs": None if lora is None else f"rank {lora.lora_rank} of {modules}",
+        "synchronizer.max_staleness": sync.max_staleness,
+    }
+    if sync.max_staleness is None:
+        return settings
+    settings |= {"synchronizer.sync_style": sync.style, "rollouts of a buffer.train_batch_size": rollouts_taken(config)}
+    every = {"synchronizer.sync_interval": SyncSchedule.of(config).interval}
+    return settings | ({} if sync.style == "explorer_driven" else every)
+
+
+def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
+    """Record a run's settings and software, and compare them with those of other active parts.
+
+    The run holds `locks`, which are released on an error. Different software causes a warning, different settings a
+    TrinityError. Settings of parts that have ended do not count, because their files may have changed.
+    """
+    mine, own = shared_settings(config), software(str(config.plugin_dir or ""))
+    for lock in locks:
+        write_json(_record(config.job_dir, lock), mine | {SOFTWARE: own}, durable=False)
+    for path in sorted(config.job_dir.glob(f".*{RECORD}")):
+        other = path.name[1:].removesuffix(RECORD)
+        if other in locks or not is_held(config.job_dir, other):
+            continue
+        theirs = read_json(path) or {}
+        differ = [
+            f"{key} ({mine[key]} and {theirs[key]})" for key in mine if key in theirs and mine[key] != theirs[key]
+        ]
+        if differ:
+            for lock in locks:
+                release(config.job_dir, lock)
+            raise TrinityError(
+                f"{' and '.join(map(_holder_name, locks))} of this file and {_holder_name(other)}, which is at work on "
+                f"the same run ({config.job_dir}), must have the same {', '.join(differ)}. Correct one of the files; "
+                "a running part uses a new value only after a restart.",
+                key=differ[0],
+            )
+        there = theirs.get(SOFTWARE, {})
+        unlike = [f"{name} {there[name]} (here {own[name]})" for name in own if there.get(name, own[name]) != own[name]]
+        if unlike:
+            log.warning(OTHER_SOFTWARE, _holder_name(other), ", ".join(unlike))
+
+
+def _record(job_dir: Path, lock: str) -> Path:
+    return job_dir / f".{lock}{RECORD}"
+
+
+def _holder_name(lock: str) -> str:
+    return "the trainer" if lock == RUN_TRAINS else lock.replace("_", " ", 1)
+
+
+def _database(url: str) -> str:
+    """Return a store's URL without the server's address and the user, which may differ between machines."""
+    parsed = make_url(url)
+    return f"{parsed.get_backend_name()}:///{parsed.database or ''}"

@@ -1,0 +1,388 @@
+"""Finds every problem that would prevent a run from starting, before any process is started."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from trinity_core.base.addresses import holder_of, in_words, is_orphan
+from trinity_core.base.compiler import missing_for_triton
+from trinity_core.base.errors import DataError, TransientFault, TrinityError
+from trinity_core.base.processes import cores
+from trinity_core.config import Config, notices, stages
+from trinity_core.config.findings import ConfigError, Finding, Report, Severity
+from trinity_core.config.notices import late_peak
+from trinity_core.config.paths import explored_file, operator_input_file, output_root, uses_pipeline
+from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
+from trinity_core.config.training import dtype_of
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.tokenizer import policy_encoder
+from trinity_core.hosting.gpus import survey
+from trinity_core.hosting.placement import Machine, place, weakest
+from trinity_core.pipelines.named_parts import missing_names
+from trinity_core.run.configuration import load_checked
+from trinity_core.run.preflight.first_rows import trial_of_rows
+from trinity_core.run.preflight.models import (
+    doubtful_template,
+    missing_folders,
+    missing_models,
+    missing_packages,
+    missing_template,
+    too_long_sequences,
+    unfit_policy,
+    unknown_parser,
+)
+from trinity_core.run.preflight.resource_estimate import (
+    ENGINE,
+    REWARDS,
+    TRAINER,
+    auxiliary_kind,
+    room_for,
+)
+from trinity_core.run.preflight.shortages import shared_memory_shortage, shortages
+from trinity_core.run.preflight.stage_plan import plans_of
+
+
+def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding]] | None = None) -> None:
+    """Report problems that prevent a run from starting, with file and line. Other findings of `trinity validate` go
+    into `remarks`, by the run's name."""
+    if config.stages:
+        return
+    encoder, findings = _policy(config)
+    findings += _opened(config, report.stage in (None, "stages[0]"), encoder)
+    if not report.problems and not config.cluster.ray_address:  # sizes can be computed only from valid settings
+        findings += oversized(config)
+    report.extend(_errors(findings))
+    if remarks is not None and not report.problems:
+        findings += doubtful_template(encoder)
+        findings += _late_peak(config)
+        if not config.cluster.ray_address and (notice := _shared_memory_notice(config)):
+            findings.append(Finding("", None, "unavailable", notice, severity="notice"))
+        remarks[config.name] = [finding for finding in findings if finding.severity != "error"]
+
+
+def _errors(findings: Iterable[Finding]) -> Iterator[Finding]:
+    return (finding for finding in findings if finding.severity == "error")
+
+
+def _late_peak(config: Config) -> Iterator[Finding]:
+    """Yield a warm-up that the run does not end, if its steps follow from its rows."""
+    if config.trainer.total_steps or config.buffer.total_steps or not config.algorithm.optimizer.lr_warmup_steps:
+        return  # otherwise `config.notices` yields it
+    (stage,) = plans_of(config)
+    if stage.total_steps is not None:
+        yield from late_peak(config, stage.total_steps)
+
+
+def _policy(config: Config) -> tuple[ChatEncoder | None, list[Finding]]:
+    """Return tokenizer and chat template of a policy in a local folder, and what is wrong with them. None if they
+    cannot be used, or are not here."""
+    from jinja2 import TemplateSyntaxError
+
+    model = config.model
+    if config.external_model or config.cluster.ray_address or not Path(model.model_path).is_dir():
+        return None, []
+    place = "chat_template_path" if model.chat_template_path else "custom_chat_template"
+    key, value = f"model.{place}", getattr(model, place)
+    try:
+        encoder = policy_encoder(model)
+    except TrinityError as error:  # training on sampled tokens needs no template
+        needs_template = config.mode != "train" or config.is_supervised
+        return None, [Finding(key, value, "missing", f"must be given: {error}.")] if needs_template else []
+    except (OSError, ValueError) as error:
+        message = f"the tokenizer of {model.model_path} cannot be loaded: {error}."
+        return None, [Finding("model", None, "invalid", message, severity="warning")]
+    try:
+        encoder.render([{"role": "user", "content": "?"}], prompt=True)
+    except DataError as error:
+        if isinstance(error.__cause__, TemplateSyntaxError):
+            where = key if value else "model.model_path"
+            return None, [Finding(where, value or model.model_path, "invalid", f"{error}.")]
+    return encoder, []
+
+
+def load_ready(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Like `load_checked`, for a run that can start: all models, data and folders it names exist. Raises ConfigError
+    with every problem."""
+    return load_checked(path, overrides, check_opened)
+
+
+def require_ready(config: Config) -> None:
+    """Raise ConfigError if something prevents a run (a configuration without stages) from starting on this machine,
+    TransientFault if all problems may resolve themselves.
+
+    If the run joins a Ray cluster (`cluster.ray_address`), only its folder is checked: once nodes are reserved, they
+    check models, names and room (`unready_node`), and open data and ports.
+    """
+    oversize = () if config.cluster.ray_address else oversized(config)
+    encoder, faults = _policy(config)
+    problems = [*_errors([*faults, *_opened(config, True, encoder), *oversize])]
+    if problems:
+        raise refusal(problems)
+
+
+def refusal(problems: Sequence[Finding]) -> ConfigError | TransientFault:
+    """Return the error for problems that prevent a run; a TransientFault if all of them may resolve themselves."""
+    if all(problem.code == "busy" for problem in problems):
+        return TransientFault("; ".join(map(str, problems)))
+    return ConfigError(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The result of `trinity validate`: the stages of an accepted configuration, or its problems."""
+
+    opened: bool
+    """True if models, data, folders, port and GPUs were checked on this machine."""
+    stages: list[dict[str, Any]]
+    """Name, project, algorithm, mode, folder and notices of each."""
+    problems: list[Finding]
+
+    @property
+    def accepted(self) -> bool:
+        return not self.problems
+
+    def text(self) -> str:
+        if self.problems:
+            return f"error: {ConfigError(self.problems)}"
+        lines = []
+        for stage in self.stages:
+            lines.append("{project}/{name}: {algorithm}, mode {mode}, {job_dir}".format(**stage))
+            lines += [f"  {notice}" for notice in stage["notices"]]
+        unopened = "" if self.opened else " Models, data and ports were not opened."
+        return "\n".join([*lines, f"The configuration is fine.{unopened}"])
+
+    def json(self) -> str:
+        """Return JSON without the problems' values, which may be secrets."""
+        problems = [
+            {name: value for name, value in asdict(problem).items() if name != "value"} for problem in self.problems
+        ]
+        return json.dumps({"accepted": self.accepted, **asdict(self), "problems": problems}, indent=2)
+
+
+def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Validation:
+    remarks: dict[str, list[Finding]] = {}
+    try:
+        config = load_checked(path, overrides, None if offline else partial(check_opened, remarks=remarks))
+    except ConfigError as error:
+        return Validation(False, [], error.problems)
+    listed = [
+        {
+            "name": stage.name,
+            "project": stage.project,
+            "algorithm": stage.algorithm.algorithm_type,
+            "mode": stage.mode,
+            "job_dir": str(stage.job_dir),
+            "notices": [*notices(stage), *map(str, remarks.get(stage.name, ()))],
+        }
+        for stage in stages(config)
+    ]
+    return Validation(not offline and not config.cluster.ray_address, listed, [])
+
+
+def _opened(config: Config, is_first: bool, encoder: ChatEncoder | None) -> Iterator[Finding]:
+    """Check everything on this machine except sizes."""
+    yield from unwritable_folders(config)
+    yield from absent_secrets(config)
+    if config.cluster.ray_address:
+        return
+    yield from missing_models(config, is_first)
+    yield from missing_packages(config)
+    yield from too_long_sequences(config)
+    yield from unknown_parser(config, encoder)
+    unknown = missing_names(config)
+    yield from unknown
+    yield from trial_of_rows(config, is_first, encoder, judges=not unknown)
+    yield from busy_port(config)
+    yield from missing_gpus(config, cores())
+    yield from unfit_gpus(config)
+
+
+def unwritable_folders(config: Config) -> Iterator[Finding]:
+    """Yield the folders of a run that cannot be created or written to. Each is tried in place, and nothing is left
+    behind."""
+    pipeline = config.data_processor.task_pipeline
+    wanted: list[tuple[str, str, Path | None]] = [
+        ("checkpoint_root_dir", config.checkpoint_root_dir, config.job_dir),
+        ("buffer.trainer_input.experience_buffer.path", "", _folder_of(explored_file(config))),
+        ("data_processor.experience_pipeline.input_save_path", "", _folder_of(operator_input_file(config))),
+    ]
+    if pipeline is not None and uses_pipeline(config):
+        wanted.append(("data_processor.task_pipeline.output.path", pipeline.output.path or "", output_root(config)))
+    for key, value, folder in wanted:
+        if folder is not None and (fault := folder_fault(folder)):
+            yield Finding(key, value, "unavailable", fault)
+
+
+def folder_fault(folder: Path) -> str:
+    """Return why a folder cannot be created or written to, or ""."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir():
+        return f"{folder} cannot be made: {there} is a file; choose another folder."
+    try:
+        with tempfile.TemporaryDirectory(prefix=".trinity-", dir=there):
+            return ""
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"there is no space in {there} ({error.strerror}); free some, or choose another folder."
+        what = "cannot be written to" if there == folder else "cannot be made"
+        return f"{folder} {what} ({error.strerror or error}); choose another folder."
+
+
+def absent_secrets(config: Config) -> Iterator[Finding]:
+    """Yield variables for rollout commands that neither this environment nor `explorer.env_vars` contains.
+
+    The explorer of a run on this machine inherits this environment. In a joined cluster it may have another, so there
+    it is a warning.
+    """
+    joined = bool(config.cluster.ray_address)
+    where = "the environment of this machine" if joined else "this environment"
+    severity: Severity = "warning" if joined else "error"
+    trained = training_tasksets(config) if config.explores else []
+    for key, taskset in [*trained, *eval_tasksets(config)] if config.mode != "train" else []:
+        secrets = taskset.workflow_args.get("secrets")
+        if taskset.default_workflow_type != "command_workflow" or not isinstance(secrets, list | tuple):
+            continue  # other faults of the arguments have been reported
+        if absent := [name for name in secrets if name not in os.environ and name not in config.explorer.env_vars]:
+            message = f"{where} has no variable {', '.join(map(str, absent))}: export it where the explorer runs."
+            yield Finding(f"{key}.workflow_args.secrets", list(secrets), "missing", message, severity=severity)
+
+
+def busy_port(config: Config) -> Iterator[Finding]:
+    """Yield the OpenAI API's port if something else listens there. The server itself waits for actors of a killed
+    run."""
+    explorer = config.explorer
+    host, port = explorer.listen_address, explorer.api_port
+    if not (explorer.rollout_model.enable_openai_api and port and config.explores):
+        return
+    try:
+        family, kind, protocol, _, place_of = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place_of)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            holder = holder_of(port)
+            if holder is None or not is_orphan(holder):
+                used = f"port {port} of {host} is in use by {in_words(holder)}"
+                message = f"{used}; end that, choose another port, or leave it out for one that is free."
+                yield Finding("explorer.api_port", port, "busy", message)
+        else:
+            message = f"cannot listen on {host}:{port}: {error.strerror}."
+            yield Finding("explorer.listen_address", host, "unavailable", message)
+
+
+def missing_gpus(config: Config, cpus: int) -> Iterator[Finding]:
+    """Yield GPUs that the run asks for and this machine lacks. Whether they are free is checked when the run starts."""
+    gpus = 0 if config.cluster.gpu_per_node == 0 else len(survey())
+    try:
+        place(config, weakest([Machine(cpus, gpus)], config.cluster.node_num))
+    except TrinityError as error:
+        yield Finding("cluster", config.cluster.gpu_per_node, "unavailable", str(error))
+
+
+def unfit_gpus(config: Config) -> Iterator[Finding]:
+    """Yield what would end the first kernel on this machine's GPUs: an old driver, no C compiler for Triton, or an
+    engine in bfloat16, the default, where every GPU is too old for it."""
+    uses_gpus = config.cluster.gpu_per_node != 0 and (config.engine_models or config.mode in ("both", "train"))
+    gpus = survey() if uses_gpus else []
+    if not gpus:
+        return
+    if 0 < gpus[0].driver_cuda < installed_cuda():
+        message = (
+            f"the NVIDIA driver runs CUDA {gpus[0].driver_cuda}, and the installed torch and vLLM are built for CUDA "
+            f"{installed_cuda()}: update the driver (CUDA 13 needs 580 or newer)."
+        )
+        yield Finding("cluster.gpu_per_node", config.cluster.gpu_per_node, "unavailable", message)
+    if missing := missing_for_triton():
+        message = f"kernels on GPUs are compiled at their first use, and {missing}."
+        yield Finding("cluster.gpu_per_node", config.cluster.gpu_per_node, "unavailable", message)
+    dtype = config.explorer.rollout_model.dtype
+    engines = "explorer.rollout_model" in config.engine_models
+    if engines and dtype_of(dtype, True) == "bfloat16" and all(gpu.lacks_bfloat16 for gpu in gpus):
+        message = "this machine's GPUs have no bfloat16, so vLLM refuses it: set this and trainer.dtype to float16."
+        yield Finding("explorer.rollout_model.dtype", dtype, "unavailable", message)
+
+
+def installed_cuda() -> int:
+    """Return the major version of CUDA that the installed packages bring; 0 if they bring none, as on the CPU."""
+    try:
+        return int(version("nvidia-cuda-runtime").partition(".")[0])  # those of CUDA 12 had a name of their own
+    except PackageNotFoundError:
+        return 0
+
+
+def _folder_of(file: Path | None) -> Path | None:
+    return None if file is None else file.parent
+
+
+def oversized(config: Config) -> Iterator[Finding]:
+    """Yield memory and disk that the run needs and this machine lacks, unless that is allowed or cannot be
+    estimated: an error if weights and optimizer alone do not fit, or the disk, otherwise a warning."""
+    if not config.cluster.allow_oversized:
+        (stage,) = plans_of(config)
+        yield from shortages(stage, room_for(config.job_dir))
+
+
+def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], reads: bool) -> Iterator[Finding]:
+    """Yield problems that prevent a run from starting on this node of a joined cluster.
+
+    Checks models in folders, packages, memory, disk and the size of /dev/shm (a notice only), and on the explorer's
+    node whether names can be found. `numbers` counts the node's processes by kind; `REWARDS` counts as one, on the
+    explorer's node. `reads`: the node has the worker that reads the model.
+    """
+    engines = [numbers.get(auxiliary_kind(model)) for model in config.explorer.auxiliary_models]
+    keys = [f"explorer.auxiliary_models[{index}].model_path" for index, number in enumerate(engines) if number]
+    keys += ["model.model_path"] if numbers.get(ENGINE) or numbers.get(TRAINER) else []
+    keys += ["model.critic_model_path"] if numbers.get(TRAINER) else []
+    yield from missing_folders(config, keys)
+    if numbers.get(ENGINE) or numbers.get(TRAINER):
+        yield from unfit_policy(config)
+        yield from missing_packages(config)
+    if (reads or numbers.get(REWARDS)) and not config.external_model:
+        yield from missing_template(config)
+    if numbers.get(REWARDS):
+        yield from unknown_parser(config, _policy(config)[0])
+        yield from missing_names(config)
+    if numbers.get(ENGINE) or any(engines):
+        yield from too_long_sequences(config)
+    if gpu_per_node and (numbers.get(ENGINE) or numbers.get(TRAINER)):
+        yield from unfit_gpus(config)
+    room = room_for(config.job_dir)
+    (stage,) = plans_of(config, Machine(cores(), gpu_per_node))
+    here = [
+        replace(
+            process,
+            number=process.number if process.kind == REWARDS else numbers[process.kind],
+            reading=process.reading if reads else 0,
+        )
+        for process in stage.processes
+        if numbers.get(process.kind)
+    ]
+    stage = replace(stage, processes=tuple(here))
+    if not config.cluster.allow_oversized:
+        yield from shortages(stage, room)
+    if notice := shared_memory_shortage(stage, room):
+        yield Finding("", None, "unavailable", notice, severity="notice")
+
+
+def room_notices(config: Config) -> list[str]:
+    """Return what a run (a configuration without stages) may lack on this machine, by estimate."""
+    if config.cluster.ray_address:
+        return []
+    short = [str(finding) for finding in oversized(config) if finding.severity == "warning"]
+    return [*short, *filter(None, [_shared_memory_notice(config)])]
+
+
+def _shared_memory_notice(config: Config) -> str:
+    (stage,) = plans_of(config)
+    return shared_memory_shortage(stage, room_for(config.job_dir))

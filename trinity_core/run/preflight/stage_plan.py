@@ -1,0 +1,303 @@
+"""The output of `trinity plan`: what each stage of a configuration will do, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.processes import cores, free_memory
+from trinity_core.config import Config, public_dict, stages
+from trinity_core.config.sync_schedule import SyncSchedule
+from trinity_core.config.training import DTYPE_BYTES
+from trinity_core.data.files import looks_local
+from trinity_core.hosting.gpus import smallest_memory, survey
+from trinity_core.hosting.placement import Machine, Placement, place
+from trinity_core.run.preflight.model_shape import Need, shape_of, size, total, why_unknown
+from trinity_core.run.preflight.models import model_fault
+from trinity_core.run.preflight.pace_cache import Pace, cached_pace, hindrance
+from trinity_core.run.preflight.resource_estimate import (
+    ProcessEstimate,
+    disk_of,
+    processes_of,
+    reward_processes,
+    trainer_dtype,
+)
+from trinity_core.run.preflight.steps import (
+    Steps,
+    evaluating_stage,
+    evaluations,
+    saves,
+    scores_base,
+    steps_of,
+    syncs,
+)
+
+Row = tuple[str, str]
+"""A row in the table of estimates: amount, and what takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """Description of a stage. None: not applicable, or not known before it runs."""
+
+    name: str
+    project: str
+    algorithm: str
+    mode: str
+    job_dir: str
+    model: str
+    """The value of `model.model_path`; a later stage begins with the previous stage's weights."""
+    parameters: int | None
+    """The model's number of parameters, from its local files or the hub's cache; None if unknown."""
+    total_steps: int | None
+    """None if not known before the run."""
+    steps_why: str
+    """The epochs and rows behind the number, or why it is unknown; empty for configured steps."""
+    tasks_a_step: int | None
+    rollouts_a_step: int | None
+    sampled_tokens_a_step: int | None
+    """Maximum, with one turn per rollout and every response `max_response_tokens` long."""
+    sampled_tokens: int | None
+    experiences_a_step: int | None
+    eval_interval: int | None
+    save_interval: int | None
+    sync_interval: int | None
+    eval_sets: tuple[str, ...]
+    evals: int | None
+    """Number of evaluations on all eval sets during the run; likewise the next two."""
+    saves: int | None
+    syncs: int | None
+    processes: tuple[ProcessEstimate, ...]
+    unplaced: str
+    """Why this machine lacks what the processes ask for, such as GPUs; empty if it has everything."""
+    disk: tuple[Need, ...] | None
+    """Contents of the run's folder at the end."""
+    disk_unknown: str
+    settings: dict[str, Any]
+    """The resolved configuration, without secrets."""
+    pace: Pace | None = None
+    """Seconds per step, if measured on this machine (`--measure`) and looked up (`plans_with_pace`)."""
+    scores_base: bool = False
+    """True if the eval sets also score the base model, before the pipeline's first stage."""
+    immeasurable: str = ""
+    """Why the pace cannot be measured; empty if it can."""
+
+
+def plans_of(config: Config, machine: Machine | None = None, gpu_memory: int | None = None) -> list[StagePlan]:
+    """Return the plans of a checked configuration's stages, in order; of weight files only the headers are read.
+
+    `machine` is one node of the run, `gpu_memory` the bytes of one of its GPUs; both default to this machine's. Free
+    memory is this machine's.
+    """
+    gpus = survey()
+    node = machine or Machine(cores(), len(gpus))
+    if gpu_memory is None:
+        gpu_memory = smallest_memory(gpus)
+    parts = stages(config)
+    plans = [_stage(stage, node, gpu_memory) for stage in parts]
+    last = evaluating_stage(parts) if config.stages else None
+    if last is not None and scores_base(parts[last]):
+        plans[last] = replace(plans[last], scores_base=True)
+    return plans
+
+
+def plans_with_pace(config: Config) -> list[StagePlan]:
+    """Return `plans_of` on this machine, with each stage's measured pace, or why it cannot be measured."""
+    return [
+        replace(plan, pace=cached_pace(stage), immeasurable=hindrance(stage))
+        for plan, stage in zip(plans_of(config), stages(config), strict=True)
+    ]
+
+
+def missing_folder(config: Config) -> str:
+    """Return why the run's starting model, if it is a local folder, cannot be loaded; "" if it can."""
+    model = stages(config)[0].model.model_path
+    local = looks_local(model) and not stages(config)[0].external_model and not config.cluster.ray_address
+    return f"model.model_path: {fault}" if local and (fault := model_fault(Path(model))) else ""
+
+
+def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
+    explores, trains = config.mode in ("both", "explore"), config.mode in ("both", "train")
+    explores = explores and not config.is_supervised
+    tasks = config.buffer.batch_size if explores else None
+    rollouts = tasks * config.algorithm.repeat_times if tasks else None
+    sampled = rollouts * config.model.max_response_tokens if rollouts else None
+    known = steps_of(config) if explores or trains else Steps(None)
+    steps = known.count
+    placement, processes, unplaced = _placed(config, machine, gpu_memory)
+    evaluates = config.mode == "bench" or explores
+    external = config.explorer.external_model if config.external_model else None
+    model = config.model.model_path if external is None else f"{external.model_name} at {external.base_url}"
+    shape = None if external else shape_of(config.model.model_path)
+    disk, disk_unknown = _disk(config, known, placement) if explores or trains else (None, "")
+    return StagePlan(
+        name=config.name,
+        project=config.project,
+        algorithm="" if config.mode == "bench" else config.algorithm.algorithm_type,
+        mode=config.mode,
+        job_dir=str(config.job_dir),
+        model=model,
+        parameters=shape.parameters if shape else None,
+        total_steps=steps,
+        steps_why=known.why,
+        tasks_a_step=tasks,
+        rollouts_a_step=rollouts,
+        sampled_tokens_a_step=sampled,
+        sampled_tokens=sampled * steps if sampled and steps else None,
+        experiences_a_step=config.buffer.train_batch_size if trains else None,
+        eval_interval=config.explorer.eval_interval if explores else None,
+        save_interval=config.trainer.save_interval if trains else None,
+        sync_interval=SyncSchedule.of(config).interval if explores and trains else None,
+        eval_sets=tuple(taskset.name for taskset in config.buffer.explorer_input.eval_tasksets) if evaluates else (),
+        evals=evaluations(config, steps or 0) if evaluates and (steps or config.mode == "bench") else None,
+        saves=saves(config, steps) if steps and trains else None,
+        syncs=syncs(config, steps) if steps and trains and not config.is_supervised else None,
+        processes=tuple(processes),
+        unplaced=unplaced,
+        disk=disk,
+        disk_unknown=disk_unknown,
+        settings=public_dict(config),
+    )
+
+
+def _placed(config: Config, machine: Machine, gpu_memory: int) -> tuple[Placement | None, list[ProcessEstimate], str]:
+    """Return the placement, its processes with their peaks, and why this machine cannot have them.
+
+    If GPUs are missing, the plan assumes a machine with as many as the configuration asks for.
+    """
+    free = free_memory()
+    try:
+        return *_processes(config, machine, free, gpu_memory), ""
+    except TrinityError as error:
+        asked = config.cluster.gpu_per_node or 0
+        if asked <= machine.gpus:
+            return None, [], str(error)
+        unplaced = str(error)
+    try:
+        return *_processes(config, replace(machine, gpus=asked), free, gpu_memory), unplaced
+    except TrinityError:
+        return None, [], unplaced
+
+
+def _processes(config: Config, machine: Machine, free: int, gpu_memory: int) -> tuple[Placement, list[ProcessEstimate]]:
+    placement = place(config, machine)
+    processes = processes_of(config, placement, free, gpu_memory)
+    return placement, [*processes, *reward_processes(config, machine.cpus)]
+
+
+def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tuple[Need, ...] | None, str]:
+    if steps.count is None:
+        return None, steps.why
+    models = [config.model.model_path, *([config.model.critic_model_path] if config.needs_critic else [])]
+    trained = []
+    for model in models if config.mode in ("both", "train") else ():
+        shape = shape_of(model)
+        if shape is None:
+            return None, why_unknown(model)
+        trained.append(shape)
+    width = DTYPE_BYTES[trainer_dtype(config, placement is not None and placement.on_gpu)]
+    return disk_of(config, steps.count, trained, width), ""
+
+
+def plan_text(plans: list[StagePlan]) -> str:
+    return "\n".join(line for plan in plans for line in _lines(plan))
+
+
+def plan_json(plans: list[StagePlan]) -> str:
+    """Return the plans as JSON: an object with the list `stages`."""
+    return json.dumps({"stages": [asdict(plan) for plan in plans]}, indent=2, default=str)
+
+
+def _lines(stage: StagePlan) -> Iterator[str]:
+    mode = f", mode {stage.mode}" if stage.algorithm else ""
+    yield f"{stage.project}/{stage.name}: {stage.algorithm or stage.mode}{mode}, {stage.job_dir}"
+    yield from _facts(stage)
+    needs = [*map(_process_rows, stage.processes), *_disk_rows(stage)]
+    if needs:
+        yield _line("takes", "by estimate: peak memory of each process, disk at the end")
+        yield from _table([row for rows in needs for row in rows])
+
+
+def _facts(stage: StagePlan) -> Iterator[str]:
+    known = "" if stage.parameters is None else f" ({stage.parameters:,} parameters)"
+    yield _line("model", f"{stage.model}{known}")
+    if stage.tasks_a_step or stage.experiences_a_step:
+        if stage.total_steps is None:
+            yield _line("steps", f"not known before the run: {stage.steps_why}")
+        else:
+            yield _line("steps", f"{stage.total_steps:,}" + (f": {stage.steps_why}" if stage.steps_why else ""))
+    if stage.tasks_a_step:
+        sampled = f"at most {stage.sampled_tokens_a_step:,} sampled tokens a turn, each step"
+        whole = f"; {stage.sampled_tokens:,} in all" if stage.sampled_tokens else ""
+        yield _line("explore", f"{stage.tasks_a_step:,} tasks, {stage.rollouts_a_step:,} rollouts, {sampled}{whole}")
+    if stage.experiences_a_step:
+        yield _line("train", f"{stage.experiences_a_step:,} experiences each step")
+    sets = f"on {', '.join(stage.eval_sets)}" if stage.eval_sets else ""
+    every = (
+        ("eval", stage.eval_interval if stage.eval_sets else None, stage.evals, sets),
+        ("save", stage.save_interval, stage.saves, ""),
+        ("sync", stage.sync_interval, stage.syncs, ""),
+    )
+    for name, steps, count, on in every:
+        if count != 0 and (steps or count):
+            parts = [f"every {_count(steps, 'step')}" if steps else "", f"{count:,} in all" if count else "", on]
+            yield _line(name, ", ".join(filter(None, parts)))
+    if stage.scores_base:
+        yield _line("base", f"the model as it is, before the first stage, is evaluated {sets} too")
+    if stage.unplaced:
+        yield _line("place", f"not on this machine: {stage.unplaced}")
+    yield _line("time", _time(stage))
+
+
+def _time(stage: StagePlan) -> str:
+    pace = stage.pace
+    if pace is None:
+        why = stage.immeasurable or ("this machine lacks what the stage asks for" if stage.unplaced else "")
+        return f"not known: {why}" if why else "`trinity plan --measure` runs a few steps to measure it"
+    parts = ", ".join(f"{name} {seconds:.2g}" for name, seconds in pace.parts.items())
+    whole = f"; {duration(pace.whole(stage.total_steps))} in all" if stage.total_steps else ""
+    line = f"{pace.step:.3g} s a step{f' ({parts})' if parts else ''} after {pace.start:.0f} s to start{whole}"
+    return f"{line}, without evaluations and saves; measured {pace.measured}"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds: `42 s`, `3 min 20 s`, `5 h 07 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _process_rows(process: ProcessEstimate) -> list[Row]:
+    on = f"{process.gpus:g} GPU" if process.gpus else _count(process.threads, "CPU thread")
+    on = "one GPU in turn" if process.resting else on
+    title = f"{process.kind}, {process.number} on {on}{' each' if process.number > 1 else ''}"
+    host = [(size(total(process.host)), f"  besides the GPU: {process.host[-1].why}")] if process.host else []
+    return [*_rows(title, process.memory, process.unknown), *host]
+
+
+def _disk_rows(stage: StagePlan) -> list[list[Row]]:
+    return [_rows("disk", stage.disk, stage.disk_unknown)] if stage.disk or stage.disk_unknown else []
+
+
+def _rows(title: str, needs: tuple[Need, ...] | None, unknown: str) -> list[Row]:
+    if needs is None:
+        return [("?", f"{title}: {unknown}")]
+    return [(size(total(needs)), title), *((size(need.bytes), f"  {need.what}: {need.why}") for need in needs)]
+
+
+def _table(rows: list[Row]) -> Iterator[str]:
+    """Format rows with right-aligned amounts in a narrow column: Studio shows these lines in half a page."""
+    amounts = max(len(amount) for amount, _ in rows)
+    yield from (f"    {amount:>{amounts}}  {what}" for amount, what in rows)
+
+
+def _count(number: int, what: str) -> str:
+    return what if number == 1 and what == "step" else f"{number:,} {what}{'s' * (number > 1)}"
+
+
+def _line(name: str, text: str) -> str:
+    return f"  {name:8} {text}"

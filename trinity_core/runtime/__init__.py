@@ -1,1 +1,0 @@
-"""Runtime: starts, places, watches and ends a run's processes on Ray."""
