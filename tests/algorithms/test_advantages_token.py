@@ -155,6 +155,7 @@ def test_every_advantage_is_called_alike(name):
         "step_wise_grpo": {"run_ids": [0, 1, 2]},
         "gigpo": {"run_ids": [0, 1, 2]},
         "clip_cov": {"old_logprobs": logprobs},
+        "kl_cov": {"old_logprobs": logprobs},
         "high_entropy": {"entropies": logprobs},
         "remax": {"numbers": [{"greedy_reward": 1.0}] * 3},
         "gdpo": {"numbers": [{"right": 0.0}, {"right": 1.0}, {"right": 2.0}], "weights": {"right": 1.0}},
@@ -167,4 +168,4 @@ def test_every_advantage_is_called_alike(name):
     assert not result[0].requires_grad
     assert result[0][0, 1] == 0
     assert all(isinstance(value, float) for value in result[1].values())
-    assert len(result) == (3 if name == "ppo" else 2)
+    assert len(result) == {"ppo": 3, "kl_cov": 4}.get(name, 2)

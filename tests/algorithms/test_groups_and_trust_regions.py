@@ -200,6 +200,38 @@ def test_clip_cov_drops_a_share_of_the_tokens_of_high_covariance(seed, share):
     assert metrics["clip_cov/masked"] == pytest.approx(len(dropped) / len(places))
 
 
+@given(st.integers(0, 1000), st.floats(0.0, 1.0))
+def test_kl_cov_selects_the_tokens_of_highest_covariance(seed, share):
+    """arXiv 2505.22617, eq. 10 and 13: of N tokens, int(share N) and at least one."""
+    generator = torch.Generator().manual_seed(seed)
+    old = -3 * torch.rand(4, 5, generator=generator, dtype=torch.float64)
+    mask = torch.rand(4, 5, generator=generator) > 0.2
+    mask[0, 0] = True
+    advantages, metrics, returns, selected = ADVANTAGES["kl_cov"](**GROUPS, mask=mask, old_logprobs=old, share=share)
+    assert torch.equal(advantages, ADVANTAGES["grpo"](**GROUPS, mask=mask)[0]) and returns is None
+    places = [tuple(place) for place in mask.nonzero().tolist()]
+    a, p = {i: float(advantages[i]) for i in places}, {i: float(old[i]) for i in places}
+    means = statistics.fmean(a.values()), statistics.fmean(p.values())
+    ordered = sorted(places, key=lambda i: (a[i] - means[0]) * (p[i] - means[1]))
+    count = max(int(share * len(places)), 1)
+    assert {tuple(i) for i in selected.nonzero().tolist()} == {*ordered[-count:]}
+    assert metrics["kl_cov/selected"] == pytest.approx(count / len(places))
+
+
+def test_kl_cov_penalises_the_ratio_of_the_selected_tokens_alone():
+    """-A r + kl_coef |log r| with r = 2 and r = 1/2; eq. 14 of the paper, as veRL computes it."""
+    logprobs = torch.tensor([[-1.0, -2.0, -1.0]], requires_grad=True)
+    old = torch.tensor([[-1.0 - math.log(2), -2.0 + math.log(2), -1.0 - math.log(2)]])
+    loss, metrics = POLICY_LOSSES["kl_cov"](
+        logprobs=logprobs, mask=torch.ones(1, 3), advantages=torch.tensor([[1.0, 1.0, -1.0]]), old_logprobs=old,
+        selected=torch.tensor([[1.0, 1.0, 0.0]]), kl_coef=0.5,
+    )  # fmt: skip
+    assert float(loss) == pytest.approx((-2 + 0.5 * math.log(2) - 0.5 + 0.5 * math.log(2) + 2) / 3)
+    loss.backward()
+    assert logprobs.grad[0].tolist() == pytest.approx([(-2 + 0.5) / 3, (-0.5 - 0.5) / 3, 2 / 3])
+    assert metrics["ppo_kl"] == pytest.approx(-math.log(2) / 3)
+
+
 def test_high_entropy_keeps_a_fifth_of_the_tokens():
     """arXiv 2506.01939: of ten tokens the two with the highest entropy keep their advantage; a masked one is none."""
     entropies = torch.tensor([[0.1, 0.9, 0.3], [0.2, 0.8, 9.0], [0.4, 0.5, 0.6], [0.7, 0.05, 9.0]])
@@ -212,7 +244,7 @@ def test_high_entropy_keeps_a_fifth_of_the_tokens():
     assert metrics["high_entropy/least"] == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize("name", ["dppo", "dro", "maxrl", "gdpo", "reinforceplusplus_baseline", "clip_cov"])
+@pytest.mark.parametrize("name", ["dppo", "dro", "maxrl", "gdpo", "reinforceplusplus_baseline", "clip_cov", "kl_cov"])
 def test_algorithms_compare_rollouts_of_a_task(name):
     algorithm = ALGORITHMS[name]
     assert algorithm.min_repeat_times == 2 and Objective(algorithm).needs_of_rows == {"reward"}

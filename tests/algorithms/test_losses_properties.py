@@ -31,6 +31,7 @@ def batch(seed, rows=4, length=5, spread=0.3):
         "advantages": draw(1.0)[:, :1].expand(rows, length),
         "mask": torch.rand(rows, length, generator=generator) > 0.35,
         "is_expert": torch.arange(rows) % 3 == 1,
+        "selected": (torch.rand(rows, length, generator=generator) > 0.8).double(),
     }
 
 

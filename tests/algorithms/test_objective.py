@@ -50,6 +50,7 @@ def batch(seed, experts):
         "numbers": [{"right": i % 3 / 2, "brief": i / 7, "greedy_reward": 0.4} for i in range(ROWS)],
         "values": torch.randn(ROWS, LENGTH, generator=generator),
         "teacher_logprobs": near(0.5),
+        "selected": (torch.rand(ROWS, LENGTH, generator=generator) > 0.8).float(),
     }
 
 
@@ -67,9 +68,9 @@ def train(spec, inputs, cuts, ranks=1, step=3):
     objective = Objective(spec)
     mask, is_expert = inputs["mask"], inputs["is_expert"]
     whole = {k: inputs[k] for k in WHOLE}
-    advantages = objective.advantages(
+    advantages, _, _, selected = objective.advantages(
         mask, is_expert, group_ids=["a"] * 4 + ["b"] * 4, run_ids=[*range(8)], **whole
-    ).advantages
+    )
     weights = objective.weights(mask, is_expert, step)
     logprobs = inputs["logprobs"].clone().requires_grad_()
     entropy = inputs["entropy"].clone().requires_grad_()
@@ -78,7 +79,8 @@ def train(spec, inputs, cuts, ranks=1, step=3):
         part = {k: inputs[k][cut] for k in ("mask", "old_logprobs", "rollout_logprobs", "ref_logprobs")}
         loss = objective.loss(
             tallies[i % ranks], weights.rows(cut), logprobs=logprobs[cut], entropy=entropy[cut],
-            advantages=advantages[cut], is_expert=None if is_expert is None else is_expert[cut], step=step, **part,
+            advantages=advantages[cut], is_expert=None if is_expert is None else is_expert[cut], step=step,
+            selected=None if selected is None else selected[cut], **part,
         )  # fmt: skip
         loss.backward()
     return (logprobs.grad, entropy.grad), all_reduced(tallies)
@@ -423,7 +425,7 @@ def test_a_loss_gets_every_input_that_the_registry_lists(name, with_rollouts, mo
     loss = registered(monkeypatch, POLICY_LOSSES, PolicyLoss("taking", function))
     objective = Objective(spec_of("grpo", policy_loss_fn=loss, policy_loss_fn_args={}))
     assert name in {*objective.policy_loss.inputs, "logprobs", "mask"}
-    known = {k: inputs[k] for k in ("logprobs", "mask", "ref_logprobs", "is_expert")}
+    known = {k: inputs[k] for k in ("logprobs", "mask", "ref_logprobs", "is_expert", "selected")}
     if with_rollouts:
         known |= {"rollout_logprobs": inputs["rollout_logprobs"], "has_rollout_logprobs": torch.arange(ROWS) > 0}
     if with_rollouts or name == "old_logprobs":

@@ -553,7 +553,9 @@ def test_a_train_step_gives_parts_every_input_that_their_registries_list(learner
         return part
 
     loss = taking_all(POLICY_LOSSES.inputs, lambda data: (-data["advantages"] * data["logprobs"], {}))
-    advantage = taking_all(ADVANTAGES.inputs, lambda data: (data["mask"] * data["rewards"][:, None], {}))
+    advantage = taking_all(
+        ADVANTAGES.inputs, lambda data: (data["mask"] * data["rewards"][:, None], {}, None, data["mask"])
+    )
     kl = taking_all(KL_FNS.inputs, lambda data: data["logprobs"] - data["ref_logprobs"])
     monkeypatch.setitem(POLICY_LOSSES, "all", PolicyLoss("all", loss))
     monkeypatch.setitem(ADVANTAGES, "all", advantage)

@@ -11,7 +11,7 @@ torch is imported when the first part is called, so that a configuration can be 
 
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.algorithms import clip_cov as clip_cov
+from trinity_core.algorithms import covariance as covariance
 from trinity_core.algorithms import dppo as dppo
 from trinity_core.algorithms import dro as dro
 from trinity_core.algorithms import gdpo as gdpo

@@ -55,6 +55,8 @@ class Advantages(NamedTuple):
     metrics: dict[str, float]
     returns: Tensor | None
     """[B, T] the critic's target; None if the advantage function returns none."""
+    selected: Tensor | None = None
+    """[B, T] 1 at tokens that the policy loss treats apart (`kl_cov`); None if the advantage function selects none."""
 
 
 class Objective:
@@ -175,15 +177,17 @@ class Objective:
         no_penalties = torch.zeros(len(mask), device=mask.device)
         function = ADVANTAGES.resolve(self.advantage_name)
         result = call_with(function, {"mask": mask, "penalties": no_penalties} | inputs, self.advantage_args)
-        returns = result[2].float() if len(result) > 2 else None
-        return Advantages(result[0].float(), metrics | result[1], returns)
+        returns, selected = (*result[2:], None, None)[:2]
+        return Advantages(
+            result[0].float(), metrics | result[1], None if returns is None else returns.float(), selected
+        )
 
     def _of_rows(self, rows: Tensor, mask: Tensor, inputs: dict[str, Any]) -> Advantages:
         """Compute advantages from these rows alone; 0 in the others."""
         part = {name: _take(value, rows) for name, value in inputs.items()}
-        advantages, metrics, returns = self.advantages(mask[rows], None, **part)
-        whole = None if returns is None else _scatter(returns, rows, mask)
-        return Advantages(_scatter(advantages, rows, mask), metrics, whole)
+        advantages, metrics, *others = self.advantages(mask[rows], None, **part)
+        returns, selected = (None if other is None else _scatter(other, rows, mask) for other in others)
+        return Advantages(_scatter(advantages, rows, mask), metrics, returns, selected)
 
     def _penalised(self, mask: Tensor, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
         """Return the inputs with kl_coef * KL(old || reference) subtracted from the rewards, and the KL's metrics."""
@@ -240,6 +244,7 @@ class Objective:
         ref_logprobs: Tensor | None = None,
         old_logprobs: Tensor | None = None,
         advantages: Tensor | None = None,
+        selected: Tensor | None = None,
         is_expert: Tensor | None = None,
         step: int = 0,
     ) -> Tensor:
@@ -252,7 +257,7 @@ class Objective:
         """
         inputs = {
             "old_logprobs": old_logprobs, "advantages": advantages, "ref_logprobs": ref_logprobs,
-            "is_expert": is_expert, "step": step,
+            "selected": selected, "is_expert": is_expert, "step": step,
         }  # fmt: skip
         values = self.policy_loss.corrected(
             accumulator,

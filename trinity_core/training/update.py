@@ -98,6 +98,7 @@ class Prepared:
     old_logprobs: Tensor | None
     ref_logprobs: Tensor | None
     values: Tensor | None
+    selected: Tensor | None = None
 
     @property
     def inputs(self) -> dict[str, Tensor | None]:
@@ -154,7 +155,7 @@ def prepare(
         numbers=[e.metrics for e in rows],
         lengths=torch.tensor([int(e.sampled.sum()) for e in rows], device=batch.mask.device),
     )
-    prepared = Prepared(batch, result.advantages, result.returns, old_logprobs, ref_logprobs, values)
+    prepared = Prepared(batch, result.advantages, result.returns, old_logprobs, ref_logprobs, values, result.selected)
     return prepared, result.metrics
 
 
@@ -247,6 +248,7 @@ def _losses(
             ref_logprobs=_take(prepared.ref_logprobs, micro),
             old_logprobs=_take(prepared.old_logprobs, micro),
             advantages=_take(prepared.advantages, micro),
+            selected=_take(prepared.selected, micro),
             is_expert=_take(batch.is_expert, micro),
             step=step,
         )

@@ -1,4 +1,4 @@
-"""Advantages that leave out the tokens which would lower or raise the entropy most."""
+"""Losses that restrain the tokens which would lower or raise the entropy most (Clip-Cov, KL-Cov, high entropy)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.advantages.group import grpo
 from trinity_core.algorithms.advantages.grouping import GroupIds, advantage
+from trinity_core.algorithms.losses.policy_loss import log_ratio_to, policy_loss, ratio_to
+from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.tensors import as_mask, clean, masked_mean, require_finite, without_gradient
 from trinity_core.base.lazy import torch
 from trinity_core.config.algorithm_types import GRPO, NO_KL, register_algorithm
@@ -51,6 +53,53 @@ def clip_cov(
     return advantages, metrics | {"clip_cov/masked": len(drawn) / max(int(mask.sum()), 1)}
 
 
+def highest(cov: Tensor, mask: Tensor, share: float) -> Tensor:
+    """[B, T] float32: 1 at the tokens of highest covariance, `share` of the batch's tokens and at least one."""
+    count = max(int(share * int(mask.sum())), 1)
+    places = cov.masked_fill(~mask, -math.inf).flatten().topk(min(count, int(mask.sum()))).indices
+    return torch.zeros(cov.numel(), device=cov.device).index_fill_(0, places, 1.0).view_as(cov)
+
+
+@advantage("kl_cov")
+@without_gradient
+def kl_cov(
+    rewards: Tensor,
+    group_ids: GroupIds,
+    mask: Tensor,
+    old_logprobs: Tensor,
+    rollout_ids: GroupIds | None = None,
+    share: NonNegative = 2e-4,
+    epsilon: NonNegative = 1e-6,
+) -> tuple[Tensor, dict[str, float], None, Tensor]:
+    """GRPO's advantages, and for the loss `kl_cov` the `share` of the batch's tokens with the highest covariance
+    (KL-Cov, arXiv 2505.22617, eq. 13)."""
+    mask = as_mask(mask)
+    require_finite(mask, old_logprobs=old_logprobs)
+    advantages, metrics = grpo(rewards, group_ids, mask, rollout_ids, epsilon)
+    selected = highest(covariances(advantages, old_logprobs, mask), mask, share)
+    return advantages, metrics | {"kl_cov/selected": float(selected.sum()) / max(int(mask.sum()), 1)}, None, selected
+
+
+@policy_loss("kl_cov")
+def kl_cov_loss(
+    logprobs: Tensor,
+    mask: Tensor,
+    *,
+    advantages: Tensor,
+    selected: Tensor,
+    old_logprobs: Tensor | None = None,
+    kl_coef: NonNegative = 1.0,
+) -> tuple[Tensor, Stats]:
+    """-A r, and + `kl_coef` |log r| at the selected tokens (KL-Cov, arXiv 2505.22617, eq. 14), r = pi / pi_old.
+
+    `selected` [B, T] is 1 or 0, from the advantage `kl_cov`, which sees the whole batch. In the first update on a batch
+    r is 1 and the penalty has no gradient: it acts with `ppo_epochs` above 1, or on rollouts of older weights.
+    """
+    log_ratio = log_ratio_to(old_logprobs, logprobs)
+    penalty = kl_coef * selected * log_ratio.abs()
+    return penalty - advantages * ratio_to(old_logprobs, logprobs), {"ppo_kl": (-log_ratio, mask)}
+
+
 @advantage("high_entropy")
 @without_gradient
 def high_entropy(
@@ -72,6 +121,17 @@ def high_entropy(
     return torch.where(mask & (entropies >= least), advantages, 0.0), metrics | {"high_entropy/least": float(least)}
 
 
+register_algorithm(
+    replace(
+        GRPO,
+        name="kl_cov",
+        advantage_fn="kl_cov",
+        advantage_fn_args={"share": 2e-4},
+        policy_loss_fn="kl_cov",
+        policy_loss_fn_args={"kl_coef": 1.0},
+        **NO_KL,
+    )
+)
 register_algorithm(
     replace(
         GRPO,
