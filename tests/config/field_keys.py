@@ -44,7 +44,7 @@ FIELD_KEYS = {
     "explorer": "name mode runner_per_model runner_prepare_concurrency runner_prepare_max_retries max_timeout "
     "max_retry_times env_vars concurrent_mode max_repeat_times_per_runner runner_num rollout_model auxiliary_models "
     "eval_interval eval_on_startup bench_on_latest_checkpoint proxy_port listen_address service_status_check_interval "
-    "min_running_model_num db_url over_rollout dynamic_timeout runner_state_report_interval max_inflight_batches "
+    "min_running_model_num db_url runner_state_report_interval max_inflight_batches "
     "collect_experiences eval_on_latest_checkpoint engine_type engine_num tensor_parallel_size enable_prefix_caching "
     "enforce_eager dtype temperature top_p top_k seed logprobs repeat_times use_ray backend max_pending_requests "
     "max_waiting_steps gpu_memory_utilization enable_chunked_prefill use_v1 enable_thinking chat_template",

@@ -155,8 +155,6 @@ NOTED = [
     (f"{ACTOR}={{clip_ratio: 0.1, entropy_coeff: 0.2}}", f"{ACTOR}.entropy_coeff"),
     (f"{VERL}.data.max_prompt_length=512", f"{VERL}.data"),
     (f"{ACTOR}.megatron.tensor_model_parallel_size=2", f"{ACTOR}.megatron"),
-    ("explorer.over_rollout={ratio: 0.2, wait_after_min: 30}", "explorer.over_rollout.ratio"),
-    ("explorer.dynamic_timeout={enable: true, ratio: 3}", "explorer.dynamic_timeout.enable"),
     ("explorer.max_inflight_batches=4", "explorer.max_inflight_batches"),
     ("algorithm={algorithm_type: raft, repeat_times: 4}", "algorithm.algorithm_type"),
 ]
@@ -170,8 +168,8 @@ def test_a_key_without_effect_is_told(override: str, key: str) -> None:
 
 
 QUIET = [
-    "group=''", "cluster.total_gpu_num=0", "explorer.dynamic_timeout={enable: false, ratio: 3}",
-    "algorithm.optimizer.fused=true", f"{TRAIN}.rollout_args.logprobs=0", "explorer.over_rollout={ratio: 0.0}",
+    "group=''", "cluster.total_gpu_num=0", "explorer.over_rollout={return_partial_tasks: false}",
+    "algorithm.optimizer.fused=true", f"{TRAIN}.rollout_args.logprobs=0",
     "model.lora_configs=null", "model.tinker={enable: false}", "model.external_model={enable: false}",
     "explorer.concurrent_mode=asynchronous", f"{TRAIN}.format.image_key=null", f"{TRAIN}.enable_progress_bar=false",
     f"{ENGINES}.use_v1=true", f"{ENGINES}.repetition_penalty=1.0", "trainer.enable_preview=true", "data_processor={}",

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 import time
 from weakref import WeakSet
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rollout.fakes import FakeEngine
 
 from trinity_core.base.errors import DataError, RewardError, TransientFault
 from trinity_core.compat import workflow as compat
+from trinity_core.config.schema import OverRolloutConfig
+from trinity_core.config.schema.explorer import DynamicTimeoutConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
@@ -22,7 +27,9 @@ from trinity_core.rollout import workflow_loops
 from trinity_core.rollout.inference.engine_model import EngineModel, Limits
 from trinity_core.rollout.inference.pool import EnginePool
 from trinity_core.rollout.inference.requests import Sampling
-from trinity_core.rollout.runner import TaskRunner
+from trinity_core.rollout.metrics import dropped_whole
+from trinity_core.rollout.records import drawn_tasks
+from trinity_core.rollout.runner import OVER_ROLLOUT, Pace, TaskRunner
 from trinity_core.rollout.workflow_loops import LoopBlocked, WorkflowLoop, WorkflowTimeout
 from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow
 
@@ -85,10 +92,10 @@ def test_wave_begins_after_all_tasks_before_it_end():
         runner = TaskRunner(None, RewardPool(1), 2, 5.0)
         one = runner._one
 
-        async def watched(task, gate):
-            begun.append((task.index, len(done)))
-            outcome = await one(task, gate)
-            done.append(task.index)
+        async def watched(outcome, gate):
+            begun.append((outcome.task.index, len(done)))
+            await one(outcome, gate)
+            done.append(outcome.task.index)
             return outcome
 
         runner._one = watched
@@ -97,6 +104,61 @@ def test_wave_begins_after_all_tasks_before_it_end():
     outcomes = asyncio.run(main())
     assert [outcome.task.index for outcome in outcomes] == [0, 1, 2, 3, 4]
     assert begun == [(0, 0), (1, 0), (2, 2), (3, 2), (4, 4)]
+
+
+def run_step(*scripts, timeout=5.0, **settings):
+    """Run one explore step; return its outcomes and the runner."""
+    tasks = [Task(i, {}, "set", "scripted", workflow_args={"does": s}, group=f"g{i}") for i, s in enumerate(scripts)]
+    runner = TaskRunner(None, RewardPool(1), 8, timeout, **settings)
+
+    async def main():
+        try:
+            return await runner.run_step(tasks)
+        finally:
+            async with asyncio.timeout(5):  # what was cancelled ends in the workflows' own loop
+                while Scripted.running:
+                    await asyncio.sleep(0.01)
+
+    return asyncio.run(main()), runner
+
+
+def test_a_step_does_not_wait_for_its_slowest_tasks():
+    over_rollout = OverRolloutConfig(ratio=0.5, wait_after_min=0.05)
+    outcomes, _ = run_step([30.0], [0.0], [30.0], [ValueError("ended too")], over_rollout=over_rollout)
+    assert [outcome.dropped for outcome in outcomes] == [OVER_ROLLOUT, "", OVER_ROLLOUT, ""]
+    assert [outcome.failed for outcome in outcomes] == [False, False, False, True]
+    drawn = drawn_tasks(outcomes, dropped_whole(outcomes))
+    assert [(one.failure is None, dict(one.dropped)) for one in drawn[:2]] == [(True, {OVER_ROLLOUT: 1}), (True, {})]
+
+
+def test_tasks_that_end_within_the_patience_are_kept():
+    over_rollout = OverRolloutConfig(ratio=0.9, wait_after_min=5.0)
+    outcomes, _ = run_step([0.1], [0.0], over_rollout=over_rollout)
+    assert [len(outcome.experiences) for outcome in outcomes] == [1, 1]
+
+
+def test_a_fault_of_the_run_ends_a_step_that_waits_for_most():
+    with pytest.raises(TransientFault):
+        run_step([30.0], [TransientFault("engines")], over_rollout=OverRolloutConfig(ratio=0.5, wait_after_min=9))
+
+
+@given(st.lists(st.floats(0, 100), min_size=1), st.floats(1.1, 10), st.integers(0, 3), st.integers(0, 3))
+def test_the_dynamic_limit_is_a_multiple_of_the_mean_time(seconds, ratio, warmup, steps):
+    pace = Pace(DynamicTimeoutConfig(enable=True, ratio=ratio, warmup_min_steps=warmup), steps=steps)
+    assert pace.limit == math.inf
+    for one in seconds:
+        pace.add(one)
+    expected = ratio * sum(seconds) / len(seconds) if steps >= warmup else math.inf
+    assert pace.limit == pytest.approx(expected)
+
+
+def test_the_dynamic_limit_ends_workflows_of_a_step_alone():
+    pace = Pace(DynamicTimeoutConfig(enable=True, warmup_min_steps=0), succeeded=1, seconds=0.01)
+    [outcome], _ = run_step([30.0], pace=pace)
+    assert isinstance(outcome.error, WorkflowTimeout) and pace.steps == 1
+    task = Task(0, {}, "set", "scripted", workflow_args={"does": [0.2]}, group="g", is_eval=True)
+    runner = TaskRunner(None, RewardPool(1), 8, 5.0, pace=pace)
+    assert not asyncio.run(runner.run([task]))[0].failed
 
 
 def test_a_failure_is_retried_and_counted():

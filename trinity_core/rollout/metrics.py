@@ -76,8 +76,12 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def dropped_whole(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
-    """Experiences dropped with their whole task: group -> reason -> number."""
-    return {outcome.task.group: {outcome.dropped: len(outcome.experiences)} for outcome in outcomes if outcome.dropped}
+    """Experiences dropped with their whole task, also those not sampled to the end: group -> reason -> number."""
+    return {
+        outcome.task.group: {outcome.dropped: len(outcome.experiences) or outcome.task.repeat_times}
+        for outcome in outcomes
+        if outcome.dropped
+    }
 
 
 def dropped_numbers(dropped: Mapping[str, Mapping[str, int]]) -> dict[str, float]:

@@ -135,7 +135,7 @@ def _failure(outcome: Outcome, produced: int) -> str | None:
     """Return why a group of a task has no experience; None if it has some."""
     if outcome.failed:
         return " ".join(cause(outcome.error).split())[:LONGEST_CAUSE]
-    return None if produced else "its workflow returned no experience"
+    return None if produced or outcome.dropped else "its workflow returned no experience"
 
 
 class OperatorInput:

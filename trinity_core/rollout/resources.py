@@ -41,7 +41,7 @@ from trinity_core.rollout.inference.tool_parsing import ToolCallReader, asks_tem
 from trinity_core.rollout.openai_api import api_settings
 from trinity_core.rollout.openai_api.server import ApiServer
 from trinity_core.rollout.records import ExploredFile, OperatorInput
-from trinity_core.rollout.runner import TaskRunner
+from trinity_core.rollout.runner import Pace, TaskRunner
 from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps, one_answer_each
 from trinity_core.rollout.workflow_loops import WorkflowLoop
 from trinity_core.workflows import WORKFLOWS, RewardPool, RolloutModel, load_plugins
@@ -166,6 +166,8 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         config.explorer.rollout_model.enable_history,
         api_settings.workflow_models(config, api, pool),
         workflow_loop,
+        over_rollout=config.explorer.over_rollout,
+        pace=Pace(config.explorer.dynamic_timeout),
     )
     data_juicer = open_data_juicer(config, serves_models=True)
     return Resources(

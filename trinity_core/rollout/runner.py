@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sysconfig
 import time
 import traceback
@@ -19,6 +20,7 @@ import numpy as np
 from trinity_core.base.errors import EndpointError, RewardError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.base.threads import InterruptibleThreads, RunsElsewhere
 from trinity_core.base.timing import UNCOUNTED, BusyTimer
+from trinity_core.config.schema.explorer import DynamicTimeoutConfig, OverRolloutConfig
 from trinity_core.data.experience import Experience
 from trinity_core.data.files import RejectedRow, RowLocation
 from trinity_core.data.rejected import FAILED_IN_A_ROW, RejectedRows
@@ -39,6 +41,8 @@ OTHER_DISTRIBUTION = (
 )
 
 
+OVER_ROLLOUT = "over_rollout"
+"""Why a task that its step did not wait for is not trained on."""
 NO_VERDICT = "no answer that could be judged"
 CUT = (
     "a prompt that is too long: it was cut, and nothing was sampled. Raise model.max_prompt_tokens, or have such rows "
@@ -113,6 +117,28 @@ class EvaluationProgress:
 
 
 @dataclass
+class Pace:
+    """How long the workflows of explore steps take, and the time limit that follows (`explorer.dynamic_timeout`)."""
+
+    settings: DynamicTimeoutConfig = field(default_factory=DynamicTimeoutConfig)
+    steps: int = 0
+    """Steps since the explorer started."""
+    succeeded: int = 0
+    seconds: float = 0.0
+    """Total time of the workflows that succeeded, without that of verifiers."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a workflow may take; infinite as long as none has succeeded, and in the first steps."""
+        if not self.settings.enable or self.steps < self.settings.warmup_min_steps or not self.succeeded:
+            return math.inf
+        return self.settings.ratio * self.seconds / self.succeeded
+
+    def add(self, seconds: float) -> None:
+        self.succeeded, self.seconds = self.succeeded + 1, self.seconds + seconds
+
+
+@dataclass
 class TaskRunner:
     """Runs workflows on one model, `at_once` of them concurrently."""
 
@@ -132,6 +158,39 @@ class TaskRunner:
     """Runs workflows whose `run` is a plain function."""
     scoring: BusyTimer = field(default_factory=BusyTimer)
     """Time during which any answer was being scored."""
+    over_rollout: OverRolloutConfig = field(default_factory=OverRolloutConfig)
+    pace: Pace = field(default_factory=Pace)
+
+    async def run_step(self, tasks: Sequence[Task], in_waves: bool = False) -> list[Outcome]:
+        """`run` for an explore step, which may end before its slowest tasks (`explorer.over_rollout`)."""
+        spare = int(self.over_rollout.ratio * len(tasks))
+        outcomes = await (self._most(tasks, len(tasks) - spare) if spare else self.run(tasks, in_waves=in_waves))
+        self.pace.steps += 1
+        return outcomes
+
+    async def _most(self, tasks: Sequence[Task], enough: int) -> list[Outcome]:
+        """Return the outcomes once `enough` tasks have ended and the others have had some time; those that have not
+        ended are dropped."""
+        gate, outcomes = asyncio.Semaphore(self.at_once), [Outcome(task) for task in tasks]
+        calls = {asyncio.ensure_future(self._one(outcome, gate)): outcome for outcome in outcomes}
+        pending = set(calls)
+        try:
+            while len(calls) - len(pending) < enough:
+                ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for call in ended:
+                    call.result()
+            ended, pending = await asyncio.wait(pending, timeout=self.over_rollout.wait_after_min)
+            for call in ended:
+                call.result()
+        finally:
+            for call in calls:
+                call.cancel()
+        if pending:
+            await asyncio.wait(pending)
+            log.info("%d of %d tasks were not waited for (explorer.over_rollout)", len(pending), len(tasks))
+        for call in pending:
+            calls[call].dropped, calls[call].error = OVER_ROLLOUT, None
+        return outcomes
 
     async def run(
         self,
@@ -159,21 +218,20 @@ class TaskRunner:
         gate = asyncio.Semaphore(at_once)
 
         async def one(task: Task) -> Outcome:
-            outcome = await self._one(task, gate)
+            outcome = await self._one(Outcome(task), gate)
             ended()
             return outcome
 
         return await all_of([one(task) for task in tasks])
 
-    async def _one(self, task: Task, gate: asyncio.Semaphore) -> Outcome:
-        outcome = Outcome(task)
+    async def _one(self, outcome: Outcome, gate: asyncio.Semaphore) -> Outcome:
         async with gate:
             for attempt in range(self.max_retries + 1):
                 outcome.retries = attempt
                 await self._attempt(outcome)
                 if outcome.error is None:
                     return outcome
-                log.warning("%s failed: %s", _task_label(task), cause(outcome.error))
+                log.warning("%s failed: %s", _task_label(outcome.task), cause(outcome.error))
                 if isinstance(outcome.error, TrinityError):
                     return outcome
         return outcome
@@ -184,9 +242,12 @@ class TaskRunner:
         rewards = AttemptRewards(self.rewards, self.workflow_loop.outside, self.scoring)
         workflow = run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads)
         try:
-            experiences = await self.workflow_loop.run(rewards.counted(workflow), self.timeout, rewards.uncounted)
+            limit = self.timeout if outcome.task.is_eval else min(self.timeout, self.pace.limit)
+            experiences = await self.workflow_loop.run(rewards.counted(workflow), limit, rewards.uncounted)
             _set_temperature(outcome.task, experiences)
             outcome.experiences, outcome.error = experiences, None
+            if not outcome.task.is_eval:
+                self.pace.add(time.time() - began - rewards.uncounted.seconds)
         except (TransientFault, WeightSyncError, EndpointError, RewardError, LoopBlocked):
             raise
         except Exception as error:  # noqa: BLE001 - it costs this task only

@@ -32,7 +32,7 @@ from trinity_core.rollout.openai_api.api_settings import POLICY
 from trinity_core.rollout.openai_api.model import OpenSession, SessionCounts
 from trinity_core.rollout.openai_api.served_sessions import WITHOUT_FEEDBACK, ServedGroup, ServedSessions
 from trinity_core.rollout.openai_api.server import ApiServer
-from trinity_core.rollout.runner import FailureWatch, Outcome, TaskRunner, cause, rejected_row
+from trinity_core.rollout.runner import OVER_ROLLOUT, FailureWatch, Outcome, TaskRunner, cause, rejected_row
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class TaskSteps:
 
     async def further(self, step: int, count: int) -> list[Outcome]:
         """The schedule observes scores as the workflows returned them, before any operator."""
-        outcomes = await self.runner.run(self.schedule.draw(count), in_waves=self.in_waves)
+        outcomes = await self.runner.run_step(self.schedule.draw(count), in_waves=self.in_waves)
         for outcome in outcomes:
             self.schedule.observe(outcome.task, scores_of(outcome.of_task))
             columns = self.joined.columns(outcome.task.raw)
@@ -297,7 +297,7 @@ async def sample_step(
     outcomes = await steps.outcomes(step, version)
     is_last = step == steps.total_steps or steps.is_exhausted
     failures.check(step, outcomes, is_last)
-    wanted = len(outcomes)
+    wanted = sum(outcome.dropped != OVER_ROLLOUT for outcome in outcomes)
     timer = BusyTimer()
     with timer:
         experiences, dropped = await run_operators(operators, outcomes, failures.rejected_rows)

@@ -64,7 +64,7 @@ class WorkflowLoop:
                     )
                 call.cancel()
                 await self._lane.ping(CANCEL_SECONDS)
-                raise WorkflowTimeout(f"it took longer than {seconds:g} s (explorer.max_timeout)")
+                raise WorkflowTimeout(f"it took longer than {seconds:.3g} s (explorer.max_timeout or dynamic_timeout)")
         finally:
             call.cancel()
         if call.cancelled():

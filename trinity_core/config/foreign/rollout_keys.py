@@ -7,7 +7,6 @@ from typing import Any
 
 from trinity_core.config import schema
 from trinity_core.config.foreign.key_action import (
-    SILENT,
     Below,
     Keys,
     Moved,
@@ -118,8 +117,6 @@ _EXPLORER: Keys = {
     **noted("max_inflight_batches", 1),
     **moved("eval_on_latest_checkpoint", "bench_on_latest_checkpoint"),
     **moved("proxy_port", "api_port"),
-    "over_rollout": Below(noted("ratio", 0.0, 0), SILENT),
-    "dynamic_timeout": Below(noted("enable", False), SILENT),
     **moved("repeat_times", "/algorithm.repeat_times"),
     **moved("temperature top_p top_k", "/model.*"),
     **moved(
@@ -169,6 +166,7 @@ KEYS: Mapping[type[Any], Keys] = {
     schema.RolloutArgs: moved("n", "../repeat_times", yields=True) | noted("logprobs", 0),
     schema.TaskSelectorConfig: noted("random_method", "numpy"),
     schema.ExplorerConfig: _EXPLORER,
+    schema.OverRolloutConfig: refused("return_partial_tasks", False),
     schema.RolloutModelConfig: _POLICY,
     schema.AuxiliaryModelConfig: _AUXILIARY,
 }

@@ -18,6 +18,7 @@ from trinity_core.config.schema.explorer import (
     AuxiliaryModelConfig,
     ExplorerConfig,
     ExternalModelConfig,
+    OverRolloutConfig,
     RolloutModelConfig,
 )
 from trinity_core.config.schema.model import LoraConfig, ModelConfig
@@ -60,6 +61,7 @@ __all__ = [
     "MonitorConfig",
     "OperatorConfig",
     "OptimizerConfig",
+    "OverRolloutConfig",
     "ReplayBufferConfig",
     "RolloutArgs",
     "RolloutModelConfig",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Gt, Lt
 from pydantic import Field
 
 from trinity_core.config.types import (
@@ -16,6 +17,7 @@ from trinity_core.config.types import (
     Many,
     Named,
     Natural,
+    Number,
     Port,
     Positive,
     PositiveShare,
@@ -116,6 +118,28 @@ class ExternalModelConfig(Section):
     """Further keys in each request's body, such as `reasoning_effort`; null removes a key that would be sent."""
 
 
+class OverRolloutConfig(Section):
+    """Steps that do not wait for their slowest tasks. These are dropped, and they are those with the longest answers:
+    training then sees fewer of them."""
+
+    ratio: Annotated[Number, Ge(0), Lt(1)] = 0.0
+    """Share of a step's tasks that need not end."""
+    wait_after_min: Annotated[Number, Ge(0), Unit("seconds")] = 30.0
+    """Time that the others are given once enough tasks have ended."""
+
+
+class DynamicTimeoutConfig(Section):
+    """A time limit of workflows that follows how long they take."""
+
+    enable: Flag = False
+    """Whether a workflow of a step ends after `ratio` times the mean time of those that succeeded, if that is less than
+    `max_timeout`."""
+    ratio: Annotated[Number, Gt(1)] = 3.0
+    """The limit, in mean times of a workflow since the explorer started."""
+    warmup_min_steps: Natural = 1
+    """Explore steps after its start in which only `max_timeout` applies."""
+
+
 class ExplorerConfig(Section):
     """How tasks become experiences."""
 
@@ -132,6 +156,10 @@ class ExplorerConfig(Section):
     16."""
     max_retry_times: Natural = 2
     """Retries of a workflow that failed or timed out."""
+    over_rollout: OverRolloutConfig = Field(default_factory=OverRolloutConfig)
+    """Which tasks a step does not wait for."""
+    dynamic_timeout: DynamicTimeoutConfig = Field(default_factory=DynamicTimeoutConfig)
+    """A limit below `max_timeout`."""
     max_refill_rounds: Natural = 0
     """How often a step draws further tasks to replace tasks whose rows were all dropped by operators or failed."""
     engine_timeout: Seconds = 300.0
