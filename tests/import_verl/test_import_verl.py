@@ -472,10 +472,6 @@ def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "loss_mode=clip_cov",
         ),
         ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4", "megatron.tensor_model_parallel_size=4:"),
-        (
-            "actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.exclude_modules=[k_proj]",
-            "exclude_modules=",
-        ),
         ("data.image_key=images", "data.image_key=images:"),
         ("custom_reward_function.path=my.py custom_reward_function.name=score", "register score"),
         ('trainer.logger=\'["console","swanlab"]\'', "mlflow is used"),

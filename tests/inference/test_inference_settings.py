@@ -13,7 +13,8 @@ from raising import raising
 from transformers import AutoConfig
 
 from trinity_core.base.errors import TrinityError
-from trinity_core.config import config_from_dict
+from trinity_core.config import LoraConfig, config_from_dict
+from trinity_core.exchange.checkpoints.adapters import adapter_config
 from trinity_core.rollout.inference import vllm_types
 from trinity_core.rollout.inference.in_process import InProcessEngine
 from trinity_core.rollout.inference.settings import EngineSettings, gpu_sequences, policy_engine
@@ -99,6 +100,15 @@ def test_an_engine_is_told_of_the_matrices_that_the_model_has(tiny_folder, tmp_p
         names = ("q_proj", "self_attn.o_proj", "qkv_proj", "gate_up_proj")
         settings = EngineSettings(str(folder), 64, lora_rank=4, lora_modules=names)
         assert vllm_types.engine_arguments(settings)["lora_target_modules"] == expected
+
+
+def test_an_engine_keeps_no_room_for_excluded_matrices(tiny_folder):
+    adapter = LoraConfig(lora_rank=4, exclude_modules=["k_proj", "down_proj"])
+    settings = EngineSettings(str(tiny_folder), 64, lora_rank=4, lora_excluded=adapter.exclude_modules)
+    linear = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    trained = adapter_config(adapter, "base", linear)
+    expected = ["gate_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert vllm_types.engine_arguments(settings)["lora_target_modules"] == trained["target_modules"] == expected
 
 
 def test_windows_of_cohere_2_are_those_of_transformers(tmp_path):

@@ -298,6 +298,14 @@ def test_versions_of_another_sync_method_are_ignored(tmp_path: Path) -> None:
     assert [list(kept_versions(tmp_path, of_adapter)) for of_adapter in (False, True)] == [[1], [2]]
 
 
+def test_excluded_matrices_get_no_adapter(learner: Any) -> None:
+    lm = learner(lora="[{lora_rank: 4, exclude_modules: [q_proj, gate_proj]}]").engine.module.lm
+    names = {plain_name(name).split(".")[-2] for name, p in lm.named_parameters() if p.requires_grad}
+    assert names == {"k_proj", "v_proj", "o_proj", "up_proj", "down_proj"}
+    with raising(TrinityError, key="model.lora_configs[0].exclude_modules"):
+        learner(lora="[{lora_rank: 4, exclude_modules: [qq_proj]}]")
+
+
 def test_target_modules_that_cannot_be_trained_are_refused(learner: Any) -> None:
     for names in ("[no_such_proj]", "[embed_tokens]", "[q_proj, lm_head]"):
         with raising(TrinityError, key="model.lora_configs[0].target_modules"):

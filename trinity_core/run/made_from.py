@@ -157,7 +157,8 @@ def shared_settings(config: Config) -> dict[str, Any]:
     `max_staleness` an explorer also computes when the trainer publishes.
     """
     sync, lora = config.synchronizer, config.engine_adapter
-    modules = " ".join(sorted(lora.target_modules)) if lora is not None else ""
+    excluded = [f"-{name}" for name in sorted(lora.exclude_modules)] if lora is not None else []
+    modules = " ".join([*sorted(lora.target_modules), *excluded]) if lora is not None else ""
     settings: dict[str, Any] = {
         "buffer.trainer_input.experience_buffer.path": _database(store_url(config)),
         "synchronizer.sync_method": sync.sync_method,

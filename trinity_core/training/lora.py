@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
     from peft.tuners.lora.layer import ParamWrapper
 
     config = adapter_config(lora, base, linear := linear_names(lm), router_names(lm))
+    _require_known(lora, linear)
     settings = peft.LoraConfig(
         r=lora.lora_rank, lora_alpha=config["lora_alpha"], target_modules=config["target_modules"],
         exclude_modules=config.get("exclude_modules"), lora_dropout=lora.lora_dropout if dropout else 0.0,
@@ -115,6 +117,15 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
     if lora.path is not None:
         _start_from(lora, expanded(lora.path), {plain_name(name): p for name, p in tensors.items()})
     return Adapter(config, linear)
+
+
+def _require_known(lora: LoraConfig, linear: Sequence[str]) -> None:
+    if unknown := set(lora.exclude_modules) - set(linear):
+        raise TrinityError(
+            f"model.lora_configs[0].exclude_modules: the model has no matrix {min(unknown)}; it has "
+            f"{', '.join(linear)}",
+            key="model.lora_configs[0].exclude_modules",
+        )
 
 
 def _start_from(lora: LoraConfig, folder: Path, tensors: dict[str, torch.nn.Parameter]) -> None:

@@ -37,7 +37,9 @@ _ENTROPY = "entropy_from_logits_with_chunking entropy_from_logits_chunk_size ent
 def _adapter(rank: Any, model: Mapping[str, Any]) -> list[dict[str, Any]]:
     targets = model.get("target_modules") or "all-linear"
     path, alpha = model.get("lora_adapter_path"), model.get("lora_alpha", 16)
-    return [{"path": path, "lora_rank": rank, "lora_alpha": alpha, "target_modules": targets}]
+    adapter = {"path": path, "lora_rank": rank, "lora_alpha": alpha, "target_modules": targets}
+    excluded = model.get("exclude_modules")
+    return [adapter | ({"exclude_modules": excluded} if excluded else {})]
 
 
 def _steps(steps: Any, _: Mapping[str, Any]) -> Any:
@@ -80,8 +82,7 @@ _MODEL: Keys = {
     **moved("trust_remote_code custom_chat_template", "/model.*", yields=True),
     **moved("path", "/model.model_path", unset=("",), yields=True),
     **moved("lora_rank", "/model.lora_configs", unset=(0,), convert=_adapter, yields=True),
-    **refused("exclude_modules"),
-    **silent("lora_alpha target_modules lora_adapter_path"),  # parts of lora_rank's entry
+    **silent("lora_alpha target_modules exclude_modules lora_adapter_path"),  # parts of lora_rank's entry
 }
 _CRITIC_MODEL: Keys = {
     **_ANY_MODEL,

@@ -82,7 +82,9 @@ def write_adapter(draft: Draft, section: str) -> None:
     asked = {name: draft.get(f"{section}.{name}", default) for name, default in names.items()}
     if asked["lora_rank"]:
         path = asked.pop("lora_adapter_path")
-        draft.put("model.lora_configs", [asked | ({"path": path} if path else {})], f"{section}.lora_rank and others")
+        further = {"path": path, "exclude_modules": draft.get(f"{section}.exclude_modules")}
+        asked |= {name: value for name, value in further.items() if value}
+        draft.put("model.lora_configs", [asked], f"{section}.lora_rank and others")
 
 
 def write_run(draft: Draft) -> None:

@@ -41,6 +41,8 @@ class LoraConfig(Section):
     target_modules: Names = ("all-linear",)
     """Last name parts of the matrices to adapt, such as `[q_proj, v_proj]`; `all-linear` means all but the output
     embedding."""
+    exclude_modules: Names = ()
+    """Last name parts of matrices that get no adapter although `target_modules` names them."""
     load_in_4bit: Flag = False
     """Hold the model's own weights in 4 bits (bitsandbytes NF4) in trainer and engines: QLoRA. Needs GPUs."""
 
@@ -48,6 +50,10 @@ class LoraConfig(Section):
     def modules(self) -> tuple[str, ...]:
         """The names in `target_modules`; empty for `all-linear`."""
         return () if self.target_modules == ("all-linear",) else self.target_modules
+
+    def adapts(self, name: str) -> bool:
+        """True if a matrix whose name ends in `name` gets an adapter, where the model has one."""
+        return name.rpartition(".")[2] not in self.exclude_modules and (not self.modules or name in self.modules)
 
 
 class ModelConfig(Section):

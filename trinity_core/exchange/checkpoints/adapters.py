@@ -56,9 +56,10 @@ def adapter_config(lora: LoraConfig, base: str, linear: Sequence[str], routers: 
     """
     alpha = int(lora.lora_alpha) if lora.lora_alpha.is_integer() else lora.lora_alpha
     excluded = {"exclude_modules": list(routers)} if routers else {}
+    targets = list(filter(lora.adapts, lora.modules or linear))
     return {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": lora.lora_rank,
-        "lora_alpha": alpha, "lora_dropout": lora.lora_dropout, "target_modules": list(lora.modules or linear),
+        "lora_alpha": alpha, "lora_dropout": lora.lora_dropout, "target_modules": targets,
         "bias": "none", "inference_mode": True, **excluded,
     }  # fmt: skip
 

@@ -70,6 +70,8 @@ class EngineSettings:
     """Rank of the LoRA adapter; 0 without one."""
     lora_modules: tuple[str, ...] = ()
     """Last parts of the names of the matrices with an adapter; empty: all but the output embedding."""
+    lora_excluded: tuple[str, ...] = ()
+    """Those among them without one."""
     adapter_path: str = ""
     """Folder of the initial adapter; empty: one that changes nothing."""
     quantization: str = ""
@@ -178,6 +180,7 @@ def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
     return {
         "lora_rank": lora.lora_rank,
         "lora_modules": lora.modules,
+        "lora_excluded": lora.exclude_modules,
         "adapter_path": str(expanded(lora.path).absolute()) if lora.path else "",
         "quantization": "bitsandbytes" if lora.load_in_4bit else "",
     }

@@ -102,8 +102,9 @@ def _lora_arguments(settings: EngineSettings) -> dict[str, Any]:
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted, **OWN_ATTENTION)
     modules = linear_names(lm, settings.lora_modules) or settings.lora_modules
+    modules = [name for name in modules if name not in settings.lora_excluded]
     rank = min(rank for rank in LORA_RANKS if rank >= settings.lora_rank)
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank, "lora_target_modules": list(modules)}
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank, "lora_target_modules": modules}
 
 
 def lora_request(settings: EngineSettings, loads: int) -> LoRARequest | None:

@@ -120,8 +120,7 @@ def adapter_parameters(shape: ModelShape, lora: LoraConfig | None) -> int:
     layers, channels = shape.linear_mlps or (shape.layers, shape.layers * shape.intermediate)
     sizes = {name: shape.layers * size for name, size in attention_sizes(shape).items()}
     sizes |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), layers * shape.hidden + channels)
-    chosen = set(lora.modules or sizes)
-    return lora.lora_rank * sum(size for name, size in sizes.items() if name in chosen)
+    return lora.lora_rank * sum(size for name, size in sizes.items() if lora.adapts(name))
 
 
 def attention_sizes(shape: ModelShape) -> dict[str, int]:

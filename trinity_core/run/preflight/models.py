@@ -99,14 +99,14 @@ def _named_models(config: Config, is_first: bool) -> list[tuple[str, str, bool]]
 
 def _unapplied(model_path: str, lora: LoraConfig) -> str:
     """Return why engines would sample as if there were no adapter, or ""."""
-    if _model_type(model_path) in GATED_EXPERT and (shared := SHARED_EXPERT & set(lora.modules or SHARED_EXPERT)):
+    if _model_type(model_path) in GATED_EXPERT and (shared := [*filter(lora.adapts, SHARED_EXPERT)]):
         return (
             f"puts an adapter on {min(shared)} of the expert that all tokens share, with which vLLM computes other "
             "log-probs than the trainer: name the others, q_proj, k_proj, v_proj, o_proj."
         )
     shape = shape_of(model_path)
     latent = shape.latent if shape else None
-    if shape is None or latent is None or not latent.cached or "kv_b_proj" not in (lora.modules or ["kv_b_proj"]):
+    if shape is None or latent is None or not latent.cached or not lora.adapts("kv_b_proj"):
         return ""
     others = ", ".join(name for name in attention_sizes(shape) if name != "kv_b_proj")
     return (
