@@ -12,6 +12,7 @@ from typing import Any
 from prefect import Flow, State, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import TerminationSignal
+from prefect.states import Completed
 
 from flows.local.worker import mark_ended
 from tasks.frontend import PREFECT
@@ -95,11 +96,22 @@ def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
     return command.with_options(on_crashed=[record_cancellation])
 
 
+WITH_FINDINGS = "Completed, with findings"
+"""Name of the state of a flow whose run has ended, but in which `trinity doctor` finds something."""
+
+
 def run_stage(
     kind: str, file: str, overrides: Sequence[str], stage: str, model_path: str = "", which: str = "", run: str = ""
-) -> dict[str, Any]:
-    """The body of the flows that run or evaluate one stage. Parameters are fields of `StageRequest`."""
+) -> Any:
+    """The body of the flows that run or evaluate one stage; returns its summary. Parameters are fields of
+    `StageRequest`."""
     with retry_only_transient_faults():
         trains = kind in ("rft", "sft") and not (stage or model_path)
         loaded = load(file, overrides, opened=trains)
-        return run_request(StageRequest(loaded.config, kind, stage, model_path, which, run, loaded.is_ready), PREFECT)
+        summary = run_request(
+            StageRequest(loaded.config, kind, stage, model_path, which, run, loaded.is_ready), PREFECT
+        )
+    if not (findings := summary.get("findings")):
+        return summary
+    text = "; ".join(f"{finding['check']}: {finding['evidence']}" for finding in findings)
+    return Completed(name=WITH_FINDINGS, message=text, data=summary)

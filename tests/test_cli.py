@@ -34,7 +34,7 @@ def test_help_names_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
     for command in (
-        "run", "evaluate", "quickstart", "up", "down", "status", "tiny", "validate", "convert", "audit",
+        "run", "evaluate", "quickstart", "up", "down", "status", "tiny", "validate", "convert", "audit", "doctor",
         "log", "studio", "version", "import-verl",
     ):  # fmt: skip
         assert f" {command} " in result.output, command

@@ -241,6 +241,28 @@ def audit(
 
 
 @app.command(rich_help_panel=RESULTS)
+def doctor(
+    checkpoint_dir: RunFolder,
+    overrides: Overrides = None,
+    config: StoreConfig = None,
+    store: StoreUrl = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Say what is wrong with a run, with its evidence, a likely cause and the next step. Changes nothing.
+
+    Exits with 1 if it finds something.
+    """
+    from json import dumps
+
+    from trinity_core.run.doctor import diagnose_runs, doctor_json, doctor_text
+
+    found = diagnose_runs(checkpoint_dir, config, overrides or [], store)
+    typer.echo(dumps(doctor_json(found), indent=2) if json else doctor_text(found))
+    if any(found.values()):
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=RESULTS)
 def view(
     checkpoint_dir: RunFolder,
     overrides: Overrides = None,

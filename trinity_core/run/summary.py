@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +15,7 @@ from typing import Any
 from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.files import read_json, when_room, write_atomically
 from trinity_core.base.layout import MANIFEST
-from trinity_core.config import Config
+from trinity_core.config import Config, store_url
 from trinity_core.config.paths import curated_folder
 from trinity_core.exchange.checkpoints.commit import damage
 from trinity_core.exchange.checkpoints.resume import latest_whole, whole_steps
@@ -31,6 +32,7 @@ from trinity_core.exchange.tracking.scores import (
     valid_scores,
 )
 from trinity_core.run.attempt import RunAttempt
+from trinity_core.run.doctor import Diagnosis, diagnose, gather
 from trinity_core.run.frontend import Frontend
 
 log = logging.getLogger(__name__)
@@ -71,11 +73,24 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
         "made_from": attempt.stage.made_from,
         "curated_tasks": curated_folder(config),
         "results": results,
+        "findings": [asdict(diagnosis) for diagnosis in _diagnoses(config)],
     }
     write_summary(config, summary)
     if steps := uncounted_steps(config):
         log.warning(UNCOUNTED, ", ".join(map(str, steps)))
     return summary
+
+
+def _diagnoses(config: Config) -> list[Diagnosis]:
+    """Return what `trinity doctor` finds, without the audit, and log it. Not of an explorer on its own: the trainer is
+    not done."""
+    if config.explores_alone:
+        return []
+    store = store_url(config) if config.algorithm_type.uses_rollouts and any(config.layout.buffer.glob("*")) else None
+    diagnoses = diagnose(gather(config.job_dir, store, audited=False))
+    for diagnosis in diagnoses:
+        log.warning("%s", diagnosis)
+    return diagnoses
 
 
 def _first_and_last_reward(job_dir: Path) -> list[float] | None:
@@ -129,6 +144,9 @@ def summary_text(summary: dict[str, Any]) -> str:
             lines.append(f"{'':11}rewards taught nothing: all advantages of {result['flat_groups']} groups are 0")
         for operator, number in (result.get("dropped_experiences") or {}).items():
             lines.append(f"{'':11}{number} experiences dropped by {operator}")
+    lines += [
+        f"{'finding':11}{one['check']}: {one['evidence']}. {one['next_step']}" for one in summary.get("findings", ())
+    ]
     return "\n".join(lines)
 
 

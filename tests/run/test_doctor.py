@@ -1,0 +1,147 @@
+"""What `trinity doctor` finds in a run's records, and that it accuses no healthy one.
+
+`benchmarks/wrong_runs.py` injects the faults into real runs; here each check sees the records that a fault leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_core.data.experience import Experience
+from trinity_core.run.doctor import CHECKS, Evidence, Score, diagnose
+
+STEPS = range(1, 13)
+
+
+def healthy(seed: int = 0, **changes: Any) -> Evidence:
+    """The records of a run in which nothing is wrong, apart from `changes`."""
+    rng = np.random.default_rng(seed)
+    trained = {
+        step: {
+            "actor/grad_norm": 1 + rng.random(), "actor/lr": 1e-5, "advantages/zero_rows": 0.2,
+            "rollout_gap/mean": 1e-4 * rng.random(), "staleness/max": 0.0, "response_length/mean": 20 + rng.normal(),
+            "actor/kl_mean": 1e-5 * step,
+        }
+        for step in STEPS
+    }  # fmt: skip
+    explored = {
+        step: {
+            "reward/mean": 0.4 + 0.02 * step + 0.05 * rng.normal(), "reward/std": 0.48, "experiences": 64.0,
+            "tasks": 8.0, "response_length/mean": 20 + rng.normal(), "truncated/mean": 0.05, "verifier_errors": 0.0,
+            "failed_tasks": 0.0,
+        }
+        for step in STEPS
+    }  # fmt: skip
+    rows = {step: [row(step, g, run, rng) for g in range(8) for run in range(8)] for step in STEPS}
+    records: dict[str, Any] = {
+        "trained": trained,
+        "explored": {"explorer": explored},
+        "scores": {"test": [Score(0, 0.4, 0.3, 0.5), Score(12, 0.6, 0.5, 0.7)]},
+        "batches": rows,
+        "draws": [f"train/{i}" for _ in range(2) for i in range(48)],
+        "eval_prompts": frozenset(f"held out {i}" for i in range(16)),
+    }
+    return Evidence(**records | changes)
+
+
+def row(step: int, group: int, run: int, rng: np.random.Generator, **changes: Any) -> Experience:
+    length = int(rng.integers(5, 40))
+    fields: dict[str, Any] = {
+        "tokens": np.arange(3 + length), "prompt_length": 3, "action_mask": np.ones(length, bool),
+        "logprobs": np.full(length, -1.0), "versions": np.full(length, step - 1), "reward": float(rng.integers(0, 3)),
+        "group": f"{step}/{group}", "run": run, "info": {"prompt": f"question {step} {group}"},
+    }  # fmt: skip
+    return Experience(**fields | changes)
+
+
+def changed(steps: dict[int, dict[str, float]], since: int = 1, **values: float) -> dict[int, dict[str, float]]:
+    named = {name.replace("__", "/"): value for name, value in values.items()}
+    return {step: metrics | (named if step >= since else {}) for step, metrics in steps.items()}
+
+
+def found(evidence: Evidence) -> set[str]:
+    return {diagnosis.check for diagnosis in diagnose(evidence)}
+
+
+@given(st.integers(0, 10_000))
+def test_a_healthy_run_is_not_accused(seed: int) -> None:
+    assert found(healthy(seed)) == set()
+
+
+def test_a_run_that_has_hardly_begun_is_not_accused() -> None:
+    assert found(Evidence()) == set()
+
+
+TRAINED, EXPLORED = dict(healthy().trained), dict(healthy().explored["explorer"])
+
+
+def explored_with(since: int = 1, **values: float) -> dict[str, Any]:
+    return {"explored": {"explorer": changed(EXPLORED, since, **values)}}
+
+
+def by_length() -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    rows = [row(1, g, run, rng) for g in range(16) for run in range(8)]
+    for one in rows:
+        one.reward = float(one.response_length)
+    return {"batches": {1: rows}}
+
+
+def trained_prompts() -> dict[str, Any]:
+    rows = [row(1, 0, run, np.random.default_rng(run)) for run in range(8)]
+    for one in rows:
+        one.prompt_length, one.action_mask = 2, np.append(True, one.action_mask)
+        one.logprobs, one.versions = np.append(0.0, one.logprobs), np.append(-1, one.versions)
+    return {"batches": {1: rows}}
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "contradiction": {"contradictions": ["group 3 is TRAINED, but no batch of a checkpoint has it"]},
+    "repeated-tasks": {"draws": ["train/0", "train/1", "train/0", "train/0", "train/1"]},
+    "eval-leak": {"eval_prompts": frozenset(f"question {step} 0" for step in STEPS)},
+    "no-update": {"trained": changed(TRAINED, 6, actor__grad_norm=0.0, advantages__zero_rows=1.0)},
+    "constant-reward": explored_with(8, reward__mean=0.0, reward__std=0.0),
+    "reward-fell": explored_with(9, reward__mean=0.05),
+    "score-fell": {"scores": {"test": [Score(0, 0.6, 0.5, 0.7), Score(12, 0.2, 0.1, 0.3)]}},
+    "rollout-gap": {"trained": changed(TRAINED, 6, rollout_gap__mean=0.08)},
+    "unsampled-tokens": trained_prompts(),
+    "reward-by-length": by_length(),
+    "short-answers": {
+        "trained": changed(TRAINED, response_length__mean=8.0),
+        **explored_with(**{"experiences__dropped__filter": 9.0}),
+    },
+    "cut-off": explored_with(truncated__mean=0.97),
+    "verifier-errors": explored_with(8, verifier_errors=20.0),
+    "failed-tasks": explored_with(8, failed_tasks=3.0),
+    "other-reference": {"trained": changed(TRAINED, actor__kl_mean=0.4)},
+}
+
+
+@pytest.mark.parametrize("check", sorted(FAULTS))
+def test_each_fault_is_named_by_its_check(check: str) -> None:
+    diagnoses = diagnose(healthy(**{"scores": {}} | FAULTS[check]))
+    assert check in {diagnosis.check for diagnosis in diagnoses}
+    assert all(diagnosis.evidence and diagnosis.cause and diagnosis.next_step for diagnosis in diagnoses)
+
+
+def test_every_check_has_a_fault_here() -> None:
+    assert {name.replace("_", "-") for name in CHECKS} - {*FAULTS} == set()
+
+
+def test_rewards_that_end_perfect_are_a_success() -> None:
+    """All answers right, no advantage left, and the held-out score agrees."""
+    solved = {"scores": {"test": [Score(0, 0.5, 0.4, 0.6), Score(12, 0.99, 0.97, 1.0)]}}
+    still = {"trained": changed(TRAINED, 6, actor__grad_norm=0.0)}
+    assert found(healthy(**solved | still | explored_with(6, reward__mean=1.0, reward__std=0.0))) == set()
+
+
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_draws_that_no_epoch_has_are_repeated_ones(rows: list[int]) -> None:
+    """An order of epochs is one in which the count of the drawn task never falls."""
+    counts = [rows[: place + 1].count(one) for place, one in enumerate(rows)]
+    assert ("repeated-tasks" in found(Evidence(draws=[f"a/{one}" for one in rows]))) == (counts != sorted(counts))

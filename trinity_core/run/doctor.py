@@ -1,0 +1,497 @@
+"""`trinity doctor`: what is wrong with a run that nobody noticed, from what the run has stored.
+
+A check is a pure function over `Evidence`. It yields a `Diagnosis` only for what a healthy run does not show:
+`benchmarks/wrong_runs.py` counts both the injected faults that are named and the clean runs that are accused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import numpy as np
+import yaml
+from sqlalchemy import select
+
+from trinity_core.base.errors import DataError
+from trinity_core.data.experience import Experience
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics, stream_of
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.run.audit import audit_runs, open_store, runs_in, stores_of
+
+RECENT = 5
+"""Steps at the end of a run that show what it does now."""
+BATCHES = 8
+"""Train steps whose rows are read, evenly spaced."""
+SIGMAS = 4.0
+"""Standard errors beyond which a difference is no noise."""
+
+Steps = Mapping[int, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One thing that is wrong with a run."""
+
+    check: str
+    """Stable name of the check."""
+    evidence: str
+    """Steps and numbers that show it."""
+    cause: str
+    """The most likely cause."""
+    next_step: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.evidence}. {self.cause}. {self.next_step}."
+
+
+@dataclass(frozen=True)
+class Score:
+    """An evaluation of one task set; `low` and `high` are the ends of its 95 % interval."""
+
+    step: int
+    accuracy: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run has stored."""
+
+    trained: Steps = field(default_factory=dict)
+    """Train step → the trainer's metrics."""
+    explored: Mapping[str, Steps] = field(default_factory=dict)
+    """Explorer → explore step → its metrics."""
+    scores: Mapping[str, Sequence[Score]] = field(default_factory=dict)
+    """Task set → its evaluations, in the order of steps."""
+    batches: Mapping[int, Sequence[Experience]] = field(default_factory=dict)
+    """Rows of some train steps."""
+    contradictions: Sequence[str] = ()
+    """What `trinity audit` found."""
+    draws: Sequence[str] = ()
+    """`<task set>/<row>` of each task in the order in which it was drawn, if the order is that of epochs."""
+    eval_prompts: frozenset[str] = frozenset()
+    """Prompts of sampled answers of evaluations."""
+
+    @property
+    def rows(self) -> list[Experience]:
+        return [row for batch in self.batches.values() for row in batch]
+
+    @property
+    def is_solved(self) -> bool:
+        """True if the latest score of every evaluation is nearly perfect."""
+        return bool(self.scores) and all(scores[-1].accuracy >= 0.95 for scores in self.scores.values())
+
+
+Check = Callable[[Evidence], Iterator[Diagnosis]]
+CHECKS: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def diagnose(evidence: Evidence) -> list[Diagnosis]:
+    return [diagnosis for function in CHECKS.values() for diagnosis in function(evidence)]
+
+
+def diagnose_runs(
+    folder: Path, config: Path | None = None, overrides: Sequence[str] = (), url: str | None = None
+) -> dict[str, list[Diagnosis]]:
+    """Return folder name → diagnoses for the run in `folder`, or for each stage of the pipeline in it.
+
+    `trinity_core.run.audit.stores_of` finds the stores. Nothing is changed. Raises DataError if the run has stored
+    nothing yet.
+    """
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}", key=str(folder))
+    folder = folder.resolve()
+    stores = stores_of(folder, config, overrides, url)
+    names = {*stores, *(run.name for run in runs_in(folder))}
+    found = {name: gather(folder.parent / name, stores.get(name)) for name in sorted(names)}
+    if not any(evidence.trained or evidence.explored for evidence in found.values()):
+        raise DataError(
+            f"{folder} has no metrics: give the folder of a run, <checkpoint_root_dir>/<project>/<name>",
+            key=str(folder),
+        )
+    return {name: diagnose(evidence) for name, evidence in found.items()}
+
+
+def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
+    """Read what the run in `folder` has stored; `store` is the URL of its experiences, None without any.
+
+    `audited`: also account for every task, which reads all rows.
+    """
+    lines = read_metrics(folder)
+    trained = {line.step: line.metrics for line in lines if stream_of(line.source) == "trainer"}
+    explored: dict[str, dict[int, dict[str, float]]] = {}
+    for line in lines:
+        if stream_of(line.source) == "explorer":
+            explored.setdefault(line.source, {})[line.step] = line.metrics
+    evaluated = {
+        rollout.prompt
+        for source, _, file in rollout_files(folder)
+        if stream_of(source) == "eval"
+        for rollout in read_rollouts(file)
+    }
+    evidence = Evidence(trained, explored, _scores(lines), eval_prompts=frozenset(evaluated))
+    if store is None:
+        return evidence
+    with ExperienceStore(open_store(folder, store)) as opened:
+        batches = {step: rows for step in _spread(sorted(trained), BATCHES) if (rows := opened.batch(step))}
+    problems = (
+        [problem for audit in audit_runs(folder, url=store).values() for problem in audit.problems] if audited else []
+    )
+    return replace(evidence, batches=batches, contradictions=problems, draws=_draws(folder, store, explored))
+
+
+def doctor_text(found: Mapping[str, Sequence[Diagnosis]]) -> str:
+    lines = []
+    for name, diagnoses in found.items():
+        lines.append(f"{name}: {len(diagnoses)} finding{'s' if len(diagnoses) != 1 else ''}")
+        for one in diagnoses:
+            lines += [f"  {one.check}", f"    {one.evidence}", f"    {one.cause}", f"    → {one.next_step}"]
+    return "\n".join(lines)
+
+
+def doctor_json(found: Mapping[str, Sequence[Diagnosis]]) -> dict[str, Any]:
+    return {"healthy": not any(found.values()), "runs": {name: [*map(asdict, one)] for name, one in found.items()}}
+
+
+@check
+def contradiction(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Store, checkpoints and archive disagree about a task."""
+    for problem in evidence.contradictions:
+        yield Diagnosis(
+            "contradiction", problem, "The run's own records disagree", "See `trinity audit --checkpoint-dir DIR`"
+        )
+
+
+@check
+def repeated_tasks(evidence: Evidence) -> Iterator[Diagnosis]:
+    """A task came again before the others of its epoch."""
+    times: Counter[str] = Counter()
+    epoch: Counter[str] = Counter()
+    for number, task in enumerate(evidence.draws):
+        taskset = task.rpartition("/")[0]
+        times[task] += 1
+        if times[task] < epoch[taskset]:
+            yield Diagnosis(
+                "repeated-tasks",
+                f"draw {number + 1} is task {task} for the {times[task]}. time, after another of its task set was "
+                f"drawn {epoch[taskset]} times",
+                "Tasks were repeated or left out within an epoch",
+                "Compare the run's checkpoints and its log around the last resume",
+            )
+            return
+        epoch[taskset] = max(epoch[taskset], times[task])
+
+
+@check
+def eval_leak(evidence: Evidence) -> Iterator[Diagnosis]:
+    """A tenth of the sampled evaluation prompts were trained on."""
+    trained = {str(row.info.get("prompt")) for row in evidence.rows if row.info.get("prompt")}
+    leaked = sorted(evidence.eval_prompts & trained)
+    if len(leaked) >= max(3, 0.1 * len(evidence.eval_prompts)):
+        yield Diagnosis(
+            "eval-leak",
+            f"{len(leaked)} of {len(evidence.eval_prompts)} sampled evaluation prompts were trained on, such as "
+            f"{leaked[0][:80]!r}",
+            "The score is no held-out score",
+            "Take an evaluation set without training tasks (`trinity data check` lists duplicates)",
+        )
+
+
+@check
+def no_update(evidence: Evidence) -> Iterator[Diagnosis]:
+    """The last train steps changed nothing: every gradient, or the learning rate, is 0."""
+    steps = {step: metrics for step, metrics in evidence.trained.items() if "actor/grad_norm" in metrics}
+    recent = _last(steps, RECENT)
+    still = [step for step in recent if not steps[step]["actor/grad_norm"] or steps[step].get("actor/lr") == 0.0]
+    if recent and len(still) == len(recent) and not evidence.is_solved:
+        norms, rates = ({steps[step].get(f"actor/{name}") for step in recent} for name in ("grad_norm", "lr"))
+        cause = "The learning rate is 0" if rates == {0.0} else "The loss of every row is 0"
+        zero = fmean(steps[step].get("advantages/zero_rows", 0.0) for step in recent)
+        yield Diagnosis(
+            "no-update",
+            f"train steps {_span(recent)} changed no weight (gradient norms {sorted(norms, key=str)}, advantage 0 in "
+            f"{zero:.0%} of rows)",
+            cause if rates == {0.0} or zero < 1 else "All rollouts of a task have the same reward, in every group",
+            "Read rewards and rollouts (`trinity view`), and algorithm.optimizer.lr",
+        )
+
+
+@check
+def constant_reward(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Every recent answer got the same reward, and it has not come to that gradually."""
+    for source, steps in evidence.explored.items():
+        rewarded = {step: metrics for step, metrics in steps.items() if "reward/std" in metrics}
+        recent = _last(rewarded, RECENT)
+        values = {rewarded[step]["reward/mean"] for step in recent}
+        if len(recent) < RECENT or len(values) > 1 or any(rewarded[step]["reward/std"] for step in recent):
+            continue
+        [value] = values
+        same = [
+            step for step in rewarded if not rewarded[step]["reward/std"] and rewarded[step]["reward/mean"] == value
+        ]
+        since = next(step for step in sorted(same) if all(other in same for other in rewarded if other >= step))
+        before = [step for step in rewarded if step < since]
+        if evidence.is_solved or (before and not _is_jump(rewarded[max(before)], value)):
+            continue
+        began = f"since step {since}" if before else "from the first step on"
+        yield Diagnosis(
+            "constant-reward",
+            f"{source}: every answer has the reward {value:g} {began} ({len(rewarded)} steps)",
+            "The reward function gives one verdict to everything, or no answer succeeds",
+            "Look at answers beside their rewards: `trinity view --checkpoint-dir DIR`",
+        )
+
+
+@check
+def reward_fell(evidence: Evidence) -> Iterator[Diagnosis]:
+    """The last quarter of the steps has a lower reward than the first, beyond noise, and no score rose."""
+    for source, steps in evidence.explored.items():
+        means = [metrics["reward/mean"] for _, metrics in sorted(steps.items()) if "reward/mean" in metrics]
+        quarter = len(means) // 4
+        if quarter < 2:
+            continue
+        first, last = means[:quarter], means[-quarter:]
+        error = ((_variance(first) + _variance(last)) / quarter) ** 0.5
+        risen = any(scores[-1].accuracy > scores[0].accuracy for scores in evidence.scores.values())
+        if fmean(last) < fmean(first) - SIGMAS * max(error, 1e-9) and fmean(last) < 0.9 * fmean(first) and not risen:
+            yield Diagnosis(
+                "reward-fell",
+                f"{source}: reward {fmean(first):.3g} in the first {quarter} steps, {fmean(last):.3g} in the last",
+                "The policy got worse at what it is rewarded for",
+                "Lower algorithm.optimizer.lr, and begin again from an earlier checkpoint",
+            )
+
+
+@check
+def score_fell(evidence: Evidence) -> Iterator[Diagnosis]:
+    """A held-out score is below the first one, with disjoint intervals."""
+    for taskset, scores in evidence.scores.items():
+        first, last = scores[0], scores[-1]
+        if len(scores) > 1 and last.high < first.low:
+            rewards = [
+                metrics["reward/mean"]
+                for steps in evidence.explored.values()
+                for _, metrics in sorted(steps.items())
+                if "reward/mean" in metrics
+            ]
+            rose = len(rewards) > 1 and rewards[-1] > rewards[0]
+            yield Diagnosis(
+                "score-fell",
+                f"{taskset}: {first.accuracy:.3f} ({first.low:.3f} to {first.high:.3f}) at step {first.step}, "
+                f"{last.accuracy:.3f} ({last.low:.3f} to {last.high:.3f}) at step {last.step}",
+                "The reward rose meanwhile: the policy exploits it" if rose else "Training made the model worse",
+                "Read answers with a high reward, and keep the checkpoint with the best score",
+            )
+
+
+@check
+def rollout_gap(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Engines and trainer disagree about sampled tokens more and more."""
+    gaps = {
+        step: metrics["rollout_gap/mean"] for step, metrics in evidence.trained.items() if "rollout_gap/mean" in metrics
+    }
+    fresh = [step for step in sorted(gaps) if evidence.trained[step].get("staleness/max", 0.0) == 0.0]
+    if len(fresh) >= 2 * RECENT:
+        first, last = (median(gaps[step] for step in part) for part in (fresh[:RECENT], fresh[-RECENT:]))
+        if last > 0.02 and last > 5 * first:
+            yield Diagnosis(
+                "rollout-gap",
+                f"mean gap {first:.2g} nats a token at first, {last:.2g} in steps {_span(fresh[-RECENT:])}, with rows "
+                "of the newest version",
+                "An engine does not compute what the trainer computes: weights, template or temperature differ",
+                "Compare explorer/weight_sync/check_gap and the engines' logs",
+            )
+
+
+@check
+def unsampled_tokens(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Tokens have a loss that no policy sampled, or sampled tokens have none while others do."""
+    wrong = [
+        (step, row)
+        for step, rows in evidence.batches.items()
+        for row in rows
+        if row.versions is not None and not row.is_expert and (row.action_mask & (row.versions < 0)).any()
+    ]
+    if wrong:
+        step, row = wrong[0]
+        place = int(np.flatnonzero(row.action_mask & (row.versions < 0))[0])
+        yield Diagnosis(
+            "unsampled-tokens",
+            f"{len(wrong)} of {len(evidence.rows)} rows train on tokens that no policy sampled; the first: train step "
+            f"{step}, group {row.group}, run {row.run}, token {place} of the response",
+            "A workflow's mask covers prompts or tool output, or is shifted",
+            "Return the experiences of the model's own calls, unchanged",
+        )
+
+
+@check
+def reward_by_length(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Within nearly every group the rewards are in the order of the lengths."""
+    longer = shorter = groups = 0
+    for rows in _groups(evidence):
+        lengths = np.array([row.action_mask.sum() for row in rows], float)
+        rewards = np.array([row.reward for row in rows], float)
+        if len(rows) < 4 or not lengths.std() or len(set(rewards.tolist())) < 3:
+            continue
+        groups += 1
+        correlation = _rank_correlation(lengths, rewards)
+        longer, shorter = longer + (correlation > 0.9), shorter + (correlation < -0.9)
+    count = max(longer, shorter)
+    if groups >= 12 and count >= 0.8 * groups:
+        yield Diagnosis(
+            "reward-by-length",
+            f"in {count} of {groups} groups the {'longer' if longer > shorter else 'shorter'} answer has the higher "
+            "reward",
+            "The reward follows the number of tokens, whatever they say",
+            "Read a few rollouts beside their rewards (`trinity view`) before training on",
+        )
+
+
+@check
+def short_answers(evidence: Evidence) -> Iterator[Diagnosis]:
+    """What is trained on is much shorter than what is sampled."""
+    sampled = [
+        m["response_length/mean"]
+        for steps in evidence.explored.values()
+        for m in steps.values()
+        if "response_length/mean" in m
+    ]
+    dropped = any(
+        name.startswith("experiences/dropped/") and value
+        for steps in evidence.explored.values()
+        for m in steps.values()
+        for name, value in m.items()
+    )
+    trained = [m["response_length/mean"] for m in evidence.trained.values() if "response_length/mean" in m]
+    if dropped and len(sampled) >= RECENT and len(trained) >= RECENT and median(trained) < 0.7 * median(sampled):
+        yield Diagnosis(
+            "short-answers",
+            f"answers have {median(sampled):.0f} tokens when sampled, {median(trained):.0f} when trained on",
+            "An operator, or explorer.over_rollout, drops the long ones",
+            "See experiences/dropped/… in the explorer's metrics",
+        )
+
+
+@check
+def cut_off(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Most recent answers end at the limit of their length."""
+    for source, steps in evidence.explored.items():
+        recent = _last({step: m for step, m in steps.items() if "truncated/mean" in m}, RECENT)
+        if len(recent) == RECENT and (share := fmean(steps[step]["truncated/mean"] for step in recent)) > 0.9:
+            yield Diagnosis(
+                "cut-off",
+                f"{source}: {share:.0%} of the answers of steps {_span(recent)} end at their length limit",
+                "The model does not end its answers, or model.max_response_tokens is too small",
+                "Compare the chat template's end of a turn with what the model was trained on",
+            )
+
+
+@check
+def verifier_errors(evidence: Evidence) -> Iterator[Diagnosis]:
+    """A tenth of the recent answers got no verdict, or a fifth of the tasks failed."""
+    for source, steps in evidence.explored.items():
+        for name, total, most in (("verifier_errors", "experiences", 0.1), ("failed_tasks", "tasks", 0.2)):
+            known = {step: m for step, m in steps.items() if m.get(total)}
+            recent = _last(known, RECENT)
+            lost, count = (sum(known[step].get(key, 0.0) for step in recent) for key in (name, total))
+            if count and lost > most * count:
+                yield Diagnosis(
+                    name.replace("_", "-"),
+                    f"{source}: {lost:.0f} of {count:.0f} in steps {_span(recent)}",
+                    "A verifier, judge or workflow fails for reasons of its own",
+                    "`trinity log --checkpoint-dir DIR --level WARNING` names the first failures",
+                )
+
+
+@check
+def other_reference(evidence: Evidence) -> Iterator[Diagnosis]:
+    """The policy is far from its reference before the first update."""
+    if not evidence.trained or min(evidence.trained) != 1:
+        return
+    kl = evidence.trained[1].get("actor/kl_mean")
+    if kl is not None and evidence.trained[1].get("staleness/max", 0.0) == 0.0 and abs(kl) > 0.02:
+        yield Diagnosis(
+            "other-reference",
+            f"the KL to the reference is {kl:.3g} nats a token in train step 1, where both are the same model",
+            "The reference is not the model that the run began with",
+            "Compare model.model_path with the reference's folder",
+        )
+
+
+def _draws(folder: Path, store: str, explorers: Collection[str]) -> list[str]:
+    """Return the tasks drawn by the run's only explorer; none if its selector draws in another order than epochs."""
+    config = folder / "monitor" / "config.yaml"
+    settings = yaml.safe_load(config.read_text()) if config.is_file() else {}
+    explorer_input = (settings.get("buffer") or {}).get("explorer_input") or {}
+    tasksets = explorer_input.get("tasksets") or [explorer_input.get("taskset") or {}]
+    kinds = {(taskset.get("task_selector") or {}).get("selector_type", "sequential") for taskset in tasksets}
+    if len(explorers) != 1 or not kinds <= {"sequential", "shuffle"}:
+        return []
+    database = open_store(folder, store)
+    try:
+        with database.read() as connection:
+            groups = database.tables.groups.c
+            query = select(groups.task).where(groups.task.is_not(None)).order_by(groups.step, groups.id)
+            return list(connection.scalars(query))
+    finally:
+        database.close()
+
+
+def _is_jump(before: Mapping[str, float], value: float) -> bool:
+    """True if a step's rewards are too far from `value` for the next step to have had nothing else by chance."""
+    error = before.get("reward/std", 0.0) / max(before.get("experiences", 1.0), 1.0) ** 0.5
+    return abs(before["reward/mean"] - value) > SIGMAS * error
+
+
+def _groups(evidence: Evidence) -> Iterator[list[Experience]]:
+    for rows in evidence.batches.values():
+        groups: dict[str, list[Experience]] = {}
+        for row in rows:
+            if row.reward is not None and not row.is_expert:
+                groups.setdefault(row.group, []).append(row)
+        yield from groups.values()
+
+
+def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's, with mean ranks for ties."""
+    first, second = (np.array([np.mean(np.flatnonzero(np.sort(v) == one)) for one in v]) for v in (x, y))
+    return float(np.corrcoef(first, second)[0, 1]) if first.std() and second.std() else 0.0
+
+
+def _scores(lines: Sequence[MetricLine]) -> dict[str, list[Score]]:
+    scores: dict[str, dict[int, Score]] = {}
+    for line in lines:
+        for name, accuracy in line.metrics.items() if stream_of(line.source) == "eval" else ():
+            if name.startswith("eval/") and name.endswith("/accuracy"):
+                low, high = (line.metrics.get(f"{name}_{end}", accuracy) for end in ("low", "high"))
+                scores.setdefault(name.split("/")[1], {})[line.step] = Score(line.step, accuracy, low, high)
+    return {taskset: [found for _, found in sorted(steps.items())] for taskset, steps in scores.items()}
+
+
+def _last(steps: Steps, count: int) -> list[int]:
+    return sorted(steps)[-count:]
+
+
+def _spread(steps: Sequence[int], count: int) -> list[int]:
+    """Return at most `count` of the steps, evenly spaced, the first and the last among them."""
+    return sorted({steps[round(i)] for i in np.linspace(0, len(steps) - 1, min(count, len(steps)))}) if steps else []
+
+
+def _span(steps: Sequence[int]) -> str:
+    return f"{min(steps)} to {max(steps)}" if len(steps) > 1 else str(steps[0])
+
+
+def _variance(values: Sequence[float]) -> float:
+    return stdev(values) ** 2 if len(values) > 1 else 0.0
