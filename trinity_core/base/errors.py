@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+
+SIMILAR = 0.66
+"""Least similarity (`difflib`'s ratio) of a typo and the word that was meant."""
 
 
 class TrinityError(Exception):
@@ -67,28 +72,8 @@ def faults_text(faults: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ") for fault in faults)
 
 
-def closest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that `word` may be a typo of, or "".
-
-    Allows one edit per four letters, one in shorter words, none below three letters.
-    """
-    near = []
-    for other in known:
-        allowed, longer = max(min(len(word), len(other)) // 4, 1), abs(len(word) - len(other))
-        if longer <= allowed and (edits := distance(word.lower(), other.lower())) <= allowed:
-            near.append((edits, longer, other))
-    return min(near, key=lambda entry: entry[:2])[2] if near and len(word) > 2 else ""
-
-
-def distance(one: str, other: str) -> int:
-    """Edit distance with swaps of adjacent letters (optimal string alignment)."""
-    before, last = [0] * (len(other) + 1), list(range(len(other) + 1))
-    for i, letter in enumerate(one, 1):
-        row = [i]
-        for j, wanted in enumerate(other, 1):
-            best = min(row[j - 1] + 1, last[j] + 1, last[j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and (one[i - 2], letter) == (wanted, other[j - 2]):
-                best = min(best, before[j - 2] + 1)
-            row.append(best)
-        before, last = last, row
-    return last[-1]
+def closest(word: str, known: Iterable[str], similar: float = SIMILAR) -> str:
+    """Return the known word that `word` may be a typo of, ignoring case, or ""."""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=similar)
+    return names[near[0]] if near and len(word) > 2 else ""

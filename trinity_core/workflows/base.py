@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from trinity_core.base.errors import TrinityError, closest, distance
+from trinity_core.base.errors import TrinityError, closest
 from trinity_core.base.registry import Registry
 from trinity_core.base.signatures import any_arguments
 from trinity_core.data.experience import Experience, require_json
@@ -364,13 +364,9 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-SLIPS = 2
-"""Largest edit distance of a misspelt built-in name; beyond it, a name belongs to another workflow."""
-
-
 def unknown_workflow(name: str) -> str:
     """Return a message with the alternative to an unknown name, and how to register a custom workflow."""
-    if (meant := closest(name, WORKFLOWS)) and distance(name, meant) <= SLIPS:
+    if meant := closest(name, WORKFLOWS, similar=0.9):  # a less similar name belongs to another workflow
         return f"there is no workflow '{name}'; did you mean '{meant}'? Your own is found through --plugin-dir."
     return (
         f"there is no workflow '{name}'; there are {', '.join(sorted(WORKFLOWS))}. docs/porting.md says how one of "
