@@ -13,7 +13,7 @@ from field_keys import FIELD_KEYS
 from trinity_core.base.errors import closest
 from trinity_core.config import Config, ConfigError, config_from_dict, config_from_text, notices, stages, to_yaml
 from trinity_core.config.fields import sections, settings, types_of
-from trinity_core.config.foreign.key_action import Moved, Noted, Refused
+from trinity_core.config.foreign.actions import Dropped, Moved
 from trinity_core.config.foreign.table import KEYS
 from trinity_core.config.notices import remarks
 from trinity_core.config.source import merge
@@ -145,7 +145,6 @@ def test_a_key_of_the_field_sets_what_it_is_called_here(override: str, key: str,
 
 NOTED = [
     ("group=a", "group"),
-    ("trainer.trainer_strategy=fsdp", "trainer.trainer_strategy"),
     (f"{TRAIN}.rollout_args.logprobs=20", f"{TRAIN}.rollout_args.logprobs"),
     (f"{ENGINES}.enable_chunked_prefill=true", f"{ENGINES}.enable_chunked_prefill"),
     ("explorer.max_repeat_times_per_runner=2", "explorer.max_repeat_times_per_runner"),
@@ -332,7 +331,7 @@ def test_a_stage_can_turn_the_endpoint_off(off: dict[str, Any], foreign: bool) -
 def test_verdicts_leave_the_settings_to_the_schema() -> None:
     for section, verdicts in KEYS.items():
         for name in verdicts.keys() & types_of(section).keys():
-            assert not isinstance(verdicts[name], Noted | Refused | Moved), f"{section.__name__}.{name}"
+            assert not isinstance(verdicts[name], Dropped | Moved), f"{section.__name__}.{name}"
 
 
 def test_every_setting_has_a_doc_and_a_default() -> None:

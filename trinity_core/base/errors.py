@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-
 SIMILAR = 0.66
 """Least similarity (`difflib`'s ratio) of a typo and the word that was meant."""
 

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator
 
 from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.config.arguments import monitor_arguments
 from trinity_core.config.findings import Code, Finding
 from trinity_core.config.paths import PIPELINE, is_backup, uses_pipeline
 from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, held_out, most_repeats, shares
-from trinity_core.config.rules.algorithm import RAFT, chooses_every_rollout, training_temperatures
+from trinity_core.config.rules.algorithm import training_temperatures
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
 from trinity_core.config.rules.tasks import training_tasksets
 from trinity_core.config.schema import Config
-from trinity_core.config.schema.buffer import EarlierRolloutsConfig, HumanVerdictsConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
 
 VERL = "trainer.trainer_config"
@@ -28,7 +26,7 @@ def notices(config: Config) -> list[str]:
 
 def remarks(config: Config) -> list[Finding]:
     """Return a notice for each setting without effect in this run, and for each that another setting changes."""
-    rules = (_clips, _raft, _taught, _thinking, _batches, _budget, _pushed, _merged, _apart, _greedy, _late_peak)
+    rules = (_clips, _thinking, _batches, _budget, _pushed, _merged, _greedy, _late_peak)
     unread = [Finding(key, None, "no-effect", "", severity="notice") for key in _unread(config)]
     return [*unread, *config.notices, *(finding for rule in rules for finding in rule(config))]
 
@@ -65,53 +63,26 @@ def _listed(keys: list[str]) -> str:
 
 
 def _unread(config: Config) -> list[str]:
-    """Return settings that are checked, but not read in this run, although the user would expect other results."""
+    """Return settings that are checked, but not read in this run: data sets, offloading, and whole sections."""
     trainer, verl = config.trainer, config.trainer.trainer_config
     float32 = trainer.dtype == "float32" or (trainer.dtype is None and config.cluster.gpu_per_node == 0)
     whole = float32 and (trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1))
-    inputs, known = config.buffer.trainer_input, ALGORITHMS[config.algorithm.algorithm_type]
+    inputs = config.buffer.trainer_input
     buffer, drawn = inputs.experience_buffer, {*shares(config), *held_out(config)}
-    by_priority = not config.is_supervised and draws_by(config) == "priority"
+    exported = buffer.storage_type == "file" and config.algorithm_type.uses_rollouts and config.mode != "explore"
+    lora = config.model.lora
     unread = {
-        f"{BUFFER}.path": bool(buffer.path)
-        and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts and config.mode != "explore")),
-        f"{BUFFER}.reuse_cooldown_time": buffer.reuse_cooldown_time is not None and not by_priority,
-        f"{BUFFER}.use_priority_queue": buffer.use_priority_queue and not by_priority,
-        f"{BUFFER}.replay_buffer.enable": buffer.replay_buffer.enable and not by_priority,
-        f"{BUFFER}.share": buffer.share is not None and not config.is_supervised,
-        f"{BUFFER}.human_verdicts": buffer.human_verdicts != HumanVerdictsConfig() and not buffer.human_verdicts.enable,
+        f"{BUFFER}.path": bool(buffer.path) and (is_backup(buffer) or exported),
         **{f"{AUXILIARY}.{key}": config.mode == "explore" or key not in drawn for key in inputs.auxiliary_buffers},
-        "algorithm.rollout_correction": _bypasses_in_vain(config),
-        "model.lora_configs[0].lora_dropout": config.model.lora is not None
-        and config.model.lora.lora_dropout > 0
-        and not config.is_supervised,
+        "model.lora_configs[0].lora_dropout": lora is not None and lora.lora_dropout > 0 and not config.is_supervised,
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
-        "synchronizer.sync_offset": config.synchronizer.sync_offset > 0 and not config.is_synchronous,
-        "data_processor.experience_pipeline": config.data_processor.experience_pipeline is not None
-        and not config.explores,
         PIPELINE: config.data_processor.task_pipeline is not None and not uses_pipeline(config),
     }
-    auxiliaries = {f"{AUXILIARY}.{name}": auxiliary for name, auxiliary in inputs.auxiliary_buffers.items()}
-    for key, data in {BUFFER: buffer, **auxiliaries}.items():
-        unread[f"{key}.rollouts"] = data.rollouts != EarlierRolloutsConfig() and data.storage_type != "rollouts"
-    for name in ("custom_chat_template", "chat_template_path", "enable_thinking"):  # an endpoint renders prompts itself
-        unread[f"model.{name}"] = bool(config.external_model) and getattr(config.model, name) is not None
-    taken = monitor_arguments(config.monitor.monitor_type)
-    unread |= {f"monitor.monitor_args.{name}": name not in taken for name in config.monitor.monitor_args}
     actor = verl.actor_rollout_ref.actor
     for name, fsdp in ((ACTOR, actor.fsdp_config), (f"{VERL}.critic.model", verl.critic.model.fsdp_config)):
         unread[f"{name}.fsdp_config.param_offload"] = fsdp.param_offload and trainer.zero_stage != 3
         unread[f"{name}.fsdp_config.optimizer_offload"] = fsdp.optimizer_offload and whole
-    by_rows = config.needs_critic and verl.critic.use_dynamic_bsz is False  # a critic takes the actor's rows
-    rows = bool(actor.ppo_micro_batch_size_per_gpu) and trainer.use_dynamic_bsz and not by_rows
-    unread[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = rows
-    return [key for key, there in unread.items() if there]
-
-
-def _bypasses_in_vain(config: Config) -> bool:
-    """True if the policy loss has no ratio that `rollout_correction: bypass` could relate to the sampling policy."""
-    losses, loss = registry_of("algorithm.policy_loss_fn"), config.algorithm.policy_loss_fn
-    return config.algorithm.rollout_correction == "bypass" and loss in losses and not losses.uses(loss, "old_logprobs")
+    return [key for key, is_unread in unread.items() if is_unread]
 
 
 def _clips(config: Config) -> Iterator[Finding]:
@@ -162,30 +133,6 @@ def late_peak(config: Config, steps: int) -> Iterator[Finding]:
             f"learning rate rises to {optimizer.lr * max(taken, 0) / warmup:.3g}, and never reaches {optimizer.lr:g}."
         )
         yield _notice("algorithm.optimizer.lr_warmup_steps", "info", message)
-
-
-def _raft(config: Config) -> Iterator[Finding]:
-    """RAFT chooses rollouts here; elsewhere the workflow does."""
-    parts = config.algorithm
-    chosen = config.written("algorithm.advantage_fn_args.selection") is not None or chooses_every_rollout(config)
-    if parts.algorithm_type != "raft" or chosen:
-        return
-    message = f"raft learns from the best rollouts of each task; {RAFT}"
-    yield _notice("algorithm.algorithm_type", "info", message)
-
-
-def _taught(config: Config) -> Iterator[Finding]:
-    """A teacher with the policy's context length cannot score an answer that fills it, because its engine samples a
-    token after each sequence."""
-    models, longest, name = config.explorer.auxiliary_models, config.model.max_model_len, config.algorithm.advantage_fn
-    taught = config.explores and registry_of("algorithm.advantage_fn").uses(name or "none", "teacher_logprobs")
-    if taught and models and (models[0].max_model_len or 0) <= longest:
-        key = "explorer.auxiliary_models[0].max_model_len"
-        message = (
-            f"{key} is {models[0].max_model_len}, and model.max_model_len {longest}: answers that fill the context "
-            f"have no teacher's log-probs and carry no loss. Set it to {longest + 1} if the teacher has the positions."
-        )
-        yield _notice(key, "info", message)
 
 
 def _thinking(config: Config) -> Iterator[Finding]:
@@ -257,14 +204,3 @@ def _merged(config: Config) -> Iterator[Finding]:
         "merged; with memory or checkpoint they get the adapter alone."
     )
     yield _notice("synchronizer.sync_method", "info", message)
-
-
-def _apart(config: Config) -> Iterator[Finding]:
-    """Explorer and trainer of one run share its folder."""
-    if config.continue_from_checkpoint or config.is_supervised or config.mode not in ("explore", "serve", "train"):
-        return
-    message = (
-        "continue_from_checkpoint: false gives each run a folder of its own, so explorer and trainer do not meet if "
-        "they are started one by one. Start both as one flow (docs/async.md), or give all files a new `name` instead."
-    )
-    yield _notice("continue_from_checkpoint", "info", message)

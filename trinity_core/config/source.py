@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from trinity_core.config.fields import Type
 from trinity_core.config.findings import ConfigError, Finding, SourceLocation, is_below, is_within
-from trinity_core.config.foreign.key_action import Below
+from trinity_core.config.foreign.actions import Below
 from trinity_core.config.foreign.table import type_at, type_below
 from trinity_core.config.schema import Config
 from trinity_core.config.yaml_text import Loader, shortened

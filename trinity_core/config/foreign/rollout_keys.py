@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity_core.config import schema
-from trinity_core.config.foreign.key_action import (
+from trinity_core.config.foreign.actions import (
     Below,
     Keys,
     Moved,
     Spelled,
-    follows,
     moved,
     noted,
     refused,
@@ -39,134 +38,107 @@ def _per_engine(runners: Any, explorer: Mapping[str, Any]) -> Any:
     return max(-(-runners // engines), 1) if isinstance(runners, int) and isinstance(engines, int) else runners
 
 
-_FORMAT: Keys = {
-    **refused("image_key video_key reply_prefix teacher_hint_key", ""),
-    **unset("workflow_key reward_fn_key", ""),
-    **noted("solution_key", "", "solution"),
-    **noted("reward_key", "", "reward"),
-    **noted("label_key", ""),
-    **moved("enable_thinking", "/model.enable_thinking"),
-    **unset("chat_template", ""),
-}
 _STORED: Keys = {
-    **noted("max_retry_times max_retry_interval capacity algorithm_type schema_type"),
-    **noted("enable_progress_bar raw", False),
-    **noted("total_epochs total_steps", 1),
-    **follows("ray_namespace wrap_in_ray index is_eval task_type batch_size tokenizer_path"),
-    **refused("mm_data_kwargs", {}),
+    **noted("max_retry_times max_retry_interval capacity algorithm_type schema_type enable_progress_bar raw"),
+    **noted("total_epochs total_steps ray_namespace wrap_in_ray index is_eval task_type batch_size", 1, True),
+    **noted("tokenizer_path"),
+    **refused("mm_data_kwargs"),
     **moved("subset", "subset_name"),
-}
-_TASKSET: Keys = {
-    **_STORED,
-    **_CHOSEN,
-    **noted("default_eval_workflow_type", ""),
-    **unset("subset_name", ""),
-    **unset("path"),
-    **noted(
-        "max_read_timeout use_priority_queue reuse_cooldown_time replay_buffer replay_buffer_kwargs", "", False, {}
-    ),
-}
-_EXPERIENCES: Keys = {
-    **_STORED,
-    **noted("data_selector task_selector", {}, {"selector_type": "shuffle"}),
-    "replay_buffer_kwargs": Below(
-        moved("priority_fn", "../replay_buffer.priority_fn", yields=True),
-        Moved(("../replay_buffer.priority_fn_args.*",), yields=True),
-    ),
-    **noted(
-        "default_workflow_type default_eval_workflow_type default_reward_fn_type rollout_args workflow_args "
-        "reward_fn_args repeat_times", "", False, {},
-    ),
-}  # fmt: skip
-_EXPLORER_INPUT: Keys = {
-    **_CHOSEN,
-    **moved("default_eval_workflow_type", "eval_tasksets[].default_workflow_type", unset=("",), yields=True),
-    **moved(
-        "system_prompt",
-        *(f"{tasks}.format.system_prompt" for tasks in ("taskset", "tasksets[]", "eval_tasksets[]")),
-        unset=("",),
-        yields=True,
-    ),
-    **refused("reply_prefix", ""),
-}
-_TRAINER_INPUT: Keys = {
-    **moved("sft_warmup_dataset", "auxiliary_buffers.sft_warmup_dataset"),
-    **refused("sft_warmup_steps", 0),
-    **noted("read_experience_strategy"),
-}
-_BUFFER: Keys = {
-    **_CHOSEN,
-    **unset("train_batch_size", 0),
-    **noted("max_retry_times max_retry_interval explorer_output sft_batch_size"),
-    **follows("tokenizer_path pad_token_id cache_dir read_batch_size"),
-    **refused("explore_batch_size"),
-    **moved("expert_data_ratio", "/algorithm.sample_strategy_args.expert_data_ratio"),
-    **moved("train_dataset", "trainer_input.experience_buffer"),
-    **moved("sft_warmup_dataset", "trainer_input.auxiliary_buffers.sft_warmup_dataset"),
-    **moved("db_url", "trainer_input.experience_buffer.path", unset=("",)),
-}
-_EXPLORER: Keys = {
-    **follows("mode collect_experiences"),
-    **moved("runner_num", "runner_per_model", convert=_per_engine, yields=True),
-    **noted("max_repeat_times_per_runner concurrent_mode", "asynchronous"),
-    **noted(
-        "runner_prepare_concurrency runner_prepare_max_retries max_pending_requests max_waiting_steps use_ray backend "
-        "service_status_check_interval min_running_model_num db_url"
-    ),
-    **noted("runner_state_report_interval logprobs", 0),
-    **noted("max_inflight_batches", 1),
-    **moved("eval_on_latest_checkpoint", "bench_on_latest_checkpoint"),
-    **moved("proxy_port", "api_port"),
-    **moved("repeat_times", "/algorithm.repeat_times"),
-    **moved("temperature top_p top_k", "/model.*"),
-    **moved(
-        "engine_type engine_num tensor_parallel_size enable_prefix_caching enforce_eager dtype seed "
-        "gpu_memory_utilization enable_chunked_prefill use_v1 enable_thinking chat_template",
-        "rollout_model.*",
-    ),
 }
 _ENGINE: Keys = {
     **noted("use_v1", True),
-    **noted("enable_chunked_prefill base_port external_model_config weight_sync_buffer_size"),
-    **refused("data_parallel_size pipeline_parallel_size", 1),
-    **refused("enable_expert_parallel ignore_eos enable_multimodal enable_return_routed_experts", False),
-    **refused("repetition_penalty", 1.0, 1),
-    **noted("logprobs", 0),
     **noted("api_key", "EMPTY"),
-    **noted("enable_lora enable_runtime_lora_updating lora_modules lora_kwargs", False, True, {}, []),
-    **follows(
-        "gpu_per_engine nnodes node_rank bundle_indices engine_id ray_namespace ray_actor_name sync_method "
-        "checkpoint_job_dir cuda_visible_devices rope_scaling rope_theta"
-    ),
+    **noted("enable_lora enable_runtime_lora_updating lora_modules lora_kwargs", True),
+    **noted("enable_chunked_prefill base_port external_model_config weight_sync_buffer_size logprobs"),
+    **noted("gpu_per_engine nnodes node_rank bundle_indices engine_id ray_namespace ray_actor_name sync_method", 1),
+    **noted("checkpoint_job_dir cuda_visible_devices rope_scaling rope_theta"),
+    **refused("data_parallel_size pipeline_parallel_size repetition_penalty", 1, 1.0),
+    **refused("enable_expert_parallel ignore_eos enable_multimodal enable_return_routed_experts"),
 }
-_POLICY: Keys = {
-    **_ENGINE,
-    **moved("model_path", "/model.model_path", unset=("",), yields=True),
-    **noted("name"),
-    **moved("chat_template", "/model.custom_chat_template", unset=("",)),
-    **moved(
-        "max_model_len max_prompt_tokens max_response_tokens min_response_tokens temperature top_p top_k "
-        "enable_prompt_truncation enable_thinking trust_remote_code",
-        "/model.*",
-    ),
-}
-_AUXILIARY: Keys = {
-    **_ENGINE,
-    **refused("chat_template"),
-    **noted("temperature top_p top_k min_response_tokens enable_prompt_truncation"),
-}
-
 KEYS: Mapping[type[Any], Keys] = {
-    schema.BufferConfig: _BUFFER,
-    schema.ExplorerInputConfig: _EXPLORER_INPUT,
-    schema.TrainerInputConfig: _TRAINER_INPUT,
-    schema.TasksetConfig: _TASKSET,
-    schema.ExperienceBufferConfig: _EXPERIENCES,
-    schema.FormatConfig: _FORMAT,
-    schema.RolloutArgs: moved("n", "../repeat_times", yields=True) | noted("logprobs", 0),
+    schema.BufferConfig: {
+        **_CHOSEN,
+        **unset("train_batch_size", 0),
+        **noted("max_retry_times max_retry_interval explorer_output sft_batch_size", 1),
+        **noted("tokenizer_path pad_token_id cache_dir read_batch_size", 1),
+        **refused("explore_batch_size"),
+        **moved("expert_data_ratio", "/algorithm.sample_strategy_args.expert_data_ratio"),
+        **moved("train_dataset", "trainer_input.experience_buffer"),
+        **moved("sft_warmup_dataset", "trainer_input.auxiliary_buffers.sft_warmup_dataset"),
+        **moved("db_url", "trainer_input.experience_buffer.path", unset=("",)),
+    },
+    schema.ExplorerInputConfig: {
+        **_CHOSEN,
+        **moved("default_eval_workflow_type", "eval_tasksets[].default_workflow_type", unset=("",), yields=True),
+        "system_prompt": Moved(
+            tuple(f"{tasks}.format.system_prompt" for tasks in ("taskset", "tasksets[]", "eval_tasksets[]")),
+            unset=("",),
+            yields=True,
+        ),
+        **refused("reply_prefix"),
+    },
+    schema.TrainerInputConfig: {
+        **moved("sft_warmup_dataset", "auxiliary_buffers.sft_warmup_dataset"),
+        **refused("sft_warmup_steps"),
+        **noted("read_experience_strategy"),
+    },
+    schema.TasksetConfig: {
+        **_STORED,
+        **_CHOSEN,
+        **unset("subset_name", ""),
+        **unset("path"),
+        **noted("default_eval_workflow_type max_read_timeout use_priority_queue reuse_cooldown_time replay_buffer"),
+        **noted("replay_buffer_kwargs"),
+    },
+    schema.ExperienceBufferConfig: {
+        **_STORED,
+        **noted("data_selector task_selector", {"selector_type": "shuffle"}),
+        "replay_buffer_kwargs": Below(
+            moved("priority_fn", "../replay_buffer.priority_fn", yields=True),
+            Moved(("../replay_buffer.priority_fn_args.*",), yields=True),
+        ),
+        **noted("default_workflow_type default_eval_workflow_type default_reward_fn_type rollout_args workflow_args"),
+        **noted("reward_fn_args repeat_times"),
+    },
+    schema.FormatConfig: {
+        **refused("image_key video_key reply_prefix teacher_hint_key"),
+        **unset("workflow_key reward_fn_key chat_template", ""),
+        **noted("solution_key reward_key label_key", "solution", "reward"),
+        **moved("enable_thinking", "/model.enable_thinking"),
+    },
+    schema.RolloutArgs: moved("n", "../repeat_times", yields=True) | noted("logprobs"),
     schema.TaskSelectorConfig: noted("random_method", "numpy"),
-    schema.ExplorerConfig: _EXPLORER,
-    schema.OverRolloutConfig: refused("return_partial_tasks", False),
-    schema.RolloutModelConfig: _POLICY,
-    schema.AuxiliaryModelConfig: _AUXILIARY,
+    schema.ExplorerConfig: {
+        **noted("mode collect_experiences max_repeat_times_per_runner concurrent_mode", True, "asynchronous"),
+        **noted("runner_prepare_concurrency runner_prepare_max_retries max_pending_requests max_waiting_steps use_ray"),
+        **noted("backend service_status_check_interval min_running_model_num db_url runner_state_report_interval"),
+        **noted("logprobs max_inflight_batches", 1),
+        **moved("runner_num", "runner_per_model", convert=_per_engine, yields=True),
+        **moved("eval_on_latest_checkpoint", "bench_on_latest_checkpoint"),
+        **moved("proxy_port", "api_port"),
+        **moved("repeat_times", "/algorithm.repeat_times"),
+        **moved("temperature top_p top_k", "/model.*"),
+        **moved(
+            "engine_type engine_num tensor_parallel_size enable_prefix_caching enforce_eager dtype seed "
+            "gpu_memory_utilization enable_chunked_prefill use_v1 enable_thinking chat_template",
+            "rollout_model.*",
+        ),
+    },
+    schema.OverRolloutConfig: refused("return_partial_tasks"),
+    schema.RolloutModelConfig: {
+        **_ENGINE,
+        **moved("model_path", "/model.model_path", unset=("",), yields=True),
+        **noted("name"),
+        **moved("chat_template", "/model.custom_chat_template", unset=("",)),
+        **moved(
+            "max_model_len max_prompt_tokens max_response_tokens min_response_tokens temperature top_p top_k "
+            "enable_prompt_truncation enable_thinking trust_remote_code",
+            "/model.*",
+        ),
+    },
+    schema.AuxiliaryModelConfig: {
+        **_ENGINE,
+        **refused("chat_template"),
+        **noted("temperature top_p top_k min_response_tokens enable_prompt_truncation"),
+    },
 }

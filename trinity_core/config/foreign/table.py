@@ -1,7 +1,4 @@
-"""The table of foreign keys: an action for each key of Trinity-RFT and veRL that is not a setting here.
-
-The loader, its notices, the JSON Schema and `import-verl` all use it, so each key is listed once.
-"""
+"""The table of foreign keys, used by the loader, its notices, the JSON Schema and `import-verl`."""
 
 from __future__ import annotations
 
@@ -13,29 +10,22 @@ from pydantic import BaseModel
 from trinity_core.config import fields
 from trinity_core.config.fields import Type, types_of
 from trinity_core.config.foreign import rollout_keys, run_keys, verl_keys
-from trinity_core.config.foreign.key_action import (
-    Below,
-    Cases,
-    KeyAction,
-    Keys,
-    Moved,
-    Noted,
-    Refused,
-    Rewritten,
-)
+from trinity_core.config.foreign.actions import Below, Dropped, Keys, Moved
 from trinity_core.config.schema import Config, StageConfig
 
 ROOT = "trainer.trainer_config"
 KEYS: Mapping[type[Any], Keys] = {**run_keys.KEYS, **rollout_keys.KEYS, **verl_keys.KEYS}
-"""Section of the schema → foreign keys allowed in it."""
+"""Section of the schema → actions for foreign keys in it."""
 
 
 def accepted_keys(section: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
     """Yield the other keys that a section accepts, each with a sentence, and with the key here if it is just another
     spelling."""
     for name, action in KEYS.get(section, {}).items():
-        if name not in types_of(section) and not isinstance(action, Refused):
-            yield name, _sentence(action), action.setting if isinstance(action, Moved) else ""
+        if name not in types_of(section) and not (isinstance(action, Dropped) and action.refused):
+            target = action.to[0].lstrip("./") if isinstance(action, Moved) else ""
+            text = f"Same as `{target}`." if target else "Without effect (docs/porting.md)."
+            yield name, text, action.setting if isinstance(action, Moved) else ""
 
 
 def type_below(typed: Type | Below | None, part: str | int) -> Type | Below | None:
@@ -65,18 +55,3 @@ def type_at(section: type[BaseModel], path: Iterable[str | int]) -> Type | Below
     for part in path:
         typed = type_below(typed, part)
     return typed
-
-
-def _sentence(action: KeyAction) -> str:
-    match action:
-        case Noted() | Refused():
-            return "Without effect (docs/porting.md)."
-        case Moved(to=to):
-            return f"Same as `{to[0].lstrip('./')}`."
-        case Below(rest=rest):
-            return _sentence(rest) if rest is not None else "A section of another version."
-        case Cases(rest=rest):
-            return _sentence(rest)
-        case Rewritten():
-            return "Written in other keys here."
-    return ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trinity_core.config.fields import sections, setting_at, settings
-from trinity_core.config.foreign.key_action import Below, KeyAction, Moved, Noted, Refused, is_among
+from trinity_core.config.foreign.actions import Action, Below, Dropped, Moved, is_among
 from trinity_core.config.foreign.table import KEYS, ROOT
 from trinity_core.config.import_verl.keys import CONVERTED, COUNTERPARTS, RENAMED
 from trinity_core.config.import_verl.read import Unread, VerlRun
@@ -138,7 +138,7 @@ class Draft:
             else:
                 self.put(native, value, key)
 
-    def _counterpart(self, key: str) -> tuple[str, KeyAction | None]:
+    def _counterpart(self, key: str) -> tuple[str, Action | None]:
         """Return our key for a veRL key, and the action that leads to it; an empty key if there is none."""
         if native := COUNTERPARTS[self.verl.is_sft].get(key):
             return native, None
@@ -169,8 +169,7 @@ class Draft:
             return True
         action = next((_actions()[prefix] for prefix in (inner, *outer) if prefix in _actions()), None)
         action = action.rest if isinstance(action, Below) else action
-        is_silent = isinstance(action, Noted) and not action.is_told
-        return is_silent or (isinstance(action, Noted | Refused) and is_among(value, action.harmless))
+        return isinstance(action, Dropped) and action.requests_nothing(value)
 
     def left_out_lines(self) -> list[str]:
         """Return lines with the keys without a counterpart, by reason."""
@@ -193,10 +192,10 @@ class Draft:
 
 
 @functools.cache
-def _actions() -> Mapping[str, KeyAction]:
+def _actions() -> Mapping[str, Action]:
     """Return the table's actions for keys of `trainer.trainer_config`, also within sections, by dotted key."""
 
-    def flat(key: str, action: KeyAction) -> Iterator[tuple[str, KeyAction]]:
+    def flat(key: str, action: Action) -> Iterator[tuple[str, Action]]:
         yield key, action
         for name, inner in action.keys.items() if isinstance(action, Below) else ():
             yield from flat(f"{key}.{name}", inner)
@@ -227,7 +226,7 @@ def prefixes(key: str) -> Iterator[str]:
         key = key.rpartition(".")[0]
 
 
-def _converted(native: str, action: KeyAction | None, value: Any) -> Any:
+def _converted(native: str, action: Action | None, value: Any) -> Any:
     """Return veRL's value in our notation; None if it requests nothing."""
     if value is None or (isinstance(action, Moved) and is_among(value, action.unset)):
         return None
