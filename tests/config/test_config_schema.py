@@ -68,8 +68,6 @@ def test_recipes_name_the_schema_in_their_first_line(recipe: Path) -> None:
         "seed=4294967296",
         "stages=[{stage_name: a, modell: {}}]",
         "stages=[{stage_name: a, algorithm: {repeat_time: 2}}]",
-        "trainer.trainer_config.actor_rollout_ref.actor.grad_clp=1",
-        "trainer.trainer_config.actor_rollout_ref.actor.grad_clip=-1",
     ],
 )
 def test_schema_and_loader_refuse_the_same_mistakes(override: str) -> None:
