@@ -155,7 +155,6 @@ NOTED = [
     (f"{VERL}.data.max_prompt_length=512", f"{VERL}.data"),
     (f"{ACTOR}.megatron.tensor_model_parallel_size=2", f"{ACTOR}.megatron"),
     ("explorer.max_inflight_batches=4", "explorer.max_inflight_batches"),
-    ("algorithm={algorithm_type: raft, repeat_times: 4}", "algorithm.algorithm_type"),
 ]
 
 

@@ -16,7 +16,6 @@ Severity = Literal["error", "warning", "notice"]
 Code = Literal[
     "unreadable",  # a file is missing, cannot be opened, or is not YAML
     "duplicate-key",
-    "recursive",  # an anchor or interpolation that refers to itself
     "bad-override",
     "unresolved",  # an interpolation whose variable or key does not exist
     "unknown-key",
@@ -141,10 +140,9 @@ class Report:
         return any(self._locate(key)[0] in reported for key in keys)
 
     def forget(self, key: str) -> None:
-        """Drop the problems of a key without effect and of the keys below it, except duplicate and recursive keys."""
-        stays = ("duplicate-key", "recursive")
+        """Drop the problems of a key without effect and of the keys below it, except keys given twice."""
         self.problems = [
-            problem for problem in self.problems if problem.code in stays or not is_within(problem.key, key)
+            problem for problem in self.problems if problem.code == "duplicate-key" or not is_within(problem.key, key)
         ]
 
     def check(self) -> None:

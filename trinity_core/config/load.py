@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import expanded
 from trinity_core.config import rules, source
 from trinity_core.config.arguments import typed_arguments
-from trinity_core.config.findings import ConfigError, Finding, Report, SourceLocation
+from trinity_core.config.findings import ConfigError, Finding, Report, SourceLocation, value_at
 from trinity_core.config.foreign.translate import native
 from trinity_core.config.resolve import resolve
 from trinity_core.config.schema import Config, VerlConfig
@@ -71,15 +72,8 @@ def to_dict(config: Any) -> Any:
 
     For a configuration with stages these are the user's values, because each stage has its own defaults.
     """
-    if isinstance(config, Config) and config.stages:
-        return source.merge({}, config.given)
-    if isinstance(config, BaseModel):
-        return {name: to_dict(value) for name, value in config}
-    if isinstance(config, list | tuple):
-        return [to_dict(item) for item in config]
-    if isinstance(config, dict):
-        return {name: to_dict(item) for name, item in config.items()}
-    return config
+    values = config.given if isinstance(config, Config) and config.stages else config
+    return to_jsonable_python(values, inf_nan_mode="constants")
 
 
 def without_defaults(config: Any) -> Any:
@@ -136,7 +130,7 @@ def _load(
 def _native(origin: YamlSource, report: Report, stage: int | None = None) -> tuple[Tree, list[Finding]]:
     """Return the tree in this schema's keys with `${…}` replaced, and notices; with `stage`, upper sections as that
     stage inherits them."""
-    tree = interpolate(origin, lambda: to_dict(Config()), report, stage)
+    tree = interpolate(origin, lambda: dict(to_dict(Config())), report, stage)
     _include_trainer_files(tree, report)
     tree, notices = native(tree, report)
     if isinstance(folder := tree.get("plugin_dir"), str):
@@ -183,36 +177,30 @@ def _stage_tree(tree: Tree, index: int) -> Tree:
 
 def _include_trainer_files(tree: Tree, report: Report) -> None:
     """Replace every `trainer_config_path` by the file's content."""
-    listed = tree.get("stages")
-    _include_trainer_file(tree, "trainer", report)
-    for index, stage in enumerate(listed if isinstance(listed, list) else []):
-        if isinstance(stage, dict):
-            _include_trainer_file(stage, f"stages[{index}].trainer", report)
-
-
-def _include_trainer_file(tree: Tree, key: str, report: Report) -> None:
-    trainer = tree.get("trainer")
-    path = trainer.get("trainer_config_path") if isinstance(trainer, dict) else None
-    if not trainer or not path or not isinstance(path, str):
-        return
-    if trainer.get("trainer_config"):
-        report.add(
-            Finding(f"{key}.trainer_config_path", path, "two-spellings", "give this or trainer_config, not both.")
-        )
-        return
-    try:
-        content = source.read(Path(path), VerlConfig)
-    except ConfigError as error:
-        for problem in error.problems:
-            report.add(Finding(f"{key}.trainer_config_path", path, problem.code, str(problem)))
-        return
-    inner = Report(content.places)
-    inner.problems += content.problems
-    trainer["trainer_config"] = interpolate(content, dict, inner)
-    trainer["trainer_config_path"] = ""
-    problems = [replace(problem, key=f"{key}.trainer_config.{problem.key}") for problem in inner.problems]
-    report.problems += [problem for problem in problems if problem not in report.problems]
-    report.places |= {f"{key}.trainer_config.{name}": place for name, place in content.places.items() if name}
+    stages = tree["stages"] if isinstance(tree.get("stages"), list) else []
+    named = {"trainer": tree} | {f"stages[{index}].trainer": stage for index, stage in enumerate(stages)}
+    for key, holder in named.items():
+        trainer = holder.get("trainer") if isinstance(holder, dict) else None
+        path = trainer.get("trainer_config_path") if isinstance(trainer, dict) else None
+        if not trainer or not path or not isinstance(path, str):
+            continue
+        key, at = f"{key}.trainer_config", f"{key}.trainer_config_path"
+        if trainer.get("trainer_config"):
+            report.add(Finding(at, path, "two-spellings", "give this or trainer_config, not both."))
+            continue
+        try:
+            content = source.read(Path(path), VerlConfig)
+        except ConfigError as error:
+            for problem in error.problems:
+                report.add(Finding(at, path, problem.code, str(problem)))
+            continue
+        inner = Report(content.places)
+        inner.problems += content.problems
+        trainer["trainer_config"] = interpolate(content, dict, inner)
+        trainer["trainer_config_path"] = ""
+        problems = [replace(problem, key=f"{key}.{problem.key}") for problem in inner.problems]
+        report.problems += [problem for problem in problems if problem not in report.problems]
+        report.places |= {f"{key}.{name}": place for name, place in content.places.items() if name}
 
 
 def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report, stage: int | None = None) -> Tree:
@@ -224,14 +212,14 @@ def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report
     """
     if not source.refers:
         return source.tree
-    tree = _parsable(source.tree, "", report)
+    tree = source.tree
     stages = tree["stages"] if isinstance(tree.get("stages"), list) else []
     above = {name: value for name, value in tree.items() if name != "stages" or not stages}
 
-    def replaced(node: Any, within: int | None, key: str = "") -> Any:
-        own = stages[within] if within is not None and isinstance(stages[within], dict) else {}
+    def replaced(node: Tree, index: int | None, key: str = "") -> Any:
+        own = stages[index] if index is not None and isinstance(stages[index], dict) else {}
         seen = merge(tree, {name: value for name, value in own.items() if value is not None}, WHOLE)
-        return _replaced(node, seen, _container(seen, defaults()), key, report)
+        return _replaced(node, seen, _container(seen, defaults), key, report)
 
     result: Tree = replaced(above, stage)
     if stages:
@@ -242,47 +230,17 @@ def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report
     return result
 
 
-def _container(tree: Tree, defaults: Tree) -> Any:
-    """Return OmegaConf's container of a tree, in which references are resolved."""
+def _container(tree: Tree, defaults: Callable[[], Tree]) -> Any:
+    """Return OmegaConf's container of a tree, in which references are resolved; with defaults if keys are referred
+    to."""
     from omegaconf import OmegaConf
 
-    whole = merge(defaults, tree)
-    trainer = whole.get("trainer")
-    verl = trainer.get("trainer_config") if isinstance(trainer, dict) else None
-    if isinstance(verl, dict):
-        # Sections of a veRL configuration refer to each other as in a file of their own.
-        sections = [name for name in ("actor_rollout_ref", "critic") if name in verl and name not in tree]
-        whole |= {name: f"${{trainer.trainer_config.{name}}}" for name in sections}
+    whole = merge(defaults(), tree) if re.search(r"\$\{(?!oc\.env:)", str(tree)) else dict(tree)
+    verl = value_at(tree, ["trainer", "trainer_config"])
+    # Sections of a veRL configuration refer to each other as in a file of their own.
+    sections = [name for name in ("actor_rollout_ref", "critic") if isinstance(verl, dict) and name in verl]
+    whole |= {name: f"${{trainer.trainer_config.{name}}}" for name in sections if name not in tree}
     return OmegaConf.create(whole)
-
-
-def escaped(node: Any) -> Any:
-    """Escape literal `${` in texts; the inverse of `interpolate`."""
-    if isinstance(node, dict):
-        return {name: escaped(value) for name, value in node.items()}
-    if isinstance(node, list):
-        return [escaped(value) for value in node]
-    if isinstance(node, str):
-        return re.sub(r"(\\*)\$\{", lambda match: match.group(1) * 2 + r"\${", node)
-    return node
-
-
-def _parsable(node: Any, key: str, report: Report) -> Any:
-    """Return a copy in which invalid interpolations are reported and become None."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    if isinstance(node, dict):
-        return {name: _parsable(value, join_key(key, name), report) for name, value in node.items()}
-    if isinstance(node, list):
-        return [_parsable(value, join_key(key, index), report) for index, value in enumerate(node)]
-    if isinstance(node, str) and "${" in node:
-        try:
-            OmegaConf.create({"_": node})
-        except OmegaConfBaseException as error:
-            report.add(Finding(key, node, "unresolved", f"cannot be read: {first_line(error)}."))
-            return None
-    return node
 
 
 def _replaced(node: Any, seen: Any, resolved: Any, key: str, report: Report) -> Any:
@@ -292,16 +250,11 @@ def _replaced(node: Any, seen: Any, resolved: Any, key: str, report: Report) -> 
     from omegaconf.errors import OmegaConfBaseException
 
     def replaced(name: Any, value: Any) -> Any:
-        path = join_key(key, name)
-        is_here = name in seen if isinstance(seen, dict) else isinstance(name, int) and name < len(seen)
-        inner = seen[name] if is_here else None
+        path, inner = join_key(key, name), value_at(seen, [name])
         if isinstance(value, dict | list):
-            same = type(inner) is type(value)
-            return _replaced(value, inner, resolved[name], path, report) if same else None
-        if not isinstance(value, str) or "${" not in value:
+            return _replaced(value, inner, resolved[name], path, report) if type(inner) is type(value) else None
+        if not isinstance(value, str) or "${" not in value or inner != value:
             return value
-        if inner != value:
-            return None
         try:
             other = resolved[name]
             return OmegaConf.to_container(other, resolve=True) if OmegaConf.is_config(other) else other
@@ -323,3 +276,14 @@ def _reason(reason: str) -> str:
     if "Recursive interpolation" in reason:
         return "refers to itself."
     return f"cannot be interpolated: {reason}."
+
+
+def escaped(node: Any) -> Any:
+    """Escape literal `${` in texts; the inverse of `interpolate`."""
+    if isinstance(node, dict):
+        return {name: escaped(value) for name, value in node.items()}
+    if isinstance(node, list):
+        return [escaped(value) for value in node]
+    if isinstance(node, str):
+        return re.sub(r"(\\*)\$\{", lambda match: match.group(1) * 2 + r"\${", node)
+    return node

@@ -1,6 +1,6 @@
 """A YAML file with its overrides as a tree of plain values, with the location of every key.
 
-One walk over YAML's nodes produces the values, the locations and the problems. It follows the schema, so that settings
+One walk over YAML's nodes gives the values, the locations and the problems. It follows the schema, so that settings
 of type text keep their notation: `name: 1.10` is called 1.10, and an environment variable keeps its leading zeros.
 """
 
@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from trinity_core.config.fields import Type
-from trinity_core.config.findings import ConfigError, Finding, SourceLocation, is_below, is_within
+from trinity_core.config.findings import Code, ConfigError, Finding, SourceLocation, is_below, is_within
 from trinity_core.config.foreign.actions import Below
 from trinity_core.config.foreign.table import type_at, type_below
 from trinity_core.config.schema import Config
@@ -27,8 +27,6 @@ from trinity_core.config.yaml_text import Loader, shortened
 Tree = dict[str, Any]
 
 TAG = "tag:yaml.org,2002:"
-OBJECT = "!object"
-"""Tag for an object that is not a plain value; the node's text is its type."""
 WHOLE = frozenset({"experience_buffer", "taskset"})
 """Keys that a stage replaces as a whole, because the path of one data set and the columns of another do not belong
 together."""
@@ -68,17 +66,15 @@ def parse(text: str, name: str = "<text>", section: type[BaseModel] | None = Con
     try:
         walk.loader = loader = Loader(text)
         node = loader.get_single_node()
-        if node is None:
-            return walk.source({})
-        tree = walk.value(node, "", None if section is None else Type(section, (), False))
+        tree = {} if node is None else walk.value(node, "", None if section is None else Type(section, (), False))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
         raise _unreadable(f"is not valid YAML: {error.problem or error.context}.", name, line) from None
-    except yaml.YAMLError as error:
-        raise _unreadable(f"is not valid YAML: {first_line(error)}.", name) from None
     except RecursionError:
-        raise _unreadable("is not valid YAML: it is nested too deeply.", name) from None
+        raise _unreadable("is not valid YAML: it is nested too deeply, or refers to itself.", name) from None
+    except (yaml.YAMLError, ValueError, LookupError) as error:  # the latter two of a text that does not fit its tag
+        raise _unreadable(f"is not valid YAML: {first_line(error)}.", name) from None
     if not isinstance(tree, dict):
         raise _unreadable("must be a mapping of sections.", name)
     return walk.source(tree)
@@ -87,38 +83,17 @@ def parse(text: str, name: str = "<text>", section: type[BaseModel] | None = Con
 def from_values(tree: Mapping[str, Any]) -> YamlSource:
     """Return a source of Python values, taken unchanged."""
     walk = _Walk(None)
-    return walk.source(walk.value(_Representer(sort_keys=False).represent_data(dict(tree)), "", None))
-
-
-class _Representer(yaml.representer.SafeRepresenter):
-    """Converts Python values to YAML nodes."""
-
-    def plain_node(self, value: str | int | float) -> yaml.Node:
-        """Represent a subtype of text or number, such as NumPy's, as the plain value."""
-        kind = next(kind for kind in (str, int, float) if isinstance(value, kind))
-        return self.represent_data(kind(str.__str__(value) if kind is str else value))
-
-    def object_node(self, value: Any) -> yaml.ScalarNode:
-        """Represent a value that YAML does not have."""
-        return yaml.ScalarNode(OBJECT, type(value).__name__)
-
-
-_PLAIN = (type(None), str, bool, int, float, list, tuple, dict)
-_Representer.yaml_representers = {kind: _Representer.yaml_representers[kind] for kind in _PLAIN}
-_Representer.yaml_multi_representers = {
-    **dict.fromkeys((str, int, float), _Representer.plain_node),  # type: ignore[arg-type]
-    **{kind: _Representer.yaml_representers[kind] for kind in (list, dict)},
-    object: _Representer.object_node,  # type: ignore[dict-item]
-}
+    return walk.source(walk.plain(tree, ""))
 
 
 class _Walk:
-    """Walks over the nodes of a file, an override, or Python values."""
+    """Walks over the nodes of a file or an override, or over Python values."""
 
     def __init__(self, file: str | None, has_lines: bool = True) -> None:
         self._file, self._has_lines = file, has_lines
         self._places = {"": SourceLocation(file)}
         self._problems: list[Finding] = []
+        self._merged: set[yaml.Node] = set()
         self._refers = False
         self.loader = Loader("")
 
@@ -126,90 +101,86 @@ class _Walk:
         """Return the tree with everything collected during the walk."""
         return YamlSource(tree, self._places, self._problems, self._refers)
 
-    def value(self, node: yaml.Node, key: str, typed: Type | Below | None, above: tuple[yaml.Node, ...] = ()) -> Any:
+    def value(self, node: yaml.Node, key: str, typed: Type | Below | None) -> Any:
         """Return the value of a node at a key. Unusable values are reported and become None.
 
-        Raises YAMLError for a text that does not fit its tag.
+        Raises YAMLError, ValueError or LookupError for a text that does not fit its tag, RecursionError for a node that
+        contains itself.
         """
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, key, typed)
-        if node.tag != f"{TAG}{'map' if isinstance(node, yaml.MappingNode) else 'seq'}":
-            return self.loader.construct_object(node, deep=True)  # raises
-        if node in above:
-            return self._problem(node, key, "recursive", "refers to itself.")
-        above = (*above, node)
-        if isinstance(node, yaml.MappingNode):
-            return {
-                name: self.value(value, join_key(key, name), type_below(typed, name), above)
-                for name, value in self._entries(node, key, above).items()
-            }
-        values = []
-        for index, item in enumerate(node.value):
-            self._places[join_key(key, index)] = self._place(item)
-            values.append(self.value(item, join_key(key, index), type_below(typed, index), above))
-        return values
-
-    def _entries(self, node: yaml.MappingNode, key: str, above: tuple[yaml.Node, ...]) -> dict[str, yaml.Node]:
-        """Return the entries of a mapping, including those merged by `<<`; their locations are recorded."""
-        inherited: dict[str, yaml.Node] = {}
-        own: dict[str, yaml.Node] = {}
-        merges: list[yaml.Node] = []
-        for name_node, value in node.value:
-            if name_node.tag == f"{TAG}merge":
-                if merges:
-                    self._twice(
-                        name_node, join_key(key, "<<"), self._place(merges[0]), "; write one, <<: [*one, *other]"
-                    )
-                merges.append(name_node)
-                inherited |= self._merged(value, key, above)
-                continue
-            if not isinstance(name_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "found unhashable key", name_node.start_mark)
-            name = name_node.value or "null"
+            is_number = node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool")
+            keeps_text = is_number and not node.style and isinstance(typed, Type) and typed.plain is str
+            return node.value if keeps_text else self._checked(self.loader.construct_object(node), key, node)
+        if isinstance(node, yaml.MappingNode) and node.tag == f"{TAG}map":
+            self._merge(node, key)
+            entries: list[tuple[str | int, yaml.Node, yaml.Node]] = [
+                (name.value or "null", name, value) for name, value in node.value
+            ]
+        elif isinstance(node, yaml.SequenceNode) and node.tag == f"{TAG}seq":
+            entries = [(index, item, item) for index, item in enumerate(node.value)]
+        else:
+            problem = f"{node.tag.removeprefix(TAG)} is no kind of value here"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        values = {}
+        for name, named, value in entries:
             path = join_key(key, name)
-            if name in own:
-                self._twice(name_node, path, self._places[path])
-            own[name] = value
-            self._places[path] = self._place(name_node)
-        return {**inherited, **own}
+            self._places[path] = self._place(named)
+            values[name] = self.value(value, path, type_below(typed, name))
+        return values if isinstance(node, yaml.MappingNode) else list(values.values())
 
-    def _merged(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> dict[str, yaml.Node]:
-        """Return the entries that `<<: *anchor` or `<<: [*one, *other]` merges; the first anchor wins."""
-        merged: dict[str, yaml.Node] = {}
-        for mapping in reversed(node.value) if isinstance(node, yaml.SequenceNode) else [node]:
-            if not isinstance(mapping, yaml.MappingNode):
-                problem = f"expected a mapping for merging, but found {type(mapping).__name__}"
-                raise yaml.constructor.ConstructorError(None, None, problem, mapping.start_mark)
-            if mapping in above:
-                self._problem(mapping, join_key(key, "<<"), "recursive", "refers to itself.")
-            else:
-                merged |= self._entries(mapping, key, (*above, mapping))
-        return merged
-
-    def _scalar(self, node: yaml.ScalarNode, key: str, typed: Type | Below | None) -> Any:
-        is_number = node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool")
-        if is_number and not node.style and isinstance(typed, Type) and typed.plain is str:
-            return node.value
-        if node.tag == OBJECT:
-            message = f"must be text, a number, true, false or null, not a {node.value}."
-            return self._problem(node, key, "wrong-type", message)
-        value = self.loader.construct_object(node)
-        if not isinstance(value, str):
+    def plain(self, value: Any, key: str) -> Any:
+        """Return a Python value as YAML has it: a subtype of text or number, such as NumPy's, as the plain value."""
+        self._places.setdefault(key, SourceLocation(self._file))
+        if isinstance(value, Mapping):
+            named = {"null" if name is None else str(name): part for name, part in value.items()}
+            return {name: self.plain(part, join_key(key, name)) for name, part in named.items()}
+        if isinstance(value, list | tuple):
+            return [self.plain(part, join_key(key, index)) for index, part in enumerate(value)]
+        if value is None or isinstance(value, bool):
             return value
+        if isinstance(value, str):
+            return self._checked(str.__str__(value), key)
+        for kind in (int, float):
+            if isinstance(value, kind):
+                return kind(value)
+        message = f"must be text, a number, true, false or null, not a {type(value).__name__}."
+        return self._problem(key, "wrong-type", message)
+
+    def _merge(self, node: yaml.MappingNode, key: str) -> None:
+        """Put the entries that `<<` merges into a mapping, after a look for keys that it gives twice itself."""
+        if node in self._merged:
+            return
+        self._merged.add(node)
+        given: dict[str, yaml.Node] = {}
+        for name, _ in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "found unhashable key", name.start_mark)
+            if name.value in given:
+                line = self._place(given[name.value]).line
+                since = f", first in line {line}" if line else ""
+                self._problem(join_key(key, name.value), "duplicate-key", f"is given twice{since}.", name)
+            given[name.value] = name
+        self.loader.flatten_mapping(node)
+
+    def _checked(self, value: Any, key: str, node: yaml.Node | None = None) -> Any:
         if value == "???":
-            return self._problem(node, key, "missing", "must be given.")
-        self._refers |= "${" in value
+            return self._problem(key, "missing", "must be given.", node)
+        if isinstance(value, str) and "${" in value:
+            from omegaconf import OmegaConf
+            from omegaconf.errors import OmegaConfBaseException
+
+            self._refers = True
+            try:
+                OmegaConf.create({"_": value})
+            except OmegaConfBaseException as error:
+                return self._problem(key, "unresolved", f"cannot be read: {first_line(error)}.", node)
         return value
 
-    def _place(self, node: yaml.Node) -> SourceLocation:
-        mark = node.start_mark if self._has_lines else None
-        return SourceLocation(self._file, mark.line + 1 if mark is not None else None)
+    def _place(self, node: yaml.Node | None) -> SourceLocation:
+        has_line = self._has_lines and node is not None and node.start_mark is not None
+        return SourceLocation(self._file, node.start_mark.line + 1 if has_line and node is not None else None)
 
-    def _twice(self, node: yaml.Node, key: str, first: SourceLocation, remedy: str = "") -> None:
-        since = f", first in line {first.line}" if first.line else ""
-        self._problem(node, key, "duplicate-key", f"is given twice{since}{remedy}.")
-
-    def _problem(self, node: yaml.Node, key: str, code: Any, message: str) -> None:
+    def _problem(self, key: str, code: Code, message: str, node: yaml.Node | None = None) -> None:
         self._problems.append(Finding(key, None, code, message).at(self._place(node)))
 
 
@@ -257,7 +228,7 @@ def override(source: YamlSource, overrides: Sequence[str]) -> None:
             continue
         try:
             _override(source, parts, raw, place.file)
-        except (yaml.YAMLError, RecursionError):
+        except (yaml.YAMLError, ValueError, RecursionError):
             problems.append(Finding(key, raw, "unreadable", "the value is not valid YAML.").at(place))
         except LookupError as error:
             problems.append(Finding(key, raw, "bad-override", str(error.args[0])).at(place))

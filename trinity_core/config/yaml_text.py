@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -40,24 +39,9 @@ def _integer(loader: Loader, node: yaml.ScalarNode) -> int:
     return int(text) if text.lstrip("-+").isdecimal() else int(text, 0)
 
 
-def _fitting(construct: Callable[[Loader, yaml.ScalarNode], Any]) -> Callable[[Loader, yaml.ScalarNode], Any]:
-    """Return a constructor that refuses a text that does not fit its tag, as in `!!float text`."""
-
-    def constructed(loader: Loader, node: yaml.ScalarNode) -> Any:
-        try:
-            return construct(loader, node)
-        except (IndexError, KeyError, ValueError):
-            problem = f"{shortened(node.value)!r} is no {node.tag.rpartition(':')[2]}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
-
-    return constructed
-
-
 _KEPT = {None, *(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map"))}
 Loader.yaml_constructors = {tag: each for tag, each in yaml.SafeLoader.yaml_constructors.items() if tag in _KEPT}
-Loader.add_constructor(_INT, _fitting(_integer))
-for _tag in (_FLOAT, "tag:yaml.org,2002:bool"):
-    Loader.add_constructor(_tag, _fitting(yaml.SafeLoader.yaml_constructors[_tag]))
+Loader.add_constructor(_INT, _integer)
 
 
 def parse_value(text: str) -> Any:
