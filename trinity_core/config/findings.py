@@ -177,6 +177,14 @@ def value_at(tree: Any, path: str | Sequence[str | int]) -> Any:
     return tree
 
 
+def conflict(config: Any, key: str, message: str, *rests_on: str, code: Code = "conflict", meant: str = "") -> Finding:
+    """Return a finding about the value at a key of `config`; `meant` is the suggestion."""
+    value: Any = config
+    for part in key.replace("[", ".").replace("]", "").split("."):
+        value = getattr(value, part, None) if not isinstance(value, Mapping | tuple) else value_at(value, [part])
+    return Finding(key, value, code, message, rests_on, meant)
+
+
 def is_below(key: str, path: str) -> bool:
     return key.startswith((f"{path}.", f"{path}["))
 

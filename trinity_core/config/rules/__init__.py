@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trinity_core.config.findings import Finding, Report, repeated_names, unusable_name
+from trinity_core.config.findings import Finding, Report, conflict, repeated_names, unusable_name
 from trinity_core.config.rules import algorithm, experiences, explorer, resources, tasks
 from trinity_core.config.schema import BufferConfig, Config
 
@@ -36,12 +36,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         tasks.joined_rules,
         resources.trainer_rules,
     )
-    findings = [
-        *_spelled_twice(written),
-        *tasks.tasks_spelled_twice(written),
-        *(finding for rule in rules for finding in rule(config)),
-    ]
-    report.extend(findings)
+    report.extend([*_spelled_twice(written), *(finding for rule in rules for finding in rule(config))])
 
 
 def check_stage_list(config: Config, report: Report) -> None:
@@ -54,32 +49,39 @@ def check_stage_list(config: Config, report: Report) -> None:
 
 
 def _spelled_twice(written: Config) -> Iterator[Finding]:
-    inputs = written.buffer.explorer_input
-    if inputs.taskset is not None and inputs.tasksets:
-        yield Finding(f"{tasks.INPUT}.tasksets", None, "two-spellings", "give this or taskset, not both.")
-    steps, other = written.buffer.total_steps, written.trainer.total_steps
-    if steps is not None and other is not None and steps != other:
-        yield Finding(
-            "trainer.total_steps",
-            other,
-            "two-spellings",
-            f"is {other}, but buffer.total_steps is {steps}; give one of them.",
-        )
-    optimizer = written.algorithm.optimizer
-    if optimizer.lr_warmup_steps and optimizer.lr_warmup_steps_ratio:
-        message = "give this or lr_warmup_steps, not both."
-        yield Finding(
-            "algorithm.optimizer.lr_warmup_steps_ratio", optimizer.lr_warmup_steps_ratio, "two-spellings", message
-        )
-    if written.model.custom_chat_template and written.model.chat_template_path:
-        message = "give this or custom_chat_template, not both."
-        yield Finding("model.chat_template_path", written.model.chat_template_path, "two-spellings", message)
+    optimizer, model, inputs = written.algorithm.optimizer, written.model, written.buffer.explorer_input
+    twice = [
+        (f"{tasks.INPUT}.tasksets", "taskset", inputs.taskset is not None and inputs.tasksets),
+        (
+            "algorithm.optimizer.lr_warmup_steps_ratio",
+            "lr_warmup_steps",
+            optimizer.lr_warmup_steps and optimizer.lr_warmup_steps_ratio,
+        ),
+        (
+            "model.chat_template_path",
+            "custom_chat_template",
+            model.chat_template_path and model.custom_chat_template,
+        ),
+    ]
+    for key, taskset in tasks.written_tasksets(written):
+        selects = taskset.task_selector != tasks.TaskSelectorConfig()
+        twice += [
+            (f"{key}.data_selector", "task_selector", taskset.data_selector is not None and selects),
+            (f"{key}.weight_by_step", "weight", taskset.weight is not None and taskset.weight_by_step),
+        ]
+    for key, other, is_given in twice:
+        if is_given:
+            yield conflict(written, key, f"give this or {other}, not both.", code="two-spellings")
+    steps, other_steps = written.buffer.total_steps, written.trainer.total_steps
+    if None not in (steps, other_steps) and steps != other_steps:
+        message = f"is {other_steps}, but buffer.total_steps is {steps}; give one of them."
+        yield conflict(written, "trainer.total_steps", message, code="two-spellings")
 
 
 def _names(config: Config) -> Iterator[Finding]:
-    for key, name in (("project", config.project), ("name", config.name)):
-        if wrong := unusable_name(name):
-            yield Finding(key, name, "invalid", wrong)
+    for key in ("project", "name"):
+        if wrong := unusable_name(getattr(config, key)):
+            yield conflict(config, key, wrong, code="invalid")
 
 
 def _serve(config: Config) -> Iterator[Finding]:
@@ -88,15 +90,14 @@ def _serve(config: Config) -> Iterator[Finding]:
         return
     if not config.explorer.rollout_model.enable_openai_api:
         message = "must be true in mode serve, whose users come through that API."
-        yield Finding("explorer.rollout_model.enable_openai_api", False, "conflict", message, ("mode",))
-    for key in (f"{tasks.INPUT}.taskset", f"{tasks.INPUT}.tasksets"):
-        if config.written(key):
-            message = "must be left out in mode serve: users' requests take the place of tasks."
-            yield Finding(key, None, "conflict", message, ("mode",))
-    for key, default in (("buffer.total_steps", None), ("buffer.total_epochs", BufferConfig().total_epochs)):
-        if (length := config.written(key)) not in (None, default):
-            message = "must be left out in mode serve, which ends when its trainer has finished; set it there."
-            yield Finding(key, length, "conflict", message, ("mode",))
-    if config.synchronizer.max_staleness is not None:
-        message = "must be left out in mode serve: the time of users' feedback is unknown."
-        yield Finding("synchronizer.max_staleness", config.synchronizer.max_staleness, "conflict", message, ("mode",))
+        yield conflict(config, "explorer.rollout_model.enable_openai_api", message, "mode")
+    usual = {"buffer.total_epochs": BufferConfig().total_epochs}
+    for key, why in {
+        f"{tasks.INPUT}.taskset": "users' requests take the place of tasks.",
+        f"{tasks.INPUT}.tasksets": "users' requests take the place of tasks.",
+        "buffer.total_steps": "it ends when its trainer has finished; set it there.",
+        "buffer.total_epochs": "it ends when its trainer has finished; set it there.",
+        "synchronizer.max_staleness": "the time of users' feedback is unknown.",
+    }.items():
+        if config.written(key) not in (None, [], usual.get(key)):
+            yield conflict(config, key, f"must be left out in mode serve: {why}", "mode")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from trinity_core.base.errors import closest
 from trinity_core.base.registry import registry_of
-from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType
-from trinity_core.config.findings import Finding
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.findings import Finding, conflict
 from trinity_core.config.rules.tasks import training_tasksets
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.schema.buffer import RolloutArgs
@@ -27,35 +27,28 @@ def algorithm_rules(config: Config) -> Iterator[Finding]:
     name, key = config.algorithm.algorithm_type, "algorithm.algorithm_type"
     known = ALGORITHMS.get(name)
     if known is None:
-        listed = ", ".join(sorted(ALGORITHMS))
-        yield Finding(
-            key, name, "unknown-choice", f"must be one of {listed}, not '{name}'.", suggestion=closest(name, ALGORITHMS)
-        )
+        message = f"must be one of {', '.join(sorted(ALGORITHMS))}, not '{name}'."
+        yield conflict(config, key, message, code="unknown-choice", meant=closest(name, ALGORITHMS))
         return
-    if known.uses_rollouts:
-        yield from _pairs_of_rollouts(config, known)
-        least = 1 if chooses_every_rollout(config) else known.min_repeat_times
-        repeats = [("algorithm.repeat_times", config.algorithm.repeat_times)]
-        repeats += [(f"{where}.repeat_times", taskset.repeat_times) for where, taskset in training_tasksets(config)]
-        for where, times in repeats:
-            if times < least:
-                message = f"{name} compares rollouts of the same task, so it needs at least {least}, not {times}."
-                message += f" {RAFT}" if name == "raft" else ""
-                yield Finding(where, times, "conflict", message, (key, "algorithm.repeat_times"))
-                break
-    elif config.explores:
-        message = f"{name} learns from a data set, without an explorer: the mode must be train, not {config.mode}."
-        yield Finding("mode", config.mode, "conflict", message, (key,))
-
-
-def _pairs_of_rollouts(config: Config, known: AlgorithmType) -> Iterator[Finding]:
-    chosen, key = config.algorithm.policy_loss_fn, "algorithm.policy_loss_fn"
-    loss = registry_of(key).get(chosen)
-    if loss is not None and loss.rows_per_unit > 1 and chosen != known.policy_loss_fn:
-        message = (
-            f"{chosen} compares the pairs of a data set, but adjacent rollouts of {known.name} are no pairs: write "
-        )
-        yield Finding(key, chosen, "conflict", f"{message}algorithm_type: dpo.", ("algorithm.algorithm_type",))
+    if not known.uses_rollouts:
+        if config.explores:
+            message = f"{name} learns from a data set, without an explorer: the mode must be train, not {config.mode}."
+            yield conflict(config, "mode", message, key)
+        return
+    loss = config.algorithm.policy_loss_fn
+    definition = registry_of("algorithm.policy_loss_fn").get(loss)
+    if definition is not None and definition.rows_per_unit > 1 and loss != known.policy_loss_fn:
+        message = f"{loss} compares the pairs of a data set: write algorithm_type: dpo. {name}'s rollouts are no pairs."
+        yield conflict(config, "algorithm.policy_loss_fn", message, key)
+    least = 1 if chooses_every_rollout(config) else known.min_repeat_times
+    repeats = [("algorithm.repeat_times", config.algorithm.repeat_times)]
+    repeats += [(f"{where}.repeat_times", taskset.repeat_times) for where, taskset in training_tasksets(config)]
+    for where, times in repeats:
+        if times < least:
+            message = f"{name} compares rollouts of the same task, so it needs at least {least}, not {times}."
+            message += f" {RAFT}" if name == "raft" else ""
+            yield conflict(config, where, message, key, "algorithm.repeat_times")
+            break
 
 
 def chooses_every_rollout(config: Config) -> bool:
@@ -65,39 +58,36 @@ def chooses_every_rollout(config: Config) -> bool:
 
 
 def model_rules(config: Config) -> Iterator[Finding]:
-    model = config.model
-    if config.external_model and model.max_model_len is None:
+    model, longest = config.model, config.model.max_model_len
+    if config.external_model and longest is None:
         return
     if not model.model_path and not config.external_model:
-        yield Finding(
-            "model.model_path", model.model_path, "missing", "must be given: a Hugging Face folder or hub name."
-        )
-    if model.max_model_len is None:
+        message = "must be given: a Hugging Face folder or hub name."
+        yield conflict(config, "model.model_path", message, code="missing")
+    limits = ("model.max_prompt_tokens", "model.max_response_tokens")
+    if longest is None:
         message = "must be given, or both max_prompt_tokens and max_response_tokens, from which it follows."
-        yield Finding(
-            "model.max_model_len", None, "missing", message, ("model.max_prompt_tokens", "model.max_response_tokens")
-        )
+        yield conflict(config, "model.max_model_len", message, *limits, code="missing")
         return
-    for name, other in (("max_response_tokens", "prompt"), ("max_prompt_tokens", "response")):
-        limit = getattr(model, name)
-        if limit >= model.max_model_len and (other == "response" or model.max_prompt_tokens <= 1):
-            message = f"is {limit}, which leaves no room for a {other} within max_model_len {model.max_model_len}."
-            yield Finding(
-                f"model.{name}", limit, "conflict", message, ("model.max_model_len", "model.max_response_tokens")
-            )
-            break
-    if model.min_response_tokens >= model.max_response_tokens:
-        least, most = model.min_response_tokens, model.max_response_tokens
+    room = f"leaves no room for a {{}} within max_model_len {longest}."
+    if model.max_response_tokens >= longest and model.max_prompt_tokens <= 1:
+        message = f"is {model.max_response_tokens}, which {room.format('prompt')}"
+        yield conflict(config, limits[1], message, "model.max_model_len")
+    elif model.max_prompt_tokens >= longest:
+        message = f"is {model.max_prompt_tokens}, which {room.format('response')}"
+        yield conflict(config, limits[0], message, "model.max_model_len", limits[1])
+    least, most = model.min_response_tokens, model.max_response_tokens
+    if least >= most:
         message = f"must be less than max_response_tokens, which is {most}; it is {least}."
-        yield Finding("model.min_response_tokens", least, "conflict", message, ("model.max_response_tokens",))
+        yield conflict(config, "model.min_response_tokens", message, limits[1])
 
 
 def sampling_rules(config: Config) -> Iterator[Finding]:
     """`inference.settings.policy_engine` repeats this check at start, when the number of GPUs is known."""
     if config.mode == "bench" or not config.cluster.gpu_per_node:
         return
+    rests_on = ("cluster.gpu_per_node", "model.temperature", restricted_sampling(config))
     for key, value, message in unreported_temperatures(config):
-        rests_on = ("cluster.gpu_per_node", "model.temperature", restricted_sampling(config))
         yield Finding(key, value, "conflict", message, rests_on)
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from trinity_core.base.errors import TrinityError, closest
 from trinity_core.config.engine_args import faults, is_lossy
-from trinity_core.config.findings import Finding, repeated_names, unusable_name
+from trinity_core.config.findings import Finding, conflict, repeated_names, unusable_name
 from trinity_core.config.schema import Config
 
 EXTERNAL = "explorer.external_model"
@@ -36,17 +36,15 @@ REASONING_PARSERS = (
 
 
 def auxiliary_rules(config: Config) -> Iterator[Finding]:
-    models = config.explorer.auxiliary_models
-    for index, model in enumerate(models):
-        key = f"explorer.auxiliary_models[{index}]"
+    models = {f"explorer.auxiliary_models[{i}]": model for i, model in enumerate(config.explorer.auxiliary_models)}
+    for key, model in models.items():
         if not model.model_path:
-            yield Finding(
-                f"{key}.model_path", model.model_path, "missing", "must be given: a Hugging Face folder or hub name."
-            )
-    names = ((f"explorer.auxiliary_models[{i}].name", model.name) for i, model in enumerate(models) if model.name)
+            message = "must be given: a Hugging Face folder or hub name."
+            yield conflict(config, f"{key}.model_path", message, code="missing")
+    names = ((f"{key}.name", model.name) for key, model in models.items() if model.name)
     yield from repeated_names("auxiliary models", names)
     if wrong := unusable_name(config.explorer.name):
-        yield Finding("explorer.name", config.explorer.name, "invalid", wrong)
+        yield conflict(config, "explorer.name", wrong, code="invalid")
 
 
 def engine_argument_rules(config: Config) -> Iterator[Finding]:
@@ -57,19 +55,18 @@ def engine_argument_rules(config: Config) -> Iterator[Finding]:
         for name, code, message, meant in faults(args, type(model).model_fields, config.cluster.gpu_per_node == 0):
             where = f"{key}.extra_engine_args.{name}"
             yield Finding(where, args[name], code, message, (per_node,) if "GPU" in message else (), meant)
-    rollout, lora = config.explorer.rollout_model.extra_engine_args, config.model.lora
-    if lora is not None and lora.load_in_4bit and "quantization" in rollout:
+    args, lora = config.explorer.rollout_model.extra_engine_args, config.model.lora
+    if lora is not None and lora.load_in_4bit and "quantization" in args:
         message = "cannot go with load_in_4bit, where the engine's weights have 4 bits already."
-        where = "explorer.rollout_model.extra_engine_args.quantization"
-        yield Finding(where, rollout["quantization"], "conflict", message, ("model.lora_configs",))
-    correction = "algorithm.rollout_correction"
-    if is_lossy(rollout) and config.algorithm.rollout_correction == "none":
+        yield conflict(config, "explorer.rollout_model.extra_engine_args.quantization", message, "model.lora_configs")
+    if is_lossy(args) and config.algorithm.rollout_correction == "none":
         message = "leaves the gap uncorrected that fp8 rollouts have (extra_engine_args): set tis_token or another one."
-        yield Finding(correction, "none", "conflict", message, ("algorithm.algorithm_type",))
+        yield conflict(config, "algorithm.rollout_correction", message, "algorithm.algorithm_type")
 
 
 def external_rules(config: Config) -> Iterator[Finding]:
-    """Check the address, the model's name, and that a variable's name is given instead of a key."""
+    """Check the address, the model's name, and that a variable's name is given instead of a key. Values may be secrets,
+    so none is repeated."""
     external = config.explorer.external_model
     if external is None:
         return
@@ -83,7 +80,7 @@ def external_rules(config: Config) -> Iterator[Finding]:
     for index, model in enumerate(config.explorer.auxiliary_models if config.external_model else ()):
         if model.max_model_len is None:
             message = "must be given, as model.max_model_len is not, which an endpoint does not need."
-            yield Finding(f"explorer.auxiliary_models[{index}].max_model_len", None, "missing", message)
+            yield conflict(config, f"explorer.auxiliary_models[{index}].max_model_len", message, code="missing")
 
 
 def key_of_endpoint(config: Config) -> str:
@@ -124,15 +121,15 @@ def _no_address(url: str) -> str:
 
 def openai_api_rules(config: Config) -> Iterator[Finding]:
     """Yield unknown parsers, and tool calls without a parser."""
+    parsers = {"tool_call_parser": TOOL_CALL_PARSERS, "reasoning_parser": REASONING_PARSERS}
     for key, model in config.explorer.models.items():
-        parsers = (
-            ("tool_call_parser", model.tool_call_parser, TOOL_CALL_PARSERS),
-            ("reasoning_parser", model.reasoning_parser, REASONING_PARSERS),
-        )
-        for name, parser, known in parsers:
+        for name, known in parsers.items():
+            parser = getattr(model, name)
             if parser is not None and parser not in known:
                 message = f"must be one of {', '.join(known)}, not '{parser}'."
-                yield Finding(f"{key}.{name}", parser, "unknown-choice", message, suggestion=closest(parser, known))
+                meant = closest(parser, known)
+                yield conflict(config, f"{key}.{name}", message, code="unknown-choice", meant=meant)
         if model.enable_auto_tool_choice and model.tool_call_parser is None:
             message = "needs tool_call_parser, which reads the model's tool calls."
-            yield Finding(f"{key}.enable_auto_tool_choice", True, "missing", message, (f"{key}.tool_call_parser",))
+            parser_key = f"{key}.tool_call_parser"
+            yield conflict(config, f"{key}.enable_auto_tool_choice", message, parser_key, code="missing")

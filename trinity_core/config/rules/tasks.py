@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.config.findings import Finding, repeated_names
+from trinity_core.config.findings import Finding, conflict, repeated_names
 from trinity_core.config.paths import PIPELINE, SPLITS, other_paths, reads_output
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.config.schema.buffer import TaskSelectorConfig
@@ -34,73 +33,52 @@ def eval_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
     ]
 
 
+def written_tasksets(written: Config) -> list[tuple[str, TasksetConfig]]:
+    """Return each task set of a configuration that is not resolved, with its key."""
+    inputs = written.buffer.explorer_input
+    listed = {"tasksets": inputs.tasksets, "eval_tasksets": inputs.eval_tasksets}
+    single = [(f"{INPUT}.taskset", inputs.taskset)] if inputs.taskset is not None else []
+    return single + [(f"{INPUT}.{name}[{i}]", each) for name, sets in listed.items() for i, each in enumerate(sets)]
+
+
 def task_rules(config: Config) -> Iterator[Finding]:
-    known = ALGORITHMS.get(config.algorithm.algorithm_type)
-    explores = config.mode in ("both", "explore") and (known is None or known.uses_rollouts)
-    inputs = config.buffer.explorer_input
-    if explores and not inputs.tasksets:
-        yield Finding(
-            f"{INPUT}.taskset",
-            None,
-            "missing",
-            f"must be given, or tasksets, in mode {config.mode}: the explorer needs tasks.",
-            ("mode",),
-        )
-    if config.mode == "bench" and not inputs.eval_tasksets:
-        yield Finding(
-            f"{INPUT}.eval_tasksets", None, "missing", "must be given in mode bench: there is nothing to evaluate on."
-        )
-    tasksets = [*training_tasksets(config), *eval_tasksets(config)]
+    training, evaluation = training_tasksets(config), eval_tasksets(config)
+    if config.mode in ("both", "explore") and not config.is_supervised and not training:
+        message = f"must be given, or tasksets, in mode {config.mode}: the explorer needs tasks."
+        yield conflict(config, f"{INPUT}.taskset", message, "mode", code="missing")
+    if config.mode == "bench" and not evaluation:
+        message = "must be given in mode bench: there is nothing to evaluate on."
+        yield conflict(config, f"{INPUT}.eval_tasksets", message, code="missing")
     produced = config.data_processor.task_pipeline is not None
-    for key, taskset in tasksets:
+    for key, taskset in (*training, *evaluation):
         if not taskset.path.strip() and not produced and taskset.storage_type != "queue":
-            yield Finding(f"{key}.path", taskset.path, "missing", PATH)
+            yield conflict(config, f"{key}.path", PATH, code="missing")
         if SEVERAL in taskset.path and taskset.storage_type != "file":
-            yield Finding(f"{key}.path", taskset.path, "conflict", ONE_PATH, (f"{key}.storage_type",))
-    yield from _pipeline(config, tasksets)
-    yield from _weights(training_tasksets(config))
-    yield from _queues(config, training_tasksets(config), eval_tasksets(config))
-    for group in (training_tasksets(config), eval_tasksets(config)):
+            yield conflict(config, f"{key}.path", ONE_PATH, f"{key}.storage_type")
+    yield from _pipeline(config)
+    yield from _weights(config)
+    yield from _queues(config)
+    for group in (training, evaluation):
         yield from repeated_names("task sets", ((f"{key}.name", taskset.name) for key, taskset in group))
 
 
-def tasks_spelled_twice(written: Config) -> Iterator[Finding]:
-    """Yield task sets that give a selector or a weight in two ways."""
-    inputs = written.buffer.explorer_input
-    listed = [("taskset", inputs.taskset)] if inputs.taskset is not None else []
-    listed += [(f"tasksets[{i}]", taskset) for i, taskset in enumerate(inputs.tasksets)]
-    listed += [(f"eval_tasksets[{i}]", taskset) for i, taskset in enumerate(inputs.eval_tasksets)]
-    for name, taskset in listed:
-        if taskset.data_selector is not None and taskset.task_selector != TaskSelectorConfig():
-            yield Finding(
-                f"{INPUT}.{name}.data_selector", None, "two-spellings", "give this or task_selector, not both."
-            )
-        if taskset.weight is not None and taskset.weight_by_step:
-            yield Finding(f"{INPUT}.{name}.weight_by_step", None, "two-spellings", "give this or weight, not both.")
-
-
-def _weights(tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
+def _weights(config: Config) -> Iterator[Finding]:
     """Check the weights of the training task sets."""
-    wrong = False
-    for key, taskset in tasksets:
-        for step in taskset.weight_by_step:
-            if not (step.isascii() and step.isdigit() and 0 < int(step) < 2**31):
-                wrong = True
-                message = f"the keys are explore steps, which count from 1; {step!r} is none."
-                yield Finding(f"{key}.weight_by_step", step, "out-of-range", message)
+    tasksets = training_tasksets(config)
+    steps = [(f"{key}.weight_by_step", step) for key, taskset in tasksets for step in taskset.weight_by_step]
+    wrong = [(key, step) for key, step in steps if not (step.isascii() and step.isdigit() and 0 < int(step) < 2**31)]
+    for key, step in wrong:
+        message = f"the keys are explore steps, which count from 1; {step!r} is none."
+        yield Finding(key, step, "out-of-range", message)
     points = {key: taskset.weight_points for key, taskset in tasksets} if not wrong else {}
     weights = [weight for weight in points.values() if weight is not None]
-    if not weights:
-        return
-    for key, weight in points.items():
+    for key, weight in points.items() if weights else ():
         if weight is None:
             message = "must be given where another training task set has a weight."
-            yield Finding(f"{key}.weight", None, "missing", message)
-    if len(weights) == len(points) and (empty := _unfilled(weights)) is not None:
-        first = next(iter(points))
-        yield Finding(
-            f"{first}.weight", 0, "conflict", f"all training task sets have weight 0 at explore step {empty}."
-        )
+            yield conflict(config, f"{key}.weight", message, code="missing")
+    if weights and len(weights) == len(points) and (empty := _unfilled(weights)) is not None:
+        message = f"all training task sets have weight 0 at explore step {empty}."
+        yield conflict(config, f"{next(iter(points))}.weight", message)
 
 
 def _unfilled(weights: list[dict[int, float]]) -> int | None:
@@ -118,56 +96,50 @@ def _unfilled(weights: list[dict[int, float]]) -> int | None:
     return None
 
 
-def _queues(
-    config: Config, training: list[tuple[str, TasksetConfig]], evals: list[tuple[str, TasksetConfig]]
-) -> Iterator[Finding]:
+def _queues(config: Config) -> Iterator[Finding]:
     """Check task sets with `storage_type: queue`, whose tasks arrive during the run."""
-    for key, taskset in evals:
+    for key, taskset in eval_tasksets(config):
         if taskset.storage_type == "queue":
-            yield Finding(
-                f"{key}.storage_type",
-                "queue",
-                "conflict",
-                "must be file or sql: an evaluation has the same tasks each time.",
-            )
+            message = "must be file or sql: an evaluation has the same tasks each time."
+            yield conflict(config, f"{key}.storage_type", message)
+    training = training_tasksets(config)
     queues = [(key, taskset) for key, taskset in training if taskset.storage_type == "queue"]
     for key, taskset in queues:
         if "://" in taskset.path and not taskset.path.startswith("sqlite:///"):
             message = "must be a SQLite file: name.db (in the run's buffer folder), or sqlite:////folder/name.db."
-            yield Finding(f"{key}.path", None, "invalid", message)
+            yield Finding(f"{key}.path", None, "invalid", message)  # without its value, which may hold a password
         if taskset.task_selector != TaskSelectorConfig():
             message = "must be left out: tasks of a queue are taken once each, in the order of arrival."
-            yield Finding(f"{key}.task_selector", None, "conflict", message)
+            yield conflict(config, f"{key}.task_selector", message)
         if len(training) > 1 and taskset.weight is None and not taskset.weight_by_step:
             message = "must be given, for all training task sets: the number of a queue's tasks is unknown."
-            yield Finding(f"{key}.weight", None, "missing", message)
+            yield conflict(config, f"{key}.weight", message, code="missing")
     if queues and config.mode in ("both", "explore", "train") and config.buffer.total_steps is None:
         message = "must be given: the number of a queue's tasks is unknown."
-        yield Finding("buffer.total_steps", None, "missing", message, ("trainer.total_steps",))
+        yield conflict(config, "buffer.total_steps", message, "trainer.total_steps", code="missing")
     if queues and config.synchronizer.max_staleness is not None:
         message = "must be left out with a queue of tasks: the time of their arrival is unknown."
-        yield Finding("synchronizer.max_staleness", config.synchronizer.max_staleness, "conflict", message)
+        yield conflict(config, "synchronizer.max_staleness", message)
 
 
-def _pipeline(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
+def _pipeline(config: Config) -> Iterator[Finding]:
     """Yield problems of the task pipeline, or of a task set that reads its output."""
     pipeline = config.data_processor.task_pipeline
     if pipeline is None or config.mode == "train":
         return
     if not pipeline.inputs:
-        yield Finding(
-            f"{PIPELINE}.inputs", None, "missing", "must be given: the files or folders that the pipeline reads."
-        )
+        message = "must be given: the files or folders that the pipeline reads."
+        yield conflict(config, f"{PIPELINE}.inputs", message, code="missing")
     if pipeline.top_k == 0:
-        yield Finding(
-            f"{PIPELINE}.top_k", 0, "out-of-range", "must be the number of rows to keep, at least 1, or -1 for all."
-        )
+        message = "must be the number of rows to keep, at least 1, or -1 for all."
+        yield conflict(config, f"{PIPELINE}.top_k", message, code="out-of-range")
     splits = SPLITS if pipeline.test_share else SPLITS[:1]
+    tasksets = [*training_tasksets(config), *eval_tasksets(config)]
     for key, taskset in tasksets:
         if reads_output(config, taskset) and taskset.split not in splits:
-            message = f"must be {' or '.join(splits)}: {key} reads the output of the task pipeline"
             more = "." if pipeline.test_share else ", which has a split test with test_share."
-            yield Finding(f"{key}.split", taskset.split, "conflict", message + more, (f"{PIPELINE}.test_share",))
+            message = f"must be {' or '.join(splits)}: {key} reads the output of the task pipeline{more}"
+            yield conflict(config, f"{key}.split", message, f"{PIPELINE}.test_share")
     has_own_path = all(taskset.path for _, taskset in tasksets if taskset.storage_type != "queue")
     for key, taskset in training_tasksets(config) if has_own_path else ():
         others = other_paths(config, taskset)
@@ -176,26 +148,22 @@ def _pipeline(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iter
                 f"must be inputs of the task pipeline alone, or none of them: {', '.join(others)} would be read as it "
                 f"is, and so would the other inputs. Add it to {PIPELINE}.inputs, or make a task set of it."
             )
-            yield Finding(f"{key}.path", taskset.path, "conflict", message, (f"{PIPELINE}.inputs",))
+            yield conflict(config, f"{key}.path", message, f"{PIPELINE}.inputs")
 
 
 def joined_rules(config: Config) -> Iterator[Finding]:
     """Yield inputs that cannot be joined: without a path or a key, or in a run without tasks."""
     pipeline = config.data_processor.experience_pipeline
     for name, source in pipeline.inputs.items() if pipeline else ():
+        key = f"{JOINED_INPUTS}.{name}"
         if not source.path:
-            yield Finding(
-                f"{JOINED_INPUTS}.{name}.path",
-                source.path,
-                "missing",
-                "must be given: a file, a folder, a hub name or a URL.",
-            )
+            message = "must be given: a file, a folder, a hub name or a URL."
+            yield conflict(config, f"{key}.path", message, code="missing")
         if not source.join_key:
             message = "must be given: the column by which rows of the input and tasks belong together."
-            yield Finding(f"{JOINED_INPUTS}.{name}.join_key", source.join_key, "missing", message)
+            yield conflict(config, f"{key}.join_key", message, code="missing")
         if source.join_key in source.columns:
-            message = "must leave the join_key out, which tasks have anyway."
-            yield Finding(f"{JOINED_INPUTS}.{name}.columns", source.columns, "conflict", message)
+            yield conflict(config, f"{key}.columns", "must leave the join_key out, which tasks have anyway.")
     if pipeline and pipeline.inputs and config.mode == "serve":
         message = "must be left out in mode serve, in which there are no tasks to join them to."
-        yield Finding(JOINED_INPUTS, None, "conflict", message, ("mode",))
+        yield conflict(config, JOINED_INPUTS, message, "mode")
