@@ -214,6 +214,7 @@ REFUSED = [
         "data_processor.task_pipeline.operators[0].name",
     ),
     ("algorithm.optimizer.optimizer_type=sgd", "algorithm.optimizer.optimizer_type"),
+    ("algorithm.use_token_level_loss=false", "algorithm.use_token_level_loss"),
     (f"{VERL}.trainer.resume_mode=resume_path", f"{VERL}.trainer.resume_mode"),
     (f"{VERL}.reward_model.enable=true", f"{VERL}.reward_model.enable"),
     ("data_processor.dj_process_desc=x", "data_processor.dj_process_desc"),

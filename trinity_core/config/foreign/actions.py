@@ -21,13 +21,16 @@ class Dropped:
     """Has no counterpart: accepted with a notice, or refused."""
 
     default: tuple[Any, ...] = ()
-    """Values besides `OFF` that ask for what is done anyway, such as the other system's default."""
+    """Values besides `OFF` that ask for what is done anyway, such as the other system's default. If true does, false
+    does not."""
     refused: bool = False
     is_told: bool = True
     """False for a key that does not matter for the run, or that another key reads."""
 
     def requests_nothing(self, value: Any) -> bool:
-        return not self.is_told or is_among(value, (*OFF, *self.default))
+        if not self.is_told or is_among(value, self.default):
+            return True
+        return is_among(value, OFF) and not (value is False and is_among(True, self.default))
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Moved:
 
 @dataclass(frozen=True)
 class Spelled:
-    """A setting known here, some of whose values are called otherwise, mean "not given" (None), or are refused."""
+    """A setting known here, some of whose values are called otherwise, mean "not given" (None, as null does), or are
+    refused."""
 
     values: Mapping[Any, Any]
 
@@ -103,7 +107,7 @@ def moved(names: str, *to: str, **options: Any) -> Keys:
 
 def unset(names: str, *values: Any) -> Keys:
     """Return known settings for which null and these values mean "not given"."""
-    return dict.fromkeys(names.split(), Spelled(dict.fromkeys((None, *values))))
+    return dict.fromkeys(names.split(), Spelled(dict.fromkeys(values)))
 
 
 def switched(names: str, *default: Any, by: str = "enable", refused: bool = True) -> Keys:

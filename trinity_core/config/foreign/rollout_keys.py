@@ -40,7 +40,7 @@ def _per_engine(runners: Any, explorer: Mapping[str, Any]) -> Any:
 
 _STORED: Keys = {
     **noted("max_retry_times max_retry_interval capacity algorithm_type schema_type enable_progress_bar raw"),
-    **noted("total_epochs total_steps ray_namespace wrap_in_ray index is_eval task_type batch_size", 1, True),
+    **noted("total_epochs total_steps ray_namespace wrap_in_ray index is_eval task_type batch_size", 1, True, False),
     **noted("tokenizer_path"),
     **refused("mm_data_kwargs"),
     **moved("subset", "subset_name"),
@@ -48,7 +48,7 @@ _STORED: Keys = {
 _ENGINE: Keys = {
     **noted("use_v1", True),
     **noted("api_key", "EMPTY"),
-    **noted("enable_lora enable_runtime_lora_updating lora_modules lora_kwargs", True),
+    **noted("enable_lora enable_runtime_lora_updating lora_modules lora_kwargs", True, False),
     **noted("enable_chunked_prefill base_port external_model_config weight_sync_buffer_size logprobs"),
     **noted("gpu_per_engine nnodes node_rank bundle_indices engine_id ray_namespace ray_actor_name sync_method", 1),
     **noted("checkpoint_job_dir cuda_visible_devices rope_scaling rope_theta"),
@@ -109,7 +109,7 @@ KEYS: Mapping[type[Any], Keys] = {
     schema.RolloutArgs: moved("n", "../repeat_times", yields=True) | noted("logprobs"),
     schema.TaskSelectorConfig: noted("random_method", "numpy"),
     schema.ExplorerConfig: {
-        **noted("mode collect_experiences max_repeat_times_per_runner concurrent_mode", True, "asynchronous"),
+        **noted("mode collect_experiences max_repeat_times_per_runner concurrent_mode", True, False, "asynchronous"),
         **noted("runner_prepare_concurrency runner_prepare_max_retries max_pending_requests max_waiting_steps use_ray"),
         **noted("backend service_status_check_interval min_running_model_num db_url runner_state_report_interval"),
         **noted("logprobs max_inflight_batches", 1),

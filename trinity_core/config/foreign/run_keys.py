@@ -172,7 +172,7 @@ _ADVANTAGE_ARGS: Keys = {
 }
 KEYS: Mapping[type[Any], Keys] = {
     schema.Config: {
-        **noted("group ignore_validator_suggestions checkpoint_job_dir", True),
+        **noted("group ignore_validator_suggestions checkpoint_job_dir", True, False),
         **unset("checkpoint_root_dir", ""),
         "mode": Spelled({"colocate": "both"}),
         **moved("algorithm_type", "algorithm.algorithm_type"),
@@ -242,12 +242,13 @@ KEYS: Mapping[type[Any], Keys] = {
         **unset("min_lr_ratio warmup_style"),
         **moved("lr_scheduler_type", "warmup_style"),
         **refused("optimizer_type", *OPTIMIZER_NAMES),
-        **noted("clip_grad fused lr_warmup_init lr_decay_steps lr_decay_style min_lr", "constant", True),
+        **noted("clip_grad fused lr_warmup_init lr_decay_steps lr_decay_style min_lr", "constant", True, False),
         **BETAS,
     },
     schema.TrainerConfig: {
         "trainer_strategy": Rewritten(strategy),
-        **noted("enable_preview use_remove_padding balance_batch fix_actor_microbatch_loss_scale", True),
+        **noted("enable_preview use_remove_padding balance_batch", True),
+        **noted("fix_actor_microbatch_loss_scale", True, False),
         **noted("grad_offload offload_policy megatron get_exp_strategy"),
         **unset("max_token_len_per_gpu"),
         **unset("max_checkpoints_to_keep", 0),

@@ -13,6 +13,7 @@ from trinity_core.base.errors import closest
 from trinity_core.config.fields import Type, types_of
 from trinity_core.config.findings import Finding, Report
 from trinity_core.config.foreign.actions import (
+    OFF,
     Action,
     Below,
     Dropped,
@@ -96,8 +97,8 @@ class _Translation:
         if isinstance(value, str) and value not in typed.choices and value.lower() in choices:
             node[name] = value = choices[value.lower()]
         match action:
-            case Spelled(values=others) if is_among(value, others):
-                other = next(new for old, new in others.items() if is_among(value, (old,)))
+            case Spelled(values=others) if value is None or is_among(value, others):
+                other = next((new for old, new in others.items() if is_among(value, (old,))), None)
                 if isinstance(other, Refusal):
                     self._set(name, value, other, chain)
                 else:
@@ -143,8 +144,9 @@ class _Translation:
                 if isinstance(value, dict):
                     self._below(action, key, value, chain)
                 elif isinstance(action.rest, Dropped) and action.rest.is_told:
-                    self._apply(action.rest, name, value, (*chain[:-1], Place(chain[-1].key, {name: value}, {})))
-                elif value is not None:
+                    node[name] = value
+                    self._apply(action.rest, name, value, chain)
+                elif not is_among(value, OFF):
                     self._refuse(key, value, Refusal(f"must be a section with keys, not {show(value)}."))
 
     def _below(self, section: Below, key: str, value: Tree, chain: Chain) -> None:

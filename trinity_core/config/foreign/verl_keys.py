@@ -37,7 +37,7 @@ _BACKEND: Keys = {
     **switched("qat"),
     **switched("router_replay", "disabled", by="mode"),
     **noted("use_torch_compile pad_to_length pad_to_length_bucket use_remove_padding", True),
-    **noted("entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing", True),
+    **noted("entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing", True, False),
 }
 """Keys of an actor, a critic or a reference model, and of their `fsdp_config`."""
 
@@ -116,7 +116,7 @@ KEYS: Mapping[type[Any], Keys] = {
         **moved("use_dynamic_bsz grad_clip ulysses_sequence_parallel_size", "/trainer.*", yields=True),
         **moved("ppo_max_token_len_per_gpu", "/trainer.max_token_len_per_gpu", yields=True),
         **refused("freeze_vision_tower"),
-        **noted("fix_actor_microbatch_loss_scale", True),
+        **noted("fix_actor_microbatch_loss_scale", True, False),
     },
     schema.VerlRef: _BACKEND,
     schema.VerlCritic: {
