@@ -75,10 +75,8 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlRun:
         raise _wrong(path, f"{shown(str(error))}.", error.line) from None
     launched = [(command, place) for command in traced.commands if (place := _program(command.words))]
     if not launched:
-        last = traced.commands[-1]
-        if last.words[0] == "exit":
-            raise _wrong(path, "ends here, before it starts a veRL training: give the script's arguments.", last.line)
-        raise _wrong(path, f"starts no veRL training: there must be a line such as {_COMMAND}.")
+        reason = f" ({shown(traced.errors.strip().splitlines()[-1])})" if traced.errors.strip() else ""
+        raise _wrong(path, f"starts no veRL training, such as {_COMMAND}, with these arguments{reason}.")
     if len(launched) > 1:
         lines = ", ".join(str(command.line) for command, _ in launched)
         raise _wrong(path, f"starts {len(launched)} trainings (lines {lines}): leave the one that is to be imported.")
@@ -171,7 +169,7 @@ def _parsed(raw: str) -> Any:
         return Unread(shown(raw))
     try:
         return _plain(parse_value(raw))
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, ValueError, LookupError, RecursionError):
         return _plain(raw)
 
 

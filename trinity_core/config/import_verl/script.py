@@ -1,21 +1,20 @@
-"""The commands of a shell script, as bash runs it in a sandbox that contains no other program.
+"""The programs that a shell script starts, as bash runs it in a sandbox that contains no other program.
 
-bubblewrap gives bash an empty machine: its libraries, the script, a folder in memory; no network, no environment. bash
-traces each command with its expanded words. A missing program counts as run, one in a condition as failed. What only
-the training machine knows becomes a mark within a word: a variable of its environment, a program's output.
+bubblewrap gives bash an empty machine: its libraries, the script, a folder in memory; no network, no environment. For
+each program, which is not there, bash calls a function with its words. It counts as run, in a condition as failed.
+What only the training machine knows becomes a mark within a word: a variable of its environment, a program's output.
 """
 
 from __future__ import annotations
 
-import codecs
 import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 VARIABLE, UNKNOWN, END = "⦑", "⦓", "⦒"
 """Begin and end of a mark within a word."""
@@ -26,14 +25,14 @@ FAILS = "fails"
 _ASKED = "⦔"
 """The function that is written before a command in a condition."""
 _SECONDS = 10.0
-_TRIES = 5
 _REMEDY = "write `trinity import-verl --` before the command in the script, and run the script"
 _PRELUDE = f"""\
-ulimit -v 2097152 -f 2048  # KiB, of memory and of the trace
-command_not_found_handle() {{ ((BASH_SUBSHELL)) && mark "\\$($*)"; return 0; }}
+ulimit -v 2097152 -f 2048  # KiB, of memory and of a file
+note() {{ printf '%s\\0' "${{BASH_LINENO[1]}}" "$@" > "/calls/$BASHPID.$RANDOM"; }}
+command_not_found_handle() {{ note "$@"; mark "\\$($*)"; return 0; }}
 mark() {{ printf '{UNKNOWN}%s{END}' "${{1// /{_SPACE}}}"; }}
-{FAILS}() {{ return 1; }}
-{_ASKED}() {{ case "$(type -t "$1")" in function | builtin) "$@" ;; *) {FAILS} "$@" ;; esac; }}
+{_ASKED}() {{ case "$(type -t "$1")" in function | builtin) "$@" ;; *) note {FAILS} "$@"; return 1 ;; esac; }}
+exec() {{ [ $# = 0 ] || {{ "$@"; exit; }}; }}
 sum() {{
     local name
     for name in "${{@:2}}"; do case "${{!name-}}" in '' | *{END}*) mark "\\$(($1))"; return ;; esac; done
@@ -45,15 +44,16 @@ basename() {{ local name="${{1%/}}"; name="${{name##*/}}"; printf '%s\\n' "${{na
 cd() {{ PWD='{UNKNOWN}$PWD{END}'; }}
 pwd() {{ printf '%s\\n' "$PWD"; }}
 PWD='{VARIABLE}PWD{END}' PATH=/nonexistent
-PS4=$'\\035$LINENO\\036'
-exec 9>>/trace </dev/null >/dev/null
-BASH_XTRACEFD=9
-set -x
+unalias -a
+builtin exec </dev/null >/dev/null
 """
 _ISOLATED = (
     "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL", "--dev", "/dev",
     "--tmpfs", "/work", "--chdir", "/work",
 )  # fmt: skip
+_LOG = re.compile(r"""(?m) &?\d?>>? *("[^"\n]*/[^"\n]*"|[^\s"'|&;]+/[^\s"'|&;]+)(?= *(2>&1)? *&? *$)""")
+"""Output into a folder, which is not there, so that bash would not start the program."""
+_INTERPRETER = re.compile(r"[^\s\"'=(]*/(python[\d.]*|torchrun)(?=[\s\"'}])")
 _NAME = r"[A-Za-z_]\w*"
 _SUM = re.compile(rf"\$\(\(((?:[\w\s+*/%()<>=!&|?:,-]|\$\{{?{_NAME}\}}?)*)\)\)")
 _CONDITION = re.compile(r"(?m)\b(if|elif|while(?! *!)) +(! +)?(?!\w+=|getopts|shift)(?=[\w./-]+)")
@@ -77,50 +77,45 @@ class UnreadableScript(Exception):
         self.line = line
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     line: int
     words: list[str]
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     commands: list[Command]
     unset: list[str]
     """Environment variables with a default, or in a test, that were assumed to be unset."""
+    errors: str
+    """What bash printed to stderr."""
 
 
 def trace(text: str, arguments: Sequence[str], name: str) -> Trace:
-    """Return what the script `name` runs if called with `arguments`. Raises UnreadableScript."""
+    """Return the programs that the script `name` starts if called with `arguments`. Raises UnreadableScript."""
     bash, sandbox = shutil.which("bash"), shutil.which("bwrap")
     if bash is None or sandbox is None:
         raise UnreadableScript(f"is run by bash within bubblewrap (bwrap), which is not installed: {_REMEDY}")
     text = text.replace("\r\n", "\n")
     marks, unset = _environment(text)
     with TemporaryDirectory() as folder:
-        script, prelude, traced = (Path(folder, name) for name in ("script", "prelude", "trace"))
+        script, prelude, calls = (Path(folder, name) for name in ("script", "prelude", "calls"))
         script.write_text(_rewritten(text), encoding="utf-8")
         prelude.write_text(f"BASH_ARGV0={shlex.quote(name)}\n{_PRELUDE}", encoding="utf-8")
-        traced.touch()
-        command = [sandbox, *_ISOLATED, "--ro-bind", bash, "/bash", "--bind", str(traced), "/trace"]
+        calls.mkdir()
+        command = [sandbox, *_ISOLATED, "--ro-bind", bash, "/bash", "--bind", str(calls), "/calls"]
         command += ["--ro-bind", str(script), "/script", "--ro-bind", str(prelude), "/prelude"]
         for library in ("/lib", "/lib64", "/usr/lib", "/usr/lib64"):
             command += ["--ro-bind-try", library, library]
         for item in (*marks.items(), ("LC_ALL", "C.UTF-8"), ("BASH_ENV", "/prelude")):
             command += ["--setenv", *item]
-        for _ in range(_TRIES):
-            traced.write_text("", encoding="utf-8")
-            errors = _run([*command, "/bash", "/script", *arguments])
-            commands, is_whole = _commands(traced.read_bytes())
-            if is_whole:
-                break
+        errors = _run([*command, "/bash", "/script", *arguments])
+        words = [file.read_text(errors="replace") for file in calls.iterdir()]
+        noted = [text.replace(f"{_ASKED} ", "").split("\0")[:-1] for text in words]
     if broken := re.search(r"(?m)line (\d+): (syntax error.*|unexpected E.*)$", errors):
         raise UnreadableScript(broken[2], int(broken[1]))
-    if not commands and errors.startswith("bwrap:"):
+    if not noted and errors.startswith("bwrap:"):
         raise UnreadableScript(f"is run in a sandbox, which this system does not permit ({errors.strip()}): {_REMEDY}")
-    if not commands:
-        raise UnreadableScript(errors.strip() or f"runs nothing within {_SECONDS:.0f} s")
-    return Trace(commands, unset)
+    return Trace(sorted(Command(int(line), words) for line, *words in noted if words), unset, errors)
 
 
 def shown(text: str) -> str:
@@ -160,7 +155,7 @@ def _environment(text: str) -> tuple[dict[str, str], list[str]]:
 
 def _rewritten(text: str) -> str:
     """Return the script with marks for sums of unknown numbers, and without options that end it at a failure."""
-    text = _SUM.sub(_summed, text)
+    text = _SUM.sub(_summed, _LOG.sub("", _INTERPRETER.sub(r"\1", text)))
     text = _FILE_TEST.sub("false", _OPTIONS.sub(":", text))
     return _IN_OUTPUT.sub(rf"\1{_ASKED} ", _CONDITION.sub(rf"\1 \2{_ASKED} ", text))
 
@@ -168,44 +163,3 @@ def _rewritten(text: str) -> str:
 def _summed(match: re.Match[str]) -> str:
     names = dict.fromkeys(re.findall(_NAME, match[1]))
     return f"$(sum {shlex.quote(match[1])} {' '.join(names)})" if names else match[0]
-
-
-def _commands(traced: bytes) -> tuple[list[Command], bool]:
-    """Parse the trace; False if the entries of two processes are mixed.
-
-    The processes of a pipeline write at once, and an entry of more than 4096 bytes in parts: the entry of another, if
-    it is one line, may stand between them.
-    """
-    commands, is_whole = list[Command](), True
-    opened: tuple[int, bytes] | None = None
-    for entry in re.split(rb"\x1d+(?=\d+\x1e)", traced)[1:]:
-        number, _, text = entry.partition(b"\x1e")
-        line = int(number)
-        if opened is not None:
-            first, newline, rest = text.partition(b"\n")
-            if newline and (words := _words(first)) is not None:
-                commands.append(Command(line, words))
-                line, text = opened[0], opened[1] + rest
-            else:
-                is_whole = False
-        words = _words(text) if text.endswith(b"\n") else None
-        opened = (line, text) if words is None else None
-        if words is not None:
-            commands.append(Command(line, words))
-    return [command for command in commands if command.words], is_whole
-
-
-def _words(entry: bytes) -> list[str] | None:
-    """Return the words of an entry, or None if a quotation is not closed."""
-    text = entry.decode(errors="replace")
-    try:
-        return shlex.split(re.sub(r"\$'((?:[^'\\]|\\.)*)'", _unescaped, text).replace(f"{_ASKED} ", ""))
-    except ValueError:
-        return None
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return shlex.quote(codecs.escape_decode(match[1].encode())[0].decode(errors="replace"))
-
-
-__all__ = ["END", "FAILS", "UNKNOWN", "VARIABLE", "Command", "Trace", "UnreadableScript", "shown", "trace"]
