@@ -1,4 +1,4 @@
-"""The names of the keys that Trinity-RFT had from version 0.2 to 0.5 and veRL's trainer has, by section."""
+"""The names of the keys that Trinity-RFT had from version 0.2 to 0.5, by section."""
 
 FIELD_KEYS = {
     "": "mode project group name checkpoint_root_dir checkpoint_job_dir ray_namespace continue_from_checkpoint "
@@ -75,53 +75,4 @@ FIELD_KEYS = {
     "top_k input_buffers output_buffer format dj_config_path dj_process_desc agent_model_name clean_strategy "
     "min_size_ratio min_priority_score data_dist reward_shaping dynamic",
     "data_processor.experience_pipeline": "operators save_input input_save_path inputs output",
-    "trainer.trainer_config": "actor_rollout_ref critic trainer algorithm data reward_model reward "
-    "custom_reward_function sandbox_fusion distillation transfer_queue global_profiler skip ray_kwargs synchronizer "
-    "enable_preview",
-    "trainer.trainer_config.actor_rollout_ref": "hybrid_engine model actor ref rollout nccl_timeout synchronizer "
-    "explorer_name",
-    "trainer.trainer_config.actor_rollout_ref.model": "_target_ path external_lib override_config "
-    "enable_gradient_checkpointing use_remove_padding use_fused_kernels fused_kernel_options custom_chat_template "
-    "enable_activation_offload use_shm trust_remote_code lora_rank lora_alpha target_modules exclude_modules "
-    "lora_adapter_path rope_scaling rope_theta hf_config_path tokenizer_path use_liger tiled_mlp mtp lora",
-    "trainer.trainer_config.actor_rollout_ref.actor": "_target_ strategy ppo_mini_batch_size ppo_micro_batch_size "
-    "ppo_micro_batch_size_per_gpu use_dynamic_bsz ppo_max_token_len_per_gpu fix_actor_microbatch_loss_scale grad_clip "
-    "ppo_epochs shuffle ulysses_sequence_parallel_size entropy_from_logits_with_chunking "
-    "entropy_from_logits_chunk_size entropy_checkpointing checkpoint optim fsdp_config megatron profile profiler "
-    "data_loader_seed load_weight policy_loss router_replay loss_agg_mode loss_scale_factor clip_ratio clip_ratio_low "
-    "clip_ratio_high clip_ratio_c tau_pos tau_neg entropy_coeff calculate_entropy calculate_sum_pi_squared use_kl_loss "
-    "kl_loss_coef kl_loss_type freeze_vision_tower use_prefix_grouper use_torch_compile use_fused_kernels qat "
-    "pad_to_length use_remove_padding rollout_n alg_type tau opmd_baseline use_uid",
-    "trainer.trainer_config.actor_rollout_ref.actor.optim": "_target_ optimizer optimizer_impl lr lr_warmup_steps "
-    "lr_warmup_steps_ratio min_lr_ratio warmup_style lr_scheduler_type total_training_steps betas clip_grad "
-    "lr_warmup_init lr_decay_steps lr_decay_style min_lr weight_decay weight_decay_incr_style lr_wsd_decay_style "
-    "lr_wsd_decay_steps use_checkpoint_opt_param_scheduler override_optimizer_config num_cycles zero_indexed_step "
-    "beta1 beta2",
-    "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config": "_target_ param_offload optimizer_offload "
-    "offload_policy reshard_after_forward wrap_policy fsdp_size forward_prefetch model_dtype dtype mixed_precision "
-    "use_orig_params seed full_determinism ulysses_sequence_parallel_size entropy_from_logits_with_chunking "
-    "entropy_from_logits_chunk_size use_torch_compile entropy_checkpointing pad_to_length pad_to_length_bucket "
-    "forward_only strategy qat min_num_params",
-    "trainer.trainer_config.actor_rollout_ref.actor.checkpoint": "_target_ load_contents save_contents async_save "
-    "strict mbridge_config",
-    "trainer.trainer_config.actor_rollout_ref.ref": "_target_ strategy fsdp_config log_prob_micro_batch_size "
-    "log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu "
-    "ulysses_sequence_parallel_size entropy_from_logits_with_chunking entropy_from_logits_chunk_size "
-    "entropy_checkpointing checkpoint megatron profile profiler load_weight router_replay rollout_n use_torch_compile "
-    "pad_to_length",
-    "trainer.trainer_config.critic": "_target_ enable strategy optim model fsdp ppo_mini_batch_size "
-    "ppo_micro_batch_size ppo_micro_batch_size_per_gpu forward_micro_batch_size forward_micro_batch_size_per_gpu "
-    "use_dynamic_bsz ppo_max_token_len_per_gpu forward_max_token_len_per_gpu ulysses_sequence_parallel_size ppo_epochs "
-    "shuffle grad_clip cliprange_value checkpoint rollout_n loss_agg_mode loss_scale_factor megatron profile profiler "
-    "data_loader_seed load_weight nccl_timeout ray_namespace",
-    "trainer.trainer_config.critic.model": "_target_ path tokenizer_path override_config external_lib "
-    "trust_remote_code enable_gradient_checkpointing use_remove_padding fsdp_config rope_scaling rope_theta use_shm "
-    "custom_chat_template enable_activation_offload lora_rank lora_alpha target_modules exclude_modules "
-    "lora_adapter_path use_liger use_fused_kernels fused_kernel_options tiled_mlp mtp lora hf_config_path",
-    "trainer.trainer_config.trainer": "balance_batch total_epochs total_training_steps project_name group_name "
-    "experiment_name logger val_generations_to_log_to_wandb log_val_generations nnodes n_gpus_per_node save_freq "
-    "resume_mode resume_from_path test_freq critic_warmup default_hdfs_dir remove_previous_ckpt_in_save "
-    "del_local_ckpt_after_load default_local_dir val_before_train val_only training_rollout_mode enable_exp_buffer "
-    "sync_freq max_actor_ckpt_to_keep max_critic_ckpt_to_keep device rollout_data_dir validation_data_dir "
-    "esi_redundant_time ray_wait_register_center_timeout use_v1 v1",
 }

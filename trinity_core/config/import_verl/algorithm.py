@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from trinity_core.config.foreign.run_keys import NOT_CORRECTED, bound
+from collections.abc import Mapping
+
+from trinity_core.config.foreign.run_keys import NOT_CORRECTED, correction
 from trinity_core.config.import_verl.draft import NOT_HERE, Draft
 from trinity_core.config.import_verl.keys import ACTOR, ROLLOUT
 
+_SAME = ("grpo", "rloo", "remax")
 _ESTIMATORS = {
-    "gae": ("ppo", "ppo"),
-    "grpo": ("grpo", "grpo"),
-    "grpo_vectorized": ("grpo", "grpo"),
-    "rloo": ("rloo", "rloo"),
-    "rloo_vectorized": ("rloo", "rloo"),
-    "reinforce_plus_plus": ("reinforceplusplus", "reinforceplusplus"),
-    "reinforce_plus_plus_baseline": ("reinforceplusplus_baseline", "reinforceplusplus_baseline"),
-    "remax": ("remax", "remax"),
+    **{name: name for name in _SAME},
+    **{f"{name}_vectorized": name for name in _SAME},
+    "gae": "ppo",
+    "reinforce_plus_plus": "reinforceplusplus",
+    "reinforce_plus_plus_baseline": "reinforceplusplus_baseline",
+    "opo": "rloo",
 }
-"""veRL's estimator → `algorithm_type`, `advantage_fn`."""
-_NEAREST = {"opo": "rloo"}
-"""Unsupported estimators → the nearest supported one; `grpo` for all others."""
+"""veRL's estimator → `algorithm_type` and `advantage_fn`."""
 _LOSSES = {
     "vanilla": "ppo", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "sapo": "sapo", "gpg": "reinforce",
     "dppo_tv": "dppo", "dppo_kl": "dppo",
 }  # fmt: skip
-_MODE = f"{ACTOR}.policy_loss.loss_mode"
-_CLIP_COV = {"clip_cov_ratio": "share", "clip_cov_lb": "cov_low", "clip_cov_ub": "cov_high"}
-"""veRL's keys of the loss `clip_cov` → arguments of the advantage of this name."""
+_POLICY_LOSS = f"{ACTOR}.policy_loss"
+_MODE = f"{_POLICY_LOSS}.loss_mode"
 _BY_SEQUENCE = ("gspo", "gmpo", "sapo")
 """Losses that veRL averages over sequences, whatever `loss_agg_mode` is."""
+_ARGUMENTS = (
+    ("algorithm.gamma", "advantage_fn_args.gamma", ("ppo", "reinforceplusplus")),
+    ("algorithm.lam", "advantage_fn_args.lam", ("ppo",)),
+    (f"{_POLICY_LOSS}.clip_cov_ratio", "advantage_fn_args.share", ("clip_cov",)),
+    (f"{_POLICY_LOSS}.clip_cov_lb", "advantage_fn_args.cov_low", ("clip_cov",)),
+    (f"{_POLICY_LOSS}.clip_cov_ub", "advantage_fn_args.cov_high", ("clip_cov",)),
+    (f"{ACTOR}.clip_ratio_c", "policy_loss_fn_args.clip_ratio_c", ("loss ppo",)),
+    (f"{ACTOR}.tau_pos", "policy_loss_fn_args.tau_pos", ("loss sapo",)),
+    (f"{ACTOR}.tau_neg", "policy_loss_fn_args.tau_neg", ("loss sapo",)),
+    (f"{ACTOR}.loss_scale_factor", "loss_agg_mode_args.normalizer", ("mean seq-mean-token-sum-norm",)),
+)
+"""veRL's key, the argument here, and the advantages (or losses, or means) that take it."""
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
-_CORRECTION = "algorithm.rollout_correction"
+_CORRECTION, _CONTROL = "algorithm.rollout_correction", "algorithm.kl_ctrl"
 
 
 def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
@@ -39,11 +49,9 @@ def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
     """
     key = "algorithm.adv_estimator"
     estimator = str(draft.get(key, "gae"))
-    if estimator not in _ESTIMATORS:
-        nearest = _NEAREST.get(estimator, "grpo")
-        draft.leave(key, f"this advantage is not imported: {nearest} was written; choose another, or register your own")
-        estimator = nearest
-    kind, advantage = _ESTIMATORS[estimator]
+    kind = advantage = _ESTIMATORS.get(estimator, "grpo")
+    if estimator not in _ESTIMATORS or estimator == "opo":
+        draft.leave(key, f"this advantage is not imported: {kind} was written; choose another, or register your own")
     if rollouts < 2 and kind == "reinforceplusplus_baseline":
         kind = advantage = "reinforceplusplus"
     if rollouts < 2 and kind in ("grpo", "rloo"):
@@ -51,24 +59,26 @@ def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
         draft.remark(f"{estimator} with one rollout per task compares nothing: the advantage is the reward, as in veRL")
     if interval > 1 and advantage in ("ppo", "reinforceplusplus", "reinforceplusplus_baseline"):
         draft.remark(f"{estimator} whitens advantages over each mini-batch here, in veRL over all {interval} of a step")
-    by_std = draft.get("algorithm.norm_adv_by_std_in_grpo", True)
-    if draft.get(_MODE) == "clip_cov" and advantage == "grpo" and by_std:
-        kind = advantage = "clip_cov"
-    loss = "ppo" if advantage == "clip_cov" else _loss(draft)
-    own = (*_BY_SEQUENCE, "cispo", "dppo")
-    draft.put("algorithm.algorithm_type", loss if kind == "grpo" and loss in own else kind, "")
+    by_std, mode = draft.get("algorithm.norm_adv_by_std_in_grpo", True), str(draft.get(_MODE, "vanilla"))
+    if mode == "clip_cov" and advantage == "grpo" and by_std:
+        kind, advantage, mode = "clip_cov", "clip_cov", "vanilla"
+    mode = "gpg" if draft.get(f"{ACTOR}.use_gpg_loss", False) and advantage != "clip_cov" else mode
+    if mode not in _LOSSES:
+        draft.leave(_MODE, "this loss is not imported: ppo was written; choose another, or register your own")
+    loss = _LOSSES.get(mode, "ppo")
+    has_type = kind == "grpo" and loss in (*_BY_SEQUENCE, "cispo", "dppo")
+    draft.put("algorithm.algorithm_type", loss if has_type else kind, "")
     draft.put("algorithm.repeat_times", rollouts, f"{ROLLOUT}.n")
     draft.put("algorithm.advantage_fn", advantage, _MODE if advantage == "clip_cov" else key)
-    for name, argument in _CLIP_COV.items():
-        if (value := draft.get(f"{ACTOR}.policy_loss.{name}")) is not None and advantage == "clip_cov":
-            draft.put(f"algorithm.advantage_fn_args.{argument}", value, f"{ACTOR}.policy_loss.{name}")
-    for name, takers in (("gamma", ("ppo", "reinforceplusplus")), ("lam", ("ppo",))):
-        if (value := draft.get(f"algorithm.{name}")) is not None and advantage in takers:
-            draft.put(f"algorithm.advantage_fn_args.{name}", value, f"algorithm.{name}")
     if not by_std and advantage == "grpo":
         draft.put("algorithm.advantage_fn_args.std_normalize", False, "algorithm.norm_adv_by_std_in_grpo")
     draft.put("algorithm.policy_loss_fn", loss, _MODE)
-    _loss_args(draft, loss)
+    _clip(draft, loss)
+    mean = _aggregation(draft, loss)
+    for name, argument, takers in _ARGUMENTS:
+        value = draft.get(name)
+        if value is not None and {advantage, f"loss {loss}", f"mean {mean}"} & set(takers):
+            draft.put(f"algorithm.{argument}", value, name)
     _divergences(draft)
     entropy = draft.get(f"{ACTOR}.entropy_coeff", 0)
     draft.put("algorithm.entropy_loss_fn", "default" if entropy else "none", f"{ACTOR}.entropy_coeff")
@@ -78,44 +88,34 @@ def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
     return advantage == "ppo"
 
 
-def _loss(draft: Draft) -> str:
-    mode = "gpg" if draft.get(f"{ACTOR}.use_gpg_loss", False) else str(draft.get(_MODE, "vanilla"))
-    if mode not in _LOSSES:
-        draft.leave(_MODE, "this loss is not imported: ppo was written; choose another, or register your own")
-    return _LOSSES.get(mode, "ppo")
-
-
-def _loss_args(draft: Draft, loss: str) -> None:
-    """Write clipping and aggregation. `clip_ratio` is veRL's default for both sides."""
-    both, args = draft.get(f"{ACTOR}.clip_ratio", 0.2), "algorithm.policy_loss_fn_args"
+def _clip(draft: Draft, loss: str) -> None:
+    """Write the clip; `clip_ratio` is veRL's default for both sides."""
+    args, limit = "algorithm.policy_loss_fn_args", "delta" if loss == "dppo" else "clip_range"
+    draft.used.add(f"{ACTOR}.clip_ratio")
     for side in ("low", "high"):
-        key, value = draft.first((f"{ACTOR}.clip_ratio_{side}",))
+        key, value = draft.first((f"{ACTOR}.clip_ratio_{side}", f"{ACTOR}.clip_ratio"))
         if loss in ("ppo", "gspo", "gmpo", "cispo", "dppo"):
-            own, limit = value is not None, "delta" if loss == "dppo" else "clip_range"
-            draft.put(f"{args}.{limit}_{side}", value if own else both, key if own else f"{ACTOR}.clip_ratio")
+            default = f"{ACTOR}.clip_ratio"
+            draft.put(f"{args}.{limit}_{side}", 0.2 if value is None else value, default if value is None else key)
     if loss == "dppo":
         draft.put(f"{args}.divergence", str(draft.get(_MODE)).removeprefix("dppo_"), _MODE)
-    for name, takers in (("clip_ratio_c", "ppo"), ("tau_pos", "sapo"), ("tau_neg", "sapo")):
-        if (value := draft.get(f"{ACTOR}.{name}")) is not None and loss == takers:
-            draft.put(f"{args}.{name}", value, f"{ACTOR}.{name}")
+
+
+def _aggregation(draft: Draft, loss: str) -> str:
     key = f"{ACTOR}.loss_agg_mode"
     by_token = draft.get(f"{ACTOR}.use_token_level_loss", True)
-    mode = draft.get(key, "token-mean" if by_token else "seq-mean-token-mean")
+    mode = str(draft.get(key, "token-mean" if by_token else "seq-mean-token-mean"))
     if loss in _BY_SEQUENCE and mode != "seq-mean-token-mean":
         draft.remark(f"the loss {loss} is a mean over sequences, as veRL's is whatever loss_agg_mode says; entropy and "
                      f"KL losses are such means here, too, in veRL {mode}")  # fmt: skip
         mode = "seq-mean-token-mean"
     draft.put("algorithm.loss_agg_mode", mode, key)
-    factor = draft.get(f"{ACTOR}.loss_scale_factor")
-    if mode == "seq-mean-token-sum-norm" and factor is not None:
-        draft.put("algorithm.loss_agg_mode_args.normalizer", factor, f"{ACTOR}.loss_scale_factor")
+    return mode
 
 
 def _divergences(draft: Draft) -> None:
-    in_reward, in_loss, control = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss", "algorithm.kl_ctrl"
+    in_reward, in_loss = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
     penalised, lost = draft.get(in_reward, False), draft.get(in_loss, False)
-    coefficient, how = draft.get(f"{control}.kl_coef", 0.001), draft.get(f"{control}.type", "")
-    target, horizon = draft.get(f"{control}.target_kl", 0.1), draft.get(f"{control}.horizon", 10000)
     for name, on, switch, key, usual in (
         ("kl_penalty_fn", penalised, in_reward, "algorithm.kl_penalty", "kl"),
         ("kl_loss_fn", lost, in_loss, f"{ACTOR}.kl_loss_type", "low_var_kl"),
@@ -126,13 +126,13 @@ def _divergences(draft: Draft) -> None:
             draft.leave(key, f"this estimator of KL is not here: {nearest} was written")
         written = _KL.get(str(estimator).removesuffix("+"), "k1") if on else "none"
         draft.put(f"algorithm.{name}", written, key if on else switch)
-    if penalised:
-        args = {"kl_coef": coefficient}
-        if how == "adaptive":
-            args |= {"adaptive": True, "target_kl": target or 0.1, "horizon": horizon or 10000}
-        for name, value in args.items():
-            origin = f"{control}.{'type' if name == 'adaptive' else name}"
-            draft.put(f"algorithm.kl_penalty_fn_args.{name}", value, origin)
+    arguments = {"kl_coef": 0.001, "type": "", "target_kl": 0.1, "horizon": 10000}
+    control = {name: draft.get(f"{_CONTROL}.{name}", usual) or usual for name, usual in arguments.items()}
+    if penalised and control["type"] != "adaptive":
+        control = {"kl_coef": draft.get(f"{_CONTROL}.kl_coef", 0.001)}
+    for name, value in control.items() if penalised else ():
+        native = "adaptive" if name == "type" else name
+        draft.put(f"algorithm.kl_penalty_fn_args.{native}", value == "adaptive" or value, f"{_CONTROL}.{name}")
     weight = draft.get(f"{ACTOR}.kl_loss_coef", 0.001)
     if lost:
         draft.put("algorithm.kl_loss_fn_args.kl_coef", weight, f"{ACTOR}.kl_loss_coef")
@@ -158,17 +158,12 @@ def _correction(draft: Draft, loss: str, interval: int) -> None:
         origin = f"the policy that sampled each of {interval} mini-batches" if clipped else "veRL corrects nothing here"
         draft.put(_CORRECTION, "bypass" if clipped else "none", bypass or origin)
         return
-    low, _, high = str(cap).partition("_")
-    if high and level == "token":
-        draft.put(_CORRECTION, "icepop", key)
-        draft.put(f"{_CORRECTION}_args.low", bound(low), threshold)
-        draft.put(f"{_CORRECTION}_args.high", bound(high), threshold)
-        return
-    draft.put(_CORRECTION, f"tis_{level}", key)
-    if high:
+    settings = correction({"rollout_is": level, "rollout_is_threshold": cap})
+    if not isinstance(settings, Mapping):
         draft.leave(threshold, "two bounds are those of single tokens here")
-    elif cap is not None:
-        draft.put(f"{_CORRECTION}_args.cap", cap, threshold)
+        settings = {_CORRECTION: f"tis_{level}"}
+    for native, value in settings.items():
+        draft.put(native.removeprefix("/"), value, threshold if "_args" in native else key)
 
 
 def _bypasses(draft: Draft) -> str:
