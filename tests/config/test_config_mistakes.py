@@ -74,19 +74,16 @@ def test_checks_of_names_go_on_after_other_problems(overrides: list[str], key: s
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ("{config_path: {}}", "`config_path` must be a path"),
-        ("{config_path: none.yaml}", "none.yaml: there is no such file"),
-        ("{operators: [{text_length_filter: 3}]}", "must be a list of operators, each `name: arguments`"),
-    ],
+    "args", ["{config_path: {}}", "{config_path: none.yaml}", "{operators: [{text_length_filter: 3}]}"]
 )
-def test_data_juicer_arguments_of_a_wrong_kind(args: str, message: str, folder: Path) -> None:
+def test_data_juicer_arguments_of_a_wrong_kind(args: str, folder: Path) -> None:
     lines = f"data_processor: {{experience_pipeline: {{operators: [{{name: data_juicer, args: {args}}}]}}}}"
     (folder / "run.yaml").write_text(f"{GOOD}\n{lines}\n")
-    with pytest.raises(ConfigError, match="operators\\[0\\]") as caught:
+    with pytest.raises(ConfigError) as caught:
         load_checked(folder / "run.yaml")
-    assert any(message in problem.message for problem in caught.value.problems)
+    assert {problem.key.partition("]")[0] for problem in caught.value.problems} == {
+        "data_processor.experience_pipeline.operators[0"
+    }
 
 
 def test_a_message_repeats_the_beginning_of_a_long_value() -> None:

@@ -131,7 +131,7 @@ def test_with_values_returns_another_configuration() -> None:
     assert config.synchronizer.sync_method == "memory" and other.given == config.given
     back = {"name": config.name, "synchronizer": config.synchronizer, "trainer": config.trainer}
     assert other.with_values(back) == config
-    with pytest.raises(ValidationError, match="memroy"):
+    with pytest.raises(ValidationError):
         config.with_values({"synchronizer.sync_method": "memroy"})
     again = pickle.loads(pickle.dumps(other))
     assert again == other and again.given == config.given
