@@ -6,7 +6,7 @@ for workflows, rewards and operators.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -23,7 +23,7 @@ from trinity_core.config.types import Args
 from trinity_core.config.validation import BAD, convert
 
 MONITOR = "monitor.monitor_type"
-REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"
+PRIORITY = "buffer.trainer_input.experience_buffer.replay_buffer.priority_fn"
 
 
 def typed_arguments(config: Config, report: Report, plugins_loaded: bool = False) -> Config:
@@ -33,32 +33,23 @@ def typed_arguments(config: Config, report: Report, plugins_loaded: bool = False
     process, names that are not built in are trusted.
     """
     trusted = bool(config.plugin_dir) and not plugins_loaded
+    algorithm, monitor = config.algorithm, config.monitor
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer
+    named = [(f"algorithm.{part}", getattr(algorithm, part), getattr(algorithm, f"{part}_args")) for part in PARTS]
+    named += [(PRIORITY, replay.priority_fn, replay.priority_fn_args)]
+    named += [(MONITOR, monitor.monitor_type, monitor.monitor_args)]
     values: dict[str, Any] = {}
-    for part in PARTS:
-        name, key = getattr(config.algorithm, part), f"algorithm.{part}"
-        registry, args = registry_of(key), getattr(config.algorithm, f"{part}_args")
-        if report.touched((key,)):
+    for key, name, args in named:
+        registry = registry_of("replay_buffer.priority_fn" if key == PRIORITY else key)
+        if name is None or report.touched((key,)):
             continue  # its arguments belong to another part
         if name in registry:
-            model = registry.arguments(registry[name], name)
-            if part == "sample_strategy":
-                model = _strategy(config, registry)
-            values[f"{key}_args"] = _fitting(model, name, args, f"{key}_args", report)
-        elif name is not None and not trusted:
-            brought = "" if config.plugin_dir else " (or come with plugin_dir)"
-            report.add(_unknown_name(key, name, registry, brought))
-    replay = config.buffer.trainer_input.experience_buffer.replay_buffer
-    priorities, name, key = registry_of("replay_buffer.priority_fn"), replay.priority_fn, f"{REPLAY}.priority_fn"
-    if name in priorities:
-        args = replay.priority_fn_args
-        values[f"{key}_args"] = fitting(priorities, priorities[name], name, args, f"{key}_args", report)
-    elif not trusted:
-        report.add(_unknown_name(key, name, priorities))
-    monitors = registry_of(MONITOR)
-    if config.monitor.monitor_type in monitors:
-        values["monitor.monitor_args"] = _monitor_args(config, report)
-    elif not trusted:
-        report.add(_unknown_name(MONITOR, config.monitor.monitor_type, monitors))
+            args_key = f"{key.removesuffix('_type')}_args"
+            values[args_key] = _fitting(_taken(config, key, name, registry), name, args, args_key, report)
+        elif not trusted:
+            brought = " (or come with plugin_dir)" if key.startswith("algorithm.") and not config.plugin_dir else ""
+            message = f"must be one of {', '.join(registry)}{brought}, not '{name}'."
+            report.add(Finding(key, name, "unknown-name", message, suggestion=closest(name, registry)))
     return config.with_values(values)
 
 
@@ -69,38 +60,14 @@ def fitting(
     return _fitting(registry.arguments(part, name), name, args, key, report)
 
 
-def monitor_arguments(name: str) -> list[str]:
-    monitors = registry_of(MONITOR)
-    model = monitors.arguments(monitors[name], name) if name in monitors else None
-    return list(model.model_fields) if model else []
-
-
-def _unknown_name(key: str, name: str, registry: Registry[Any], more: str = "") -> Finding:
-    message = f"must be one of {', '.join(registry)}{more}, not '{name}'."
-    return Finding(key, name, "unknown-name", message, suggestion=closest(name, registry))
-
-
-def _unknown_argument(key: str, value: Any, name: str, owner: str, takes: list[str], known: list[str]) -> Finding:
-    message = f"is no argument of '{owner}', which takes {', '.join(takes) or 'none'}."
-    return Finding(key, value, "unknown-argument", message, suggestion=closest(name, known))
-
-
-def _strategy(config: Config, registry: Registry[Any]) -> type[BaseModel] | None:
-    """Return the arguments of the sample strategy combined with those of the strategy that draws rollouts."""
-    names = dict.fromkeys((config.algorithm.sample_strategy, draws_by(config)))
-    models = [registry.arguments(registry[name], name) for name in names if name in registry]
-    return arguments_model(config.algorithm.sample_strategy, [model for model in models if model is not None])
-
-
-def _monitor_args(config: Config, report: Report) -> dict[str, Any]:
-    """Check the monitor's arguments. Other monitors' arguments are allowed without effect; a notice says so."""
-    name, args, key = config.monitor.monitor_type, config.monitor.monitor_args, "monitor.monitor_args"
-    monitors, own = registry_of(MONITOR), monitor_arguments(name)
-    known = [argument for monitor in monitors for argument in monitor_arguments(monitor)]
-    for other in (other for other in args if other not in known):
-        report.add(_unknown_argument(f"{key}.{other}", args[other], other, name, own, known))
-    taken = {argument: value for argument, value in args.items() if argument in own}
-    return {**args, **fitting(monitors, monitors[name], name, taken, key, report)}
+def _taken(config: Config, key: str, name: str, registry: Registry[Any]) -> type[BaseModel] | None:
+    """Return the arguments that may be given for a part: a sample strategy's with those of the strategy that draws
+    rollouts, and those of all monitors, so that a file can be used with another one."""
+    names: Iterable[str] = registry if key == MONITOR else [name]
+    if key == "algorithm.sample_strategy":
+        names = [name, draws_by(config)]
+    models = [registry.arguments(registry[other], other) for other in dict.fromkeys(names) if other in registry]
+    return models[0] if len(models) == 1 else arguments_model(name, [model for model in models if model is not None])
 
 
 def _fitting(
@@ -113,7 +80,8 @@ def _fitting(
         path = f"{key}.{name}"
         if name not in fields:
             if not takes_any:
-                report.add(_unknown_argument(path, value, name, owner, list(fields), list(fields)))
+                message = f"is no argument of '{owner}', which takes {', '.join(fields) or 'none'}."
+                report.add(Finding(path, value, "unknown-argument", message, suggestion=closest(name, fields)))
             continue
         section = _section(fields[name].annotation)
         if section is not None and isinstance(value, Mapping):
