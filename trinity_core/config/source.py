@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from trinity_core.config.fields import Type
-from trinity_core.config.findings import Code, ConfigError, Finding, SourceLocation, is_below, is_within
+from trinity_core.config.findings import Code, ConfigError, Finding, SourceLocation, is_below, is_within, value_at
 from trinity_core.config.foreign.actions import Below
 from trinity_core.config.foreign.table import type_at, type_below
 from trinity_core.config.schema import Config
@@ -220,30 +220,29 @@ def override(source: YamlSource, overrides: Sequence[str]) -> None:
     problems: list[Finding] = []
     for text in overrides:
         key, equals, raw = text.partition("=")
-        place = SourceLocation(f"override '{shortened(text)}'")
         parts = re.findall(r"[^.\[\]]+", key.strip())
-        if not equals or not parts:
-            finding = Finding("", shortened(text), "bad-override", "an override must read key.path=value.")
-            problems.append(finding.at(place))
-            continue
+        finding = Finding("", shortened(text), "bad-override", "an override must read key.path=value.")
+        file = f"override '{shortened(text)}'"
         try:
-            _override(source, parts, raw, place.file)
+            if equals and parts:
+                _override(source, parts, raw, file)
+                continue
         except (yaml.YAMLError, ValueError, RecursionError):
-            problems.append(Finding(key, raw, "unreadable", "the value is not valid YAML.").at(place))
+            finding = Finding(key, raw, "unreadable", "the value is not valid YAML.")
         except LookupError as error:
-            problems.append(Finding(key, raw, "bad-override", str(error.args[0])).at(place))
+            finding = Finding(key, raw, "bad-override", str(error.args[0]))
+        problems.append(finding.at(SourceLocation(file)))
     if problems:
         raise ConfigError(problems)
 
 
-def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str | None) -> None:
-    """Set one value. Raises YAMLError, or LookupError with a sentence."""
+def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str) -> None:
+    """Set one value. Raises YAMLError or ValueError, or LookupError with a sentence."""
     node = _composed(raw)
     _inherit(source, parts)
     owner, path = _owner(source.tree, parts)
     key, walk = key_of(path), _Walk(file, has_lines=False)
-    value = None if node is None else walk.value(node, key, type_at(Config, path))
-    owner[path[-1]] = value
+    owner[path[-1]] = None if node is None else walk.value(node, key, type_at(Config, path))
     new = walk.source({})
     kept = {known: place for known, place in source.places.items() if not is_below(known, key)}
     source.places = kept | {known: place for known, place in new.places.items() if known} | {key: SourceLocation(file)}
@@ -267,26 +266,20 @@ def _composed(raw: str) -> yaml.Node | None:
 
 
 def _inherit(source: YamlSource, parts: Sequence[str]) -> None:
-    """Copy into a stage the inherited values that an override below `parts` would otherwise replace.
-
-    Raises LookupError if there is no such stage.
-    """
-    listed = source.tree.get("stages")
-    if parts[0] != "stages" or len(parts) < 4 or not isinstance(listed, list):
+    """Copy into a stage the inherited list, or section of `WHOLE`, that an override below `parts` would otherwise
+    replace. Raises LookupError if there is no such stage."""
+    if parts[0] != "stages" or not isinstance(source.tree.get("stages"), list):
         return
-    above: Any = source.tree
-    stage: Any = listed[_index(listed, parts[1], "stages")]
-    for depth, part in enumerate(parts[2:-1], start=3):
-        above = above.get(part)
-        stage = stage.get(part) if isinstance(stage, dict) else stage
-        if stage is None and (isinstance(above, list) or (part in WHOLE and isinstance(above, dict))):
-            owner, path = _owner(source.tree, parts[:depth])
-            owner[path[-1]] = copy.deepcopy(above)
-            old, new = ".".join(parts[2:depth]), key_of(path)
-            inherited = {known: place for known, place in source.places.items() if is_within(known, old)}
-            source.places |= {new + known[len(old) :]: place for known, place in inherited.items()}
-            return
-        if not isinstance(above, dict):
+    stage = source.tree["stages"][_index(source.tree["stages"], parts[1], "stages")] if len(parts) > 3 else None
+    for depth in range(3, len(parts)):
+        above, part = value_at(source.tree, parts[2:depth]), parts[depth - 1]
+        if isinstance(above, list) or (part in WHOLE and isinstance(above, dict)):
+            if value_at(stage, parts[2:depth]) is None:
+                owner, path = _owner(source.tree, parts[:depth])
+                owner[path[-1]] = copy.deepcopy(above)
+                old, new = ".".join(parts[2:depth]), key_of(path)
+                inherited = {known: place for known, place in source.places.items() if is_within(known, old)}
+                source.places |= {new + known[len(old) :]: place for known, place in inherited.items()}
             return
 
 
@@ -297,23 +290,21 @@ def _owner(tree: Tree, parts: Sequence[str]) -> tuple[Any, tuple[str | int, ...]
     """
     node: Any = tree
     path: tuple[str | int, ...] = ()
-    for depth, part in enumerate(parts):
+    for part in parts:
+        if path:  # of what contains this part
+            if isinstance(node, dict) and node.get(path[-1]) is None:
+                node[path[-1]] = {}
+            node = node[path[-1]]
         if not isinstance(node, dict | list):
             raise LookupError(f"{key_of(path)} is a single value, it has no key '{part}'.")
-        name = _index(node, part, key_of(path)) if isinstance(node, list) else part
-        path = (*path, name)
-        if depth < len(parts) - 1:
-            if isinstance(node, dict) and node.get(name) is None:
-                node[name] = {}
-            node = node[name]
+        path = (*path, _index(node, part, key_of(path)) if isinstance(node, list) else part)
     return node, path
 
 
 def _index(items: list[Any], part: str, path: str) -> int:
     """Return the position of a list entry, given its name (which may be a number) or else its index."""
     for index, item in enumerate(items):
-        names = (item.get("name"), item.get("stage_name")) if isinstance(item, dict) else ()
-        if part in [str(name) for name in names if name is not None]:
+        if part in [str(value_at(item, name)) for name in ("name", "stage_name")]:
             return index
     if part.isdigit() and int(part) < len(items):
         return int(part)
