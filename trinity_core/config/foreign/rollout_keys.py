@@ -38,30 +38,20 @@ def _per_engine(runners: Any, explorer: Mapping[str, Any]) -> Any:
     return max(-(-runners // engines), 1) if isinstance(runners, int) and isinstance(engines, int) else runners
 
 
-_STORED: Keys = {
-    **noted("max_retry_times max_retry_interval capacity algorithm_type schema_type enable_progress_bar raw"),
-    **noted("total_epochs total_steps ray_namespace wrap_in_ray index is_eval task_type batch_size", 1, True, False),
-    **noted("tokenizer_path"),
-    **refused("mm_data_kwargs"),
+_DATA: Keys = {
+    **noted("max_retry_times algorithm_type total_epochs total_steps ray_namespace batch_size", 1),
+    **noted("default_eval_workflow_type"),
     **moved("subset", "subset_name"),
 }
 _ENGINE: Keys = {
     **noted("use_v1", True),
-    **noted("api_key", "EMPTY"),
-    **noted("enable_lora enable_runtime_lora_updating lora_modules lora_kwargs", True, False),
-    **noted("enable_chunked_prefill base_port external_model_config weight_sync_buffer_size logprobs"),
-    **noted("gpu_per_engine nnodes node_rank bundle_indices engine_id ray_namespace ray_actor_name sync_method", 1),
-    **noted("checkpoint_job_dir cuda_visible_devices rope_scaling rope_theta"),
-    **refused("data_parallel_size pipeline_parallel_size repetition_penalty", 1, 1.0),
-    **refused("enable_expert_parallel ignore_eos enable_multimodal enable_return_routed_experts"),
+    **noted("enable_chunked_prefill ray_namespace sync_method"),
 }
 KEYS: Mapping[type[Any], Keys] = {
     schema.BufferConfig: {
         **_CHOSEN,
         **unset("train_batch_size", 0),
-        **noted("max_retry_times max_retry_interval explorer_output sft_batch_size", 1),
-        **noted("tokenizer_path pad_token_id cache_dir read_batch_size", 1),
-        **refused("explore_batch_size"),
+        **noted("max_retry_times"),
         **moved("expert_data_ratio", "/algorithm.sample_strategy_args.expert_data_ratio"),
         **moved("train_dataset", "trainer_input.experience_buffer"),
         **moved("sft_warmup_dataset", "trainer_input.auxiliary_buffers.sft_warmup_dataset"),
@@ -75,44 +65,31 @@ KEYS: Mapping[type[Any], Keys] = {
             unset=("",),
             yields=True,
         ),
-        **refused("reply_prefix"),
     },
-    schema.TrainerInputConfig: {
-        **moved("sft_warmup_dataset", "auxiliary_buffers.sft_warmup_dataset"),
-        **refused("sft_warmup_steps"),
-        **noted("read_experience_strategy"),
-    },
+    schema.TrainerInputConfig: moved("sft_warmup_dataset", "auxiliary_buffers.sft_warmup_dataset"),
     schema.TasksetConfig: {
-        **_STORED,
+        **_DATA,
         **_CHOSEN,
         **unset("subset_name", ""),
         **unset("path"),
-        **noted("default_eval_workflow_type max_read_timeout use_priority_queue reuse_cooldown_time replay_buffer"),
-        **noted("replay_buffer_kwargs"),
+        **noted("max_read_timeout use_priority_queue reuse_cooldown_time replay_buffer"),
     },
     schema.ExperienceBufferConfig: {
-        **_STORED,
+        **_DATA,
         **noted("data_selector task_selector", {"selector_type": "shuffle"}),
+        **noted("default_workflow_type default_reward_fn_type rollout_args workflow_args reward_fn_args repeat_times"),
         "replay_buffer_kwargs": Below(
             moved("priority_fn", "../replay_buffer.priority_fn", yields=True),
             Moved(("../replay_buffer.priority_fn_args.*",), yields=True),
         ),
-        **noted("default_workflow_type default_eval_workflow_type default_reward_fn_type rollout_args workflow_args"),
-        **noted("reward_fn_args repeat_times"),
     },
     schema.FormatConfig: {
-        **refused("image_key video_key reply_prefix teacher_hint_key"),
         **unset("workflow_key reward_fn_key chat_template", ""),
-        **noted("solution_key reward_key label_key", "solution", "reward"),
         **moved("enable_thinking", "/model.enable_thinking"),
     },
-    schema.RolloutArgs: moved("n", "../repeat_times", yields=True) | noted("logprobs"),
-    schema.TaskSelectorConfig: noted("random_method", "numpy"),
+    schema.RolloutArgs: moved("n", "../repeat_times", yields=True),
     schema.ExplorerConfig: {
-        **noted("mode collect_experiences max_repeat_times_per_runner concurrent_mode", True, False, "asynchronous"),
-        **noted("runner_prepare_concurrency runner_prepare_max_retries max_pending_requests max_waiting_steps use_ray"),
-        **noted("backend service_status_check_interval min_running_model_num db_url runner_state_report_interval"),
-        **noted("logprobs max_inflight_batches", 1),
+        **noted("mode db_url"),
         **moved("runner_num", "runner_per_model", convert=_per_engine, yields=True),
         **moved("eval_on_latest_checkpoint", "bench_on_latest_checkpoint"),
         **moved("proxy_port", "api_port"),
@@ -127,8 +104,8 @@ KEYS: Mapping[type[Any], Keys] = {
     schema.OverRolloutConfig: refused("return_partial_tasks"),
     schema.RolloutModelConfig: {
         **_ENGINE,
-        **moved("model_path", "/model.model_path", unset=("",), yields=True),
         **noted("name"),
+        **moved("model_path", "/model.model_path", unset=("",), yields=True),
         **moved("chat_template", "/model.custom_chat_template", unset=("",)),
         **moved(
             "max_model_len max_prompt_tokens max_response_tokens min_response_tokens temperature top_p top_k "

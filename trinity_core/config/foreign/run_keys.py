@@ -161,8 +161,7 @@ _REF_FSDP = "actor_rollout_ref.ref.fsdp_config"
 _LOSS_ARGS: Keys = {
     **moved("loss_agg_mode", "../loss_agg_mode"),
     **moved("m2_threshold", "../advantage_fn_args.m2_threshold"),
-    **noted("log_ratio_clip", 20.0, 20),
-    **noted("sft_loss_agg_mode use_token_level_loss_in_sft", "token-mean", True),
+    **noted("sft_loss_agg_mode use_token_level_loss_in_sft log_ratio_clip", "token-mean", True, 20.0, 20),
     **noted("use_dynamic_bsz ppo_mini_batch_size ppo_micro_batch_size_per_gpu ngpus_trainer repeat_times"),
     **noted("train_batch_size_expert train_batch_size_usual read_batch_size_expert read_batch_size_usual"),
 }
@@ -170,17 +169,43 @@ _ADVANTAGE_ARGS: Keys = {
     **moved("omega", "step_weight"),
     **moved("fnorm", "std_normalize", convert=lambda kind, _: kind == "std"),
 }
+ANYWHERE: Keys = {
+    **noted(
+        "logprobs max_cpu_loras total_gpu_num rollout_gpu_num auxiliary_model_gpu_num explorer_gpu_num nnodes index "
+        "trainer_gpu_num trainer_node_num trainer_gpu_num_per_node explorer_world_size num_process gpu_per_engine "
+        "node_rank read_batch_size sft_batch_size max_repeat_times_per_runner max_inflight_batches",
+        1,
+    ),
+    **noted("ignore_validator_suggestions wrap_in_ray is_eval collect_experiences fused", True, False),
+    **noted("enable_lora enable_runtime_lora_updating fix_actor_microbatch_loss_scale", True, False),
+    **noted("enable_preview use_remove_padding balance_batch", True),
+    **noted("solution_key reward_key concurrent_mode", "solution", "reward", "asynchronous"),
+    **noted("random_method api_key lora_dtype lr_decay_style", "numpy", "EMPTY", "auto", "constant"),
+    **noted("group checkpoint_job_dir fully_sharded_loras base_model_name is_dummy wait_for_checkpoint group_name"),
+    **noted("cache_dir cache_root_dir detailed_stats data_processor_url max_retry_interval source_data_path"),
+    **noted("load_kwargs data_workflow_url agent_model_name agent_model_config clean_strategy min_size_ratio"),
+    **noted("min_priority_score data_dist save_dir clip_grad lr_warmup_init lr_decay_steps min_lr grad_offload"),
+    **noted("offload_policy megatron get_exp_strategy read_experience_strategy explorer_output tokenizer_path"),
+    **noted("pad_token_id capacity schema_type enable_progress_bar raw task_type replay_buffer_kwargs label_key"),
+    **noted("runner_prepare_concurrency runner_prepare_max_retries max_pending_requests max_waiting_steps use_ray"),
+    **noted("backend service_status_check_interval min_running_model_num runner_state_report_interval lora_modules"),
+    **noted("lora_kwargs base_port external_model_config weight_sync_buffer_size bundle_indices engine_id"),
+    **noted("ray_actor_name cuda_visible_devices"),
+    **refused("repetition_penalty data_parallel_size pipeline_parallel_size", 1, 1.0),
+    **refused("use_token_level_loss", True),
+    **refused("optimizer_type", *OPTIMIZER_NAMES),
+    **refused("rope_scaling rope_theta reply_prefix image_key video_key teacher_hint_key mm_data_kwargs ignore_eos"),
+    **refused("enable_expert_parallel enable_multimodal enable_return_routed_experts enable_router_replay"),
+    **refused("dj_process_desc dynamic reward_shaping explore_batch_size sft_warmup_steps sft_warmup_iteration"),
+}
+"""Names that are no settings of any section here, and have no counterpart in whatever section they stand."""
 KEYS: Mapping[type[Any], Keys] = {
     schema.Config: {
-        **noted("group ignore_validator_suggestions checkpoint_job_dir", True, False),
         **unset("checkpoint_root_dir", ""),
         "mode": Spelled({"colocate": "both"}),
         **moved("algorithm_type", "algorithm.algorithm_type"),
     },
     schema.ModelConfig: {
-        **noted("logprobs fully_sharded_loras max_cpu_loras", 1),
-        **refused("repetition_penalty", 1.0, 1),
-        **refused("rope_scaling rope_theta"),
         **moved("max_token_len", "max_model_len"),
         **moved("checkpoint_path", "/checkpoint_root_dir", unset=("",)),
         **switched("tinker"),
@@ -190,37 +215,28 @@ KEYS: Mapping[type[Any], Keys] = {
         **moved("rank r", "lora_rank"),
         **moved("alpha", "lora_alpha"),
         **moved("dropout", "lora_dropout"),
-        **noted("base_model_name lora_dtype dtype is_dummy", "auto"),
+        **noted("dtype", "auto"),
     },
-    schema.ClusterConfig: noted(
-        "total_gpu_num rollout_gpu_num auxiliary_model_gpu_num explorer_gpu_num trainer_gpu_num trainer_node_num "
-        "trainer_gpu_num_per_node",
-        1,
-    ),
     schema.SynchronizerConfig: {
         "sync_style": Rewritten(lambda style, *_: _FULLY_ASYNC if style == "fully_async" else None),
         **moved("sync_iteration_interval explorer_sync_interval trainer_sync_interval", "sync_interval"),
-        **noted("wait_for_checkpoint group_name explorer_world_size ray_namespace", 1),
+        **noted("ray_namespace"),
     },
-    schema.MonitorConfig: {**noted("cache_dir cache_root_dir detailed_stats"), **moved("project name", "/*")},
+    schema.MonitorConfig: moved("project name", "/*"),
     schema.DataJuicerConfig: unset("port", 0),
     schema.DataProcessorConfig: {
-        **noted("data_processor_url max_retry_times max_retry_interval source_data_path load_kwargs priority_weights"),
-        **noted(f"data_workflow_url db_url {_AGENT}"),
+        **noted("max_retry_times priority_weights db_url format"),
         **moved("dj_config_path", "task_pipeline.operators", convert=_juicer),
-        **refused("dj_process_desc"),
     },
     schema.TaskPipelineConfig: {
-        **noted(f"num_process {_AGENT}", 1),
+        **noted("format"),
         **moved("config_path dj_config_path", "operators", convert=_juicer),
         **moved("input_buffers", "inputs", convert=_paths),
         **moved("output_buffer", "output.path", convert=_path),
-        **refused("dj_process_desc dynamic reward_shaping"),
     },
     schema.OperatorConfig: {"name": Spelled({"human_preference_annotation_mapper": Refusal()})},
     TaskOutputConfig: noted("name storage_type split subset_name format"),
     schema.ExperiencePipelineConfig: refused("output"),
-    schema.LogConfig: noted("save_dir"),
     schema.AlgorithmConfig: {
         "algorithm_type": Spelled({"cpt": Refusal(), "grpo_verl": "grpo"}),
         "advantage_fn": Spelled({"clipv": Refusal()}),
@@ -229,8 +245,6 @@ KEYS: Mapping[type[Any], Keys] = {
         **moved("add_strategy_args", "advantage_fn_args"),
         **moved("mu", "policy_loss_fn_args.mu"),
         **moved("gamma lam", "advantage_fn_args.*"),
-        **refused("use_token_level_loss", True),
-        **refused("enable_router_replay"),
         "bypass_old_logprobs": Rewritten(lambda asked, *_: {"rollout_correction": "bypass"} if asked is True else {}),
         "rollout_correction": Rewritten(correction),
         "sample_strategy": Spelled({"warmup": "default"}),
@@ -241,15 +255,10 @@ KEYS: Mapping[type[Any], Keys] = {
         **unset("lr_warmup_steps", -1),
         **unset("min_lr_ratio warmup_style"),
         **moved("lr_scheduler_type", "warmup_style"),
-        **refused("optimizer_type", *OPTIMIZER_NAMES),
-        **noted("clip_grad fused lr_warmup_init lr_decay_steps lr_decay_style min_lr", "constant", True, False),
         **BETAS,
     },
     schema.TrainerConfig: {
         "trainer_strategy": Rewritten(strategy),
-        **noted("enable_preview use_remove_padding balance_batch", True),
-        **noted("fix_actor_microbatch_loss_scale", True, False),
-        **noted("grad_offload offload_policy megatron get_exp_strategy"),
         **unset("max_token_len_per_gpu"),
         **unset("max_checkpoints_to_keep", 0),
         **moved("ppo_max_token_len_per_gpu", "max_token_len_per_gpu"),
@@ -268,6 +277,5 @@ KEYS: Mapping[type[Any], Keys] = {
         **moved("trust_remote_code", "/model.*", yields=True),
         **moved("algorithm_type", "/algorithm.*"),
         **moved("eval_interval", "/explorer.*"),
-        **refused("sft_warmup_steps sft_warmup_iteration"),
     },
 }

@@ -10,12 +10,17 @@ from pydantic import BaseModel
 from trinity_core.config import fields
 from trinity_core.config.fields import Type, types_of
 from trinity_core.config.foreign import rollout_keys, run_keys, verl_keys
-from trinity_core.config.foreign.actions import Below, Dropped, Keys, Moved
+from trinity_core.config.foreign.actions import Action, Below, Dropped, Keys, Moved
 from trinity_core.config.schema import Config, StageConfig
 
 ROOT = "trainer.trainer_config"
 KEYS: Mapping[type[Any], Keys] = {**run_keys.KEYS, **rollout_keys.KEYS, **verl_keys.KEYS}
-"""Section of the schema → actions for foreign keys in it."""
+"""Section of the schema → actions for foreign keys in it, besides those of `run_keys.ANYWHERE`."""
+
+
+def action_of(section: type[BaseModel], name: str) -> Action | None:
+    """Return the action for a key or a setting of a section; None if it has none."""
+    return KEYS.get(section, {}).get(name) or (None if name in types_of(section) else run_keys.ANYWHERE.get(name))
 
 
 def accepted_keys(section: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
@@ -41,7 +46,7 @@ def type_below(typed: Type | Below | None, part: str | int) -> Type | Below | No
         if below is not None or typed is None or typed.entry is not None or typed.section is None:
             return below
         section = Config if typed.section is StageConfig else typed.section
-        action = KEYS.get(section, {}).get(str(part))
+        action = action_of(section, str(part))
     if isinstance(action, Moved) and action.convert is None:
         path = action.to[0].replace("[]", ".NAME")
         start = Config if path.startswith("/") else section

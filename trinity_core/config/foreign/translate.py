@@ -23,7 +23,7 @@ from trinity_core.config.foreign.actions import (
     Spelled,
     is_among,
 )
-from trinity_core.config.foreign.table import KEYS
+from trinity_core.config.foreign.table import KEYS, action_of
 from trinity_core.config.foreign.verl_keys import SECTIONS
 from trinity_core.config.schema import Config
 from trinity_core.config.source import WHOLE, Tree, inherited, join_key, merge
@@ -78,16 +78,16 @@ class _Translation:
 
     def _section(self, cls: type[BaseModel], chain: Chain) -> None:
         node = chain[-1].node
-        settings, actions = types_of(cls), KEYS.get(cls, {})
+        settings = types_of(cls)
         for name, value in list(node.items()):
-            action = actions.get(name)
+            action = action_of(cls, name)
             if node.get(name) is not value:
                 continue  # another key was moved here; the next walk handles it
             if name in settings:
                 self._known(settings[name], action, name, value, chain)
             elif action is not None:
                 self._apply(action, name, value, chain)
-            elif cls in SECTIONS and not closest(name, [*settings, *actions], _TYPO):
+            elif cls in SECTIONS and not closest(name, [*settings, *KEYS.get(cls, {})], _TYPO):
                 self._apply(Dropped(), name, value, chain)
 
     def _known(self, typed: Type, action: Action | None, name: str, value: Any, chain: Chain) -> None:

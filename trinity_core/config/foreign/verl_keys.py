@@ -65,7 +65,7 @@ _ANY_MODEL: Keys = {
     **switched("tiled_mlp", by="enabled"),
     **switched("mtp"),
     **switched("lora", by="rank"),
-    **refused("enable_activation_offload rope_scaling rope_theta"),
+    **refused("enable_activation_offload"),
 }
 _OPTIM: Keys = {
     **moved("lr_scheduler_type", "warmup_style"),

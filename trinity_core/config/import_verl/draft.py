@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from trinity_core.config.fields import sections, setting_at, settings
 from trinity_core.config.foreign.actions import Action, Below, Dropped, Moved, is_among
+from trinity_core.config.foreign.run_keys import ANYWHERE
 from trinity_core.config.foreign.table import KEYS, ROOT
 from trinity_core.config.import_verl.keys import CONVERTED, COUNTERPARTS, RENAMED
 from trinity_core.config.import_verl.read import Unread, VerlRun
@@ -168,6 +169,7 @@ class Draft:
         if inner not in switches and any(self.verl.values.get(switch) is False for switch in switches):
             return True
         action = next((_actions()[prefix] for prefix in (inner, *outer) if prefix in _actions()), None)
+        action = action or ANYWHERE.get(key.rpartition(".")[2])
         action = action.rest if isinstance(action, Below) else action
         return isinstance(action, Dropped) and action.requests_nothing(value)
 
