@@ -207,8 +207,8 @@ def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report
     """Return the tree with every `${…}` replaced; `defaults` provides values of keys that were not given.
 
     References in a stage look in the stage's own values first. With the index of a `stage`, so do references in upper
-    sections, as this stage inherits them. What cannot be replaced (an unset environment variable, an unknown key, a
-    cycle) is reported and becomes None.
+    sections, as this stage inherits them, and other stages become None. What cannot be replaced (an unset environment
+    variable, an unknown key, a cycle) is reported and becomes None, too.
     """
     if not source.refers:
         return source.tree
@@ -223,10 +223,10 @@ def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report
 
     result: Tree = replaced(above, stage)
     if stages:
-        result["stages"] = [
-            replaced(stage, index, f"stages[{index}]") if isinstance(stage, dict) else stage
-            for index, stage in enumerate(stages)
-        ]
+        result["stages"] = [own if stage in (None, index) else None for index, own in enumerate(stages)]
+        for index, own in enumerate(result["stages"]):
+            if isinstance(own, dict):
+                result["stages"][index] = replaced(own, index, f"stages[{index}]")
     return result
 
 

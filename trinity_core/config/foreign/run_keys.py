@@ -118,7 +118,7 @@ def correction(section: Any, *_: Values) -> Values | Refusal | None:
     bypasses = any(asked.get(key) is True for key in BYPASSES)
     has_other_loss = asked.get("loss_type", "ppo_clip") != "ppo_clip" or "use_policy_gradient" in asked
     level, cap = asked.get("rollout_is", "none"), asked.get("rollout_is_threshold")
-    bounds = cap.split("_") if isinstance(cap, str) else [cap]
+    bounds: list[Any] = cap.split("_") if isinstance(cap, str) else [cap]
     if (absent := next((key for key in asked if key not in _CORRECTED_BY), "")) or (bypasses and has_other_loss):
         return Refusal(f"{absent or 'loss_type'}: there is no such correction here (docs/algorithms.md).")
     if bypasses:

@@ -132,8 +132,8 @@ class _Translation:
             case Moved(to=to, unset=unset, convert=convert, yields=yields):
                 given = value is not None and not is_among(value, unset)
                 moved = convert(value, values) if convert and given else value if given else None
-                result = moved if isinstance(moved, Refusal) else {} if moved is None else dict.fromkeys(to, moved)
-                self._set(name, value, result, chain, yields)
+                targets = {} if moved is None else dict.fromkeys(to, moved)
+                self._set(name, value, moved if isinstance(moved, Refusal) else targets, chain, yields)
             case Rewritten(keys=rewrite):
                 if value is None:
                     node.pop(name)

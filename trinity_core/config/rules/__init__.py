@@ -50,7 +50,7 @@ def check_stage_list(config: Config, report: Report) -> None:
 
 def _spelled_twice(written: Config) -> Iterator[Finding]:
     optimizer, model, inputs = written.algorithm.optimizer, written.model, written.buffer.explorer_input
-    twice = [
+    twice: list[tuple[str, str, object]] = [
         (f"{tasks.INPUT}.tasksets", "taskset", inputs.taskset is not None and inputs.tasksets),
         (
             "algorithm.optimizer.lr_warmup_steps_ratio",
