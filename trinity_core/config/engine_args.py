@@ -65,15 +65,15 @@ def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Ite
     `own` holds the names that the section itself has; `on_cpu`: the engine is known to run on the CPU.
     """
     for name, value in args.items():
-        known = SAFE.get(name)
+        argument = SAFE.get(name)
         if name in own or name in OWN:
             yield name, "conflict", f"has its own key: {OWN.get(name, f'explorer.rollout_model.{name}')}.", ""
-        elif known is None:
+        elif argument is None:
             message = f"is not among the arguments that leave rollouts right: {', '.join(SAFE)}."
             yield name, "unknown-key", message, closest(name, SAFE)
-        elif on_cpu and not known.on_cpu:
+        elif on_cpu and not argument.on_cpu:
             yield name, "conflict", "is for engines on a GPU (cluster.gpu_per_node is 0).", ""
-        elif why := _misfit(known.values, value) or (name == "speculative_config" and _no_ngram(value)):
+        elif why := _misfit(argument.values, value) or (name == "speculative_config" and _no_ngram(value)):
             yield name, "invalid", why, ""
 
 

@@ -58,12 +58,12 @@ def text() -> str:
 
 
 def _section(cls: type[BaseModel], schema: Schema) -> Schema:
-    own = {setting.name: _property(setting, schema["properties"][setting.name]) for setting in settings(cls)}
+    native = {setting.name: _property(setting, schema["properties"][setting.name]) for setting in settings(cls)}
     foreign = {name: {"deprecated": True, "description": text} for name, text, _ in accepted_keys(cls)}
     return {
         "type": "object",
         "description": schema["description"],
-        "properties": own | foreign,
+        "properties": native | foreign,
         "additionalProperties": cls in SECTIONS,
     }
 

@@ -140,9 +140,11 @@ def _native(origin: YamlSource, report: Report, stage: int | None = None) -> tup
 
 def _notices_of(notices: list[Finding], stage: str | None) -> list[Finding]:
     """Return a stage's notices, on its own keys and on keys of all stages, with keys as if it were a separate run."""
-    own = {finding.key.removeprefix(f"{stage}."): finding for finding in notices if finding.key.startswith(f"{stage}.")}
-    above = [finding for finding in notices if not finding.key.startswith("stages[") and finding.key not in own]
-    return [*above, *(replace(finding, key=key) for key, finding in own.items())]
+    of_stage = {
+        finding.key.removeprefix(f"{stage}."): finding for finding in notices if finding.key.startswith(f"{stage}.")
+    }
+    above = [finding for finding in notices if not finding.key.startswith("stages[") and finding.key not in of_stage]
+    return [*above, *(replace(finding, key=key) for key, finding in of_stage.items())]
 
 
 def _plugin_folder(folder: str, place: SourceLocation | None) -> str:
@@ -169,8 +171,8 @@ def _plugins_loaded(load_plugins: Plugins, folder: Any, report: Report) -> bool:
 def _stage_tree(tree: Tree, index: int) -> Tree:
     base = {name: value for name, value in tree.items() if name != "stages"}
     stage = tree["stages"][index]
-    own = {name: value for name, value in stage.items() if name != "stage_name" and value is not None}
-    merged = source.merge(source.inherited(base, own), own, source.WHOLE)
+    of_stage = {name: value for name, value in stage.items() if name != "stage_name" and value is not None}
+    merged = source.merge(source.inherited(base, of_stage), of_stage, source.WHOLE)
     merged["name"] = f"{base.get('name') or Config().name}_{stage.get('stage_name')}"
     return merged
 
@@ -217,16 +219,16 @@ def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report
     above = {name: value for name, value in tree.items() if name != "stages" or not stages}
 
     def replaced(node: Tree, index: int | None, key: str = "") -> Any:
-        own = stages[index] if index is not None and isinstance(stages[index], dict) else {}
-        seen = merge(tree, {name: value for name, value in own.items() if value is not None}, WHOLE)
+        of_stage = stages[index] if index is not None and isinstance(stages[index], dict) else {}
+        seen = merge(tree, {name: value for name, value in of_stage.items() if value is not None}, WHOLE)
         return _replaced(node, seen, _container(seen, defaults), key, report)
 
     result: Tree = replaced(above, stage)
     if stages:
-        result["stages"] = [own if stage in (None, index) else None for index, own in enumerate(stages)]
-        for index, own in enumerate(result["stages"]):
-            if isinstance(own, dict):
-                result["stages"][index] = replaced(own, index, f"stages[{index}]")
+        result["stages"] = [inner if stage in (None, index) else None for index, inner in enumerate(stages)]
+        for index, inner in enumerate(result["stages"]):
+            if isinstance(inner, dict):
+                result["stages"][index] = replaced(inner, index, f"stages[{index}]")
     return result
 
 

@@ -48,8 +48,8 @@ def operator_input_file(config: Config) -> Path | None:
     pipeline = config.data_processor.experience_pipeline
     if pipeline is None or not config.explores:
         return None
-    wanted = bool(pipeline.input_save_path) if pipeline.save_input is None else pipeline.save_input
-    return _lines_file(config, pipeline.input_save_path, "operator-input") if wanted else None
+    is_saved = bool(pipeline.input_save_path) if pipeline.save_input is None else pipeline.save_input
+    return _lines_file(config, pipeline.input_save_path, "operator-input") if is_saved else None
 
 
 def api_address_file(config: Config) -> Path:

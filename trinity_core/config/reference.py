@@ -94,8 +94,8 @@ def listing(below: str = "") -> str:
         if not below or key == below or key.startswith((f"{below}.", f"{below}["))
     ]
     if not rows:
-        known = [key for key, _ in sections()] + [key for key, _ in _listed()]
-        meant = [key for key in known if key.endswith(f".{below}")] or [closest(below, known)]
+        keys = [key for key, _ in sections()] + [key for key, _ in _listed()]
+        meant = [key for key in keys if key.endswith(f".{below}")] or [closest(below, keys)]
         asks = f" Did you mean {' or '.join(map(repr, meant))}?" if meant[0] else ""
         raise TrinityError(f"There is no setting '{below}'.{asks}")
     return "\n".join(text for _, text in rows)

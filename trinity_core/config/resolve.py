@@ -82,14 +82,14 @@ def _auxiliary(auxiliary: AuxiliaryModelConfig, model: ModelConfig) -> Auxiliary
 def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfig:
     """Fill parts and repeats from `algorithm_type`."""
     update: dict[str, Any] = {}
-    known = registry_of("algorithm.algorithm_type").get(algorithm.algorithm_type)
-    if known is not None:
+    defaults = registry_of("algorithm.algorithm_type").get(algorithm.algorithm_type)
+    if defaults is not None:
         for part in PARTS:
-            default, name, args = getattr(known, part), getattr(algorithm, part), f"{part}_args"
-            update[args] = effective_args(default, getattr(known, args), name, getattr(algorithm, args))
-            update[part] = name or (_aggregation(known, update) if part == "loss_agg_mode" else default)
-        if algorithm.repeat_times is None or not known.uses_rollouts:
-            update["repeat_times"] = known.default_repeat_times
+            default, name, args = getattr(defaults, part), getattr(algorithm, part), f"{part}_args"
+            update[args] = effective_args(default, getattr(defaults, args), name, getattr(algorithm, args))
+            update[part] = name or (_aggregation(defaults, update) if part == "loss_agg_mode" else default)
+        if algorithm.repeat_times is None or not defaults.uses_rollouts:
+            update["repeat_times"] = defaults.default_repeat_times
         alone = algorithm.algorithm_type == "raft" and algorithm.repeat_times == 1
         if alone and not (algorithm.advantage_fn or "selection" in (algorithm.advantage_fn_args or {})):
             update["advantage_fn_args"]["selection"] = "all"  # there is nothing to choose from
@@ -258,13 +258,13 @@ def _sampling(args: RolloutArgs, model: ModelConfig) -> RolloutArgs:
 
 
 def _trainer_input(trainer_input: TrainerInputConfig, algorithm: AlgorithmConfig) -> TrainerInputConfig:
-    known = ALGORITHMS.get(algorithm.algorithm_type)
+    defaults = ALGORITHMS.get(algorithm.algorithm_type)
 
     def stored(buffer: ExperienceBufferConfig, name: str, storage_type: str) -> ExperienceBufferConfig:
         update = {"name": buffer.name or name, "storage_type": buffer.storage_type or storage_type}
         return buffer.model_copy(update=update)
 
-    storage_type = "file" if known and not known.uses_rollouts else "queue"
+    storage_type = "file" if defaults and not defaults.uses_rollouts else "queue"
     auxiliary = {name: stored(buffer, name, "file") for name, buffer in trainer_input.auxiliary_buffers.items()}
     return trainer_input.model_copy(
         update={

@@ -151,15 +151,15 @@ class _Walk:
         if node in self._merged:
             return
         self._merged.add(node)
-        given: dict[str, yaml.Node] = {}
+        first: dict[str, yaml.Node] = {}
         for name, _ in node.value:
             if not isinstance(name, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "found unhashable key", name.start_mark)
-            if name.value in given:
-                line = self._place(given[name.value]).line
+            if name.value in first:
+                line = self._place(first[name.value]).line
                 since = f", first in line {line}" if line else ""
                 self._problem(join_key(key, name.value), "duplicate-key", f"is given twice{since}.", name)
-            given[name.value] = name
+            first[name.value] = name
         self.loader.flatten_mapping(node)
 
     def _checked(self, value: Any, key: str, node: yaml.Node | None = None) -> Any:
@@ -195,16 +195,16 @@ def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
     return merged
 
 
-def inherited(above: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
+def inherited(above: Mapping[str, Any], of_stage: Mapping[str, Any]) -> Tree:
     """Return what a stage inherits from the sections above: without the parts of another algorithm or another
     length."""
     base: Tree = copy.deepcopy(dict(above))
-    algorithm, usual = own.get("algorithm"), base.get("algorithm")
+    algorithm, usual = of_stage.get("algorithm"), base.get("algorithm")
     if isinstance(algorithm, dict) and isinstance(usual, dict):
         same = algorithm.get("algorithm_type") in (None, usual.get("algorithm_type", Config().algorithm.algorithm_type))
         base["algorithm"] = usual if same else {name: usual[name] for name in usual if name == "optimizer"}
     lengths = (("buffer", "total_steps"), ("buffer", "total_epochs"), ("trainer", "total_steps"))
-    if any(isinstance(own.get(section), dict) and name in own[section] for section, name in lengths):
+    if any(isinstance(of_stage.get(section), dict) and name in of_stage[section] for section, name in lengths):
         for section, name in lengths:
             if isinstance(base.get(section), dict):
                 base[section].pop(name, None)
@@ -244,8 +244,8 @@ def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str) -> 
     key, walk = key_of(path), _Walk(file, has_lines=False)
     owner[path[-1]] = None if node is None else walk.value(node, key, type_at(Config, path))
     new = walk.source({})
-    kept = {known: place for known, place in source.places.items() if not is_below(known, key)}
-    source.places = kept | {known: place for known, place in new.places.items() if known} | {key: SourceLocation(file)}
+    others = {name: place for name, place in source.places.items() if not is_below(name, key)}
+    source.places = others | {name: place for name, place in new.places.items() if name} | {key: SourceLocation(file)}
     # A key that the file gives twice stays wrong whatever is laid on it.
     stays = [
         problem for problem in source.problems if problem.code == "duplicate-key" or not is_within(problem.key, key)
@@ -278,8 +278,8 @@ def _inherit(source: YamlSource, parts: Sequence[str]) -> None:
                 owner, path = _owner(source.tree, parts[:depth])
                 owner[path[-1]] = copy.deepcopy(above)
                 old, new = ".".join(parts[2:depth]), key_of(path)
-                inherited = {known: place for known, place in source.places.items() if is_within(known, old)}
-                source.places |= {new + known[len(old) :]: place for known, place in inherited.items()}
+                inherited = {name: place for name, place in source.places.items() if is_within(name, old)}
+                source.places |= {new + name[len(old) :]: place for name, place in inherited.items()}
             return
 
 

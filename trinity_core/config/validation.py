@@ -106,10 +106,12 @@ def _finding(key: str, value: Any, fault: ErrorDetails, wanted: Type | None, sec
 def _unknown(key: str, value: Any, name: str, section: Type | None) -> Finding:
     """Return a finding for an unknown key, suggesting a known key of its section."""
     cls = section.section if section is not None else None
-    known = types_of(cls) if cls else {}
+    settings = types_of(cls) if cls else {}
     others = [spelling for spelling, _, native in accepted_keys(cls) if native] if cls else []
-    sections = {other for other, typed in known.items() if typed.section is not None or get_origin(typed.plain) is dict}
-    meant = closest(name, sections if isinstance(value, dict) else [*known, *others])
+    sections = {
+        other for other, typed in settings.items() if typed.section is not None or get_origin(typed.plain) is dict
+    }
+    meant = closest(name, sections if isinstance(value, dict) else [*settings, *others])
     if name in TRL_SETTINGS and not meant:
         return Finding(key, value, "unknown-key", f"is not a known key: TRL's {name} is here {TRL_SETTINGS[name]}.")
     homes = [] if meant else homes_of(name)

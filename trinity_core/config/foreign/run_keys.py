@@ -71,7 +71,10 @@ def m2po(loss: Any, algorithm: Values, _: Values) -> Values | Refusal | None:
         return None
     name = algorithm.get("algorithm_type") or "ppo"
     kind = ALGORITHMS.get("grpo" if name == "grpo_verl" else str(name), ALGORITHMS["ppo"])
-    advantages = [(known.advantage_fn, known.advantage_fn_args) for known in (kind, ALGORITHMS["grpo"], M2PO)]
+    advantages = [
+        (algorithm_type.advantage_fn, algorithm_type.advantage_fn_args)
+        for algorithm_type in (kind, ALGORITHMS["grpo"], M2PO)
+    ]
     corrected, loss_args = algorithm.get("rollout_correction"), algorithm.get("policy_loss_fn_args")
     mean = algorithm.get("loss_agg_mode") or (isinstance(loss_args, Mapping) and loss_args.get("loss_agg_mode"))
     fits = (

@@ -130,8 +130,8 @@ class _Translation:
                 else:
                     self.notices.append(Finding(key, value, "no-effect", f"See {_TABLE}.", severity="notice"))
             case Moved(to=to, unset=unset, convert=convert, yields=yields):
-                given = value is not None and not is_among(value, unset)
-                moved = convert(value, values) if convert and given else value if given else None
+                is_given = value is not None and not is_among(value, unset)
+                moved = convert(value, values) if convert and is_given else value if is_given else None
                 targets = {} if moved is None else dict.fromkeys(to, moved)
                 self._set(name, value, moved if isinstance(moved, Refusal) else targets, chain, yields)
             case Rewritten(keys=rewrite):

@@ -170,7 +170,11 @@ def _bypasses(draft: Draft) -> str:
     """Return the key that makes the rollouts' log-probs the old ones, or ""."""
     key, asked = draft.first((f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.bypass_old_logprob_for_rollout"))
     computed = draft.get("async_training.compute_prox_log_prob", False)
-    own = draft.get("async_training.use_rollout_log_probs", True)
+    uses_rollout_logprobs = draft.get("async_training.use_rollout_log_probs", True)
     if asked is True:
         return key
-    return "async_training.use_rollout_log_probs" if draft.verl.is_fully_async and own and not computed else ""
+    return (
+        "async_training.use_rollout_log_probs"
+        if draft.verl.is_fully_async and uses_rollout_logprobs and not computed
+        else ""
+    )

@@ -126,8 +126,8 @@ class Draft:
                 self.put(native, "???", key)
                 continue
             value = _converted(native, action, self.get(key, defaults.get(key)))
-            own = next((_verl_defaults()[prefix] for prefix in prefixes(key) if prefix in _verl_defaults()), OFF)
-            if value is None or (native.startswith(ROOT) and value == own):
+            default = next((_verl_defaults()[prefix] for prefix in prefixes(key) if prefix in _verl_defaults()), OFF)
+            if value is None or (native.startswith(ROOT) and value == default):
                 continue
             choices = setting_at(native).choices if not native.startswith(ROOT) else ()
             if choices and isinstance(value, str) and value not in choices:

@@ -101,8 +101,8 @@ def write_run(draft: Draft) -> None:
         draft.leave("trainer.resume_mode", "a run resumes from its own checkpoint; see model.model_path for others")
         draft.used.add("trainer.resume_from_path")
     if (folder := draft.get("trainer.default_local_dir")) is not None:
-        own = "/".join(str(draft.get(f"trainer.{name}")) for name in ("project_name", "experiment_name"))
-        root = str(folder).removesuffix("/").removesuffix(own).removesuffix("/") or "."
+        folder_in_it = "/".join(str(draft.get(f"trainer.{name}")) for name in ("project_name", "experiment_name"))
+        root = str(folder).removesuffix("/").removesuffix(folder_in_it).removesuffix("/") or "."
         draft.put("checkpoint_root_dir", root, "trainer.default_local_dir; the run's folder is <project>/<name> in it")
 
 
@@ -312,7 +312,7 @@ def _filter(draft: Draft) -> None:
         return
     operator = {"name": draft.written("dynamic_sampling", f"{key}.enable")}
     draft.tree["data_processor"] = {"experience_pipeline": {"operators": [operator]}}
-    known = isinstance(rounds, int) and rounds > 0
-    draft.put("explorer.max_refill_rounds", rounds - 1 if known else _UNBOUNDED, f"{key}.max_num_gen_batches")
+    is_bounded = isinstance(rounds, int) and rounds > 0
+    draft.put("explorer.max_refill_rounds", rounds - 1 if is_bounded else _UNBOUNDED, f"{key}.max_num_gen_batches")
     if metric not in (None, "seq_reward", "seq_final_reward"):
         draft.leave(f"{key}.metric", "groups are filtered by reward")

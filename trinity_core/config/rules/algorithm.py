@@ -25,22 +25,22 @@ TAUGHT = "must be 1 (or 0) for {}: the teacher's log-probs are at temperature 1,
 
 def algorithm_rules(config: Config) -> Iterator[Finding]:
     name, key = config.algorithm.algorithm_type, "algorithm.algorithm_type"
-    known = ALGORITHMS.get(name)
-    if known is None:
+    defaults = ALGORITHMS.get(name)
+    if defaults is None:
         message = f"must be one of {', '.join(sorted(ALGORITHMS))}, not '{name}'."
         yield conflict(config, key, message, code="unknown-choice", meant=closest(name, ALGORITHMS))
         return
-    if not known.uses_rollouts:
+    if not defaults.uses_rollouts:
         if config.explores:
             message = f"{name} learns from a data set, without an explorer: the mode must be train, not {config.mode}."
             yield conflict(config, "mode", message, key)
         return
     loss = config.algorithm.policy_loss_fn
     definition = registry_of("algorithm.policy_loss_fn").get(loss)
-    if definition is not None and definition.rows_per_unit > 1 and loss != known.policy_loss_fn:
+    if definition is not None and definition.rows_per_unit > 1 and loss != defaults.policy_loss_fn:
         message = f"{loss} compares the pairs of a data set: write algorithm_type: dpo. {name}'s rollouts are no pairs."
         yield conflict(config, "algorithm.policy_loss_fn", message, key)
-    least = 1 if chooses_every_rollout(config) else known.min_repeat_times
+    least = 1 if chooses_every_rollout(config) else defaults.min_repeat_times
     repeats = [("algorithm.repeat_times", config.algorithm.repeat_times)]
     repeats += [(f"{where}.repeat_times", taskset.repeat_times) for where, taskset in training_tasksets(config)]
     for where, times in repeats:
@@ -106,8 +106,8 @@ def training_temperatures(config: Config) -> list[tuple[str, float]]:
     default = config.model.temperature
     temperatures = [("model.temperature", default)] if config.mode == "serve" else []
     for key, taskset in training_tasksets(config):
-        own = taskset.rollout_args.temperature
-        temperatures.append((f"{key}.rollout_args.temperature", default if own is None else own))
+        temperature = taskset.rollout_args.temperature
+        temperatures.append((f"{key}.rollout_args.temperature", default if temperature is None else temperature))
     return temperatures
 
 

@@ -100,7 +100,7 @@ def _experts(config: Config) -> Iterator[Finding]:
     rests_on = ("algorithm.sample_strategy", "algorithm.algorithm_type")
     losses, loss = registry_of("algorithm.policy_loss_fn"), algorithm.policy_loss_fn
     if loss in losses and not losses.uses(loss, "is_expert"):
-        able = [name for name, known in ALGORITHMS.items() if losses.uses(known.policy_loss_fn, "is_expert")]
+        able = [name for name, other in ALGORITHMS.items() if losses.uses(other.policy_loss_fn, "is_expert")]
         message = (
             f"cannot go with {algorithm.algorithm_type}, whose policy_loss_fn '{loss}' would take expert data for "
             f"rollouts; those that can use it are {', '.join(able)}, sft and dpo."

@@ -123,11 +123,11 @@ def openai_api_rules(config: Config) -> Iterator[Finding]:
     """Yield unknown parsers, and tool calls without a parser."""
     parsers = {"tool_call_parser": TOOL_CALL_PARSERS, "reasoning_parser": REASONING_PARSERS}
     for key, model in config.explorer.models.items():
-        for name, known in parsers.items():
+        for name, names in parsers.items():
             parser = getattr(model, name)
-            if parser is not None and parser not in known:
-                message = f"must be one of {', '.join(known)}, not '{parser}'."
-                meant = closest(parser, known)
+            if parser is not None and parser not in names:
+                message = f"must be one of {', '.join(names)}, not '{parser}'."
+                meant = closest(parser, names)
                 yield conflict(config, f"{key}.{name}", message, code="unknown-choice", meant=meant)
         if model.enable_auto_tool_choice and model.tool_call_parser is None:
             message = "needs tool_call_parser, which reads the model's tool calls."

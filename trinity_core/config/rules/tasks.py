@@ -38,7 +38,9 @@ def written_tasksets(written: Config) -> list[tuple[str, TasksetConfig]]:
     inputs = written.buffer.explorer_input
     listed = {"tasksets": inputs.tasksets, "eval_tasksets": inputs.eval_tasksets}
     single = [(f"{INPUT}.taskset", inputs.taskset)] if inputs.taskset is not None else []
-    return single + [(f"{INPUT}.{name}[{i}]", each) for name, sets in listed.items() for i, each in enumerate(sets)]
+    return single + [
+        (f"{INPUT}.{name}[{i}]", taskset) for name, sets in listed.items() for i, taskset in enumerate(sets)
+    ]
 
 
 def task_rules(config: Config) -> Iterator[Finding]:
