@@ -48,6 +48,7 @@ def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, .
     [
         ("gsm8k/gsm8k", (f"{VERL}.critic.ppo_mini_batch_size=4",), [f"{VERL}.critic.ppo_mini_batch_size"]),
         ("gsm8k/gsm8k", (f"{VERL}.critic.of_a_later_release=4",), [f"{VERL}.critic.of_a_later_release"]),
+        ("gsm8k/gsm8k", ("monitor.monitor_args={uri: a, mode: offline}",), ["monitor.monitor_args.mode"]),
         ("gsm8k/gsm8k", (f"{QUEUE}.path=backup.json",), [f"{QUEUE}.path"]),
         ("gsm8k/gsm8k", (CLIP,), ["algorithm.policy_loss_fn_args.clip_range"]),
         ("sft/sft", (f"{OTHER}.path=x",), [OTHER]),

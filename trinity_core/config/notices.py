@@ -78,6 +78,10 @@ def _unread(config: Config) -> list[str]:
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
         PIPELINE: config.data_processor.task_pipeline is not None and not uses_pipeline(config),
     }
+    monitors, monitor = registry_of("monitor.monitor_type"), config.monitor.monitor_type
+    taken = monitors.arguments(monitors[monitor], monitor) if monitor in monitors else None
+    names = taken.model_fields if taken else {}
+    unread |= {f"monitor.monitor_args.{name}": name not in names for name in config.monitor.monitor_args}
     actor = verl.actor_rollout_ref.actor
     for name, fsdp in ((ACTOR, actor.fsdp_config), (f"{VERL}.critic.model", verl.critic.model.fsdp_config)):
         unread[f"{name}.fsdp_config.param_offload"] = fsdp.param_offload and trainer.zero_stage != 3
