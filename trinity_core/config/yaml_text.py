@@ -45,8 +45,11 @@ Loader.add_constructor(_INT, _integer)
 
 
 def parse_value(text: str) -> Any:
-    """Parse a YAML scalar, list or mapping, as on the right-hand side of an override."""
-    return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
+    """Parse a YAML scalar, list or mapping, as on the right-hand side of an override. Raises YAMLError."""
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
+    except (ValueError, LookupError) as error:  # a text that does not fit its tag
+        raise yaml.YAMLError(str(error)) from None
 
 
 def dump(tree: Any) -> str:

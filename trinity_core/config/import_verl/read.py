@@ -169,7 +169,7 @@ def _parsed(raw: str) -> Any:
         return Unread(shown(raw))
     try:
         return _plain(parse_value(raw))
-    except (yaml.YAMLError, ValueError, LookupError, RecursionError):
+    except (yaml.YAMLError, RecursionError):
         return _plain(raw)
 
 
