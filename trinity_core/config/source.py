@@ -73,7 +73,7 @@ def parse(text: str, name: str = "<text>", section: type[BaseModel] | None = Con
         raise _unreadable(f"is not valid YAML: {error.problem or error.context}.", name, line) from None
     except RecursionError:
         raise _unreadable("is not valid YAML: it is nested too deeply, or refers to itself.", name) from None
-    except (yaml.YAMLError, ValueError, LookupError) as error:  # the latter two of a text that does not fit its tag
+    except yaml.YAMLError as error:
         raise _unreadable(f"is not valid YAML: {first_line(error)}.", name) from None
     if not isinstance(tree, dict):
         raise _unreadable("must be a mapping of sections.", name)
@@ -104,13 +104,12 @@ class _Walk:
     def value(self, node: yaml.Node, key: str, typed: Type | Below | None) -> Any:
         """Return the value of a node at a key. Unusable values are reported and become None.
 
-        Raises YAMLError, ValueError or LookupError for a text that does not fit its tag, RecursionError for a node that
-        contains itself.
+        Raises YAMLError for a text that does not fit its tag, RecursionError for a node that contains itself.
         """
         if isinstance(node, yaml.ScalarNode):
             is_number = node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool")
             keeps_text = is_number and not node.style and isinstance(typed, Type) and typed.plain is str
-            return node.value if keeps_text else self._checked(self.loader.construct_object(node), key, node)
+            return node.value if keeps_text else self._scalar(node, key)
         if isinstance(node, yaml.MappingNode) and node.tag == f"{TAG}map":
             self._merge(node, key)
             entries: list[tuple[str | int, yaml.Node, yaml.Node]] = [
@@ -127,6 +126,14 @@ class _Walk:
             self._places[path] = self._place(named)
             values[name] = self.value(value, path, type_below(typed, name))
         return values if isinstance(node, yaml.MappingNode) else list(values.values())
+
+    def _scalar(self, node: yaml.ScalarNode, key: str) -> Any:
+        try:
+            value = self.loader.construct_object(node)
+        except (ValueError, LookupError) as error:
+            problem = f"{shortened(node.value)!r} is no {node.tag.removeprefix(TAG)}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+        return self._checked(value, key, node)
 
     def plain(self, value: Any, key: str) -> Any:
         """Return a Python value as YAML has it: a subtype of text or number, such as NumPy's, as the plain value."""
@@ -227,7 +234,7 @@ def override(source: YamlSource, overrides: Sequence[str]) -> None:
             if equals and parts:
                 _override(source, parts, raw, file)
                 continue
-        except (yaml.YAMLError, ValueError, RecursionError):
+        except (yaml.YAMLError, RecursionError):
             finding = Finding(key, raw, "unreadable", "the value is not valid YAML.")
         except LookupError as error:
             finding = Finding(key, raw, "bad-override", str(error.args[0]))
@@ -237,7 +244,7 @@ def override(source: YamlSource, overrides: Sequence[str]) -> None:
 
 
 def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str) -> None:
-    """Set one value. Raises YAMLError or ValueError, or LookupError with a sentence."""
+    """Set one value. Raises YAMLError, or LookupError with a sentence."""
     node = _composed(raw)
     _inherit(source, parts)
     owner, path = _owner(source.tree, parts)
