@@ -40,7 +40,7 @@ def main() -> None:
         "--through",
         choices=["page", "flow"],
         default="page",
-        help="start runs by trinity_core.run.loop, or as a Prefect flow with a server of its own, a victim too",
+        help="start runs by `python -m trinity_core.run`, or as a Prefect flow with a server of its own, a victim too",
     )
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)

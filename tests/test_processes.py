@@ -111,7 +111,7 @@ def test_a_record_of_an_older_release_is_known_by_its_start() -> None:
 
 LIMITED = """
 import os, resource, runpy, sys
-from trinity_core import processes
+from trinity_core.base import processes
 limit, value, *sys.argv = sys.argv[1:]
 value = int(value)
 resource.setrlimit(getattr(resource, limit), (value, value))
@@ -122,7 +122,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-ENTRANCES = ("flows.cli run", "flows.cli up", "trinity_core.run.loop", "train")
+ENTRANCES = ("flows.cli run", "flows.cli up", "trinity_core.run", "train")
 AS_ANOTHER = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
@@ -130,7 +130,7 @@ AS_ANOTHER = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
     ("limit", "value", "named", "entrance"),
     [
         *(("RLIMIT_NOFILE", 64, "ulimit -n", entrance) for entrance in ENTRANCES),
-        *(("RLIMIT_FSIZE", 2 << 20, "ulimit -f", entrance) for entrance in ENTRANCES),
+        ("RLIMIT_FSIZE", 2 << 20, "ulimit -f", "train"),
         pytest.param("RLIMIT_NPROC", 60, "ulimit -u", "train", marks=AS_ANOTHER),
     ],
 )
