@@ -22,7 +22,7 @@ from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.hosting import ray_node
-from trinity_core.hosting.ray_node import _token_source, reach
+from trinity_core.hosting.ray_node import _token, join_ray
 from trinity_core.run.audit import audit_runs
 
 ROOT = Path(__file__).parent.parent.parent
@@ -47,7 +47,7 @@ except TrinityError as error:
 
 def test_an_address_where_nobody_answers_is_one_clear_error() -> None:
     with pytest.raises(TransientFault, match=r"No Ray cluster answers at 127\.0\.0\.1:\d+ \(cluster\.ray_address\)"):
-        reach(f"127.0.0.1:{free_port()}")
+        join_ray(f"127.0.0.1:{free_port()}", "trinity")
 
 
 START = """
@@ -55,7 +55,7 @@ import os, signal, time
 from trinity_core.hosting.ray_node import RayNode, start_ray
 start_ray("trinity", cpus=1, gpus=0)
 import ray
-assert RayNode.of_this_process(ours=True).alive()
+assert RayNode.of_this_process(is_own=True).alive()
 
 class Actor:
     def __init__(self):
@@ -124,7 +124,7 @@ def test_a_missing_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere/token")
     with pytest.raises(TrinityError, match="/nowhere/token does not exist"):
-        _token_source("10.0.0.1:6379")
+        _token("10.0.0.1:6379")
 
 
 STEPS, SAVE_INTERVAL, TASKS, REPEATS = 4, 2, 4, 4

@@ -22,9 +22,9 @@ from trinity_core.base.processes import cores, die_with_parent, end, families
 from trinity_core.base.waits import retry
 from trinity_core.config import Config
 from trinity_core.hosting.faults import is_cancelled
-from trinity_core.hosting.gpus import FREE_SECONDS, free_gpus, only, wait_until_free
+from trinity_core.hosting.gpus import survey, wait_for_release
 from trinity_core.hosting.placement import Machine, Placement, place, weakest
-from trinity_core.hosting.ray_node import ClusterAway, RayDied, RayNode, reach, start_ray
+from trinity_core.hosting.ray_node import PROCESSES, ClusterAway, RayDied, RayNode, join_ray, start_ray
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,7 @@ END_SECONDS = 5.0
 SHUTDOWN_SECONDS = 60.0
 """Time for `ray.shutdown()`, which by itself waits without limit for a raylet that does not answer."""
 AGAIN_SECONDS = 300.0
-"""Time to wait for GPUs that an earlier attempt used: dying processes may release them slowly, and a node takes minutes
-to start."""
+"""Time to wait for the nodes of a joined cluster that an earlier attempt used: a node takes minutes to start."""
 LOOK_SECONDS = 5.0
 NAME_SECONDS = 30.0
 """Time for Ray to end the actors of a killed process and free their names."""
@@ -43,7 +42,7 @@ PLACE_SECONDS = 600.0
 _lock = threading.Lock()
 _current: Cluster | None = None
 _had_room: set[str | None] = set()
-"""Ray addresses (None: its own Ray) that have had room for a run of this process."""
+"""Addresses of joined clusters that have had room for a run of this process."""
 T = TypeVar("T")
 
 
@@ -67,10 +66,9 @@ class Cluster:
         self._looked_at = 0.0
 
     def open(self, gpus: int) -> None:
-        """Start Ray with this number of free GPUs, or join the cluster at `cluster.ray_address`.
+        """Start Ray with this number of GPUs, or join the cluster at `cluster.ray_address`.
 
-        Raises TrinityError if there are too few GPUs, or if the cluster to join does not answer or refuses us;
-        TransientFault if the GPUs are not free in time, or Ray does not start.
+        Raises TrinityError if the cluster to join does not answer or refuses us; TransientFault if Ray does not start.
         """
         self._gpus = gpus
         try:
@@ -121,29 +119,20 @@ class Cluster:
         return [name for name, _ in list(self._placing.values())]
 
     def _connect(self) -> None:
-        import ray
-
         try:
             with _keeping_sigterm():
                 if self.address:
-                    reach(self.address)
-                    ray.init(
-                        address=self.address,
-                        namespace=self._namespace,
-                        log_to_driver=False,
-                        logging_level=logging.ERROR,
-                    )
-                    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-                    self.nodes = [Machine(int(has.get("CPU", 1)), int(has.get("GPU", 0))) for has in resources]
+                    join_ray(self.address, self._namespace)
+                    self.nodes = _nodes_of_ray()
                 else:
-                    with only(free_gpus(self._gpus, wait=gpu_seconds())):
-                        start_ray(self._namespace, max(self.nodes[0].cpus, 1), self._gpus)
+                    wait_for_release(self._gpus)
+                    start_ray(self._namespace, max(self.nodes[0].cpus, 1), self._gpus)
+                self._node = RayNode.of_this_process(is_own=not self.address)
         except (TrinityError, TransientFault):
             raise
         except Exception as error:  # the bare class, from Ray
             self.close()
             raise TransientFault(f"Ray did not start: {error}") from error
-        self._node = RayNode.of_this_process(ours=not self.address)
 
     def actor(
         self,
@@ -272,7 +261,7 @@ class Cluster:
         self.kill(self._started)
         self._started, self._placing, self._node = [], {}, None
         if ray.is_initialized():
-            ours = [] if self.address else families(("raylet", "gcs_server"))
+            ours = [] if self.address else families(PROCESSES)
             _shut_down(ours)
             if killed := end(ours, END_SECONDS):
                 log.warning("did not end with Ray and were killed: %s", ", ".join(killed))
@@ -302,12 +291,16 @@ def _end_with_raylet(actor: object) -> None:
     die_with_parent()
 
 
-def machine(gpus: int | None) -> Machine:
-    """Return this process's cores and this machine's GPUs, once the given number (None: all) are free.
+def _nodes_of_ray() -> list[Machine]:
+    import ray
 
-    Raises TransientFault, naming the free GPUs, if they are not free soon.
-    """
-    return Machine(cores(), 0 if gpus == 0 else wait_until_free(gpus, gpu_seconds()))
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [Machine(int(has.get("CPU", 1)), int(has.get("GPU", 0))) for has in resources]
+
+
+def machine(gpus: int | None) -> Machine:
+    """Return this process's cores and the GPUs that it may use; they are not looked at if 0 are wanted."""
+    return Machine(cores(), 0 if gpus == 0 else len(survey()))
 
 
 def placement_of(config: Config) -> Placement:
@@ -382,10 +375,6 @@ def _keeping_sigterm() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) is not handler:
             signal.signal(signal.SIGTERM, handler)
-
-
-def gpu_seconds() -> float:
-    return AGAIN_SECONDS if None in _had_room else FREE_SECONDS
 
 
 def wait_for_cluster(address: str | None, work: Callable[[], T]) -> T:

@@ -1,8 +1,4 @@
-"""This process's node of a Ray cluster: starting or joining one, and checking that it and the cluster's head are alive.
-
-A head that finds a token asks for it, but `ray.init(address=…)` sends one only with RAY_AUTH_MODE=token,
-and tries for 50 s to reach a head that refuses it or does not answer. So we contact the head first.
-"""
+"""Starts Ray on this machine, or joins the cluster of a head, and tells whether this process's node is alive."""
 
 from __future__ import annotations
 
@@ -13,37 +9,37 @@ import shlex
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import psutil
+from unittest import mock
 
 from trinity_core.base.addresses import LOOPBACK, short_folder
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.files import private_folder
-from trinity_core.base.processes import end, family, still_running
+from trinity_core.base.processes import end, families
+from trinity_core.base.waits import poll
 
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
 """Time for the head of a joined cluster to answer."""
 SILENCE_SECONDS = 30.0
-"""Time for the head to answer later, on a busy machine. After 60 s without an answer Ray would end this process."""
-KEPT_AT = "~/.ray/auth_token"
+"""Time for it to come back later. After 60 s without a head Ray would end this process."""
+TOKEN_FILE = "~/.ray/auth_token"  # noqa: S105 - a path
 OBJECT_STORE_BYTES = 512 * 2**20
 """Only batches and eval results pass through the object store, not weights. More would take shared memory from weight
 sync."""
 AGENT_SECONDS = 180
 """Time for Ray's agents to start: on a busy machine Ray's own 15 s are too few."""
-STARTS = 3
-"""Attempts to start Ray, which gives its node 30 s each time."""
-END_SECONDS = 5.0
 SOCKET_BYTES = 68
 """Length of the names in Ray's temporary folder: its own, a session's and a socket's."""
+PROCESSES = ("raylet", "gcs_server")
+CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""Method of a head that answers an empty request with an empty reply."""
 
 
 class RayDied(TransientFault):
@@ -59,108 +55,95 @@ class RayNode:
     """The node that this process is connected to."""
 
     raylet: str
-    """Socket of the node's raylet; empty for a client (`ray://`), which has no node."""
+    """Socket of the node's raylet; "" for a client (`ray://`), which has no node."""
     head: str
-    node_id: str
-    ours: bool
+    is_own: bool
     """True if this process started Ray: a lost head then does not come back."""
 
     @classmethod
-    def of_this_process(cls, ours: bool) -> RayNode:
+    def of_this_process(cls, is_own: bool) -> RayNode:
         """Return the node of this process, in which Ray must be initialised."""
         import ray
 
-        node = ray._private.worker._global_node
-        if node is None:
-            return cls("", "", "", ours)
-        return cls(node.raylet_socket_name, node.gcs_address, node.node_id, ours)
+        if ray.util.client.ray.is_connected():
+            return cls("", "", is_own)
+        context = ray.get_runtime_context()
+        sockets = {node["NodeID"]: node["RayletSocketName"] for node in ray.nodes()}
+        return cls(sockets[context.get_node_id()], context.gcs_address, is_own)
 
     def alive(self) -> bool:
-        """Return False if the raylet has died, or if the head has died, is silent or has given the node up."""
+        """Return False if the raylet has died (it does once its head has given the node up) or the head has."""
         import ray
 
         if not self.raylet:
             return ray.is_initialized()
-        if not _listens(self.raylet) or (self.ours and not _listens(self.head)):
+        if not _listens(self.raylet):
             return False
-        return has_node(self.head, self.node_id, SILENCE_SECONDS)
+        return any(_listens(self.head) for _ in poll(0.0 if self.is_own else SILENCE_SECONDS, 1.0))
 
 
 def start_ray(namespace: str, cpus: int, gpus: int) -> None:
-    """Start our own Ray on this machine and connect to it.
+    """Start our own Ray on this machine and connect to it. On failure, everything that was started ends.
 
-    Raises Ray's error after three attempts whose node was not up in time.
+    It answers on the loopback interface only, and only to who has its token.
     """
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_agent_register_timeout_ms", str(AGENT_SECONDS * 1000))
-    # Prestarted workers cannot become our actors, which have their own environment.
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
-    # By default workers have niceness 15, and a busy thread of another process would leave them 3 % of a shared core.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    _ensure_token()
-    with _as_ours():
-        for left in reversed(range(STARTS)):
-            before = _ray_processes()
-            try:
-                _init(namespace, cpus, gpus)
-                return
-            except Exception as error:
-                started = _ray_processes() - before
-                end([process for child in started for process in family(child)], 0)
-                still_running([*started], END_SECONDS)
-                if not left or type(error) is not Exception:  # the bare class means that the node was not up in time
-                    raise
-                log.warning("Ray did not start and is started again: %s", error)
-
-
-def _ensure_token() -> None:
-    """Create the token of this user's Rays, which nobody else may read; only for this Ray if there is no home or it
-    cannot be written."""
-    from ray._private.authentication.authentication_token_setup import generate_and_save_token
-    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
-
-    loader = AuthenticationTokenLoader.instance()
-    kept = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or KEPT_AT).expanduser()
-    if not loader.has_token(ignore_auth_mode=True):
-        try:
-            private_folder(kept.parent)
-            generate_and_save_token()
-        except (OSError, RuntimeError):
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        loader.reset_cache()
-    with suppress(OSError):
-        kept.chmod(0o600)  # Ray leaves this to the umask
-
-
-def _ray_processes() -> set[psutil.Process]:
-    """Return our children that are Ray programs; another thread may start other children meanwhile."""
+    settings = {
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_agent_register_timeout_ms": str(AGENT_SECONDS * 1000),
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # Prestarted workers cannot become our actors, which have their own environment.
+        "RAY_prestart_worker_first_driver": "false",
+        # By default workers have niceness 15, and a busy thread of another process would leave them 3 % of a core.
+        "RAY_worker_niceness": "0",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # numbers as in nvidia-smi
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
     import ray
 
-    programs = str(Path(ray.__file__).parent)
-    children = set()
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):
-            if any(part.startswith(programs) for part in child.cmdline()):
-                children.add(child)
-    return children
+    try:
+        with _light():
+            ray.init(
+                address="local",
+                namespace=namespace,
+                num_cpus=cpus,
+                num_gpus=gpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"py_executable": shlex.quote(sys.executable)},  # Ray hands it to a shell
+                _node_ip_address=LOOPBACK,
+                _temp_dir=str(_private_temporary() / "ray"),
+            )
+    except Exception:
+        end(families(PROCESSES), 0.0)  # a late node would start in vain, and stay
+        raise
 
 
-def _init(namespace: str, cpus: int, gpus: int) -> None:
-    import ray
+@contextmanager
+def _light() -> Iterator[None]:
+    """Within this block Ray starts without what one machine does not use, for which `ray.init` has no settings.
 
-    ray.init(
-        address="local",
-        namespace=namespace,
-        num_cpus=cpus,
-        num_gpus=gpus,
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env={"py_executable": shlex.quote(sys.executable)},  # Ray hands it to a shell
-        _node_ip_address=LOOPBACK,
-        _temp_dir=str(_private_temporary() / "ray"),
+    Without the replaced parameters and server a start takes 4.8 instead of 2.5 core-seconds (Ray 2.60, two cores).
+    """
+    from ray._private import parameter, ray_constants, services
+
+    replaced: tuple[tuple[Any, str, Any], ...] = (
+        # No process listens on another interface: for a cluster Ray replaces 127.0.0.1 by the outer address. The
+        # switch's environment variable is read when ray is imported, which may have happened.
+        (ray_constants, "ENABLE_RAY_CLUSTER", False),
+        # The autoscaler has no nodes to add, and the log monitor serves only drivers with `log_to_driver`.
+        (parameter, "RayParams", partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)),
+        # Serves the dashboard.
+        (services, "start_api_server", lambda *_, **__: (None, None)),
+        # A signal to the run's process group, such as that of `timeout`, does not reach Ray: the run saves first.
+        (services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)),
     )
+    with ExitStack() as stack:
+        for module, name, value in replaced:
+            stack.enter_context(mock.patch.object(module, name, value))
+        yield
 
 
 def _private_temporary() -> Path:
@@ -174,126 +157,66 @@ def _private_temporary() -> Path:
     return own
 
 
-@contextmanager
-def _as_ours() -> Iterator[None]:
-    """Within this block Ray starts for this machine and this run only, for which `ray.init` has no settings."""
-    from ray._private import parameter, ray_constants, services, utils
+def join_ray(address: str, namespace: str) -> None:
+    """Connect to the cluster whose head is at `address`, with Ray's token if the head asks for one.
 
-    in_group = partial(services.ConsolePopen, process_group=0)
-    params: Any = parameter.RayParams
-    light = partial(params, no_monitor=True, include_log_monitor=False)
-    with (
-        # No process listens on another interface. On Linux Ray replaces 127.0.0.1 by the machine's outer address; with
-        # multi-node clusters disabled it leaves the address alone. Its environment variable is read when ray is
-        # imported, which may have happened.
-        _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False),
-        # A signal to the run's process group, such as that of `timeout`, does not reach them: the run saves first.
-        _replaced(services, "ConsolePopen", in_group),
-        # The autoscaler has no nodes to add, the log monitor serves only drivers with `log_to_driver`, and the
-        # dashboard collects data for a page that is not served: two seconds of CPU time, and constant polling of logs
-        # and processes. A node needs the dashboard's agent, but in its minimal form.
-        _replaced(parameter, "RayParams", light),
-        _replaced(services, "start_api_server", lambda *_, **__: (None, None)),
-        _replaced(utils, "get_dashboard_dependency_error", lambda: "not wanted"),
-    ):
-        yield
-
-
-@contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
-def reach(address: str) -> None:
-    """Check that the head at `address` answers this process, which sends Ray's token from now on if the head needs one.
-
-    Raises TrinityError if the token is missing or wrong, ClusterAway if no head answers.
+    The head is asked first: `ray.init` sends a token only with RAY_AUTH_MODE=token, and tries for 50 s to reach a head
+    that refuses it or does not answer. Raises TrinityError if the token is missing or wrong, ClusterAway if no head
+    answers.
     """
-    import grpc
-    from ray._private.authentication.authentication_token_setup import _enable_token_auth
-    from ray._private.services import canonicalize_bootstrap_address
-    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+    is_head = address != "auto" and "://" not in address  # else one of this machine, or Ray's client server
+    if is_head and not _admits(address, ""):
+        token, source = _token(address)
+        if not _admits(address, token):
+            raise TrinityError(
+                f"The Ray cluster at {address} (cluster.ray_address) refuses the token of {source}. Copy {TOKEN_FILE} "
+                "from its head node, or set RAY_AUTH_TOKEN."
+            )
+        os.environ["RAY_AUTH_MODE"] = "token"
+    import ray
 
-    if "://" in address:  # Ray's client server, which is not a head
-        return
-    try:
-        head = canonicalize_bootstrap_address(address) or address
-        if not _admits(head):
-            source = _token_source(address)
-            AuthenticationTokenLoader.instance().reset_cache()
-            _enable_token_auth()
-            if not _admits(head):
-                raise TrinityError(
-                    f"The Ray cluster at {address} (cluster.ray_address) refuses the token of {source}. Copy "
-                    f"{KEPT_AT} from its head node, or set RAY_AUTH_TOKEN."
-                )
-    except (grpc.RpcError, OSError, ValueError) as error:
-        reason = error.code().name if isinstance(error, grpc.Call) else str(error)
-        raise ClusterAway(
-            f"No Ray cluster answers at {address} (cluster.ray_address): {reason}. Start its head (`ray start --head "
-            "--port=…`), or correct the address."
-        ) from error
+    ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
 
 
-def has_node(head: str, node_id: str, timeout: float) -> bool:
-    """True if the head answers within `timeout` seconds and lists the node (hexadecimal id) as alive."""
+def _admits(head: str, token: str) -> bool:
+    """Return False if the head refuses the token or, with "", the lack of one. Raises ClusterAway."""
     import grpc
 
-    try:
-        return all(_ask(head, [bytes.fromhex(node_id)], timeout))
-    except grpc.RpcError:
-        return False
-
-
-def _admits(head: str) -> bool:
-    """Return False if the head refuses our token or the lack of one. Raises grpc.RpcError if no head answers."""
-    import grpc
-
-    try:
-        _ask(head, [], ANSWER_SECONDS)
-    except grpc.RpcError as error:
-        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            return False
-        raise
+    with grpc.insecure_channel(head, [("grpc.enable_http_proxy", 0)]) as channel:
+        ask = channel.unary_unary(CHECK_ALIVE)
+        try:
+            ask(
+                b"", timeout=ANSWER_SECONDS, wait_for_ready=True,
+                metadata=[("authorization", f"Bearer {token}")] if token else None,
+            )  # fmt: skip
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return False
+            raise ClusterAway(
+                f"No Ray cluster answers at {head} (cluster.ray_address): {error.code().name}. Start its head (`ray "
+                "start --head --port=…`), or correct the address."
+            ) from error
     return True
 
 
-def _ask(head: str, node_ids: Sequence[bytes], timeout: float) -> Sequence[bool]:
-    """Ask the head whether each node is alive. Sends the token if this process has token authentication on."""
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray.core.generated.gcs_service_pb2 import CheckAliveRequest  # type: ignore[attr-defined]
-    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
-
-    with init_grpc_channel(head, [("grpc.enable_http_proxy", 0)]) as channel:  # as Ray's own
-        ask = NodeInfoGcsServiceStub(channel).CheckAlive
-        alive: Sequence[bool] = ask(
-            CheckAliveRequest(node_ids=node_ids), timeout=timeout, wait_for_ready=True
-        ).raylet_alive
-        return alive
-
-
-def _token_source(address: str) -> str:
-    """Return where Ray finds the token of this process. Raises TrinityError if there is none."""
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return "RAY_AUTH_TOKEN"
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or KEPT_AT).expanduser()
+def _token(address: str) -> tuple[str, str]:
+    """Return the token that Ray finds for this process, and where. Raises TrinityError if there is none."""
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token, "RAY_AUTH_TOKEN"
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN_FILE).expanduser()
     if not path.is_file():
         raise TrinityError(
             f"The Ray cluster at {address} (cluster.ray_address) asks for a token, and {path} does not exist. Copy "
-            f"{KEPT_AT} from its head node, or set RAY_AUTH_TOKEN."
+            f"{TOKEN_FILE} from its head node, or set RAY_AUTH_TOKEN."
         )
-    return str(path)
+    return path.read_text().strip(), str(path)
 
 
 def _listens(address: str) -> bool:
-    """True if a process of this machine listens on this socket: a file, or `host:port`."""
+    """True if a process listens on this socket: a file of this machine, or `host:port`."""
     host, _, port = address.rpartition(":")
     with socket.socket(socket.AF_INET if port.isdigit() else socket.AF_UNIX) as end:
+        end.settimeout(ANSWER_SECONDS)
         try:
             end.connect((host, int(port)) if port.isdigit() else address)
         except OSError:
