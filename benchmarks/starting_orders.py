@@ -6,7 +6,7 @@
 The three files are those of `configs/gsm8k`; the cluster is an ordinary one with its token (`ray start`, twice, on this
 machine). Overridden are `cluster.ray_address`, `cluster.gpu_per_node=0` and small sizes; the model is a small one. The
 trainer has two epochs (`--epochs`), one for the tasks of each explorer. A run starts `--gap` seconds after the one
-before. With `--flows` each is a flow (`trinity run`), otherwise the same without Prefect (`python -m trinity_core.run`).
+before. With `--flows` each is a flow (`trinity run`), otherwise `python -m trinity_core.run`, without Prefect.
 `--taskset` is a folder with `train.jsonl`; without it a small one is made. With `--keep` the folders of the runs are
 kept.
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from flows.local.supervisor import RESTARTS
+from flows.local.worker import RESTARTS
 from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT
 from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
 

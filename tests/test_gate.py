@@ -25,7 +25,7 @@ from prefect.workers.process import ProcessJobConfiguration
 
 from flows.local.pages import Page, start_page
 from flows.local.server import TemporaryServer, UpState, prefect_environment
-from flows.local.worker import POOL, make_pool, renew_template
+from flows.local.worker import POOL, make_pool
 from flows.quickstart import claim
 from trinity_core.base.files import write_json
 from trinity_core.base.gate import key_file, server_key
@@ -456,15 +456,12 @@ def test_links_in_a_logged_models_folder_are_not_followed(servers: Servers) -> N
     assert servers.mlflow("GET", url, artifact_file_path="key").status_code in (400, 404)
 
 
-def test_an_earlier_releases_template_is_replaced_and_a_paused_pool_stays_paused(servers: Servers) -> None:
+def test_an_earlier_releases_template_is_replaced(servers: Servers) -> None:
     api_url = servers.url("prefect") + "/api"
     make_pool(servers.root, api_url)
     with servers.prefect() as client:
         template = client.get(f"/work_pools/{POOL}").json()["base_job_template"]
         earlier = {**template, "job_configuration": {**template["job_configuration"], "command": "other"}}
-        paused = {"base_job_template": earlier, "is_paused": True}
-        assert client.patch(f"/work_pools/{POOL}", json=paused).is_success
-        renew_template(servers.root, api_url)
-        pool = client.get(f"/work_pools/{POOL}").json()
-        assert (pool["base_job_template"], pool["is_paused"]) == (template, True)
-        client.patch(f"/work_pools/{POOL}", json={"is_paused": False})
+        assert client.patch(f"/work_pools/{POOL}", json={"base_job_template": earlier}).is_success
+        make_pool(servers.root, api_url)
+        assert client.get(f"/work_pools/{POOL}").json()["base_job_template"] == template

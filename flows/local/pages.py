@@ -36,6 +36,7 @@ from trinity_core.exchange.tracking.mlflow_writer import default_uri, describe_r
 
 MLFLOW_PORT = 5000
 START_SECONDS = 120.0
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Page:
     meanwhile: Callable[[], None] = lambda: None
     """Called while the page starts."""
     unfit: str = ""
+    """Why it cannot be served."""
 
     @property
     def url(self) -> str:
@@ -68,11 +70,8 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     checkpoints = _checkpoints(root)
     uri = default_uri(checkpoints)
     command = [*serve_command(uri, checkpoints), "--port", str(port)]
-    notes, unfit = {page_note(checkpoints, "mlflow"): uri}, fault_of(uri, root)
-    return Page(
-        "mlflow", "MLflow", port, command, MLFLOW_HEALTH, "/#/experiments?workflowType=machine_learning", notes,
-        unfit=unfit,
-    )  # fmt: skip
+    home, notes = "/#/experiments?workflowType=machine_learning", {page_note(checkpoints, "mlflow"): uri}
+    return Page("mlflow", "MLflow", port, command, MLFLOW_HEALTH, home, notes, unfit=fault_of(uri, root))
 
 
 def studio_page(root: Path, port: int = STUDIO_PORT) -> Page:
@@ -105,16 +104,13 @@ def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, por
     os.execve(command[0], command, {**os.environ, **env})  # noqa: S606 - no shell is wanted
 
 
-def start_page(root: Path, page: Page, state: UpState, say: Callable[[str], None]) -> bool:
+def start_page(root: Path, page: Page, state: UpState, say: Say) -> bool:
     """Start a page without waiting for it, and record it in `state`; warn and return False if it cannot be served."""
-    if page.unfit:
-        say(f"warning: {page.title} is not served. {page.unfit}")
-        return False
-    if not port_is_free(page.port):
-        say(
-            f"warning: {page.title} is not served: port {page.port} is in use. Choose another one with "
-            f"`trinity up --{page.name}-port N` (0: do without)."
-        )
+    unfit = page.unfit
+    if not unfit and not port_is_free(page.port):
+        unfit = f"Port {page.port} is in use: choose another one with `trinity up --{page.name}-port N` (0: no page)."
+    if unfit:
+        say(f"warning: {page.title} is not served. {unfit}")
         return False
     say(f"Starting {page.title} on port {page.port} …")
     for note, uri in page.notes.items():
@@ -127,7 +123,7 @@ def start_page(root: Path, page: Page, state: UpState, say: Callable[[str], None
     return True
 
 
-def wait_for_page(root: Path, page: Page, process: Process, say: Callable[[str], None]) -> None:
+def wait_for_page(root: Path, page: Page, process: Process, say: Say) -> None:
     """Wait until the page answers; warn if it ends first, or takes too long."""
     for _ in poll(START_SECONDS, pause=0.1):
         if answers(f"{page.url}{page.health}"):

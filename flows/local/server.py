@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from importlib.metadata import version
@@ -28,7 +28,6 @@ from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import clear_errors, from_record, read_json, write_json
 from trinity_core.base.gate import ELSEWHERE, make_state_dir, server_key, state_dir
 from trinity_core.base.processes import end, family, start_mark, still_runs
-from trinity_core.base.runlock import LINGER_SECONDS, one_at_a_time
 from trinity_core.base.waits import poll
 
 START_SECONDS = 180.0
@@ -39,14 +38,6 @@ EVENT_SECONDS = {"prefect.artifact.updated": 3600, "prefect.flow-run.heartbeat":
 default of seven days they would grow to gigabytes."""
 _HERE = build_opener(ProxyHandler({}))
 """Sends requests to this machine without proxies."""
-
-
-def locked(name: str, root: Path | None = None, seconds: float = LINGER_SECONDS) -> AbstractContextManager[None]:
-    """Hold a lock file in `state_dir`; other commands in this folder wait for up to `seconds`."""
-    path = state_dir(root) / f"{name}.lock"
-    with clear_errors("locking", path, ELSEWHERE):
-        make_state_dir(root)
-    return one_at_a_time(path, seconds, instead=ELSEWHERE)
 
 
 def log_file(name: str, root: Path | None = None) -> Path:
@@ -69,12 +60,6 @@ class Process:
     def alive(self) -> bool:
         """True if this process, not a later one with its id, still runs."""
         return still_runs(self.pid, self.started, self.mark)
-
-    def terminate_children(self) -> None:
-        with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.pid).children() if self.alive() else []:
-                with suppress(psutil.NoSuchProcess):
-                    child.terminate()
 
     def stop(self, grace: float = 30.0, with_children: bool = True) -> None:
         """End it with SIGTERM, and SIGKILL after `grace` seconds; by default with its descendants."""
@@ -154,7 +139,33 @@ def client_environment(api_url: str, root: Path | None = None) -> dict[str, str]
 
 
 def server_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
-    return client_environment(api_url, root) | {"PREFECT_SERVER_API_AUTH_STRING": server_key(root)}
+    """Return `client_environment` for the server itself. It skips migrations, which take 3 s even without changes, if
+    a server of this version has started on the database before (`record_migration`)."""
+    note = _migration_note(root)
+    known = note.exists() and note.with_name("prefect.db").exists() and note.read_text() == version("prefect")
+    migrates = not known or _names_database()
+    return client_environment(api_url, root) | {
+        "PREFECT_SERVER_API_AUTH_STRING": server_key(root),
+        "PREFECT_API_DATABASE_MIGRATE_ON_START": str(migrates).lower(),
+    }
+
+
+def record_migration(root: Path | None = None) -> None:
+    """Record that a server of this version has started on the folder's database."""
+    if not _names_database():
+        note = _migration_note(root)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(version("prefect"))
+
+
+def _migration_note(root: Path | None) -> Path:
+    return (root or Path.cwd()) / Path(prefect_environment(root)["PREFECT_HOME"]).expanduser() / "migrated"
+
+
+def _names_database() -> bool:
+    """True if the user's environment names a database, which may be any."""
+    parts = ("CONNECTION_URL", "DRIVER", "NAME")
+    return any(f"PREFECT_{owner}_DATABASE_{part}" in os.environ for owner in ("API", "SERVER") for part in parts)
 
 
 def _without_proxy() -> dict[str, str]:
@@ -209,10 +220,15 @@ class TemporaryServer:
             self.api_url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
             command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
             command += ["--fd", str(listener.fileno()), "--log-level", "error", "--lifespan", "on"]
+            environment = server_environment(self.api_url, root) | {
+                "PREFECT_UI_ENABLED": "0",
+                "PREFECT__SERVER_EPHEMERAL": "1",
+                "PREFECT__SERVER_FINAL": "1",
+                "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+            }
             self._process = start_process(
-                "temporary-server", command, self._environment(root), root,
-                outlive_us=False, descriptors=[listener.fileno()],
-            )  # fmt: skip
+                "temporary-server", command, environment, root, outlive_us=False, descriptors=[listener.fileno()]
+            )
 
     def wait(self) -> None:
         wait_until_healthy(self.api_url, self._process, self.log)
@@ -229,40 +245,6 @@ class TemporaryServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(STOP_SECONDS)
-
-    def _environment(self, root: Path | None) -> dict[str, str]:
-        return {
-            **server_environment(self.api_url, root),
-            "PREFECT_UI_ENABLED": "0",
-            "PREFECT__SERVER_EPHEMERAL": "1",
-            "PREFECT__SERVER_FINAL": "1",
-            "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
-            "PREFECT_API_DATABASE_MIGRATE_ON_START": "true",
-            **migration_environment(root),
-        }
-
-
-def migration_environment(root: Path | None = None) -> dict[str, str]:
-    """Return settings that skip migrations for a database of this version: they take 3 s even without changes."""
-    note = _migration_note(root)
-    if note is None or not note.exists() or not note.with_name("prefect.db").exists():
-        return {}
-    return {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"} if note.read_text() == version("prefect") else {}
-
-
-def record_migration(root: Path | None = None) -> None:
-    """Record that a server of this version has started on a folder's database."""
-    if note := _migration_note(root):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(version("prefect"))
-
-
-def _migration_note(root: Path | None) -> Path | None:
-    """Return the file with the Prefect version that migrated the database. None for a database that the user names."""
-    parts = ("CONNECTION_URL", "DRIVER", "NAME")
-    if any(f"PREFECT_{owner}_DATABASE_{part}" in os.environ for owner in ("API", "SERVER") for part in parts):
-        return None
-    return (root or Path.cwd()) / Path(prefect_environment(root)["PREFECT_HOME"]).expanduser() / "migrated"
 
 
 def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path) -> None:

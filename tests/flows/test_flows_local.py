@@ -31,7 +31,7 @@ from flows.local.server import (
     is_healthy,
     prefect_environment,
 )
-from flows.local.supervisor import Supervisor
+from flows.local.worker import Supervisor
 from trinity_core.base import files
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.files import write_json
@@ -169,7 +169,7 @@ def test_a_supervisor_survives_what_keeps_it_from_looking(
 ) -> None:
     """Without it, killed runs would not be started again, and nobody would notice."""
     UpState("http://127.0.0.1:1/api", [Process("worker", 2**22 + 1, 0.0)]).save(tmp_path)
-    monkeypatch.setattr("flows.local.supervisor.start_worker", lambda *_: full_disk(0))
+    monkeypatch.setattr("flows.local.worker.start_worker", lambda *_: full_disk(0))
     looks = Supervisor(SimpleNamespace(), tmp_path, datetime.now(UTC), 0)  # type: ignore[arg-type]
     looks.look()
     assert "No space left" in caplog.text
@@ -185,8 +185,8 @@ def test_a_worker_that_ended_is_started_again_at_most_once_a_minute(
         return Process("worker", 2**22 + len(started), now[0])
 
     UpState("http://127.0.0.1:1/api", [Process("worker", 2**22, now[0])]).save(tmp_path)
-    monkeypatch.setattr("flows.local.supervisor.start_worker", start_worker)
-    monkeypatch.setattr("flows.local.supervisor.time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr("flows.local.worker.start_worker", start_worker)
+    monkeypatch.setattr("flows.local.worker.time", SimpleNamespace(time=lambda: now[0]))
     supervisor = Supervisor(SimpleNamespace(), tmp_path, datetime.now(UTC), 0)  # type: ignore[arg-type]
     for _ in range(200):
         now[0] += 1
@@ -238,7 +238,6 @@ def test_up_says_that_prefect_commands_go_to_another_server(
     running = [Process.of(name, os.getpid()) for name in ("server", "worker", "supervisor")]
     UpState("http://127.0.0.1:4200/api", running).save(tmp_path)
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
-    monkeypatch.setattr("flows.local.commands.renew_template", lambda root, api_url: None)
     monkeypatch.setenv("PREFECT_API_URL", given)
     said: list[str] = []
     up(tmp_path, 4200, said.append)

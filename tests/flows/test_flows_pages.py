@@ -81,8 +81,6 @@ def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pyte
     assert start_page(tmp_path, page, state, said.append)
     [first] = state.named("files")
     state.save(tmp_path)
-    pools: list[tuple[Path, str]] = []
-    monkeypatch.setattr("flows.local.commands.renew_template", lambda *given: pools.append(given))
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     try:
@@ -91,7 +89,6 @@ def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pyte
         second: Process = up(tmp_path, free_port(), said.append, pages=[page]).named("files")[0]
         assert second.pid != first.pid and answers(page.url)
         assert f"files     {page.url}" in status(tmp_path)
-        assert pools == 2 * [(tmp_path, API)], "the pool's template may be that of an earlier release"
     finally:
         monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: False)
         first.stop()

@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from flows.local.commands import _mark_left_runs
-from flows.local.supervisor import RESTARTED, Supervisor, restarts_left
-from flows.local.worker import is_gone, mark_ended, pool_is_shared, process_of, worker_name
+from flows.local.worker import RESTARTED, Supervisor, mark_ended, pool_is_shared, restarts_left, worker_name
 from tasks.prefect_api import api_client
 from trinity_core.base.files import write_atomically
 from trinity_core.base.gate import key_file, make_state_dir
@@ -58,24 +57,6 @@ AGAIN = ("RESTARTED", "Pending", "Running", "Crashed")
 )
 def test_killed_runs_are_restarted_twice_an_hour(names: tuple[str, ...], minutes: float, expected: int | None) -> None:
     assert restarts_left(states(*names, minutes=minutes)[::-1], NOW, 2) == expected
-
-
-@pytest.mark.parametrize("began_later", [True, False])
-def test_another_users_process_that_began_later_does_not_work_on_a_run(
-    began_later: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a power cut ids of processes are given out again. One that began earlier may work on the run."""
-    from prefect.client.schemas.objects import FlowRun
-    from prefect.states import Running
-
-    def refuse(process: psutil.Process) -> dict[str, str]:
-        raise psutil.AccessDenied(process.pid)
-
-    monkeypatch.setattr(psutil.Process, "environ", refuse)
-    heard = datetime.fromtimestamp(psutil.Process().create_time() + (-60 if began_later else 60), UTC)
-    run = FlowRun(flow_id=uuid4(), infrastructure_pid=str(os.getpid()), state=Running(), updated=heard)
-    assert process_of(run) == (None if began_later else "another user's")
-    assert is_gone(run) == began_later
 
 
 def deployed(client: Any, pool: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
@@ -142,8 +123,8 @@ def test_a_cancelled_run_that_nobody_ends_is_ended(
     """Its worker has gone, or ignores a second cancellation."""
     from prefect.states import Cancelling, Running
 
-    monkeypatch.setattr("flows.local.supervisor.IGNORED", timedelta(0))
-    monkeypatch.setattr("flows.local.supervisor.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("flows.local.worker.IGNORED", timedelta(0))
+    monkeypatch.setattr("flows.local.worker.POLL_SECONDS", 0.0)
     with api_client(prefect_api) as client:
         deployment = deployed(client, "ignored", monkeypatch)
         run = client.create_flow_run_from_deployment(deployment).id
