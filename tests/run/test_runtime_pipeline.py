@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from trinity_core.run import driver, pipeline
 from trinity_core.run.audit import runs_in
 from trinity_core.run.configuration import start_from
 from trinity_core.run.frontend import Frontend
-from trinity_core.run.made_from import USUAL, differences, made_from
+from trinity_core.run.made_from import differences, made_from
 from trinity_core.run.nodes import software
 from trinity_core.run.pipeline import early_cluster, finished, plan_stages
 from trinity_core.run.preflight.stage_plan import plans_of
@@ -338,19 +337,38 @@ def test_what_a_run_is_made_from_ignores_how_a_number_is_written() -> None:
     assert made_from(whole) == made_from(other) != made_from(half)
 
 
-def test_a_setting_that_an_update_adds_leaves_a_stage_done() -> None:
-    """At its default nobody has changed it; a default that the update changes is no change either."""
-    config = Config().with_values({"explorer.runner_per_model": 3})
-    now = made_from(config)
-    older = json.loads(json.dumps(now))
-    settings = older["settings"]
-    del settings["explorer.max_timeout"], settings["trainer.grad_clip"]
-    settings["model.temperature"] = ["of an older default", USUAL]
-    assert differences(older, now, "settings") == []
-    del settings["explorer.runner_per_model"]
-    assert differences(older, now, "settings") == ["explorer.runner_per_model"]
-    changed = made_from(config.with_values({"model.temperature": 0.5}))
-    assert differences(now, changed, "settings") == ["model.temperature"] == differences(changed, now, "settings")
+def test_settings_with_defaults_are_not_compared() -> None:
+    """A setting that an update adds, or whose default it changes, leaves a stage done."""
+    config = Config().with_values({"explorer.runner_per_model": 3, "model.temperature": 0.5})
+    now, default = made_from(config), made_from(Config())
+    assert now["settings"] == default["settings"] | {"explorer.runner_per_model": 3, "model.temperature": 0.5}
+    expected = ["explorer.runner_per_model", "model.temperature"]
+    assert differences(now, default, "settings") == expected == differences(default, now, "settings")
+    assert differences({}, now, "settings") == ["settings"], "nothing was recorded"
+
+
+def test_a_secret_is_not_recorded() -> None:
+    url = "postgresql://me:hunter2@there/store"
+    made = made_from(Config().with_values({"buffer.trainer_input.experience_buffer.path": url}))
+    assert "there/store" in str(made) and "hunter2" not in str(made)
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_inputs_of_a_moved_project_are_the_same(
+    absolute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    (tmp_path / "old/rows").mkdir(parents=True)
+    (tmp_path / "old/rows/train.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
+    for name in ("old", "new"):
+        if name == "new":
+            (tmp_path / "old").rename(tmp_path / "new")
+        monkeypatch.chdir(tmp_path / name)
+        path = str(tmp_path / name / "rows") if absolute else "rows"
+        made.append(made_from(loaded(tmp_path, f"buffer.explorer_input.taskset.path={path}")[-1]))
+    before, now = made
+    assert before["inputs"].keys() != now["inputs"].keys()
+    assert differences(before, now, "settings") == differences(before, now, "inputs") == []
 
 
 def test_plugins_in_folders_within_the_plugin_folder_count(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
-"""What a run was made from: digests of its settings, data files and plugins, so that later changes can be named; and
-the settings that its explorers and its trainer must share, as each may be a run with a file of its own."""
+"""What a run was made from: its settings and digests of its data files and plugins, so that later changes can be named;
+and the settings that its explorers and its trainer must share, as each may be a run with a file of its own."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,10 @@ from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.files import expanded, file_digest, read_json, write_json
 from trinity_core.base.plugins import python_files
 from trinity_core.base.runlock import RUN_TRAINS, is_held, release
-from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, store_url, to_dict
+from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, store_url
 from trinity_core.config.load import without_defaults
 from trinity_core.config.paths import uses_pipeline
+from trinity_core.config.secrets import without_secrets
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.files import data_files, is_local
 from trinity_core.data.joined import inputs_of
@@ -28,93 +27,73 @@ from trinity_core.run.nodes import software
 
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
 """Sections of a configuration that determine a run's result."""
-USUAL = "default"
-"""Added to the digests of a setting that has the schema's default."""
 HASHED = 256 << 20
 """Largest file whose contents are compared; for larger files only the size is, which takes no time."""
 
 
-def absolute(path: str) -> str:
-    """Return a path relative to the current directory as an absolute one, with links followed."""
-    return os.path.realpath(expanded(path))
-
-
-SPELLINGS: tuple[Callable[[str], str], ...] = (
-    str,
-    absolute,
-    lambda path: os.path.relpath(absolute(path), os.path.realpath(".")),
-)
-"""Equivalent notations of an existing path: as written, absolute, relative to the current folder."""
-
-
-def made_from(config: Config) -> dict[str, dict[str, list[str]]]:
+def made_from(config: Config) -> dict[str, Any]:
     """Return `settings`, which determine a run's result, and `inputs`, whose change does not make it another run: sync
-    settings, contents of data files and plugins.
+    settings, contents of data files and plugins; and the current `folder`.
 
-    Each maps a name to its digests, one per notation of the paths in it; settings have `USUAL` for schema defaults.
+    Settings are dotted keys with their values, without secrets and the schema's defaults: an update may add settings
+    and change defaults. Existing paths are absolute.
     """
-    sections = to_dict(config)
-    outcome = {name: sections[name] for name in OUTCOME}
-    unusual = {name for name, _ in _entries(without_defaults(config))}
+    tree = normalised(without_secrets(without_defaults(config)))
+    outcome, sync = ({name: tree[name] for name in names if name in tree} for names in (OUTCOME, ("synchronizer",)))
     return {
-        "settings": {name: _digests(value) + [USUAL] * (name not in unusual) for name, value in _entries(outcome)},
-        "inputs": {name: _digests(value) for name, value in _entries(sections["synchronizer"], "synchronizer")}
-        | {str(file): [_contents(file)] for file in _files(config)},
+        "folder": os.path.realpath("."),
+        "settings": dict(_leaves(outcome)),
+        "inputs": dict(_leaves(sync)) | {os.path.realpath(file): _contents(file) for file in _files(config)},
     }
 
 
-def differences(before: Any, now: Mapping[str, Mapping[str, list[str]]], kind: str) -> list[str]:
-    """Return the names of a kind, `settings` or `inputs`, with no digest in common; files are named as now, or else as
-    before. If `before` lacks the kind, return the kind itself.
-
-    A setting with its default on both sides, or with its default now and unknown before, is unchanged.
-    """
-    recorded = before.get(kind) if isinstance(before, dict) else None
-    if kind == "settings" and recorded is not None:
-        recorded = before.get("keys", recorded)  # an earlier release recorded settings by section, and keys apart
-    if not isinstance(recorded, dict):
+def differences(before: Any, now: Mapping[str, Any], kind: str) -> list[str]:
+    """Return the names of a kind, `settings` or `inputs`, whose values differ from those of an earlier attempt; the
+    kind itself if that recorded none. It makes no difference that the project's folder was moved."""
+    if not isinstance(before, dict) or "folder" not in before:
         return [kind]
-    known, present = (
-        {_place(name): (name, _as_set(digests)) for name, digests in one.items()} for one in (recorded, now[kind])
+    present = now[kind]
+    candidates = (before[kind], _moved(before[kind], before["folder"], now["folder"]))
+    return min(
+        (
+            sorted(name for name in earlier.keys() | present.keys() if earlier.get(name) != present.get(name))
+            for earlier in candidates
+        ),
+        key=len,
     )
-    pairs = [(known.get(place), present.get(place)) for place in known.keys() | present.keys()]
-    differing = [new or old for old, new in pairs if not (old[1] if old else {USUAL}) & (new[1] if new else set())]
-    return sorted(one[0] for one in differing if one is not None)
 
 
-def _place(name: str) -> str:
-    return os.path.realpath(name) if os.path.exists(name) else name  # noqa: PTH110 - Path.exists raises for long text
-
-
-def _as_set(digests: str | Sequence[str]) -> set[str]:
-    """An earlier release recorded a single digest as text."""
-    return {digests} if isinstance(digests, str) else set(digests)
-
-
-def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all leaves with dotted keys."""
-    inner = value if isinstance(value, dict) else {}
-    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        inner = {f"[{place}]": item for place, item in enumerate(value)}
-    if not inner:
-        yield name, value
-    for key, item in inner.items():
-        yield from _entries(item, f"{name}{key}" if key[:1] == "[" or not name else f"{name}.{key}")
-
-
-def _digests(value: Any) -> list[str]:
-    texts = (json.dumps(normalised(value, spelled), sort_keys=True, default=str) for spelled in SPELLINGS)
-    return list(dict.fromkeys(sha256(text.encode()).hexdigest()[:16] for text in texts))
-
-
-def normalised(value: Any, spelled: Callable[[str], str] = absolute) -> Any:
-    """Make equal numbers (1024 and 1024.0) the same text, and write existing paths in one notation."""
+def _moved(value: Any, old: str, new: str) -> Any:
+    """Return the value with paths in the folder `old` as paths in `new`."""
     if isinstance(value, dict):
-        return {name: normalised(item, spelled) for name, item in value.items()}
+        return {_moved(name, old, new): _moved(item, old, new) for name, item in value.items()}
     if isinstance(value, list):
-        return [normalised(item, spelled) for item in value]
+        return [_moved(item, old, new) for item in value]
+    is_inside = isinstance(value, str) and f"{value}{os.sep}".startswith(f"{old}{os.sep}")
+    return new + value[len(old) :] if is_inside else value
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all leaves with dotted keys."""
+    for key, value in tree.items():
+        name = f"{above}.{key}" if above and key[:1] != "[" else f"{above}{key}"
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            value = {f"[{place}]": item for place, item in enumerate(value)}
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, name)
+        else:
+            yield name, value
+
+
+def normalised(value: Any) -> Any:
+    """Make equal numbers (1024 and 1024.0) the same, and existing paths absolute, with links followed."""
+    if isinstance(value, dict):
+        return {name: normalised(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [normalised(item) for item in value]
     if isinstance(value, str):
-        return spelled(value) if value and os.path.exists(expanded(value)) else value  # noqa: PTH110 - as above
+        path = expanded(value)
+        return os.path.realpath(path) if value and os.path.exists(path) else value  # noqa: PTH110 - raises if too long
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -124,7 +103,7 @@ def _files(config: Config) -> Iterator[Path]:
     buffers = [trained.experience_buffer, *trained.auxiliary_buffers.values()]
     data_sets: list[TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig]
     data_sets = [*tasks.tasksets, *tasks.eval_tasksets, *buffers, *(source for _, source in inputs_of(config))]
-    read = [(one.path, one.split, one.subset_name) for one in data_sets if (one.storage_type or "file") == "file"]
+    read = [(data.path, data.split, data.subset_name) for data in data_sets if (data.storage_type or "file") == "file"]
     pipeline = config.data_processor.task_pipeline
     if pipeline is not None and uses_pipeline(config):
         read += [(path, pipeline.split, None) for path in pipeline.inputs]

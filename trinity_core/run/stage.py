@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trinity_core.algorithms.objective import Objective
 from trinity_core.base.errors import DataError, TrinityError, on_failure
@@ -76,7 +77,7 @@ class Stage:
     """The checkpoint that the run resumes from; 0 for a new run."""
     warnings: tuple[str, ...] = ()
     """Warnings before the stage starts, such as settings without effect."""
-    made_from: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
+    made_from: Mapping[str, Any] = field(default_factory=dict)
     """`made_from` of the configuration as loaded; in `config`, sync method and data are those actually used."""
 
 
