@@ -2,8 +2,8 @@
 
     python benchmarks/imported_files.py [key=value …]
 
-Counted are files of `trinity_core`, `tasks`, `flows` and the plugins of the configuration, each once, by the audit event
-of Python for the execution of a module. Only the end of the step is waited for: the run is then stopped.
+Counted are files of `trinity_core`, `tasks`, `flows` and the plugins of the configuration, each once, by Python's audit
+event for the execution of a module. Only the end of the step is waited for: the run is then stopped.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from prefect import flow
 from flows.parameters import NO_OVERRIDES, ConfigFiles, Overrides
 from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
-from trinity_core.run.driver import run_parts
+from trinity_core.run.parts import run_parts
 
 
 @flow(name="rft", flow_run_name="rft {configs[0]}", persist_result=False)

@@ -98,7 +98,7 @@ class PrefectConnection:
         """
         from flows.loaded import Loaded, run_flow
         from tasks.retries import show_our_log
-        from trinity_core.run.pipeline import early_cluster
+        from trinity_core.run.driver import early_cluster
 
         show_our_log()
         _outlive_readers()

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.exchange.checkpoints.huggingface import tensors_sha256
-from trinity_core.run.pipeline import scores_by_stage
+from trinity_core.run.driver import scores_by_stage
 
 
 def test_digest_does_not_depend_on_division_into_files(tmp_path: Path) -> None:

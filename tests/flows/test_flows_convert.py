@@ -13,7 +13,7 @@ from raising import raising
 from flows import convert as module
 from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.layout import JobLayout, shard_name
-from trinity_core.run.frontend import PLAIN
+from trinity_core.run.attempt import PLAIN
 
 TASKS = {"path": "data", "format": {"prompt_key": "question", "response_key": "answer"}}
 SFT = {

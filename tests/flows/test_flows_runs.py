@@ -23,7 +23,7 @@ from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.run import attempt as run_attempt
 from trinity_core.run import configuration
 from trinity_core.run.configuration import load_checked
-from trinity_core.run.pipeline import early_cluster
+from trinity_core.run.driver import early_cluster
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from trinity_core.config.paths import curated_folder, output_root, reads_output,
 from trinity_core.pipelines.named_parts import check_names
 from trinity_core.pipelines.tasks import asked_models, curate, curated_tasks, with_curated_tasks
 from trinity_core.pipelines.tasks.curation import configured_pipeline
-from trinity_core.run.pipeline import finished
+from trinity_core.run.driver import finished
 from trinity_core.run.stage import StageRequest, choose_stage
 from trinity_core.run.summary import write_summary
 

@@ -17,9 +17,9 @@ from trinity_core.base.errors import TrinityError
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.hosting.faults import CANCEL_TOKEN, CancelToken, Stopped
 from trinity_core.hosting.placement import Machine
-from trinity_core.run import driver
-from trinity_core.run.driver import gpus_together, plan_parts
-from trinity_core.run.frontend import Frontend
+from trinity_core.run import parts
+from trinity_core.run.attempt import Frontend
+from trinity_core.run.parts import gpus_together, plan_parts
 from trinity_core.run.stage import StageRequest
 from trinity_core.training.sources import wait_lease
 
@@ -79,9 +79,9 @@ def test_an_explorer_works_again_if_its_trainer_goes_back(
     if fresh:
         open_run_store(trainer.config).put("explorer", 1, {}, make_rows(1), 0)
     store, ran, again = open_run_store(run_config), [], Event()
-    monkeypatch.setattr(driver, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(driver, "open_cluster", lambda *_: None)
-    monkeypatch.setattr(driver, "shared_ray", lambda *_: nullcontext(CancelToken()))
+    monkeypatch.setattr(parts, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(parts, "open_cluster", lambda *_: None)
+    monkeypatch.setattr(parts, "shared_ray", lambda *_: nullcontext(CancelToken()))
 
     class Played(Frontend):
         def subflow(self, request: StageRequest, run: Any) -> Any:
@@ -108,7 +108,7 @@ def test_an_explorer_works_again_if_its_trainer_goes_back(
                 store.commit(3)
             return {"name": run_config.name}
 
-    assert driver.run_parts(names, ["cluster.gpu_per_node=0"], Played()).keys() == {"trainer", "explorer"}
+    assert parts.run_parts(names, ["cluster.gpu_per_node=0"], Played()).keys() == {"trainer", "explorer"}
     assert ran.count("explore") == 2 and ran.count("train") == 1
 
 

@@ -29,8 +29,7 @@ from trinity_core.hosting.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelTok
 from trinity_core.hosting.placement import Machine, place
 from trinity_core.hosting.trainers import Trainers
 from trinity_core.run import attempt as run_attempt
-from trinity_core.run.attempt import RunAttempt, open_attempt
-from trinity_core.run.frontend import PLAIN
+from trinity_core.run.attempt import PLAIN, RunAttempt, open_attempt
 from trinity_core.run.stage import Stage, resume
 from trinity_core.training.worker import TrainerWorker
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trinity_core.base.errors import DataError, TransientFault, TrinityError
-from trinity_core.hosting.faults import Stopped, get, is_transient, most_telling
+from trinity_core.hosting.faults import Stopped, get, is_transient, raise_most_telling
 
 DIED = (
     "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
@@ -19,13 +19,17 @@ DIED = (
 def test_the_more_definite_error_is_reported() -> None:
     errors = [Stopped("The run was stopped."), TransientFault("the trainer is gone"), DataError("a bad row")]
     for order in permutations(errors):
-        assert most_telling(order) is errors[2]
+        with pytest.raises(type(errors[2])) as raised:
+            raise_most_telling(order)
+        assert raised.value is errors[2]
 
 
 def test_a_part_that_was_stopped_does_not_hide_why() -> None:
     stopped, dead = Stopped("The run was stopped."), TransientFault("the trainer is gone")
-    assert most_telling([stopped, dead]) is dead
-    assert most_telling([stopped]) is stopped
+    for failures, expected in (([stopped, dead], dead), ([stopped], stopped)):
+        with pytest.raises(type(expected)) as raised:
+            raise_most_telling(failures)
+        assert raised.value is expected
 
 
 def raised(error: Exception, monkeypatch: pytest.MonkeyPatch) -> BaseException:

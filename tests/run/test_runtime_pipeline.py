@@ -18,13 +18,13 @@ from trinity_core.config import Config, load_config, stages
 from trinity_core.exchange.checkpoints.commit import write_manifest
 from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_start
 from trinity_core.exchange.tracking.writers import RunOutcome
-from trinity_core.run import driver, pipeline
+from trinity_core.run import driver
+from trinity_core.run.attempt import Frontend
 from trinity_core.run.audit import runs_in
 from trinity_core.run.configuration import start_from
-from trinity_core.run.frontend import Frontend
+from trinity_core.run.driver import early_cluster, finished, plan_stages
 from trinity_core.run.made_from import differences, made_from
 from trinity_core.run.nodes import software
-from trinity_core.run.pipeline import early_cluster, finished, plan_stages
 from trinity_core.run.preflight.stage_plan import plans_of
 from trinity_core.run.stage import StageRequest, in_fresh_folder, in_newest_folder, job_dir_of, stage_names
 from trinity_core.run.summary import write_summary
@@ -83,7 +83,6 @@ def test_a_finished_pipeline_is_not_run_again(
     opened: list[object] = []
     monkeypatch.setattr(driver, "run_request", run_request)
     monkeypatch.setattr(driver, "open_cluster", lambda *of: opened.append(of))
-    monkeypatch.setattr(pipeline, "open_cluster", lambda *of: opened.append(of))
     overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", at_start]
     config = load_config(QUICKSTART, overrides)
     record_end(config.job_dir, record_start(config.job_dir, {}, "pipeline"), RunOutcome.FAILED)
@@ -129,7 +128,7 @@ def test_the_model_of_a_pipeline_is_the_one_that_was_trained_last(tmp_path: Path
     _, rft = run_all(tmp_path)
     bench = rft | {"hf_dir": None, "checkpoint_dir": "bench", "step": 0, "score": 0.7}
     plan = plan_stages(load_config(QUICKSTART, [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny"]))
-    summary = pipeline.pipeline_summary(plan, {"seconds": 2.0}, {"rft": rft, "bench": bench})
+    summary = driver.pipeline_summary(plan, {"seconds": 2.0}, {"rft": rft, "bench": bench})
     assert summary["seconds"] == 2.0 + rft["seconds"] + bench["seconds"]
     assert (summary["hf_dir"], summary["checkpoint_dir"]) == (rft["hf_dir"], rft["checkpoint_dir"])
     assert (summary["score"], summary["step"], summary["steps"]) == (0.7, 3, {"rft": 3, "bench": 0})
@@ -167,7 +166,7 @@ def test_a_stage_whose_model_is_gone_is_run_again_if_a_later_one_needs_it(
         made.append(config.name)
         return JobLayout(config.job_dir).huggingface(step)
 
-    monkeypatch.setattr(pipeline, "huggingface_folder", convert)
+    monkeypatch.setattr(driver, "huggingface_folder", convert)
     assert finished(loaded(tmp_path)) == summaries and layout.root.name in made
     shutil.rmtree(layout.step(3))
     assert finished(loaded(tmp_path)) == summaries, "no stage needs it"
@@ -218,14 +217,14 @@ def test_a_pipeline_that_begins_anew_beside_another_has_a_record_of_its_own(
 
     def run_stages(config: Config, *_: object) -> dict[str, Any]:
         begun.append(config)
-        with pipeline.pipeline_cluster(plan_stages(config), None):  # type: ignore[arg-type]
+        with driver.pipeline_cluster(plan_stages(config), None):  # type: ignore[arg-type]
             if len(begun) < 3:
                 driver.run_pipeline(anew)
             seen.append([config.job_dir, *runs_in(config.job_dir)])
         return {}
 
     monkeypatch.setattr(driver, "_run_stages", run_stages)
-    monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
+    monkeypatch.setattr(driver, "close_cluster", lambda _: None)
     driver.run_pipeline(pipeline_of(tmp_path, first))
     assert len({folder for folders in seen for folder in folders}) == 3 * len(seen) == 9
     for pipeline_dir, *runs in seen:
@@ -238,12 +237,12 @@ def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypa
     """With `continue_from_checkpoint: false`: by audit, view and log from the start, and by evaluate and convert."""
     overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", "continue_from_checkpoint=false"]
     config = load_config(QUICKSTART, overrides)
-    monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
+    monkeypatch.setattr(driver, "close_cluster", lambda _: None)
     last = stage_names(config)[-1]
     names = []
     for attempt in ("flow 1", "flow 2"):
         fresh = in_fresh_folder(config, attempt)
-        with pipeline.pipeline_cluster(plan_stages(fresh), None):  # type: ignore[arg-type]
+        with driver.pipeline_cluster(plan_stages(fresh), None):  # type: ignore[arg-type]
             assert list(runs_in(fresh.job_dir)) == [stage.job_dir for stage in stages(fresh)]
             JobLayout(stages(fresh)[-1].job_dir).identity.touch()  # the run has been started
             names.append(stages(fresh)[-1].name)
@@ -264,8 +263,8 @@ def test_a_retry_of_a_pipeline_begun_anew_knows_what_is_done(tmp_path: Path, mon
     plan = plan_stages(in_fresh_folder(config, "flow 1"))
     assert [stage.done for stage in plan.stages] == summaries
     assert [stage.done for stage in plan_stages(in_fresh_folder(config, "flow 2")).stages] == [None, None]
-    monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
-    with pipeline.pipeline_cluster(plan, None):  # type: ignore[arg-type]
+    monkeypatch.setattr(driver, "close_cluster", lambda _: None)
+    with driver.pipeline_cluster(plan, None):  # type: ignore[arg-type]
         folders = [str(folder) for folder in runs_in(plan.config.job_dir)]
     assert [Path(summary["hf_dir"]).parents[2] for summary in summaries] == [Path(folder) for folder in folders]
 
@@ -294,7 +293,7 @@ def test_changed_data_plugins_and_sync_of_a_finished_stage_are_named(
     ]
     summaries = run_all(tmp_path, *paths)
     assert finished(loaded(tmp_path, *paths)) == summaries
-    assert [record for record in caplog.records if record.name == pipeline.log.name] == []
+    assert [record for record in caplog.records if record.name == driver.log.name] == []
     (plugins / "rewards.py").write_text("HIGHEST = 2\n")
     (tmp_path / "sft.jsonl").write_text(row * 2)
     assert finished(loaded(tmp_path, *paths, "synchronizer.sync_timeout=99")) == summaries, "done all the same"
@@ -317,13 +316,13 @@ def test_a_stage_is_done_however_its_paths_are_written(
     before, now = spellings if absolute_first else reversed(spellings)
     summaries = run_all(tmp_path, before)
     assert finished(loaded(tmp_path, now)) == summaries
-    assert [record for record in caplog.records if record.name == pipeline.log.name] == []
+    assert [record for record in caplog.records if record.name == driver.log.name] == []
 
 
 def test_a_stage_of_other_settings_names_their_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_all(tmp_path)
     assert finished(loaded(tmp_path, "model.max_prompt_tokens=99", "buffer.batch_size=3")) == [None, None]
-    [record] = [record for record in caplog.records if record.name == pipeline.log.name]
+    [record] = [record for record in caplog.records if record.name == driver.log.name]
     assert isinstance(record.args, tuple)
     assert {"model.max_prompt_tokens", "buffer.batch_size"} <= set(str(record.args[1]).split(", "))
     assert "buffer.explorer_input" not in str(record.args[1]).split(", ")
@@ -397,7 +396,7 @@ def test_a_ray_that_does_not_start_early_is_left_to_the_flow(
     def fail(*_: object) -> None:
         raise TransientFault("Ray did not start")
 
-    monkeypatch.setattr(pipeline, "open_cluster", fail)
+    monkeypatch.setattr(driver, "open_cluster", fail)
     with early_cluster(loaded(tmp_path, "cluster.gpu_per_node=0")[0]):
         pass
     assert "tried again: Ray did not start" in caplog.text

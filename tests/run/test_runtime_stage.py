@@ -33,8 +33,8 @@ from trinity_core.exchange.tracking.metrics_file import MetricsFile, read_metric
 from trinity_core.exchange.tracking.run_record import read_record, record_path
 from trinity_core.hosting.cluster import placement_of
 from trinity_core.hosting.placement import Machine, place
+from trinity_core.run.attempt import Frontend
 from trinity_core.run.driver import resolve, run_request
-from trinity_core.run.frontend import Frontend
 from trinity_core.run.stage import Stage, StageRequest, choose_stage, lock_names, resume, resume_step, unlock_run
 from trinity_core.run.tracking_thread import _run_info
 

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -105,10 +105,11 @@ def _losses() -> tuple[type[Exception], ...]:
     )  # fmt: skip
 
 
-def most_telling(failures: Sequence[BaseException]) -> BaseException:
-    """Return a permanent failure in preference to a transient one; Stopped, which follows another failure, comes
-    last."""
-    return min(failures, key=lambda failure: (is_transient(failure), isinstance(failure, Stopped)))
+def raise_most_telling(failures: Collection[BaseException]) -> None:
+    """Raise the most telling failure: a permanent one before transient ones, and Stopped, which follows another
+    failure, last. Does nothing without failures."""
+    if failures:
+        raise min(failures, key=lambda failure: (is_transient(failure), isinstance(failure, Stopped)))
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from typing import Any
 from trinity_core.base.processes import require_limits
 from trinity_core.base.program import ending_on_sigterm, run_app
 from trinity_core.config import Config
+from trinity_core.run.attempt import Frontend
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.driver import run_configuration
-from trinity_core.run.frontend import Frontend
 from trinity_core.run.summary import summary_text
 
 

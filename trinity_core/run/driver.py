@@ -1,41 +1,40 @@
 """The driver, shared by the command line, Prefect, Studio and calls from Python, each with its own frontend.
 
-The caller loads and checks a configuration once and passes it on as a value.
+The caller loads and checks a configuration once and passes it on as a value. `run_configuration` runs it, stage by
+stage if it has stages; each goes through `resolve`, which makes a `Stage` (`stage.py`), and `run` (`loop.py`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
-from threading import Event
+from dataclasses import dataclass
 from typing import Any
 
-from trinity_core.base.errors import TrinityError, on_failure
+from trinity_core.base.errors import TransientFault, TrinityError, on_failure
+from trinity_core.base.files import private_folder, read_json, write_json
+from trinity_core.base.layout import JobLayout
 from trinity_core.base.runlock import PIPELINE, held
-from trinity_core.config import Config
-from trinity_core.exchange.store.run_store import open_run_store
+from trinity_core.config import Config, public_dict, stages
+from trinity_core.exchange.checkpoints.convert import is_complete
+from trinity_core.exchange.checkpoints.huggingface import huggingface_folder
+from trinity_core.exchange.checkpoints.resume import whole_steps
+from trinity_core.exchange.tracking.mlflow_writer import close_parent, keep_parent_open
+from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_kill, record_start
+from trinity_core.exchange.tracking.writers import RunOutcome
 from trinity_core.hosting.cluster import Cluster, close_cluster, open_cluster, placement_of
-from trinity_core.hosting.faults import CANCEL_TOKEN, CancelToken
-from trinity_core.hosting.placement import Placement, flow_of
+from trinity_core.hosting.faults import first_error_stays
+from trinity_core.hosting.placement import flow_of
 from trinity_core.pipelines.tasks import curated_tasks
 from trinity_core.run.asked_models import RunModels
-from trinity_core.run.attempt import open_attempt
-from trinity_core.run.configuration import load_checked
-from trinity_core.run.frontend import PLAIN, Frontend
+from trinity_core.run.attempt import PLAIN, Frontend, open_attempt
+from trinity_core.run.configuration import start_from
 from trinity_core.run.loop import run
-from trinity_core.run.pipeline import (
-    Plan,
-    has_recorded_end,
-    pipeline_cluster,
-    pipeline_summary,
-    plan_stages,
-    with_seconds,
-)
+from trinity_core.run.made_from import differences, made_from
+from trinity_core.run.nodes import software
+from trinity_core.run.preflight.steps import evaluating_stage, scores_base
 from trinity_core.run.stage import (
     Stage,
     StageRequest,
@@ -43,14 +42,21 @@ from trinity_core.run.stage import (
     in_fresh_folder,
     pick_stage,
     resume,
+    stage_names,
     unlock_run,
 )
-from trinity_core.run.summary import score_steps, summary_of_scores, unscored_steps, write_summary
+from trinity_core.run.summary import read_summary, score_steps, summary_of_scores, unscored_steps, write_summary
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
-"""Interval of checks whether the trainer has gone back to a checkpoint after its explorer finished."""
+OTHER_SETTINGS = "%s has been run with other settings (%s): it resumes from its checkpoint"
+MODEL_GONE = (
+    "%s is done, but its checkpoint of step %s was removed, and a later stage needs it: it resumes from its latest one"
+)
+OTHER_INPUTS = (
+    "%s is done and is not run again, although these have changed since: %s. To run it with them, give the run another "
+    "`name` or set `continue_from_checkpoint: false`"
+)
 
 
 def run_configuration(config: Config, frontend: Frontend = PLAIN, is_ready: bool = False) -> dict[str, Any]:
@@ -158,54 +164,6 @@ def _publish_pipeline(
     return summary
 
 
-def run_parts(files: Sequence[str], overrides: Sequence[str] = (), frontend: Frontend = PLAIN) -> dict[str, Any]:
-    """Run a trainer and its explorers, each from its own configuration, on one Ray; return part → summary.
-
-    When one fails for good, the others save and end. A finished explorer runs again if its trainer goes back to a
-    checkpoint before steps that it explored.
-    """
-
-    def resolve_parts() -> list[Part]:
-        parts = plan_parts(files, overrides)
-        frontend.announce(parts[0].config, "async")
-        return parts
-
-    def run_part(part: Part, trained: Event, token: CancelToken) -> dict[str, Any]:
-        request = StageRequest(part.config, "rft", file=part.file)
-        try:
-            while True:
-                summary = frontend.subflow(request, lambda: run_request(request, frontend))
-                config = part.config.with_values({"name": summary["name"]})  # the run may be in a fresh folder
-                if config.mode != "explore" or not _explores_again(config, trained, token):
-                    return summary
-        finally:
-            if part.config.mode == "train":
-                trained.set()
-
-    parts = frontend.call("resolve", resolve_parts, retries=True)
-    opened = frontend.call("cluster", lambda: open_cluster(parts[0].config, gpus_together(parts)), retries=True)
-    trained = Event()
-    if all(part.config.mode != "train" for part in parts):
-        trained.set()
-    with shared_ray(parts, opened) as token:
-        return frontend.run_components(token, {part.name: partial(run_part, part, trained, token) for part in parts})
-
-
-def _explores_again(config: Config, trained: Event, token: CancelToken) -> bool:
-    """Wait until the trainer or all parts end. Return True if the trainer went back before steps of this explorer."""
-    name = config.explorer.name
-    with open_run_store(config) as store:
-        lineage = -1
-        while not trained.wait(LOOK_SECONDS) and not token.cancelled:
-            before, lineage = lineage, store.lineage()
-            explorer = None if lineage == before else store.stats().explorers.get(name)
-            if explorer and explorer.is_expected and not store.trainer().finished:
-                step = explorer.step + 1
-                log.warning("the trainer went back to a checkpoint: %s explores again from step %d", name, step)
-                return True
-    return False
-
-
 def curate(config: Config, stage: str, frontend: Frontend = PLAIN) -> dict[str, Any]:
     """Create, continue or find the output of a stage's task pipeline; return its folder and row counts.
 
@@ -231,75 +189,210 @@ def curate(config: Config, stage: str, frontend: Frontend = PLAIN) -> dict[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One run of an asynchronous training: the trainer or an explorer."""
+class PlannedStage:
+    """One subflow of a pipeline."""
 
     name: str
-    """`trainer`, or the explorer's name."""
-    file: str
+    flow: str
     config: Config
-    placement: Placement
+    done: dict[str, Any] | None
+    """The summary, if an earlier attempt finished the stage."""
 
 
-def plan_parts(files: Sequence[str], overrides: Sequence[str]) -> list[Part]:
-    """Return the parts of one asynchronous run, with checked configurations, from their files.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A pipeline that can start."""
 
-    Raises ConfigError or TrinityError, and TransientFault if GPUs of a part are in use.
+    config: Config
+    stages: list[PlannedStage]
+    evaluates: str
+    """The stage whose eval sets score the pipeline's models; "" if no stage has any."""
+    scores_base: bool
+    """True if the model is also scored before training (`explorer.eval_on_startup` of that stage)."""
+    gpu_per_node: int
+
+
+def plan_stages(config: Config) -> Plan:
+    configs = stages(config)
+    done = finished(configs)
+    planned = [
+        PlannedStage(*fields) for fields in zip(stage_names(config), map(flow_of, configs), configs, done, strict=True)
+    ]
+    last = evaluating_stage(configs)
+    evaluates = "" if last is None else planned[last].name
+    return Plan(config, planned, evaluates, last is not None and scores_base(configs[last]), gpus_of(configs))
+
+
+def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
+    """Return the summary of each completed stage; None from the first one on that is not done or was made from other
+    settings.
+
+    A stage that runs again resumes from its latest checkpoint. Changed data, plugins or sync settings do not reopen it,
+    but a warning names them: running it again would continue training weights that were trained on the old ones. A
+    moved stage stays done. A stage whose model was removed with its checkpoint runs again if an unfinished stage starts
+    from it. Raises TrinityError if that later stage has checkpoints, which were trained from that model.
     """
-    configs = {file: load_checked(file, list(overrides)) for file in files}
-    first, *_ = configs
-    for file, config in configs.items():
-        if config.mode != "train" and not config.explores_alone:
-            raise TrinityError(
-                f"{file} has mode {config.mode}. The parts of one run have mode: explore or serve, and one has "
-                "mode: train.",
-                key="mode",
-            )
-        if config.job_dir != configs[first].job_dir:
-            raise TrinityError(
-                f"{file} and {first} are different runs: project, name and checkpoint_root_dir must be the same.",
-                key="name",
-            )
-    names = [_part_name(configs[file]) for file in files]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        files_named = ", ".join(file for file, name in zip(files, names, strict=True) if name in twice)
-        raise TrinityError(
-            f"{files_named} are the same part of the run ({twice[0]}). Give each explorer another "
-            "explorer.name; a run has one trainer.",
-            key="explorer.name",
-        )
-    return [Part(_part_name(config), file, config, placement_of(config)) for file, config in configs.items()]
+    summaries: list[dict[str, Any] | None] = []
+    models = [""]  # current path of the previous stage's model and, for a moved stage, its former path
+    for config in configs:
+        starts = [start_from(config, model) if model else config for model in models]
+        recorded = read_summary(config) if config.continue_from_checkpoint and None not in summaries else None
+        summary = None
+        if recorded is not None:
+            before = recorded.get("made_from")
+            now = min(map(made_from, starts), key=lambda made: len(differences(before, made, "settings")))
+            if changed := differences(before, now, "settings"):
+                log.warning(OTHER_SETTINGS, config.name, ", ".join(changed))
+            else:
+                summary = _with_model(starts[0], recorded)
+                if changed := differences(before, now, "inputs"):
+                    log.warning(OTHER_INPUTS, config.name, ", ".join(changed))
+        summaries.append(summary)
+        if recorded is not None and summary is not None and summary["hf_dir"]:
+            models = list(dict.fromkeys((summary["hf_dir"], recorded["hf_dir"])))
+    return _with_models_to_start_from(configs, summaries)
+
+
+def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return a stage's summary with current folder names; the model is converted again if only the conversion was
+    removed."""
+    layout, step = config.layout, summary["step"]
+    if not summary["hf_dir"]:
+        return summary
+    model = layout.huggingface(step) if _is_model_gone(layout, step) else huggingface_folder(config, step)
+    return summary | {"checkpoint_dir": str(layout.step(step)), "hf_dir": str(model)}
+
+
+def _is_model_gone(layout: JobLayout, step: int) -> bool:
+    return not is_complete(layout.huggingface(step)) and step not in whole_steps(layout.root)
+
+
+def _with_models_to_start_from(
+    configs: list[Config], summaries: list[dict[str, Any] | None]
+) -> list[dict[str, Any] | None]:
+    """Return the summaries with None from the stage on whose model is gone, if an unfinished stage starts from it.
+
+    Raises TrinityError if that stage has checkpoints.
+    """
+    for place, summary in reversed([*enumerate(summaries)]):
+        layout = JobLayout(configs[place].job_dir)
+        if summary is None or not summary["hf_dir"] or None not in summaries:
+            continue
+        if not _is_model_gone(layout, summary["step"]):
+            break
+        for later in configs[summaries.index(None) :]:
+            if whole_steps(later.job_dir):
+                raise TrinityError(
+                    f"{later.job_dir} has checkpoints that were trained from {layout.step(summary['step'])}, which was "
+                    "removed: restore it, or remove these checkpoints to train both stages again",
+                    key="stages",
+                )
+        log.warning(MODEL_GONE, configs[place].name, summary["step"])
+        summaries = [*summaries[:place], *[None] * (len(configs) - place)]
+    return summaries
+
+
+def with_seconds(plan: Plan, scored: str, summary: dict[str, Any]) -> dict[str, Any]:
+    """Add the seconds of an evaluation, of the base model (`before`) or after a stage, to its summary. If nothing was
+    left to score, use those of an earlier attempt."""
+    file = plan.config.layout.scoring_seconds
+    kept = read_json(file) or {}
+    if seconds := summary.get("seconds"):
+        write_json(file, kept | {scored: seconds})
+    return summary | {"seconds": seconds or kept.get(scored, 0.0)}
+
+
+def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return scores, steps and seconds of each stage, and the folders of the last model."""
+    last = list(summaries.values())[-1]
+    trained = [summary for summary in summaries.values() if summary["hf_dir"]] or [last]
+    seconds = {"before": before.get("seconds", 0.0)} | {name: summary["seconds"] for name, summary in summaries.items()}
+    return {
+        **{name: value for name, value in trained[-1].items() if name != "results"},
+        "name": plan.config.name,
+        "score": last["score"],
+        "scores": scores_by_stage(before, summaries),
+        "steps": {name: summary["step"] for name, summary in summaries.items()},
+        "stage_seconds": seconds,
+        "seconds": round(sum(seconds.values()), 2),
+    }
 
 
 @contextmanager
-def shared_ray(parts: Sequence[Part], opened: Cluster) -> Iterator[CancelToken]:
-    """Within this context all parts share one Ray and its cores; yields the token that cancels all of them.
-
-    Ray is closed at the end. Raises TrinityError if the parts need more GPUs together than there are.
-    """
+def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
+    """Within this context Ray, if it was opened, stays up between the stages. At the end it is closed, and the
+    pipeline's MLflow run ends. The folders of its stages are recorded first."""
+    private_folder(plan.config.job_dir)
+    write_json(JobLayout(plan.config.job_dir).stages, _folders_of_stages(plan))
+    keep_parent_open(plan.config.job_dir)
+    record_kill(plan.config.job_dir, [stage.config.job_dir for stage in plan.stages])
+    own = software(str(plan.config.plugin_dir or ""))
+    record = record_start(plan.config.job_dir, public_dict(plan.config), "pipeline", software=own)
+    outcome = RunOutcome.FINISHED
     try:
-        opened.check_room(sum(part.placement.gpus for part in parts))
-        nodes = opened.nodes
-        opened.nodes = [replace(node, cpus=max(node.cpus // len(parts), 1)) for node in nodes]
-        token = CancelToken()
-        before = CANCEL_TOKEN.set(token)
-        try:
-            yield token
-        finally:
-            CANCEL_TOKEN.reset(before)
-            opened.nodes = nodes
+        yield
+    except BaseException as error:
+        outcome = RunOutcome.of(error)
+        raise
+    finally:
+        with first_error_stays(outcome is RunOutcome.FINISHED):
+            try:
+                if opened is not None:
+                    close_cluster(opened)
+            finally:
+                record_end(plan.config.job_dir, record, outcome)
+                summary = (outcome is RunOutcome.FINISHED and read_summary(plan.config)) or {"scores": {}}
+                scores = [score for score in summary["scores"].values() if score is not None]
+                close_parent(plan.config.job_dir, outcome, scores)
+
+
+def has_recorded_end(plan: Plan) -> bool:
+    """True if an earlier attempt recorded these stages and that the pipeline finished."""
+    job_dir = plan.config.job_dir
+    record = read_record(job_dir)
+    ended = record is not None and record.present_state is RunState.FINISHED
+    return ended and read_json(JobLayout(job_dir).stages) == _folders_of_stages(plan)
+
+
+def _folders_of_stages(plan: Plan) -> dict[str, str]:
+    return {stage.name: stage.config.name for stage in plan.stages}
+
+
+@contextmanager
+def early_cluster(config: Config) -> Iterator[None]:
+    """Within this context Ray is up. It starts early, during another wait.
+
+    If it does not start now, the flow, which has retries, tries again. If all stages of a pipeline have summaries, Ray
+    starts only if a stage has to run again.
+    """
+    if config.stages and config.continue_from_checkpoint and all(map(read_summary, stages(config))):
+        yield
+        return
+    try:
+        opened = open_cluster(config, gpus_of(stages(config)))
+    except TransientFault as fault:
+        log.warning("Ray did not start; it is tried again: %s", fault)
+        yield
+        return
+    try:
+        yield
     finally:
         close_cluster(opened)
 
 
-def gpus_together(parts: Sequence[Part]) -> int:
-    """Return the GPUs per node for all parts. Raises TrinityError if the parts use several Rays."""
-    addresses = {part.config.cluster.ray_address for part in parts}
-    if len(addresses) > 1:
-        raise TrinityError(f"cluster.ray_address differs between {', '.join(part.file for part in parts)}.")
-    return sum(part.placement.gpu_per_node for part in parts)
+def gpus_of(configs: list[Config]) -> int:
+    """Return the largest number of GPUs per node that any of these runs takes."""
+    return max(placement_of(config).gpu_per_node for config in configs)
 
 
-def _part_name(config: Config) -> str:
-    return "trainer" if config.mode == "train" else config.explorer.name
+def scores_by_stage(before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, float | None]:
+    """Return `before` and each stage's name → score, in order.
+
+    A stage without evaluations gets the next one's score at step 0.
+    """
+    scores: dict[str, float | None] = {}
+    following: float | None = None
+    for name, summary in reversed(summaries.items()):
+        scores[name] = following if summary["score"] is None else summary["score"]
+        following = summary["scores"].get("step 0")
+    return {"before": before.get("score")} | {name: scores[name] for name in summaries}

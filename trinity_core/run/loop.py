@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.run.attempt import RunAttempt, open_attempt
-from trinity_core.run.frontend import PLAIN, Frontend
+from trinity_core.run.attempt import PLAIN, Frontend, RunAttempt, open_attempt
 from trinity_core.run.stage import Stage
 from trinity_core.run.summary import publish, score_steps, unscored_result
 

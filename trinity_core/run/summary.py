@@ -31,9 +31,8 @@ from trinity_core.exchange.tracking.scores import (
     uncounted_steps,
     valid_scores,
 )
-from trinity_core.run.attempt import RunAttempt
+from trinity_core.run.attempt import Frontend, RunAttempt
 from trinity_core.run.doctor import Diagnosis, diagnose, gather
-from trinity_core.run.frontend import Frontend
 
 log = logging.getLogger(__name__)
 REWARD_STEPS = 5
