@@ -20,7 +20,6 @@ from flows.local.server import (
     client_environment,
     is_healthy,
     log_file,
-    record_migration,
     server_environment,
     start_process,
     wait_until_healthy,
@@ -55,10 +54,8 @@ SETTINGS_NOTE = (
 
 UP_SECONDS = 600.0
 """Time for another `up` or `down` to end, including server start, deployments and pages."""
-ANSWER_SECONDS = 60.0
-"""Time for a server that is up to answer."""
 BUSY_SECONDS = 10.0
-"""Time for it to answer `down`: without it runs end by signals, and save too, but Prefect does not hear of it."""
+"""Time for the server to answer `down`: else runs end by signals and save too, but Prefect does not hear of it."""
 PREFECT_SECONDS = 300.0
 STOP_SECONDS = 15.0
 
@@ -88,7 +85,7 @@ def up(root: Path, port: int, say: Say, restarts: int = RESTARTS, pages: Sequenc
                 if not state.running("worker"):  # runs killed by a power cut are restarted; those of `down` are not
                     _mark_left_runs(root, state.api_url, say, again=bool(was_up and restarts))
             else:
-                _require_answer(root, state, say)
+                say(f"Already up: {state.api_url.removesuffix('/api')}")
             served = [page for page in pages if not state.running(page.name) and start_page(root, page, state, say)]
             if not state.running("worker"):
                 say("Starting the worker …")
@@ -121,16 +118,6 @@ def _start_server_again(root: Path, state: UpState, say: Say) -> None:
     state.save(root)
 
 
-def _require_answer(root: Path, state: UpState, say: Say) -> None:
-    if not any(is_healthy(state.api_url) for _ in poll(ANSWER_SECONDS)):
-        raise TrinityError(
-            f"Prefect's server (process {state.running('server')[0].pid}) does not answer at {state.api_url} in "
-            f"{ANSWER_SECONDS:g} s. See {log_file('server', root)}; `trinity down` saves and ends the runs, and ends "
-            "the server."
-        )
-    say(f"Already up: {state.api_url.removesuffix('/api')}")
-
-
 def _stop_supervisor(root: Path, state: UpState, say: Say) -> None:
     """Stop the supervisor and take over its worker: it may have started another one."""
     _stop(state.named("supervisor"), say)
@@ -153,7 +140,6 @@ def _start_server(root: Path, port: int, state: UpState, say: Say) -> None:
     server = start_process("server", start, server_environment(state.api_url, root), root)
     state.add(Process.of("server", server.pid))
     wait_until_healthy(state.api_url, server, log_file("server", root))
-    record_migration(root)
     write_settings(root, state.api_url)
     say("Creating the work pool and the deployments …")
     make_pool(root, state.api_url)

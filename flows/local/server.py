@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
-from importlib.metadata import version
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
@@ -139,33 +138,7 @@ def client_environment(api_url: str, root: Path | None = None) -> dict[str, str]
 
 
 def server_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
-    """Return `client_environment` for the server itself. It skips migrations, which take 3 s even without changes, if
-    a server of this version has started on the database before (`record_migration`)."""
-    note = _migration_note(root)
-    known = note.exists() and note.with_name("prefect.db").exists() and note.read_text() == version("prefect")
-    migrates = not known or _names_database()
-    return client_environment(api_url, root) | {
-        "PREFECT_SERVER_API_AUTH_STRING": server_key(root),
-        "PREFECT_API_DATABASE_MIGRATE_ON_START": str(migrates).lower(),
-    }
-
-
-def record_migration(root: Path | None = None) -> None:
-    """Record that a server of this version has started on the folder's database."""
-    if not _names_database():
-        note = _migration_note(root)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(version("prefect"))
-
-
-def _migration_note(root: Path | None) -> Path:
-    return (root or Path.cwd()) / Path(prefect_environment(root)["PREFECT_HOME"]).expanduser() / "migrated"
-
-
-def _names_database() -> bool:
-    """True if the user's environment names a database, which may be any."""
-    parts = ("CONNECTION_URL", "DRIVER", "NAME")
-    return any(f"PREFECT_{owner}_DATABASE_{part}" in os.environ for owner in ("API", "SERVER") for part in parts)
+    return client_environment(api_url, root) | {"PREFECT_SERVER_API_AUTH_STRING": server_key(root)}
 
 
 def _without_proxy() -> dict[str, str]:
@@ -215,7 +188,6 @@ class TemporaryServer:
 
     def __init__(self, root: Path | None = None) -> None:
         self.log = log_file("temporary-server", root)
-        self._root = root
         with socket.create_server((LOOPBACK, 0)) as listener:
             self.api_url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
             command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
@@ -225,6 +197,7 @@ class TemporaryServer:
                 "PREFECT__SERVER_EPHEMERAL": "1",
                 "PREFECT__SERVER_FINAL": "1",
                 "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+                "PREFECT_API_DATABASE_MIGRATE_ON_START": "true",
             }
             self._process = start_process(
                 "temporary-server", command, environment, root, outlive_us=False, descriptors=[listener.fileno()]
@@ -232,7 +205,6 @@ class TemporaryServer:
 
     def wait(self) -> None:
         wait_until_healthy(self.api_url, self._process, self.log)
-        record_migration(self._root)
 
     def has_ended(self) -> bool:
         """True if the server has ended other than by `stop`."""

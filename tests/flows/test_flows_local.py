@@ -409,37 +409,6 @@ def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert prefect_environment(tmp_path)["PREFECT_HOME"] == str(tmp_path / ".trinity" / "prefect")
 
 
-def migrates(root: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a temporary server there migrates its database, before it answers."""
-    told: list[dict[str, str]] = []
-    monkeypatch.setattr("flows.local.server.start_process", lambda name, command, env, *_, **__: told.append(env))
-    monkeypatch.setattr("flows.local.server.wait_until_healthy", lambda *_: None)
-    TemporaryServer(root).wait()
-    return told[0]["PREFECT_API_DATABASE_MIGRATE_ON_START"] == "true"
-
-
-def test_a_database_is_migrated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And each: another PREFECT_HOME has a database of its own, and one that a user names may be any."""
-    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
-        monkeypatch.delenv(name)
-    own, other = tmp_path / ".trinity/prefect", tmp_path / "other"
-    for home in (own, other):
-        home.mkdir(parents=True)
-        (home / "prefect.db").touch()
-    assert [migrates(tmp_path, monkeypatch) for _ in range(2)] == [True, False]
-    monkeypatch.setenv("PREFECT_HOME", "other")
-    assert [migrates(tmp_path, monkeypatch) for _ in range(2)] == [True, False]
-    (other / "prefect.db").unlink()
-    assert migrates(tmp_path, monkeypatch), "it was removed, and the note that it was migrated was not"
-    monkeypatch.delenv("PREFECT_HOME")
-    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql+asyncpg://there/prefect")
-    assert [migrates(tmp_path, monkeypatch) for _ in range(2)] == [True, True]
-    monkeypatch.delenv("PREFECT_API_DATABASE_CONNECTION_URL")
-    assert not migrates(tmp_path, monkeypatch)
-    (own / "migrated").write_text("3.0")
-    assert migrates(tmp_path, monkeypatch), "Prefect is another"
-
-
 def test_a_temporary_server_does_not_outlive_a_killed_run(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from flows.local.server import start_process\n"
