@@ -27,9 +27,6 @@ from trinity_core.pipelines.data_juicer.client import steps_of
 from trinity_core.pipelines.data_juicer.local import installed_operators, starts_own
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.pipelines.shaping import taskset_balance_filter
-from trinity_core.pipelines.tasks import TASK_OPERATORS
-from trinity_core.pipelines.tasks.curation import made_operator
-from trinity_core.pipelines.tasks.models import unknown_model
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
 from trinity_core.workflows.agent import AgentWorkflow
 from trinity_core.workflows.base import unknown_workflow
@@ -164,6 +161,10 @@ def _check_task_operator(
     config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool
 ) -> OperatorConfig:
     """Check a task operator, including whether its arguments fit each other, and whether its models can be called."""
+    from trinity_core.pipelines.tasks import TASK_OPERATORS  # most runs have none
+    from trinity_core.pipelines.tasks.curation import made_operator
+    from trinity_core.pipelines.tasks.models import unknown_model
+
     before, refused = report.added, report.touched((f"{key}.name",))
     typed = _typed_operator(TASK_OPERATORS, operator, key, report, imports)
     if report.added == before and not refused and (imports or "." not in operator.name):

@@ -27,8 +27,6 @@ from trinity_core.exchange.tracking.writers import RunOutcome
 from trinity_core.hosting.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.hosting.faults import first_error_stays
 from trinity_core.hosting.placement import flow_of
-from trinity_core.pipelines.tasks import curated_tasks
-from trinity_core.run.asked_models import RunModels
 from trinity_core.run.attempt import PLAIN, Frontend, open_attempt
 from trinity_core.run.configuration import start_from
 from trinity_core.run.loop import run
@@ -169,6 +167,9 @@ def curate(config: Config, stage: str, frontend: Frontend = PLAIN) -> dict[str, 
 
     Raises TrinityError as `curated_tasks` does, or if the stage has no task pipeline.
     """
+    from trinity_core.pipelines.tasks import curated_tasks
+    from trinity_core.run.asked_models import RunModels
+
     chosen, _ = pick_stage(config, stage)
 
     def make() -> dict[str, Any]:

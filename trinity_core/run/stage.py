@@ -17,6 +17,7 @@ from trinity_core.base.files import private_folder
 from trinity_core.base.layout import JobLayout
 from trinity_core.base.runlock import LINGER_SECONDS, PIPELINE, RUN_TRAINS, TRAINER_PROCESS, hold, is_held, release
 from trinity_core.config import Config, notices, stages, store_url
+from trinity_core.config.paths import uses_pipeline
 from trinity_core.config.rules.explorer import key_of_endpoint
 from trinity_core.config.secrets import without_password
 from trinity_core.config.sync_methods import SYNC_METHODS
@@ -38,8 +39,6 @@ from trinity_core.hosting.cluster import placement_of
 from trinity_core.hosting.faults import withdraw
 from trinity_core.hosting.gpus import smallest_memory, survey
 from trinity_core.hosting.placement import Placement, components_of, flow_of, runners, sync_method, unfilled_engine
-from trinity_core.pipelines.tasks import with_curated_tasks
-from trinity_core.run.asked_models import RunModels
 from trinity_core.run.configuration import start_from
 from trinity_core.run.made_from import check_shared_settings, made_from
 from trinity_core.run.preflight.checks import require_ready, room_notices
@@ -162,10 +161,18 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
             "explorer.runner_per_model": runners(config, placement, memory),
         }
     )
-    with RunModels(config) as models:
-        config = with_curated_tasks(config, models)
+    if uses_pipeline(config):
+        config = _with_curated_tasks(config)
     name = request.stage or request.kind or flow_of(config)
     return Stage(config, placement, name, parent_dir, warnings=warnings, made_from=origin)
+
+
+def _with_curated_tasks(config: Config) -> Config:
+    from trinity_core.pipelines.tasks import with_curated_tasks
+    from trinity_core.run.asked_models import RunModels
+
+    with RunModels(config) as models:
+        return with_curated_tasks(config, models)
 
 
 def for_evaluation(config: Config, base: bool = False) -> Config:
