@@ -333,8 +333,8 @@ def test_our_ray_listens_on_the_loopback_interface_only(tmp_path: Path, monkeypa
     known = set(psutil.Process().children(recursive=True))
     try:
         with pytest.raises(TransientFault, match=str(late)):
-            cluster.open(0)
-        cluster.open(0)
+            cluster.open()
+        cluster.open()
         actor = cluster.actor(Sleeper, "sleeper", env={"PYTHONPATH": str(Path(__file__).parent)})
         ray.get(actor.family.remote())
         time.sleep(2.0)  # until all of them listen

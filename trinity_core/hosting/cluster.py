@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -61,16 +60,14 @@ class Cluster:
         self._placing: dict[Any, tuple[str, float]] = {}
         """Actors that Ray has not started yet: reference that becomes ready on start → (name, time of the request)."""
         self._namespace = config.ray_namespace or "trinity"
-        self._gpus = 0
         self._node: RayNode | None = None
         self._looked_at = 0.0
 
-    def open(self, gpus: int) -> None:
-        """Start Ray with this number of GPUs, or join the cluster at `cluster.ray_address`.
+    def open(self) -> None:
+        """Start Ray, or join the cluster at `cluster.ray_address`.
 
         Raises TrinityError if the cluster to join does not answer or refuses us; TransientFault if Ray does not start.
         """
-        self._gpus = gpus
         try:
             self._connect()
         except ClusterAway as error:
@@ -125,8 +122,9 @@ class Cluster:
                     join_ray(self.address, self._namespace)
                     self.nodes = _nodes_of_ray()
                 else:
-                    wait_for_release(self._gpus)
-                    start_ray(self._namespace, max(self.nodes[0].cpus, 1), self._gpus)
+                    [machine] = self.nodes
+                    wait_for_release(machine.gpus)
+                    start_ray(self._namespace, max(machine.cpus, 1), machine.gpus)
                 self._node = RayNode.of_this_process(is_own=not self.address)
         except (TrinityError, TransientFault):
             raise
@@ -248,12 +246,6 @@ class Cluster:
         self.kill(actors)
         return []
 
-    def write_timeline(self, path: Path) -> None:
-        import ray
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        ray.timeline(filename=str(path))
-
     def close(self) -> None:
         """End all our actors, and Ray itself if we started it."""
         import ray
@@ -345,7 +337,7 @@ def _opened(config: Config, gpu_per_node: int) -> Cluster:
     with _lock:
         if _current is None:
             opened = Cluster(config, Machine(cores(), gpu_per_node))
-            opened.open(gpu_per_node)
+            opened.open()
             _current = opened
         elif not _current.alive():
             _current.reopen()

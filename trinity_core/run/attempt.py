@@ -111,7 +111,10 @@ class RunAttempt:
         with first_error_stays(error is None):
             try:
                 if self.config.monitor.enable_ray_timeline and self.cluster.alive():
-                    self.cluster.write_timeline(self.config.layout.monitor / "timeline.json")
+                    import ray
+
+                    self.config.layout.monitor.mkdir(parents=True, exist_ok=True)
+                    ray.timeline(filename=str(self.config.layout.monitor / "timeline.json"))
             finally:
                 self.close(outcome)
 
