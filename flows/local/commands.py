@@ -79,7 +79,7 @@ def up(root: Path, port: int, say: Say, restarts: int = RESTARTS, pages: Sequenc
         with ExitStack() as on_failure:
             if not earlier:
                 on_failure.callback(_remove_notes, root, state)
-            on_failure.callback(lambda: _stop([one for one in state.processes if one not in earlier], say))
+            on_failure.callback(lambda: _stop([process for process in state.processes if process not in earlier], say))
             if not state.running("server"):
                 _start_server(root, port, state, say) if not earlier else _start_server_again(root, state, say)
                 if not state.running("worker"):  # runs killed by a power cut are restarted; those of `down` are not

@@ -30,7 +30,7 @@ from trinity_core.hosting.placement import flow_of
 from trinity_core.run.attempt import PLAIN, Frontend, open_attempt
 from trinity_core.run.configuration import start_from
 from trinity_core.run.loop import run
-from trinity_core.run.made_from import differences, made_from
+from trinity_core.run.made_from import differences, made_from, normalised
 from trinity_core.run.nodes import software
 from trinity_core.run.preflight.steps import evaluating_stage, scores_base
 from trinity_core.run.stage import (
@@ -234,23 +234,24 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
     from it. Raises TrinityError if that later stage has checkpoints, which were trained from that model.
     """
     summaries: list[dict[str, Any] | None] = []
-    models = [""]  # current path of the previous stage's model and, for a moved stage, its former path
+    model = ""
     for config in configs:
-        starts = [start_from(config, model) if model else config for model in models]
+        start = start_from(config, model) if model else config
         recorded = read_summary(config) if config.continue_from_checkpoint and None not in summaries else None
         summary = None
         if recorded is not None:
-            before = recorded.get("made_from")
-            now = min(map(made_from, starts), key=lambda made: len(differences(before, made, "settings")))
-            if changed := differences(before, now, "settings"):
+            before, now = recorded.get("made_from"), made_from(start)
+            differing = differences(before, now, "settings")
+            # The previous stage's model may have been moved.
+            changed = [name for name in differing if not model or now["settings"].get(name) != normalised(model)]
+            if changed:
                 log.warning(OTHER_SETTINGS, config.name, ", ".join(changed))
             else:
-                summary = _with_model(starts[0], recorded)
+                summary = _with_model(start, recorded)
                 if changed := differences(before, now, "inputs"):
                     log.warning(OTHER_INPUTS, config.name, ", ".join(changed))
+                model = summary["hf_dir"] or model
         summaries.append(summary)
-        if recorded is not None and summary is not None and summary["hf_dir"]:
-            models = list(dict.fromkeys((summary["hf_dir"], recorded["hf_dir"])))
     return _with_models_to_start_from(configs, summaries)
 
 
