@@ -41,6 +41,12 @@ from trinity_core.exchange.tracking.run_record import record_start
 from trinity_core.run.stage import in_fresh_folder
 
 
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most servers here are processes that answer nobody."""
+    monkeypatch.setattr("flows.local.commands.BUSY_SECONDS", 0.1)
+
+
 def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
 
