@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import signal
@@ -24,7 +23,7 @@ from flows.cli import app, main
 from flows.local.connection import PrefectConnection, known_server
 from trinity_core import __version__
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.program import NEW_OBJECTS, TERMINATED, ending_on_sigterm, run_app
+from trinity_core.base.program import TERMINATED, ending_on_sigterm, run_app
 
 ROOT = Path(__file__).parent.parent
 VALIDATE = ["validate", "--offline", "--config", str(ROOT / "configs/quickstart/quickstart.yaml")]
@@ -220,15 +219,6 @@ def test_exit_codes_tell_what_ended_a_command(
     with pytest.raises(SystemExit) as ended:
         run_app(failing)
     assert ended.value.code == code
-
-
-def test_a_command_does_not_look_for_garbage_while_it_imports() -> None:
-    before, within = gc.get_threshold(), []
-    try:
-        run_app(lambda: within.append(gc.get_threshold()[0]))
-    finally:
-        gc.set_threshold(*before)
-    assert within == [NEW_OBJECTS]
 
 
 def test_tasks_are_added_counted_and_ended(tmp_path: Path) -> None:

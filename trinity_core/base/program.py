@@ -3,7 +3,6 @@ without a traceback."""
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -21,9 +20,6 @@ from trinity_core.base.files import expanded
 
 TERMINATED = 128 + signal.SIGTERM
 """The exit code that shells give a process ended by SIGTERM."""
-NEW_OBJECTS = 50_000
-"""Garbage collection threshold. With Python's default of 700, a seventh of a flow's import time goes into collections
-that find nothing."""
 
 
 @contextmanager
@@ -69,7 +65,6 @@ def _open_outputs() -> None:
 
 def run_app(application: Callable[[], object]) -> None:
     """Run a command line. Exit codes: 0; 1 after an error message; 2 for wrong usage; 130 after Ctrl+C."""
-    gc.set_threshold(NEW_OBJECTS)
     _open_outputs()
     if expanded("~") == Path("~"):  # no HOME, and a user without an account: our libraries need one at import
         os.environ["HOME"] = "/"  # as Docker has it

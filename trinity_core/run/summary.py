@@ -1,4 +1,4 @@
-"""The scores of checkpoints; and the summary of a run: scores, steps, folders, and digests of its inputs."""
+"""The scores of checkpoints; and the summary of a run: scores, steps, folders, and what it was made from."""
 
 from __future__ import annotations
 
