@@ -120,6 +120,25 @@ def test_a_wrong_token_is_one_clear_error(head: tuple[str, dict[str, str]]) -> N
     assert float(said.split()[1]) < 10
 
 
+AFTER_OWN = """
+from trinity_core.hosting.ray_node import join_ray, start_ray
+import ray, sys
+start_ray("trinity", cpus=1, gpus=0)
+ray.shutdown()
+join_ray(sys.argv[1], "trinity")
+assert ray.get(ray.remote(num_cpus=0)(lambda: 1).remote(), timeout=60) == 1
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_has_had_its_own_ray_joins_a_cluster(head: tuple[str, dict[str, str]]) -> None:
+    """With the token of that cluster."""
+    address, env = head
+    command = [sys.executable, "-c", AFTER_OWN, address]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_a_missing_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere/token")

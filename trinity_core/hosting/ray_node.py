@@ -10,12 +10,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from trinity_core.base.addresses import LOOPBACK, short_folder
 from trinity_core.base.errors import TransientFault, TrinityError
@@ -29,6 +28,8 @@ ANSWER_SECONDS = 5.0
 """Time for the head of a joined cluster to answer."""
 SILENCE_SECONDS = 30.0
 """Time for it to come back later. After 60 s without a head Ray would end this process."""
+OWN_TOKEN = secrets.token_hex(32)
+"""The token of a Ray that this process starts."""
 TOKEN_FILE = "~/.ray/auth_token"  # noqa: S105 - a path
 OBJECT_STORE_BYTES = 512 * 2**20
 """Only batches and eval results pass through the object store, not weights. More would take shared memory from weight
@@ -90,7 +91,7 @@ def start_ray(namespace: str, cpus: int, gpus: int) -> None:
     settings = {
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_agent_register_timeout_ms": str(AGENT_SECONDS * 1000),
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_AUTH_TOKEN": OWN_TOKEN,
         # Prestarted workers cannot become our actors, which have their own environment.
         "RAY_prestart_worker_first_driver": "false",
         # By default workers have niceness 15, and a busy thread of another process would leave them 3 % of a core.
@@ -140,10 +141,14 @@ def _light() -> Iterator[None]:
         # A signal to the run's process group, such as that of `timeout`, does not reach Ray: the run saves first.
         (services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)),
     )
-    with ExitStack() as stack:
+    before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
+    try:
         for module, name, value in replaced:
-            stack.enter_context(mock.patch.object(module, name, value))
+            setattr(module, name, value)
         yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def _private_temporary() -> Path:
@@ -164,6 +169,11 @@ def join_ray(address: str, namespace: str) -> None:
     that refuses it or does not answer. Raises TrinityError if the token is missing or wrong, ClusterAway if no head
     answers.
     """
+    if os.environ.get("RAY_AUTH_TOKEN") == OWN_TOKEN:  # this process has had its own Ray
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+        del os.environ["RAY_AUTH_TOKEN"]
+        AuthenticationTokenLoader.instance().reset_cache()
     is_head = address != "auto" and "://" not in address  # else one of this machine, or Ray's client server
     if is_head and not _admits(address, ""):
         token, source = _token(address)
