@@ -123,8 +123,8 @@ def up(
 
     Loopback only. MLflow and Studio show the runs below TRINITY_CHECKPOINT_ROOT_DIR, by default ./checkpoints.
     """
+    from flows.local.commands import mlflow_page, studio_page
     from flows.local.commands import up as start
-    from flows.local.pages import mlflow_page, studio_page
     from flows.project import require_own_packages
     from trinity_core.base.gate import asked_for, on_screen, server_key
     from trinity_core.base.program import ending_on_sigterm
@@ -177,7 +177,7 @@ def studio(
     port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = STUDIO_PORT,
 ) -> None:
     """Edit configurations, start and compare runs in the browser. Loopback only, unless --host is given."""
-    from flows.local.pages import serve_studio
+    from flows.local.commands import serve_studio
 
     serve_studio(Path.cwd(), file, plugin_dir, host, port)
 

@@ -23,7 +23,7 @@ import pytest
 from ports import free_port
 from prefect.workers.process import ProcessJobConfiguration
 
-from flows.local.pages import Page, start_page
+from flows.local.commands import Page, start_page
 from flows.local.server import TemporaryServer, UpState, prefect_environment
 from flows.local.worker import POOL, make_pool
 from flows.quickstart import claim

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from ports import free_port
 
-from flows.local.commands import status, up
-from flows.local.pages import Page, mlflow_page, port_is_free, serve_studio, start_page, wait_for_page
+from flows.local.commands import Page, mlflow_page, port_is_free, serve_studio, start_page, status, up, wait_for_page
 from flows.local.server import Process, UpState, answers
 from trinity_core.base.addresses import LOOPBACK
 from trinity_core.base.errors import TrinityError

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from flows.local.pages import studio_page
+from flows.local.commands import studio_page
 from studio.prefect_runs import PrefectRuns
 from studio.runs import find_runs
 from tasks.prefect_api import api_client

@@ -14,6 +14,7 @@ from trinity_core.base.waits import poll
 from trinity_core.config import Config
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.hosting import actors, faults
+from trinity_core.hosting.actors import Trainers
 from trinity_core.hosting.faults import (
     CANCEL_TOKEN,
     CancelToken,
@@ -24,7 +25,6 @@ from trinity_core.hosting.faults import (
     starting,
     within,
 )
-from trinity_core.hosting.trainers import Trainers
 from trinity_core.run import nodes
 
 

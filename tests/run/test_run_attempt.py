@@ -23,11 +23,10 @@ from trinity_core.exchange.sync.versions import open_versions
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.run_record import read_record
 from trinity_core.exchange.tracking.writers import RunOutcome
-from trinity_core.hosting.actors import Actors
+from trinity_core.hosting.actors import Actors, Trainers
 from trinity_core.hosting.cluster import Cluster
 from trinity_core.hosting.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken, Stopped, withdraw
 from trinity_core.hosting.placement import Machine, place
-from trinity_core.hosting.trainers import Trainers
 from trinity_core.run import attempt as run_attempt
 from trinity_core.run.attempt import PLAIN, RunAttempt, open_attempt
 from trinity_core.run.stage import Stage, resume
@@ -328,7 +327,7 @@ def test_a_trainer_that_got_notice_ends_the_run_by_name(monkeypatch: pytest.Monk
     trainers = Trainers(Actors(WithoutRay(Config(), Machine(1, 0)), Config(), None), lambda: None, lambda: False)  # type: ignore[arg-type]
     monkeypatch.setattr(Actors, "start_trainers", lambda _: [])
     for name, answer in (("connect_trainers", {"total_steps": 9}), ("run_until_done", [{"step": 3, "stopped": True}])):
-        monkeypatch.setattr(f"trinity_core.hosting.trainers.{name}", lambda *_, answer=answer: answer)
-    monkeypatch.setattr("trinity_core.hosting.trainers.starting", lambda *_: None)
+        monkeypatch.setattr(f"trinity_core.hosting.actors.{name}", lambda *_, answer=answer: answer)
+    monkeypatch.setattr("trinity_core.hosting.actors.starting", lambda *_: None)
     with pytest.raises(Stopped, match="SIGTERM and has saved step 3"):
         trainers.train(lambda trainer: None, SimpleNamespace())

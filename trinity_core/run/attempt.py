@@ -25,6 +25,7 @@ from trinity_core.exchange.tracking.metrics_file import explorer_source, metrics
 from trinity_core.exchange.tracking.progress import ActorWaits, ProgressReport
 from trinity_core.exchange.tracking.writers import RunOutcome, Writer
 from trinity_core.hosting import actors
+from trinity_core.hosting.actors import Trainers
 from trinity_core.hosting.cluster import Cluster, close_cluster, open_cluster
 from trinity_core.hosting.faults import (
     CANCEL_TOKEN,
@@ -39,7 +40,6 @@ from trinity_core.hosting.faults import (
     withdraw,
 )
 from trinity_core.hosting.placement import components_of
-from trinity_core.hosting.trainers import Trainers
 from trinity_core.run.nodes import reserve
 from trinity_core.run.stage import Stage, StageRequest, unlock_run
 from trinity_core.run.tracking_thread import TrackingThread
@@ -165,7 +165,7 @@ class RunAttempt:
         """Run the trainer's workers with `loop` until the last step or until the attempt is stopped; return rank 0's
         summary.
 
-        After the loss of a worker, all go back to the latest checkpoint, and so does the explorer (`hosting.trainers`).
+        After the loss of a worker, all go back to the latest checkpoint, and so does the explorer (`hosting.actors`).
         """
         return self.trainers.train(loop, report(self.config, "trainer"))
 
