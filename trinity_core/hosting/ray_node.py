@@ -130,12 +130,13 @@ def _light() -> Iterator[None]:
     """
     from ray._private import parameter, ray_constants, services
 
+    params: Any = parameter.RayParams
     replaced: tuple[tuple[Any, str, Any], ...] = (
         # No process listens on another interface: for a cluster Ray replaces 127.0.0.1 by the outer address. The
         # switch's environment variable is read when ray is imported, which may have happened.
         (ray_constants, "ENABLE_RAY_CLUSTER", False),
         # The autoscaler has no nodes to add, and the log monitor serves only drivers with `log_to_driver`.
-        (parameter, "RayParams", partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)),
+        (parameter, "RayParams", partial(params, no_monitor=True, include_log_monitor=False)),
         # Serves the dashboard.
         (services, "start_api_server", lambda *_, **__: (None, None)),
         # A signal to the run's process group, such as that of `timeout`, does not reach Ray: the run saves first.
