@@ -92,11 +92,6 @@ class JobLayout:
         return self.root / "stages.json"
 
     @property
-    def scoring_seconds(self) -> Path:
-        """JSON of a pipeline: `before`, or a stage whose model was scored after it → seconds that the scoring took."""
-        return self.root / "scoring_seconds.json"
-
-    @property
     def explorer_meta(self) -> Path:
         return self.root / "explorer_meta.json"
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.base.errors import TransientFault, TrinityError, on_failure
-from trinity_core.base.files import private_folder, read_json, write_json
+from trinity_core.base.files import private_folder, write_json
 from trinity_core.base.layout import JobLayout
 from trinity_core.base.runlock import PIPELINE, held
 from trinity_core.config import Config, public_dict, stages
@@ -22,7 +22,7 @@ from trinity_core.exchange.checkpoints.convert import is_complete
 from trinity_core.exchange.checkpoints.huggingface import huggingface_folder
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.mlflow_writer import close_parent, keep_parent_open
-from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_kill, record_start
+from trinity_core.exchange.tracking.run_record import record_end, record_kill, record_start
 from trinity_core.exchange.tracking.writers import RunOutcome
 from trinity_core.hosting.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.hosting.faults import first_error_stays
@@ -48,9 +48,6 @@ from trinity_core.run.summary import read_summary, score_steps, summary_of_score
 log = logging.getLogger(__name__)
 
 OTHER_SETTINGS = "%s has been run with other settings (%s): it resumes from its checkpoint"
-MODEL_GONE = (
-    "%s is done, but its checkpoint of step %s was removed, and a later stage needs it: it resumes from its latest one"
-)
 OTHER_INPUTS = (
     "%s is done and is not run again, although these have changed since: %s. To run it with them, give the run another "
     "`name` or set `continue_from_checkpoint: false`"
@@ -120,11 +117,22 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
         request = StageRequest(config, kind, stage, is_ready=is_ready, **more)
         return frontend.subflow(request, lambda: run_request(request, frontend))
 
+    def publish() -> dict[str, Any]:
+        summary = pipeline_summary(plan, before, summaries)
+        write_summary(config, summary)
+        frontend.show(config, summary, is_pipeline=True)
+        return summary
+
     plan = frontend.call("resolve", resolve_pipeline, retries=True)
-    with _ray_between_stages(plan, frontend):
+    opened: Cluster | None = None
+    if all(stage.done for stage in plan.stages):  # a score that is missing starts Ray by itself
+        log.info("All stages of %s are done: nothing is run again", config.name)
+    else:
+        opened = frontend.call("cluster", lambda: open_cluster(config, plan.gpu_per_node), retries=True)
+    with pipeline_cluster(plan, opened):
         before: dict[str, Any] = {}
         if plan.scores_base:
-            before = with_seconds(plan, "before", run_stage("evaluate", plan.evaluates, which="base"))
+            before = run_stage("evaluate", plan.evaluates, which="base")
         summaries: dict[str, dict[str, Any]] = {}
         model_path = ""
         for stage in plan.stages:
@@ -133,33 +141,9 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
         last = plan.stages[-1].name
         if plan.evaluates == last and summaries[last]["score"] is None:
             scored = run_stage("evaluate", last, which="latest", run=summaries[last]["name"])
-            scored = with_seconds(plan, last, scored)
             seconds = round(summaries[last]["seconds"] + scored["seconds"], 2)
             summaries[last] |= {"score": scored["score"], "scores": scored["scores"], "seconds": seconds}
-        return frontend.call("publish", lambda: _publish_pipeline(plan, before, summaries, frontend))
-
-
-def _ray_between_stages(plan: Plan, frontend: Frontend) -> AbstractContextManager[None]:
-    """Return a context with Ray for the stages. For a completed pipeline nothing starts, and its recorded end is kept;
-    a missing score starts Ray by itself."""
-    done = all(stage.done for stage in plan.stages)
-    if done:
-        log.info("All stages of %s are done: nothing is run again", plan.config.name)
-        if has_recorded_end(plan):
-            return nullcontext()
-    opened = None
-    if not done:
-        opened = frontend.call("cluster", lambda: open_cluster(plan.config, plan.gpu_per_node), retries=True)
-    return pipeline_cluster(plan, opened)
-
-
-def _publish_pipeline(
-    plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]], frontend: Frontend
-) -> dict[str, Any]:
-    summary = pipeline_summary(plan, before, summaries)
-    write_summary(plan.config, summary)
-    frontend.show(plan.config, summary, is_pipeline=True)
-    return summary
+        return frontend.call("publish", publish)
 
 
 def curate(config: Config, stage: str, frontend: Frontend = PLAIN) -> dict[str, Any]:
@@ -230,8 +214,7 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
 
     A stage that runs again resumes from its latest checkpoint. Changed data, plugins or sync settings do not reopen it,
     but a warning names them: running it again would continue training weights that were trained on the old ones. A
-    moved stage stays done. A stage whose model was removed with its checkpoint runs again if an unfinished stage starts
-    from it. Raises TrinityError if that later stage has checkpoints, which were trained from that model.
+    moved stage stays done.
     """
     summaries: list[dict[str, Any] | None] = []
     model = ""
@@ -252,7 +235,7 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
                     log.warning(OTHER_INPUTS, config.name, ", ".join(changed))
                 model = summary["hf_dir"] or model
         summaries.append(summary)
-    return _with_models_to_start_from(configs, summaries)
+    return summaries
 
 
 def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any]:
@@ -261,47 +244,9 @@ def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any]:
     layout, step = config.layout, summary["step"]
     if not summary["hf_dir"]:
         return summary
-    model = layout.huggingface(step) if _is_model_gone(layout, step) else huggingface_folder(config, step)
+    is_gone = not is_complete(layout.huggingface(step)) and step not in whole_steps(layout.root)
+    model = layout.huggingface(step) if is_gone else huggingface_folder(config, step)
     return summary | {"checkpoint_dir": str(layout.step(step)), "hf_dir": str(model)}
-
-
-def _is_model_gone(layout: JobLayout, step: int) -> bool:
-    return not is_complete(layout.huggingface(step)) and step not in whole_steps(layout.root)
-
-
-def _with_models_to_start_from(
-    configs: list[Config], summaries: list[dict[str, Any] | None]
-) -> list[dict[str, Any] | None]:
-    """Return the summaries with None from the stage on whose model is gone, if an unfinished stage starts from it.
-
-    Raises TrinityError if that stage has checkpoints.
-    """
-    for place, summary in reversed([*enumerate(summaries)]):
-        layout = JobLayout(configs[place].job_dir)
-        if summary is None or not summary["hf_dir"] or None not in summaries:
-            continue
-        if not _is_model_gone(layout, summary["step"]):
-            break
-        for later in configs[summaries.index(None) :]:
-            if whole_steps(later.job_dir):
-                raise TrinityError(
-                    f"{later.job_dir} has checkpoints that were trained from {layout.step(summary['step'])}, which was "
-                    "removed: restore it, or remove these checkpoints to train both stages again",
-                    key="stages",
-                )
-        log.warning(MODEL_GONE, configs[place].name, summary["step"])
-        summaries = [*summaries[:place], *[None] * (len(configs) - place)]
-    return summaries
-
-
-def with_seconds(plan: Plan, scored: str, summary: dict[str, Any]) -> dict[str, Any]:
-    """Add the seconds of an evaluation, of the base model (`before`) or after a stage, to its summary. If nothing was
-    left to score, use those of an earlier attempt."""
-    file = plan.config.layout.scoring_seconds
-    kept = read_json(file) or {}
-    if seconds := summary.get("seconds"):
-        write_json(file, kept | {scored: seconds})
-    return summary | {"seconds": seconds or kept.get(scored, 0.0)}
 
 
 def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -346,14 +291,6 @@ def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
                 summary = (outcome is RunOutcome.FINISHED and read_summary(plan.config)) or {"scores": {}}
                 scores = [score for score in summary["scores"].values() if score is not None]
                 close_parent(plan.config.job_dir, outcome, scores)
-
-
-def has_recorded_end(plan: Plan) -> bool:
-    """True if an earlier attempt recorded these stages and that the pipeline finished."""
-    job_dir = plan.config.job_dir
-    record = read_record(job_dir)
-    ended = record is not None and record.present_state is RunState.FINISHED
-    return ended and read_json(JobLayout(job_dir).stages) == _folders_of_stages(plan)
 
 
 def _folders_of_stages(plan: Plan) -> dict[str, str]:
