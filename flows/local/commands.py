@@ -238,8 +238,8 @@ def write_settings(root: Path, api_url: str) -> None:
     """Write the server's address and key for `prefect` in this folder; a user's own file is never changed."""
     path = root / SETTINGS_FILE
     lines = (f'url = "{api_url}"', f'auth_string = "{server_key(root)}"')
-    if path.exists() and not (own := path.read_text()).startswith(SETTINGS_NOTE):
-        if all(line in own for line in lines):
+    if path.exists() and not (text := path.read_text()).startswith(SETTINGS_NOTE):
+        if all(line in text for line in lines):
             return
         raise TrinityError(
             f'{path} was not written by `trinity up`: move it away, or put `{lines[0]}` and `auth_string = "…"`, with '

@@ -21,11 +21,11 @@ from trinity_core.hosting.faults import (
     ProcessLost,
     Stopped,
     explorer_starts,
+    is_cancelled,
     result_of,
     starting,
     within,
 )
-from trinity_core.run import nodes
 
 
 def silent(*verbs: str) -> Any:
@@ -88,7 +88,7 @@ def test_a_run_that_is_cancelled_does_not_wait_for_nodes() -> None:
     before = CANCEL_TOKEN.set(token)
     try:
         with pytest.raises(Stopped):
-            nodes._wait(["ready"], no_check, 5, "Ray has not reserved a node")
+            result_of("ready", no_check, is_cancelled)
     finally:
         CANCEL_TOKEN.reset(before)
 

@@ -270,11 +270,11 @@ def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
     """Within this context Ray, if it was opened, stays up between the stages. At the end it is closed, and the
     pipeline's MLflow run ends. The folders of its stages are recorded first."""
     private_folder(plan.config.job_dir)
-    write_json(JobLayout(plan.config.job_dir).stages, _folders_of_stages(plan))
+    write_json(JobLayout(plan.config.job_dir).stages, {stage.name: stage.config.name for stage in plan.stages})
     keep_parent_open(plan.config.job_dir)
     record_kill(plan.config.job_dir, [stage.config.job_dir for stage in plan.stages])
-    own = software(str(plan.config.plugin_dir or ""))
-    record = record_start(plan.config.job_dir, public_dict(plan.config), "pipeline", software=own)
+    versions = software(str(plan.config.plugin_dir or ""))
+    record = record_start(plan.config.job_dir, public_dict(plan.config), "pipeline", software=versions)
     outcome = RunOutcome.FINISHED
     try:
         yield
@@ -291,10 +291,6 @@ def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
                 summary = (outcome is RunOutcome.FINISHED and read_summary(plan.config)) or {"scores": {}}
                 scores = [score for score in summary["scores"].values() if score is not None]
                 close_parent(plan.config.job_dir, outcome, scores)
-
-
-def _folders_of_stages(plan: Plan) -> dict[str, str]:
-    return {stage.name: stage.config.name for stage in plan.stages}
 
 
 @contextmanager

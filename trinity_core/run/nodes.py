@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from trinity_core.base.errors import TransientFault, TrinityError, on_failure
+from trinity_core.base.errors import TrinityError, on_failure
 from trinity_core.base.files import private_folder
 from trinity_core.base.plugins import load_plugins, python_files
-from trinity_core.base.waits import poll
 from trinity_core.config import Config
 from trinity_core.config.findings import ConfigError, Finding
 from trinity_core.hosting.cluster import PLACE_SECONDS, Cluster
-from trinity_core.hosting.faults import Stopped, is_cancelled
+from trinity_core.hosting.faults import is_cancelled, result_of, within
 from trinity_core.hosting.placement import AnyNode, Placement
 from trinity_core.run.preflight.checks import unready_node
 from trinity_core.run.preflight.pace_cache import versions_of
@@ -137,7 +136,8 @@ def reserve(cluster: Cluster, config: Config, placement: Placement) -> Placement
     wanted = [{"GPU": gpus} if gpus else {"CPU": 0.001} for gpus in places.gpus]
     nodes = ReservedNodes(places, placement_group(wanted, strategy="STRICT_SPREAD"))
     with on_failure(nodes.release):
-        _wait([nodes.group.ready()], cluster.check, PLACE_SECONDS, f"Ray has not reserved a node each for {wanted}")
+        late = f"Ray has not reserved a node each for {wanted}"
+        result_of(nodes.group.ready(), within(PLACE_SECONDS, late, cluster.check), is_cancelled)
         check_nodes(nodes, config, placement.gpu_per_node, cluster.check)
     return replace(placement, nodes=nodes)
 
@@ -193,10 +193,10 @@ def _on_each_node(
         remote.options(num_cpus=0, num_gpus=gpus, max_retries=0, scheduling_strategy=nodes.bundle(index)).remote(*given)
         for index, (gpus, given) in enumerate(zip(nodes.places.gpus, arguments, strict=True))
     ]
-    _wait(refs, check, ANSWER_SECONDS, f"not all of the run's nodes answer ({', '.join(addresses)})")
+    timed = within(ANSWER_SECONDS, f"not all of the run's nodes answer ({', '.join(addresses)})", check)
     for address, ref in zip(addresses, refs, strict=True):
         try:
-            yield ray.get(ref, timeout=ANSWER_SECONDS)
+            yield result_of(ref, timed, is_cancelled)
         except ray.exceptions.RayTaskError as error:
             reason = (str(error.cause).strip() or type(error.cause).__name__).splitlines()[-1]
             raise TrinityError(f"Node {address} cannot run the software of this machine: {reason}") from error
@@ -250,16 +250,3 @@ def _nonce(job_dir: Path) -> Iterator[Path]:
         yield note
     finally:
         note.unlink(missing_ok=True)
-
-
-def _wait(refs: list[Any], check: Callable[[], None], seconds: float, late: str) -> None:
-    """Wait until all are done. Raises TransientFault with the text `late` after `seconds`, and Stopped."""
-    import ray
-
-    for _ in poll(seconds, pause=0.1):
-        if len(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) == len(refs):
-            return
-        if is_cancelled():
-            raise Stopped("The run was stopped.")
-        check()
-    raise TransientFault(f"{late} within {seconds:g} s.")
