@@ -54,11 +54,6 @@ def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, .
         ("sft/sft", (f"{OTHER}.path=x",), [OTHER]),
         ("gsm8k/gsm8k", (f"{OTHER}.path=x",), [OTHER]),
         ("gsm8k/gsm8k", (f"{OTHER}.path=x", "algorithm.algorithm_type=mix", "algorithm.sample_strategy=fifo"), [OTHER]),
-        (
-            "gsm8k/gsm8k",
-            (*OFFLOAD, "trainer.zero_stage=0", "trainer.dtype=float32"),
-            [f"{FSDP}.param_offload", f"{FSDP}.optimizer_offload"],
-        ),
         ("gsm8k/gsm8k", (*OFFLOAD, "trainer.zero_stage=0"), [f"{FSDP}.param_offload"]),
         ("gsm8k/gsm8k", (*OFFLOAD, "trainer.zero_stage=2"), [f"{FSDP}.param_offload"]),
     ],

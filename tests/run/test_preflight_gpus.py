@@ -196,6 +196,26 @@ def test_only_weights_and_optimizer_refuse_a_run(
     assert {finding.severity for finding in findings} == {severity}
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "gpu_gib", "overrides", "stage"),
+    [
+        ("Qwen2.5-1.5B", 3, 80, (), 0),
+        ("Qwen2.5-7B", 5, 80, (), 2),  # weights, gradients and a quarter of the rest are 64 GiB
+        ("Qwen2.5-7B", 5, 141, (), 0),
+        ("Qwen2.5-7B", 5, 80, ("trainer.zero_stage=0",), 0),
+        ("Qwen2.5-7B", 5, 141, ("trainer.zero_stage=2",), 2),
+        ("Qwen2.5-1.5B", 3, 0, (), 2),  # not known
+        ("Qwen2.5-7B", 2, 80, (), 0),  # one worker
+    ],
+)
+def test_states_are_partitioned_where_they_do_not_fit(
+    model: str, gpus: int, gpu_gib: int, overrides: tuple[str, ...], stage: int, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, model, gpus, gpu_gib, *overrides)
+    (optimizer,) = [need for need in plan.processes[-2].memory or () if need.what == "policy optimizer"]
+    assert f"ZeRO {stage}" in optimizer.why
+
+
 def test_a_node_is_asked_for_its_own_processes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The states of 7 workers are more than 64 GiB, those of one are not; a folder without weights counts for both."""
     planned(tmp_path, "Qwen2.5-7B", 8, 80)  # writes the model's shape

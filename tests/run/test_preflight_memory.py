@@ -188,7 +188,6 @@ def test_gradients_on_a_gpu_are_bounded_by_the_bucket():
         return model, model.passes().bytes - activations
 
     part = 10 * REDUCE_BUCKET
-    assert passes(1)[1] == 4 * (40 * REDUCE_BUCKET + part) + 2 * REDUCE_BUCKET
     zero2, gradients = passes(2)
     beside = (4 + 2) * large.embedding  # which is larger than the bucket: its gradient, and that in float32
     assert large.embedding > REDUCE_BUCKET and gradients == 4 * part + 2 * REDUCE_BUCKET + beside
@@ -247,14 +246,14 @@ def test_adapter_counts_its_own_parameters(model):
     ("asked", "workers", "dtype", "offloads", "stage"),
     [
         (None, 1, "float32", False, 0),
-        (None, 2, "float32", False, 2),
-        (1, 1, "float32", False, 0),
-        (1, 1, "float32", True, 1),
+        (None, 2, "float32", False, 0),
+        (1, 1, "float32", True, 2),
         (2, 1, "bfloat16", False, 0),
         (None, 1, "bfloat16", True, 2),
         (0, 2, "bfloat16", False, 0),
         (0, 2, "bfloat16", True, 2),
-        (1, 2, "bfloat16", False, 2),
+        (1, 2, "bfloat16", False, 0),
+        (2, 2, "bfloat16", False, 2),
         (0, 1, "float16", False, 2),
         (3, 1, "bfloat16", False, 3),
     ],

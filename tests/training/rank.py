@@ -93,10 +93,12 @@ def train_case(case: dict[str, Any], ranks: Ranks, folder: Path) -> None:
     before = {model + name: w.clone() for model, engine in models for name, w in weights(engine)}
     if case["saved"]:
         save_and_load(learner, folder / case["name"], before)
+    result = {"metrics": metrics, "weights": before, "held": held}
+    if "resumes" in case:
+        load(learner, folder / case["name"])
+        result["following"] = learner.step(rows_of(algorithm, 3), 3)
     if ranks.first:
-        torch.save(
-            {"metrics": metrics, "weights": before, "held": held}, folder / f"{case['name']}_{ranks.world_size}.pt"
-        )
+        torch.save(result, folder / f"{case['name']}_{ranks.world_size}.pt")
 
 
 def settled_bytes(most: float) -> int:

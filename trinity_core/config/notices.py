@@ -65,8 +65,6 @@ def _listed(keys: list[str]) -> str:
 def _unread(config: Config) -> list[str]:
     """Return settings that are checked, but not read in this run: data sets, offloading, and whole sections."""
     trainer, verl = config.trainer, config.trainer.trainer_config
-    float32 = trainer.dtype == "float32" or (trainer.dtype is None and config.cluster.gpu_per_node == 0)
-    whole = float32 and (trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1))
     inputs = config.buffer.trainer_input
     buffer, drawn = inputs.experience_buffer, {*shares(config), *held_out(config)}
     exported = buffer.storage_type == "file" and config.algorithm_type.uses_rollouts and config.mode != "explore"
@@ -85,7 +83,6 @@ def _unread(config: Config) -> list[str]:
     actor = verl.actor_rollout_ref.actor
     for name, fsdp in ((ACTOR, actor.fsdp_config), (f"{VERL}.critic.model", verl.critic.model.fsdp_config)):
         unread[f"{name}.fsdp_config.param_offload"] = fsdp.param_offload and trainer.zero_stage != 3
-        unread[f"{name}.fsdp_config.optimizer_offload"] = fsdp.optimizer_offload and whole
     return [key for key, is_unread in unread.items() if is_unread]
 
 

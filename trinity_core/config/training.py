@@ -22,16 +22,16 @@ def dtype_of(asked: str | None, on_gpu: bool) -> str:
 
 
 def zero_stage_of(asked: int | None, workers: int, dtype: str, offloads: bool = False) -> int:
-    """Return the effective ZeRO stage for a requested one (None: 0 for one worker, 2 for several).
+    """Return the effective ZeRO stage for a requested one (None: 0, unless `zero_stage_that_fits` says otherwise).
 
-    A single worker has nothing to partition, so 1 and 2 mean 0. Stage 0 does without DeepSpeed, unless the trainer
-    `offloads` the optimizer's state or uses float16, because offloading and loss scaling are DeepSpeed's. Otherwise the
-    stage is at least 2 in half precision: DeepSpeed's stage 1 sums the gradients of micro-batches in half precision.
+    Stage 0 does without DeepSpeed: weights and gradients are whole, and Adam's state is shared out over the workers. So
+    1 means 0, and for a single worker, which has nothing to partition, 2 does too. It is 2 if the trainer `offloads`
+    the optimizer's state or uses float16, because offloading and loss scaling are DeepSpeed's.
     """
-    stage = (0 if workers == 1 else 2) if asked is None else asked
-    if (stage == 0 or (workers == 1 and stage < 3)) and dtype != "float16" and not offloads:
-        return 0
-    return stage if dtype == "float32" else max(stage, 2)
+    stage = asked or 0
+    if dtype == "float16" or offloads:
+        return max(stage, 2)
+    return 0 if stage < 2 or (workers == 1 and stage == 2) else stage
 
 
 REDUCE_BUCKET = 50_000_000
@@ -86,7 +86,7 @@ class TrainSettings(LearnerKeys):
     param_offload: bool
     """True if weights are in host memory between uses; the policy's under ZeRO 3, the reference model's under any."""
     optimizer_offload: bool
-    """True if the optimizer's state is in host memory, under ZeRO 1 to 3."""
+    """True if the optimizer's state is in host memory, under ZeRO 2 and 3."""
     reference_offload: bool
     model_overrides: Args
     """Changes to the model's own configuration."""

@@ -42,6 +42,7 @@ from trinity_core.hosting.placement import Placement, components_of, flow_of, ru
 from trinity_core.run.configuration import start_from
 from trinity_core.run.made_from import check_shared_settings, made_from
 from trinity_core.run.preflight.checks import require_ready, room_notices
+from trinity_core.run.preflight.resource_estimate import zero_stage_that_fits
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +160,7 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
             "synchronizer.sync_style": style,
             "cluster.colocate": placement.colocated,
             "explorer.runner_per_model": runners(config, placement, memory),
+            "trainer.zero_stage": zero_stage_that_fits(config, placement, memory),
         }
     )
     if uses_pipeline(config):

@@ -104,8 +104,9 @@ def copy(learner: Learner, step: int, copying: Copying, began: Beginning | None 
     for part, engine in engines.items():
         names = [f"{part}/{shard_name(kind, ranks.world_size, ranks.rank)}" for kind in ("model", "optim")]
         stream = engine.copies if engine.plain else None  # tensors that ZeRO gathers are gone at the next one
-        _copy_share(weights(engine), names[0], ranks, copying, stream)
-        _copy_share(optimizer_state(engine), names[1], ranks, copying, stream, PIECE_BYTES)
+        _copy_files(_share(weights(engine), ranks), names[0], copying, stream)
+        moments = optimizer_state(engine)  # if plain, the rank's own already
+        _copy_files(moments if engine.plain else _share(moments, ranks), names[1], copying, stream, PIECE_BYTES)
         file = BytesIO()
         torch.save(random_state(ranks), file)
         copying.small[f"{part}/{shard_name('extra_state', ranks.world_size, ranks.rank)}"] = file.getvalue()
@@ -125,7 +126,8 @@ def largest_file(learner: Learner) -> int:
     for engine in engines_by_folder(learner).values():
         saved = sum(math.prod(whole_shape(p, engine)) for _, p in parameters(engine))
         share = saved // learner.ranks.world_size
-        sizes.append(max(share * engine.settings.dtype.itemsize, min(PIECE_BYTES, share * 12)))
+        state = sum(p.numel() for p in engine.masters) if engine.plain else share
+        sizes.append(max(share * engine.settings.dtype.itemsize, min(PIECE_BYTES, state * 12)))
     return max(sizes)
 
 
@@ -157,32 +159,32 @@ def nodes_of(ranks: Ranks) -> list[int]:
     return sum_over_ranks(nodes, ranks).tolist()
 
 
-def _copy_share(
-    tensors: Iterator[tuple[str, Tensor]], file: str, ranks: Ranks, copying: Copying, stream: CopyStream | None,
+def _share(tensors: Iterator[tuple[str, Tensor]], ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
+    """Yield this rank's share of `tensors`. Collective: every rank iterates over all of them."""
+    for number, tensor in enumerate(tensors):
+        if number % ranks.world_size == ranks.rank:
+            yield tensor
+
+
+def _copy_files(
+    tensors: Iterator[tuple[str, Tensor]], file: str, copying: Copying, stream: CopyStream | None,
     piece: float = math.inf,
 ) -> None:  # fmt: skip
-    """Copy this rank's share of `tensors` to `file`, and anything beyond `piece` bytes to `…_part_2.pt`, `…_part_3.pt`
-    and so on.
+    """Copy `tensors` to `file`, and anything beyond `piece` bytes to `…_part_2.pt`, `…_part_3.pt` and so on."""
+    parts, following = 1, next(tensors, None)
 
-    Collective: every rank iterates over all tensors, so all ranks end their files at the same tensors.
-    """
-    numbered, parts = enumerate(tensors), 1
-    following = next(numbered, None)
-
-    def share() -> Iterator[tuple[str, Tensor]]:
+    def next_piece() -> Iterator[tuple[str, Tensor]]:
         nonlocal following
         passed = 0
-        while following is not None and passed < piece * ranks.world_size:
-            number, (name, tensor) = following
-            passed += tensor.nbytes
-            if number % ranks.world_size == ranks.rank:
-                yield name, tensor
-            following = next(numbered, None)
+        while following is not None and passed < piece:
+            passed += following[1].nbytes
+            yield following
+            following = next(tensors, None)
 
-    copying.file(file, share(), stream=stream)
+    copying.file(file, next_piece(), stream=stream)
     while following is not None:
         parts += 1
-        copying.file(part_of(file, parts), share(), stream=stream)
+        copying.file(part_of(file, parts), next_piece(), stream=stream)
 
 
 def part_of(file: str, number: int) -> str:

@@ -3,8 +3,10 @@
 The loss passed to `backward` is one term of a sum over the whole batch; gradients are summed over micro-batches and
 ranks (DeepSpeed averages over ranks, so terms are scaled by their number). `step` takes the learning rate.
 
-Without partitions (ZeRO 0) DeepSpeed is not used: on the host, its hooks on each parameter take longer than torch's
-whole backward pass, and a GPU waits for the host (`benchmarks/gpu.py`, part `host`).
+Where weights and gradients are whole (ZeRO 0 and 1) DeepSpeed is not used: on the host, its hooks on each parameter
+take longer than torch's whole backward pass, and a GPU waits for the host (`benchmarks/gpu.py`, part `host`). Each
+parameter then has an owner among the ranks, which alone holds its float32 weights and moments: gradients are summed at
+the owner once a step, and the owner sends the updated weights to the others.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ class TrainingEngineSettings:
     grad_clip: float
     """Largest norm of the whole gradient; 0 switches clipping off."""
     zero_stage: int
-    """See `config.training.zero_stage_of`: 0 is for float32 and bfloat16."""
+    """See `config.training.zero_stage_of`: 0 is for float32 and bfloat16, and stands for 1 too."""
     dtype: torch.dtype
     param_offload: bool = False
     optimizer_offload: bool = False
 
 
 class TrainingEngine:
-    """A module whose parameters are updated by AdamW, whole on every rank or partitioned by ZeRO.
+    """A module whose parameters are updated by AdamW: whole replicas whose parameters have owners, or DeepSpeed's ZeRO.
 
-    All parameters are in one group: with several, DeepSpeed's ZeRO 1 and 2 give access to the first one's state only.
+    All parameters are in one group: with several, DeepSpeed's ZeRO 2 gives access to the first one's state only.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class TrainingEngine:
         self.device = ranks.device
         self.module: Any = module
         self.plain = settings.zero_stage == 0
-        """True if each rank has all weights and optimiser state: no partitions, and no DeepSpeed."""
+        """True if each rank has all weights, and the optimiser state of the parameters that it owns; no DeepSpeed."""
         config = deepspeed_config(settings, ranks)
         place(module, settings, config, ranks)
         trained = [p for p in module.parameters() if p.requires_grad]
@@ -69,11 +71,16 @@ class TrainingEngine:
         self._host = HostBuffer()
         self._fixed: list[Tensor] | None = None
         """Copies of what is never trained, once it has been moved."""
-        self.masters = {p: _master(p) if self.plain else p for p in trained}
-        """The tensor that the optimiser updates for each parameter: its float32 weights if `plain`, else the parameter
-        itself."""
+        self._owners = dict(zip(trained, owners_of([p.numel() for p in trained], ranks.world_size), strict=True))
+        """Rank that updates each trained parameter, if `plain`."""
+        own = [p for p in trained if not self.plain or self._owners[p] == ranks.rank]
+        self.masters = {p: _master(p) if self.plain else p for p in own}
+        """The tensor that this rank's optimiser updates for a parameter: its float32 weights if `plain`, else the
+        parameter itself."""
+        self._sums = _sum_in_float32(trained) if self.plain else {}
+        """Gradients of half-precision parameters, summed over micro-batches."""
         self.optimizer: Any = torch.optim.AdamW(
-            self.masters.values(),
+            [{"params": [*self.masters.values()]}],  # a rank may own nothing
             lr=0.0,
             betas=settings.betas,
             eps=settings.eps,
@@ -110,7 +117,7 @@ class TrainingEngine:
     def step(self, lr: float) -> Tensor:
         """Update the weights; return the norm of the whole gradient before clipping, on the device. Collective.
 
-        With ZeRO 0, a gradient that is not finite leaves weights and optimiser unchanged; the returned norm shows it.
+        If `plain`, a gradient that is not finite leaves weights and optimiser unchanged; the returned norm shows it.
         The device itself decides, as in mixed precision (`found_inf`), so that the host need not wait.
         """
         self.copies.hold_device()
@@ -120,18 +127,58 @@ class TrainingEngine:
             self.deepspeed.step()
             norm = self.deepspeed.get_global_grad_norm()
             return torch.as_tensor(0.0 if norm is None else norm, device=self.device)
-        masters = list(self.masters.values())
-        gradients = sum_gradients(masters, self.ranks)
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        self._reduce_gradients()
+        norm = self._gradient_norm()
         if self.settings.grad_clip:
+            masters = self.masters.values()
             torch.nn.utils.clip_grads_with_norm_(masters, self.settings.grad_clip, norm, foreach=True)
         self.optimizer.found_inf = (~norm.isfinite()).float()
         self.optimizer.step()
-        if self.settings.dtype != torch.float32:
-            with torch.no_grad():
-                torch._foreach_copy_([*self.masters], [*masters])
         self.optimizer.zero_grad()
+        self._send_weights()
         return norm
+
+    @torch.no_grad()
+    def _reduce_gradients(self) -> None:
+        """Sum the gradients over the ranks into `grad` of the owners' masters, and free all others. Collective.
+
+        A parameter that had no part in the loss gets a zero gradient: another rank's may have one, and Adam decays it.
+        """
+        for owner, parameters in enumerate(self._by_owner()):
+            gradients = []
+            for p in parameters:
+                gradient = p.grad if p.dtype == torch.float32 else self._sums.pop(p, None)
+                gradients.append(torch.zeros_like(p, dtype=torch.float32) if gradient is None else gradient)
+                p.grad = None
+            if self.ranks.world_size > 1:
+                _in_buckets(gradients, partial(torch.distributed.reduce, dst=owner), owner, self.ranks)
+            if owner == self.ranks.rank:
+                for p, gradient in zip(parameters, gradients, strict=True):
+                    self.masters[p].grad = gradient
+
+    def _gradient_norm(self) -> Tensor:
+        """Return the norm over all ranks' gradients, with the bits of a single rank that has them all. Collective."""
+        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
+        own = iter(torch._foreach_norm(gradients) if gradients else ())
+        zero = torch.zeros((), device=self.device)
+        norms = torch.stack([next(own) if owner == self.ranks.rank else zero for owner in self._owners.values()])
+        if self.ranks.world_size > 1:
+            torch.distributed.all_reduce(norms)
+        return torch.linalg.vector_norm(norms)
+
+    @torch.no_grad()
+    def _send_weights(self) -> None:
+        """Copy the masters to the weights of every rank. Collective."""
+        if self.settings.dtype != torch.float32 and self.masters:
+            torch._foreach_copy_([*self.masters], [*self.masters.values()])
+        if self.ranks.world_size > 1:
+            for owner, parameters in enumerate(self._by_owner()):
+                weights = [p.data for p in parameters]
+                _in_buckets(weights, partial(torch.distributed.broadcast, src=owner), None, self.ranks)
+
+    def _by_owner(self) -> list[list[nn.Parameter]]:
+        ranks = range(self.ranks.world_size)
+        return [[p for p, owner in self._owners.items() if owner == rank] for rank in ranks]
 
     def offload(self) -> None:
         """Move weights, gradients and optimiser state to host memory. Not under ZeRO 3.
@@ -157,7 +204,7 @@ class TrainingEngine:
 
     def _state(self) -> list[tuple[Tensor, Callable[[Tensor], None]]]:
         """Return trained weights, their masters and the optimiser's state, each with what puts another in its place."""
-        weights = {**dict.fromkeys(self.masters), **dict.fromkeys(self.masters.values())}
+        weights = {**dict.fromkeys(self._owners), **dict.fromkeys(self.masters.values())}
         return [
             *((weight.data, partial(setattr, weight, "data")) for weight in weights),
             *(
@@ -257,37 +304,44 @@ def broadcast(module: nn.Module, ranks: Ranks) -> None:
 
 
 def _master(p: nn.Parameter) -> nn.Parameter:
-    """Return a parameter's float32 copy, to which its gradients are added as they arrive; the parameter itself if
-    float32."""
-    if p.dtype == torch.float32:
-        return p
-    master = nn.Parameter(p.detach().float())
+    """Return a parameter's float32 copy; the parameter itself if float32."""
+    return p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+
+
+def _sum_in_float32(parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+    """Return a dict to which gradients of half-precision parameters are added, in float32, as they arrive."""
+    sums: dict[nn.Parameter, Tensor] = {}
 
     def add(p: Tensor) -> None:
-        assert p.grad is not None
-        master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
+        assert isinstance(p, nn.Parameter) and p.grad is not None
+        sums[p] = sums[p].add_(p.grad) if p in sums else p.grad.float()
         p.grad = None
 
-    p.register_post_accumulate_grad_hook(add)
-    return master
-
-
-def sum_gradients(parameters: Sequence[nn.Parameter], ranks: Ranks) -> list[Tensor]:
-    """Return the gradients, summed over the ranks. Collective.
-
-    A parameter that had no part in the loss gets a zero gradient: another rank's may have one, and Adam decays it.
-    """
-    gradients: list[Tensor] = []
     for p in parameters:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        gradients.append(p.grad)
-    if ranks.world_size > 1:
-        for bucket in _buckets(gradients, REDUCE_BUCKET if ranks.device.type == "cuda" else AT_ONCE_ON_CPU):
-            flat = _flatten_dense_tensors(bucket)
-            torch.distributed.all_reduce(flat)
+        if p.dtype != torch.float32:
+            p.register_post_accumulate_grad_hook(add)
+    return sums
+
+
+def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return the rank that owns each of several tensors of these sizes: the largest first, each where least is."""
+    owned = [0] * ranks
+    owners = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        owners[index] = owned.index(min(owned))
+        owned[owners[index]] += sizes[index]
+    return owners
+
+
+def _in_buckets(
+    tensors: Sequence[Tensor], collective: Callable[[Tensor], Any], receiver: int | None, ranks: Ranks
+) -> None:
+    """Apply a collective to the tensors in place, many at a time; None: every rank receives its result."""
+    for bucket in _buckets(tensors, REDUCE_BUCKET if ranks.device.type == "cuda" else AT_ONCE_ON_CPU):
+        flat = _flatten_dense_tensors(bucket)
+        collective(flat)
+        if receiver is None or receiver == ranks.rank:
             torch._foreach_copy_(bucket, list(_unflatten_dense_tensors(flat, bucket)))
-    return gradients
 
 
 def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
@@ -300,7 +354,8 @@ def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
             bucket, room = [], limit
         bucket.append(tensor)
         room -= tensor.numel()
-    yield bucket
+    if bucket:
+        yield bucket
 
 
 def _update_in_place(zero: Any) -> None:

@@ -91,7 +91,7 @@ def whole_shape(p: torch.nn.Parameter, engine: TrainingEngine) -> tuple[int, ...
 
 
 def optimizer_steps(engine: TrainingEngine) -> int:
-    """Return the number of updates so far, by Adam's own count."""
+    """Return the number of updates so far, by Adam's own count; 0 on a rank that owns no parameter."""
     return max((int(state["step"]) for state in engine.optimizer.state.values() if "step" in state), default=0)
 
 
@@ -104,14 +104,15 @@ def loss_scale(engine: TrainingEngine) -> dict[str, float]:
 def optimizer_state(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
     """Yield whole float32 tensors named `<moment>.<parameter>`, and in half precision `master.<parameter>`.
 
-    There are no moments before the first update.
+    Those of all parameters, or if the engine is `plain` only of those that this rank owns. There are no moments before
+    the first update.
     """
     if not engine.plain:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     moments = MOMENTS if optimizer_steps(engine) else ()
     for name, p in parameters(engine):
-        if not p.requires_grad:
+        if p not in engine.masters:
             continue
         for moment in moments:
             if engine.plain:
@@ -144,7 +145,7 @@ def restore(
         value = optimizer.get(f"{MASTER}.{name}", _find(model, name))  # the master: this run may have a finer dtype
         with torch.no_grad(), whole([p], engine, modifier_rank=0):
             p.copy_(value)
-        if not p.requires_grad:
+        if p not in engine.masters:
             continue
         if engine.plain:
             engine.masters[p].data.copy_(value)

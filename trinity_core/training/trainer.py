@@ -157,7 +157,7 @@ class Trainer:
         progress = self.progress
         progress.state = "training"
         step = progress.step + 1
-        self._is_updated = self._is_updated or optimizer_steps(self.learner.engine) > 0
+        self._is_updated = self._is_updated or any_rank(optimizer_steps(self.learner.engine) > 0, self.ranks)
         progress.metrics = self.learner.step(batch, step) if batch else {"skipped_step": 1.0}
         if not self._is_updated:
             check_first_gap(progress.metrics, step, self._config, self.ranks.device.type == "cuda")

@@ -28,9 +28,9 @@ class LearnerKeys(Section):
     use_dynamic_bsz: Flag = True
     """Fill micro-batches up to `max_token_len_per_gpu` tokens instead of a number of rows."""
     zero_stage: Annotated[Integer, Ge(0), Le(3)] | None = None
-    """ZeRO stage; null means 0 for one worker and 2 for several. With 0 each worker has all states and sums gradients
-    once a step: fastest if they fit. One worker has nothing to partition: 1 and 2 mean 0. With 16-bit weights (`dtype`,
-    the default on GPUs) 1 means 2, and so does 0 if the optimizer is offloaded or `dtype` is `float16`."""
+    """ZeRO stage. With 0 or 1 each worker has all weights and gradients, and a share of Adam's state: fastest if they
+    fit. Null means 0 on a CPU, and on GPUs where by `trinity plan` a worker then fits one; else 2. One worker has
+    nothing to partition: 2 means 0. If the optimizer is offloaded or `dtype` is `float16`, 0 and 1 mean 2."""
     worker_num: Count | None = None
     """Number of workers; null means one per GPU left by the engines, 1 on the CPU."""
     gradient_checkpointing: Flag = False
@@ -52,7 +52,7 @@ class LoopKeys(Section):
     name: str = "trainer"
     """Name of the trainer."""
     trainer_type: Literal["verl", "deepspeed"] = "verl"
-    """Backend; both names mean DeepSpeed here."""
+    """Backend; both names mean the same here."""
     save_interval: StepsOrNone = 100
     """Steps between checkpoints; 0 means only at the end. The last step is always saved."""
     total_steps: Steps | None = None

@@ -34,7 +34,7 @@ class VerlFsdp(Section):
     param_offload: Flag = False
     """Hold weights in host memory between uses: a reference model's always, others' only under ZeRO 3."""
     optimizer_offload: Flag = False
-    """Hold the optimizer's state in host memory, under ZeRO 1 to 3."""
+    """Hold the optimizer's state in host memory, under ZeRO 2 and 3."""
 
 
 class VerlModel(Section):

@@ -64,6 +64,9 @@ TEXT_BYTES = 5
 (`pytest tests/run/test_preflight_plan.py -k full_answers`)."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch and `sync_method: memory` share tensors
 REWARD_BASE = Need("process", 100 * MIB, "Python, NumPy, SymPy, math-verify; up to 4 GiB more for an answer")
+FITTING = 0.9
+"""Share of a GPU's memory that a worker may take by estimate for its states not to be partitioned: fragments take some
+of the rest. Assumed, not measured."""
 PINNED = 2
 """Bound of pinned host memory over what it holds: torch rounds each allocation up to a power of two, and vLLM's sleep
 makes one for each piece of the weights. A 7B model takes 26.8 GiB for 14.2."""
@@ -105,7 +108,12 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
     `free` is the machine's free memory in bytes, `gpu_memory` that of one GPU (0 if unknown). Raises TrinityError for a
     KV cache that does not fit.
     """
-    config = config.with_values({"synchronizer.sync_method": sync_method(config, placement)[0]})
+    config = config.with_values(
+        {
+            "synchronizer.sync_method": sync_method(config, placement)[0],
+            "trainer.zero_stage": zero_stage_that_fits(config, placement, gpu_memory),
+        }
+    )
     estimates = []
     if placement.engines:
         policy = policy_engine(config, placement.on_gpu)
@@ -295,6 +303,18 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
         shared_memory=slots * policy.published,
         resting=(GPU_BASE,) if on_gpu and placement.colocated else (),
     )
+
+
+def zero_stage_that_fits(config: Config, placement: Placement, gpu_memory: int) -> int | None:
+    """Return `trainer.zero_stage`; if it is not set, for workers on several GPUs 0 if one fits a GPU then, else 2.
+
+    2 also where the GPU's memory (in bytes, 0 if unknown) or the model's shape is unknown.
+    """
+    asked = config.trainer.zero_stage
+    if asked is not None or not placement.on_gpu or placement.trainers < 2:
+        return asked
+    whole = _trainer(config.with_values({"trainer.zero_stage": 0}), placement).memory
+    return 0 if whole is not None and total(whole) <= FITTING * gpu_memory else 2
 
 
 def _trained(

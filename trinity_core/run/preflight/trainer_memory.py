@@ -1,26 +1,26 @@
 """The peak memory of one trainer worker: its permanent tensors and the largest temporary allocation.
 
-With P parameters of w bytes and N workers, under ZeRO 1 to 3 as DeepSpeed lays them out (Rajbhandari et al. 2020,
+With P parameters of w bytes and N workers, under ZeRO 2 and 3 as DeepSpeed lays them out (Rajbhandari et al. 2020,
 "ZeRO", arXiv 1910.02054, section 3; `deepspeed/runtime`), under ZeRO 0 as `training/engine.py` does:
 
 | ZeRO | weights | float32 weights | Adam's moments | gradients in a pass | in the update |
 | --- | --- | --- | --- | --- | --- |
-| 0 | wP | 4P, none if w is 4 | 8P | 4P if there are several micro-batches | 4P, and 4B to sum over workers |
-| 1 | wP | 4P/N | 8P/N | 4P and 4P/N: the sums, and the worker's part | wB and 8P/N |
+| 0 | wP | 4O, none if w is 4 | 8O | 4P if there are several micro-batches | 4P, and 4B to sum over workers |
 | 2 | wP | 4P/N | 8P/N | 4B and 4P/N: those not reduced yet, and the worker's part | wB and 8P/N |
 | 3 | wP/N, and wL gathered | 4P/N; none if w is 4, without offload | 8P/N | 4B | 4P/N, on a CPU 4B |
 
-B is the bucket in which gradients are reduced (`reduce_bucket_size`), at most P. A tensor larger than the bucket, as
-the output embedding often is, is reduced whole: 4 + w bytes per parameter instead of 4B. L is the weights that may be
-gathered at a time (`max_live_parameters`) and the largest tensor, at most P. ZeRO 3 also keeps, from its first backward
-pass on, the worker's gradients (4P/N) and the bucket (wB). On a GPU the bucket of ZeRO 1 to 3 is allocated whole, on
+O is the parameters that a worker owns: P/N, or a larger tensor. B is the bucket in which gradients are reduced
+(`reduce_bucket_size`), at most P. A tensor larger than the bucket, as the output embedding often is, is reduced whole:
+4 + w bytes per parameter instead of 4B. L is the weights that may be gathered at a time (`max_live_parameters`) and the
+largest tensor, at most P. ZeRO 3 also keeps, from its first backward pass on, the worker's gradients (4P/N) and the
+bucket (wB). On a GPU the bucket of ZeRO 2 and 3 is allocated whole, on
 the CPU only that of ZeRO 3; otherwise as much as is used. On the CPU B and L are `AT_ONCE_ON_CPU`.
 
 With a LoRA adapter, P is the adapter's parameters, except for the weights, which include the base; the reference needs
 no second model.
 
 With `optimizer_offload`, float32 weights, moments and a copy of the gradients (16P/N) and of the weights (wP/N) are in
-host memory. Under ZeRO 1 and 2 the worker's gradients (4P/N) still stay on the GPU
+host memory. Under ZeRO 2 the worker's gradients (4P/N) still stay on the GPU
 (`_build_compact_grad_partition_buffer` of `stage_1_and_2.py`), under ZeRO 3 they do not (`stage3.py`).
 """
 
@@ -156,7 +156,7 @@ class TrainedModel:
     checkpointing: bool
     on_gpu: bool = False
     offloaded: bool = False
-    """True if the optimizer's state is in host memory (ZeRO 1 to 3)."""
+    """True if the optimizer's state is in host memory (ZeRO 2 and 3)."""
     weights_offloaded: bool = False
     """True if this worker's weights are in host memory too (ZeRO 3)."""
     colocated: bool = False
@@ -181,8 +181,9 @@ class TrainedModel:
 
     @property
     def part(self) -> int:
-        """Number of parameters whose optimizer state this worker holds."""
-        return self.trained // (self.workers if self.stage else 1)
+        """Number of parameters whose optimizer state this worker holds: under ZeRO 0 whole tensors."""
+        largest = self.shape.embedding if self.stage == 0 and self.lora is None else 0
+        return max(self.trained // self.workers, largest)
 
     @property
     def kept(self) -> int:
@@ -239,7 +240,7 @@ class TrainedModel:
 
     @property
     def bucket(self) -> int:
-        """Bytes of the buffer in which ZeRO 1 to 3 reduces gradients."""
+        """Bytes of the buffer in which ZeRO 2 and 3 reduce gradients."""
         return self.width * self.reduced_at_once
 
     @property
@@ -279,8 +280,7 @@ class TrainedModel:
         if self.stage == 3:
             gradients = self.being_reduced
         elif self.stage:
-            gradients = FLOAT * self.part + (self.being_reduced if self.stage == 2 else FLOAT * self.trained)
-            gradients += self.bucket * self.on_gpu
+            gradients = FLOAT * self.part + self.being_reduced + self.bucket * self.on_gpu
         else:
             is_summed = self.micro.count > 1
             gradients = FLOAT * self.trained * is_summed
@@ -302,7 +302,7 @@ class TrainedModel:
         if self.stage:
             taken = self.bucket + copies * FLOAT * self.part
         else:
-            taken = FLOAT * self.trained + self.being_reduced * (self.workers > 1)
+            taken = FLOAT * (self.trained + min(self.trained, self.bucket_elements) * (self.workers > 1))
         return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")
 
     def saved(self) -> Need:
