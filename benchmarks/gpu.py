@@ -1,8 +1,9 @@
 """What only a GPU can show, using the project's own functions, in three calls on one machine.
 
 Each part is a process with its own time limit, which writes OUT/PART.json at once, even if it fails, and prints what it
-has seen as it goes. A part that lacks a package says so. Without a GPU nothing is done, unless `--tiny` runs the parts
-at a small size on the CPU. `gpu_bundles.sh` makes what a bare machine without a network needs.
+has seen as it goes. A call has a limit too: parts for which no time is left are cut, and say so. A part that lacks a
+package says so. Without a GPU nothing is done, unless `--tiny` runs the parts at a small size on the CPU.
+`gpu_bundles.sh` makes what a bare machine without a network needs.
 
     python benchmarks/gpu.py --call training      torch, transformers, DeepSpeed
     python benchmarks/gpu.py --call engine        vLLM as well
@@ -18,6 +19,7 @@ import argparse
 import functools
 import inspect
 import json
+import math
 import os
 import subprocess
 import sys
@@ -516,10 +518,15 @@ PARTS: dict[str, tuple[Callable[[Scale], Result] | str, int]] = {
     "qlora_7b": ("gpu_engine:part_qlora_7b", 420),
     "push": ("gpu_engine:part_push", 180),
 }
-"""What each does (a name: once it is needed), and its limit in seconds: 540 in all without vLLM."""
-CALLS = {
-    "training": ("digests", "sync", "paths", "host", "steps", "resume"), "engine": ("engine",), "one_gpu": ("one_gpu",),
-}  # fmt: skip
+"""What each does (a name: once it is needed), and its limit in seconds."""
+CALLS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "training": (170, ("steps", "host", "resume", "paths", "sync", "digests")),
+    "engine": (300, ("engine",)),
+    "one_gpu": (200, ("one_gpu",)),
+}
+"""Seconds of each call, and its parts, the most wanted first: the three fit into a GPU lent for 15 minutes."""
+MARGIN = 5
+"""Seconds without which no part is begun."""
 
 
 def share_heads() -> None:
@@ -574,25 +581,32 @@ def main() -> int:
     if args.part:
         run_part(args.part, Scale(args.tiny, args.models), args.out)
         return 0
-    names = args.only or CALLS[args.call]
+    seconds, names = (math.inf, args.only) if args.only else CALLS[args.call]
     if args.models:
-        return int(run_parts(names, args))
+        return int(run_parts(names, seconds, args))
     with tempfile.TemporaryDirectory() as folder:
         args.models = Path(folder)
-        return int(run_parts(names, args))
+        return int(run_parts(names, seconds, args))
 
 
-def run_parts(names: Sequence[str], args: argparse.Namespace) -> bool:
-    """Run each part in a process of its own; True if one failed."""
-    failed = False
+def run_parts(names: Sequence[str], seconds: float, args: argparse.Namespace) -> bool:
+    """Run each part in a process of its own, all within `seconds`; True if one failed."""
+    failed, slowness = False, 3 if args.tiny else 1
+    end = time.monotonic() + seconds * slowness
     for name in names:
-        path, limit = args.out / f"{name}.json", PARTS[name][1] * (3 if args.tiny else 1)
+        path, left = args.out / f"{name}.json", end - time.monotonic()
         path.unlink(missing_ok=True)
+        if left < MARGIN:
+            path.write_text(json.dumps({"part": name, "status": "cut", "reason": f"{seconds} s of the call are over"}))
+            print(path.read_text(), flush=True)
+            continue
+        limit = min(PARTS[name][1] * slowness, left)
         options = ["--out", str(args.out), "--models", str(args.models), *["--tiny"] * args.tiny]
         with suppress(subprocess.TimeoutExpired):
             subprocess.run([sys.executable, __file__, "--part", name, *options], timeout=limit, check=False)
         if not path.exists():
-            path.write_text(json.dumps({"part": name, "status": "failed", "reason": f"not done in {limit} s, or died"}))
+            reason = f"not done in {limit:.0f} s, or died"
+            path.write_text(json.dumps({"part": name, "status": "failed", "reason": reason}))
         result = json.loads(path.read_text())
         failed |= result["status"] == "failed"
         print(json.dumps(result), flush=True)
