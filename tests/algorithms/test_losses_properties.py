@@ -49,6 +49,15 @@ names = st.sampled_from(sorted(POLICY_LOSSES))
 seeds = st.integers(0, 100_000)
 
 
+@given(seeds, st.sampled_from([n for n in POLICY_LOSSES if POLICY_LOSSES[n].scales_with_advantages]), st.booleans())
+def test_rows_without_an_advantage_have_no_gradient(seed, name, has_old):
+    inputs = batch(seed)
+    inputs["advantages"] = inputs["advantages"] * torch.tensor([[1.0], [0.0], [1.0], [0.0]])
+    inputs["mask"] |= True
+    _, gradient, _ = call(name, inputs if has_old else inputs | {"old_logprobs": None})
+    assert not gradient[1::2].any() and (has_old or gradient[::2].any()), "a clip may take that of the others"
+
+
 @settings(max_examples=60)
 @given(seeds, names)
 def test_masked_tokens_never_matter(seed, name):

@@ -443,6 +443,44 @@ def test_host_waits_for_no_micro_batch(learner, more):
     assert one == 1 and several > 1 and reads_of_one == reads_of_several
 
 
+@pytest.mark.parametrize(
+    ("overrides", "second_update", "spared"),
+    [
+        ({}, False, 9),
+        ({}, True, 9),
+        ({"algorithm__kl_loss_fn": "k2"}, False, 1),
+        ({"algorithm__entropy_loss_fn_args": "{entropy_coef: 0.1}"}, False, 1),
+    ],
+)
+def test_rows_without_a_gradient_are_spared_the_backward_pass(learner, overrides, second_update, spared):
+    """Two of four groups have equal rewards, and a row of another has no token with a loss; in float64."""
+    from trinity_core.algorithms import MetricAccumulator
+    from trinity_core.training.update import _losses, micro_batches, prepare, spare_backward
+
+    rows = [replace(row, reward=float(place % 2 and place >= 8)) for place, row in enumerate(make_batch(1))]
+    rows[9].action_mask[:] = False
+    grpo = learner(**{"algorithm__kl_loss_fn": "none"} | overrides)
+    objective, module = grpo.objective, grpo.engine.module.double()
+    batch = lay_out(rows, torch.device("cpu"), objective.needs_of_rows)
+    rollout = batch.rollout_logprobs
+    micros = micro_batches(batch, grpo.cut, grpo.ranks)
+    prepared, _ = prepare(objective, batch, rollout if second_update else None, rollout, None)
+    results = []
+    for learning, idle in ((micros, ()), spare_backward(objective, prepared, micros, grpo.cut, grpo.ranks)):
+        accumulator = MetricAccumulator()
+        with torch.no_grad():
+            list(_losses(grpo.engine, objective, prepared, idle, 1.0, 1, accumulator))
+        for loss in _losses(grpo.engine, objective, prepared, learning, 1.0, 1, accumulator):
+            loss.backward()
+        results.append(([p.grad for p in module.parameters()], accumulator.metrics()))
+        module.zero_grad()
+    assert sum(len(micro.rows) for micro in idle) == spared
+    (gradients, metrics), (fewer_gradients, same_metrics) = results
+    assert all(gradient.any() for gradient in gradients)
+    torch.testing.assert_close(fewer_gradients, gradients, rtol=1e-9, atol=1e-13)
+    assert same_metrics == pytest.approx(metrics)
+
+
 def test_nonfinite_loss_ends_run_and_names_its_cause(learner):
     from trinity_core.base.errors import TrinityError
     from trinity_core.training.state import weights

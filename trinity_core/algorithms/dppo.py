@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@policy_loss("dppo", ratio_to_rollout=True)
+@policy_loss("dppo", ratio_to_rollout=True, scales_with_advantages=True)
 def dppo(
     logprobs: Tensor,
     mask: Tensor,

@@ -134,6 +134,12 @@ class Objective:
         adapted = self.entropy_bonus.target_entropy is not None
         return "loss" if adapted or self.entropy_bonus.entropy_coef else "metric"
 
+    def learns_from(self, mask: Tensor, advantages: Tensor) -> Tensor:
+        """bool [B]: the rows that may have a gradient, given mask and advantages [B, T] of the batch; the loss of the
+        others is a constant."""
+        terms = self.kl_in_loss or self.entropy_use == "loss" or not self.policy_loss.scales_with_advantages
+        return (mask if terms else mask & (advantages != 0)).any(-1)
+
     def state(self) -> dict[str, float]:
         """Return the current coefficients, for a checkpoint."""
         return {

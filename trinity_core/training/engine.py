@@ -392,7 +392,7 @@ def deepspeed_config(settings: TrainingEngineSettings, ranks: Ranks) -> dict[str
     else:
         bounded = ("reduce_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size")
         zero |= dict.fromkeys(bounded, AT_ONCE_ON_CPU)
-    if settings.optimizer_offload and settings.zero_stage:
+    if settings.optimizer_offload:
         zero["offload_optimizer"] = {"device": "cpu"}
     if settings.param_offload and settings.zero_stage == 3:
         zero["offload_param"] = {"device": "cpu"}
@@ -400,7 +400,7 @@ def deepspeed_config(settings: TrainingEngineSettings, ranks: Ranks) -> dict[str
         "train_batch_size": ranks.world_size,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": settings.grad_clip if settings.zero_stage else 0.0,
+        "gradient_clipping": settings.grad_clip,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

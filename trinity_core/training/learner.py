@@ -64,6 +64,7 @@ from trinity_core.training.update import (
     micro_batches,
     needs_old_logprobs_first,
     prepare,
+    spare_backward,
     step_in_error,
     update,
 )
@@ -185,8 +186,11 @@ class Learner:
         if step > self.critic_warmup_steps:
             with watch.part("update_actor"):
                 lr = self.schedule.at(step - self.critic_warmup_steps)
+                learning, idle = micros, None
+                if self.ranks.device.type == "cuda":  # on a CPU runs keep their bits: the head skips such tokens
+                    learning, idle = spare_backward(self.objective, prepared, micros, self.cut, self.ranks)
                 for _ in range(self.settings.epochs):
-                    updated = update(self.engine, self.objective, prepared, micros, self.temperature, step, lr)
+                    updated = update(self.engine, self.objective, prepared, learning, self.temperature, step, lr, idle)
             metrics |= {_actor(name): value for name, value in self.objective.after_batch(updated, len(batch)).items()}
         metrics["experience/micro_batches"] = float(len(micros))
         return metrics | watch.seconds

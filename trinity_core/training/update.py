@@ -7,7 +7,7 @@ from the whole batch on every rank, and everything else is a sum over rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +47,13 @@ class MicroBatchLimits:
         return build_micro(batch.experiences, rows, batch.width, self.packing, self.largest_mask)
 
 
-def micro_batches(batch: Batch, limits: MicroBatchLimits, ranks: Ranks) -> Micros:
-    """Return this rank's micro-batches, on its device. All ranks have the same number.
+def micro_batches(batch: Batch, limits: MicroBatchLimits, ranks: Ranks, chosen: Sequence[int] | None = None) -> Micros:
+    """Return this rank's micro-batches of the `chosen` rows (None: all), on its device. All ranks have the same number.
 
     A rank without work gets real rows with no loss, so that all ranks run the same collectives.
     """
-    rows = batch.experiences
+    places = range(len(batch)) if chosen is None else chosen
+    rows = [batch.experiences[place] for place in places]
     if limits.rows is None:
         prompts, responses = [e.prompt_length for e in rows], [e.response_length for e in rows]
         budget, largest_mask = limits.max_tokens, limits.largest_mask if limits.packing else 0
@@ -67,7 +68,8 @@ def micro_batches(batch: Batch, limits: MicroBatchLimits, ranks: Ranks) -> Micro
     shares = plan(units, budget, ranks.world_size // ranks.sharing, largest_mask)[ranks.rank // ranks.sharing]
 
     def build(share: Sequence[int]) -> Micro:
-        return limits.micro(batch, share) if share else limits.micro(batch, range(limits.rows_per_unit)).emptied()
+        rows = [places[index] for index in share]
+        return limits.micro(batch, rows) if rows else limits.micro(batch, range(limits.rows_per_unit)).emptied()
 
     return Micros(shares, build, ranks.device)
 
@@ -190,6 +192,21 @@ def _require_teachers_temperature(rows: Sequence[Experience]) -> None:
             )
 
 
+def spare_backward(
+    objective: Objective, prepared: Prepared, micros: Micros, limits: MicroBatchLimits, ranks: Ranks
+) -> tuple[Micros, Micros | None]:
+    """Return micro-batches for the backward pass, and those that only count in metrics (None: there are none): rows
+    without a gradient, because of zero advantages and no other loss term. The device is read once.
+
+    `micros` are all rows. If none has a gradient, all get a backward pass: the optimizer takes its step.
+    """
+    learns = objective.learns_from(prepared.batch.mask, prepared.advantages).tolist()
+    if limits.rows_per_unit > 1 or all(learns) or not any(learns):
+        return micros, None
+    learning, idle = ([row for row, flag in enumerate(learns) if flag is wanted] for wanted in (True, False))
+    return micro_batches(prepared.batch, limits, ranks, learning), micro_batches(prepared.batch, limits, ranks, idle)
+
+
 def update(
     engine: TrainingEngine,
     objective: Objective,
@@ -198,12 +215,17 @@ def update(
     temperature: float,
     step: int,
     lr: float,
+    idle: Micros | None = None,
 ) -> dict[str, float]:
     """Take one optimiser step on the whole batch; return metrics that are exact over micro-batches and ranks.
 
+    `idle` are rows without a gradient (`spare_backward`), which are not in `micros`.
     Raises TrinityError for a loss or gradient that is not finite.
     """
     accumulator = MetricAccumulator()
+    with torch.no_grad():
+        for _ in _losses(engine, objective, prepared, idle or (), temperature, step, accumulator):
+            pass
     for i, loss in enumerate(_losses(engine, objective, prepared, micros, temperature, step, accumulator)):
         engine.backward(loss, last=i == len(micros) - 1)
     norm = engine.step(lr)
@@ -229,8 +251,8 @@ def measure(
 
 
 def _losses(
-    engine: TrainingEngine, objective: Objective, prepared: Prepared, micros: Micros, temperature: float, step: int,
-    accumulator: MetricAccumulator,
+    engine: TrainingEngine, objective: Objective, prepared: Prepared, micros: Iterable[Micro], temperature: float,
+    step: int, accumulator: MetricAccumulator,
 ) -> Iterator[Tensor]:  # fmt: skip
     """Yield the loss of each micro-batch; their metrics are added to `accumulator`."""
     batch = prepared.batch

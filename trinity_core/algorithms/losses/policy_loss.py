@@ -43,6 +43,9 @@ class PolicyLoss:
     ratio_to_rollout: bool = False
     """True if the ratio is to the sampling policy: rollout log-probs then replace the old ones, and no correction is
     applied, as it would count the gap twice."""
+    scales_with_advantages: bool = False
+    """True if a row whose advantages are all zero has no gradient, whatever the arguments: it can do without a backward
+    pass."""
     rows_per_unit: int = 1
     """Adjacent rows that must be in one micro-batch: 2 for losses on pairs."""
 

@@ -32,7 +32,7 @@ def _clipped(
     return torch.where(lower, bound, values), clipped, lower
 
 
-@policy_loss("ppo")
+@policy_loss("ppo", scales_with_advantages=True)
 def ppo(
     logprobs: Tensor,
     mask: Tensor,
@@ -69,7 +69,7 @@ def ppo(
     return values, stats
 
 
-@policy_loss("gspo", loss_agg_mode="seq-mean-token-mean")
+@policy_loss("gspo", loss_agg_mode="seq-mean-token-mean", scales_with_advantages=True)
 def gspo(
     logprobs: Tensor,
     mask: Tensor,
@@ -97,7 +97,7 @@ def gspo(
     }
 
 
-@policy_loss("gmpo", loss_agg_mode="seq-mean-token-mean")
+@policy_loss("gmpo", loss_agg_mode="seq-mean-token-mean", scales_with_advantages=True)
 def gmpo(
     logprobs: Tensor,
     mask: Tensor,
@@ -124,7 +124,7 @@ def gmpo(
     }
 
 
-@policy_loss("cispo", metric="cispo_loss")
+@policy_loss("cispo", metric="cispo_loss", scales_with_advantages=True)
 def cispo(
     logprobs: Tensor,
     mask: Tensor,
@@ -153,7 +153,7 @@ def cispo(
     }
 
 
-@policy_loss("sapo", loss_agg_mode="seq-mean-token-mean")
+@policy_loss("sapo", loss_agg_mode="seq-mean-token-mean", scales_with_advantages=True)
 def sapo(
     logprobs: Tensor,
     mask: Tensor,
@@ -177,7 +177,7 @@ def sapo(
     return -advantages * gate, {"ppo_kl": (-log_ratio, mask), "ratio/mean": (ratio, mask)}
 
 
-@policy_loss("sppo", metric="sppo_loss", ratio_to_rollout=True)
+@policy_loss("sppo", metric="sppo_loss", ratio_to_rollout=True, scales_with_advantages=True)
 def sppo(
     logprobs: Tensor,
     mask: Tensor,

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@policy_loss("reinforce")
+@policy_loss("reinforce", scales_with_advantages=True)
 def reinforce(logprobs: Tensor, mask: Tensor, *, advantages: Tensor) -> tuple[Tensor, Stats]:
     """-A log pi (Williams 1992): on tokens of the current policy, the plain policy gradient."""
     return -advantages * logprobs, {}
 
 
-@policy_loss("importance_sampling")
+@policy_loss("importance_sampling", scales_with_advantages=True)
 def importance_sampling(
     logprobs: Tensor, mask: Tensor, *, advantages: Tensor, old_logprobs: Tensor | None = None
 ) -> tuple[Tensor, Stats]:
@@ -35,7 +35,7 @@ def importance_sampling(
     }
 
 
-@policy_loss("opmd", metric="opmd_loss")
+@policy_loss("opmd", metric="opmd_loss", scales_with_advantages=True)
 def opmd(logprobs: Tensor, mask: Tensor, *, advantages: Tensor, tau: NonNegative = 1.0) -> tuple[Tensor, Stats]:
     """-A log pi / (1 + tau): one step of online policy mirror descent from the current policy (arXiv 2505.17826,
     section on off-policy algorithms; Kimi k1.5, 2501.12599, section 2.3.2). tau = 0 is AsymRE's loss (2506.20520)."""
@@ -44,7 +44,7 @@ def opmd(logprobs: Tensor, mask: Tensor, *, advantages: Tensor, tau: NonNegative
     return -advantages * logprobs / (1 + tau), {}
 
 
-@policy_loss("topr", metric="topr_loss", ratio_to_rollout=True)
+@policy_loss("topr", metric="topr_loss", ratio_to_rollout=True, scales_with_advantages=True)
 def topr(
     logprobs: Tensor,
     mask: Tensor,

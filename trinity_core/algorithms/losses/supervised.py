@@ -28,7 +28,7 @@ def sft(logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Stats]:
     return -logprobs, {}
 
 
-@policy_loss("sft_weighted", metric="sft_loss", corrects_rollouts=False)
+@policy_loss("sft_weighted", metric="sft_loss", corrects_rollouts=False, scales_with_advantages=True)
 def sft_weighted(logprobs: Tensor, mask: Tensor, *, advantages: Tensor) -> tuple[Tensor, Stats]:
     """-w log pi, with w passed as `advantages`: RAFT's selection of rows (arXiv 2304.06767) or any weighting of
     examples."""
