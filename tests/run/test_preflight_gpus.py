@@ -196,6 +196,18 @@ def test_only_weights_and_optimizer_refuse_a_run(
     assert {finding.severity for finding in findings} == {severity}
 
 
+def test_what_engines_load_and_trainers_publish_refuses_no_run(tmp_path: Path) -> None:
+    """On a CPU: the version that is loaded beside the old weights, and the published ones, are peaks."""
+    plan = planned(tmp_path, "Qwen3-0.6B", 0, 0)
+    needs = [need for process in plan.processes for need in process.memory or ()]
+    held = sum(need.bytes for need in needs if need.held)
+    passing = {need.what: need.bytes for need in needs if not need.held}
+    assert passing["loading weights"] + passing["published weights"] > 8 * GIB
+    for memory, severity in ((held + 4 * GIB, "warning"), (held, "error")):
+        (finding,) = shortages(plan, Room(memory=memory, gpu_memory=0, disk=1 << 50))
+        assert finding.severity == severity
+
+
 @pytest.mark.parametrize(
     ("model", "gpus", "gpu_gib", "overrides", "stage"),
     [

@@ -28,6 +28,9 @@ class Need:
     """How the number is computed, such as `33,571,328 parameters × 4 bytes`."""
     spared: bool = False
     """True for memory that is used only if it is free."""
+    held: bool = False
+    """True for what a run holds throughout and whose size is known: weights and optimizer, an engine's share of a GPU.
+    Other needs are estimated peaks."""
 
 
 def total(needs: Iterable[Need]) -> int:

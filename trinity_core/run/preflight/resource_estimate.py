@@ -157,7 +157,10 @@ def _on_gpu(
     least = () if shape is None else least_engine_needs(settings, shape, lora)
     asleep = tuple(
         Need(
-            "weights while it sleeps", PINNED * need.bytes, f"{PINNED} × {size(need.bytes)}: torch rounds pinned memory"
+            "weights while it sleeps",
+            PINNED * need.bytes,
+            f"{PINNED} × {size(need.bytes)}: torch rounds pinned memory",
+            held=True,
         )
         for need in least
         if need.what == "weights" and sleeps and settings.sleep_level == 1
@@ -202,7 +205,7 @@ def gpu_engine_needs(
         cache = Need("KV cache", int(settings.kv_cache_gib * GIB), f"kv_cache_gib {settings.kv_cache_gib:g}")
         return (base, weights, cache, *adapter)
     share = settings.gpu_memory_utilization
-    return (Need("share of the GPU", int(share * gpu_memory), f"gpu_memory_utilization {share:g}"),)
+    return (Need("share of the GPU", int(share * gpu_memory), f"gpu_memory_utilization {share:g}", held=True),)
 
 
 def least_engine_needs(settings: EngineSettings, shape: ModelShape, lora: LoraConfig | None = None) -> tuple[Need, ...]:
@@ -218,6 +221,7 @@ def least_engine_needs(settings: EngineSettings, shape: ModelShape, lora: LoraCo
             "weights",
             base_bytes(shape, width, lora) // gpus,
             f"{shape.parameters:,} parameters × {width} bytes / {gpus}" + ", in 4 bits" * bool(settings.quantization),
+            held=True,
         ),
         Need("KV cache", per_token * tokens, f"one sequence of {tokens:,} tokens × {per_token:,} bytes"),
         *_adapter(settings, shape, lora),
@@ -245,7 +249,7 @@ def cpu_engine_needs(
     return nonzero(
         [
             base,
-            Need("weights", held, f"{packed:,} parameters × {width} bytes; tied embeddings twice"),
+            Need("weights", held, f"{packed:,} parameters × {width} bytes; tied embeddings twice", held=True),
             Need("KV cache", kv_bytes(settings, per_token, free), f"{per_token:,} bytes a token; kv_cache_gib"),
             Need("loading weights", version + held if version else 0, loading),
             Need("prefill", width * tokens * channels, f"{tokens:,} tokens at once × {channels:,} channels"),

@@ -18,12 +18,11 @@ WRITER_BYTES = 256 << 20
 """Memory of each trainer worker's checkpoint writing process, without the copies, which belong to the worker."""
 ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
 PERHAPS = "This is an estimate of the peak (`trinity plan`): the run starts, and may end for lack of it."
-HELD = ("weights", "optimizer", "in host memory", "while it sleeps", "share of the GPU")
-"""What is held throughout a run, by the ends of `Need.what`: its size is known, other needs are estimated."""
 
 
 def shortages(stage: StagePlan, room: Room) -> Iterator[Finding]:
-    """Yield each resource of which a stage needs more than the machine has."""
+    """Yield each resource of which a stage needs more than the machine has: an error if what is `held` throughout does
+    not fit, or the disk; else a warning."""
     held = replace(stage, processes=tuple(map(_held, stage.processes)))
     for shortages_of in (_memory_shortages, _gpu_shortages, _disk_shortages):
         is_certain = any(shortages_of(held, room))
@@ -35,10 +34,10 @@ def shortages(stage: StagePlan, room: Room) -> Iterator[Finding]:
 
 
 def _held(process: ProcessEstimate) -> ProcessEstimate:
-    """Return a process with only the needs of `HELD`."""
+    """Return a process with only the needs that are `held`."""
 
     def held(needs: tuple[Need, ...]) -> tuple[Need, ...]:
-        return tuple(need for need in needs if need.what.endswith(HELD))
+        return tuple(need for need in needs if need.held)
 
     return replace(
         process,

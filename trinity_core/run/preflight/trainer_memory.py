@@ -212,7 +212,7 @@ class TrainedModel:
         why = f"{self.kept:,} parameters × {self.width} bytes" + ", in 4 bits" * (
             taken < self.width * self.kept - share
         )
-        return Need(f"{self.name} weights", taken, why)
+        return Need(f"{self.name} weights", taken, why, held=True)
 
     @property
     def holds_weights_on_host(self) -> bool:
@@ -226,7 +226,8 @@ class TrainedModel:
         offloaded += self.width * self.kept * self.holds_weights_on_host
         offloaded += (self.weights().bytes + self.optimizer().bytes) * self.colocated
         taken = offloaded + self.largest_file
-        return Need(f"{self.name} in host memory", taken, f"{size(offloaded)} offloaded, a file of a checkpoint")
+        why = f"{size(offloaded)} offloaded, a file of a checkpoint"
+        return Need(f"{self.name} in host memory", taken, why, held=True)
 
     @property
     def reduced_at_once(self) -> int:
@@ -259,7 +260,7 @@ class TrainedModel:
         state_bytes = (2 if in_place else 3) * FLOAT * (not self.is_offloaded)
         workers = f"{self.workers} worker{'s' * (self.workers > 1)}"
         why = f"{self.part:,} parameters × {state_bytes} bytes (ZeRO {self.stage}, {workers})"
-        return Need(f"{self.name} optimizer", state_bytes * self.part, why)
+        return Need(f"{self.name} optimizer", state_bytes * self.part, why, held=True)
 
     def kept_gradients(self) -> Need:
         """Gradient memory that ZeRO 3 allocates once and never frees."""
@@ -356,7 +357,7 @@ def trainer_needs(
             *(trained.weights() for trained in models),
             *(trained.optimizer() for trained in models),
             *(trained.kept_gradients() for trained in models),
-            *(Need("reference weights", need.bytes, need.why) for need in held),
+            *(replace(need, what="reference weights") for need in held),
             Need(
                 "attention mask",
                 max(trained.width * trained.micro.mask for trained in models),
@@ -381,4 +382,4 @@ def host_needs(
     moves = reference is not None and (reference.weights_offloaded or reference.colocated)
     kept = reference.width * reference.kept if reference is not None and moves else 0
     held = [*(model.copied() for model in models), *(model.on_host() for model in models)]
-    return nonzero([base, *held, Need("reference weights", kept, "offloaded")])
+    return nonzero([base, *held, Need("reference weights", kept, "offloaded", held=True)])
