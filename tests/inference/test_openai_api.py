@@ -168,6 +168,7 @@ def test_errors_are_openais(api):
     assert refused(answer, client, logprobs=True, extra_body={"logprob_token_ids": [1]})[0] == 400
     assert refused(answer, api.client(api.session()), extra_body={"use_beam_search": True})[0] == 400
     assert refused(client.post, "/chat/completions", cast_to=object, body=["no object"])[0] == 400
+    assert refused(client.completions.create, model="policy", prompt="a", logprobs=6)[0] == 400
     raw = client._client.post(
         f"{client.base_url}chat/completions",
         content=b"{no json",

@@ -7,45 +7,46 @@ import json
 
 import pytest
 
-from trinity_core.rollout.openai_api import request_limits
+from trinity_core.rollout.openai_api import middleware
 from trinity_core.rollout.openai_api.error_bodies import openai_error, streamed_error
-from trinity_core.rollout.openai_api.request_limits import LimitedRequest
-from trinity_core.rollout.openai_api.session_auth import Refusal
+from trinity_core.rollout.openai_api.middleware import SessionMiddleware
+from trinity_core.rollout.openai_api.session_auth import SessionAuth
 
 
-def requested(*parts, ends=True):
-    """A request whose body arrives in these parts; one without an end waits forever."""
-    messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+def ask(*parts, ends=True):
+    """The status and body of the answer to a request whose body arrives in these parts; one without an end waits
+    forever. Its application answers with the body."""
+    incoming = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     if ends:
-        messages[-1]["more_body"] = False
+        incoming[-1]["more_body"] = False
+    sent = []
 
     async def receive():
-        return messages.pop(0) if messages else await asyncio.Event().wait()
+        return incoming.pop(0) if incoming else await asyncio.Event().wait()
 
-    return LimitedRequest({"type": "http", "headers": []}, receive)
+    async def send(message):
+        sent.append(message)
 
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": (await receive())["body"]})
 
-def refusal(work):
-    with pytest.raises(Refusal) as caught:
-        work()
-    return caught.value.status, caught.value.code
-
-
-def read(request):
-    return lambda: asyncio.run(request.body())
+    scope = {"type": "http", "path": "/v1/models", "headers": [(b"authorization", b"Bearer key")]}
+    asyncio.run(SessionMiddleware(app, SessionAuth("key", "session"))(scope, receive, send))
+    return sent[0]["status"], sent[1]["body"]
 
 
 def test_a_body_within_limits_comes_whole():
-    request = requested(b"ab", b"", b"c")
-    assert read(request)() == read(request)() == b"abc"
+    assert ask(b"ab", b"", b"c") == (200, b"abc")
 
 
 def test_a_body_that_never_ends_or_is_too_long_is_refused(monkeypatch):
-    request = requested(b"abc", b"d", ends=False)
-    request.most_bytes = 3
-    assert refusal(read(request)) == (413, "too_large"), "before it is read whole"
-    monkeypatch.setattr(request_limits, "SECONDS", 0.05)
-    assert refusal(read(requested(b"abc", ends=False))) == (408, "request_timeout")
+    monkeypatch.setattr(middleware, "MOST_BYTES", 3)
+    status, body = ask(b"abc", b"d", ends=False)
+    assert (status, json.loads(body)["error"]["code"]) == (413, "too_large"), "before it is read whole"
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.05)
+    status, body = ask(b"abc", ends=False)
+    assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
 
 
 @pytest.mark.parametrize(
@@ -73,10 +74,10 @@ def test_statuses_have_openais_types_and_codes(status, message, kind, code, para
 
 
 def test_errors_within_a_stream_are_spelled_anew():
-    data = 'data: {"choices": []}\n\n'
+    data = b'data: {"choices": []}\n\n'
     assert streamed_error(data) == data
-    vllms = 'data: {"error": {"message": "it broke", "type": "InternalServerError", "code": 500, "param": null}}\n\n'
+    vllms = b'data: {"error": {"message": "it broke", "type": "InternalServerError", "code": 500, "param": null}}\n\n'
     chunk = streamed_error(vllms)
-    assert chunk.endswith("\n\n")
+    assert chunk.endswith(b"\n\n")
     error = {"message": "it broke", "type": "server_error", "param": None, "code": None}
-    assert json.loads(chunk.removeprefix("data: ")) == {"error": error}
+    assert json.loads(chunk.removeprefix(b"data: ")) == {"error": error}

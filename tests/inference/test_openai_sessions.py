@@ -275,7 +275,7 @@ def test_a_request_whose_answer_cannot_be_journalled_leaves_nothing():
     exchange = session.begin()
     exchange.messages, exchange.calls = [ASK], {("a", 0): call([1], [2])}
     with pytest.raises(AttributeError):
-        exchange.keep({0: "no message"})
+        exchange.keep({0: ["no message"]})
     assert journal == [] and session.sampled_tokens == 0
     exchange.close()
     assert session.dropped_tokens == 1
@@ -286,7 +286,7 @@ def test_an_answer_of_many_digits_is_kept_and_restored():
     session.keeps = lambda setting, kept: journal.append((setting, kept))
     exchange, answer = session.begin(), {"role": "assistant", "content": f"[{MANY_DIGITS}]"}
     exchange.messages, exchange.calls = [ASK], {("a", 0): call([1], [2])}
-    exchange.keep({0: answer})
+    exchange.keep({0: [answer]})
     exchange.close()
     resumed = RecordedSession()
     resumed.restore(*journal[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.rollout.openai_api.application import application
@@ -26,8 +26,7 @@ def queues(tmp_path: Path) -> dict[str, TaskQueue]:
 
 
 def ask(queues: dict[str, TaskQueue], method: str, path: str, **request: Any) -> httpx.Response:
-    no_models = lambda _: APIRouter()  # noqa: E731
-    app = application(FastAPI(), no_models, SessionAuth("secret", "session"), None, queues, lambda _: None)
+    app = application(FastAPI(), SessionAuth("secret", "session"), None, queues, lambda _: None)
 
     async def main() -> httpx.Response:
         transport = httpx.ASGITransport(app)

@@ -1,4 +1,4 @@
-"""The OpenAI API assembled: authentication, sessions, OpenAI's error format, and our own routes. Without vLLM.
+"""Our own routes beside those of the models. Without vLLM.
 
 In mode `serve`, clients open sessions and give feedback:
 
@@ -17,24 +17,29 @@ For task sets of `storage_type: queue`, programs add tasks; `taskset` may be omi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from trinity_core.base.errors import DataError
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.data.values import row_problem
-from trinity_core.rollout.openai_api.error_bodies import SESSION_HEADER, add_error_handlers
+from trinity_core.rollout.openai_api.middleware import SessionMiddleware
 from trinity_core.rollout.openai_api.recorded_session import RecordedSession
-from trinity_core.rollout.openai_api.request_limits import JsonRoute
 from trinity_core.rollout.openai_api.served_sessions import Feedback, ServedSessions, Text
 from trinity_core.rollout.openai_api.session_auth import PREFIX, Refusal, SessionAuth
 
-InSession = Callable[..., AsyncIterator[None]]
-"""A FastAPI dependency within which a request belongs to a session."""
+VALIDATION_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "json_invalid": "invalid_json",
+}
+"""Error codes of our own routes by pydantic's error types; all others are `invalid_value`."""
 
 
 class NewSession(BaseModel):
@@ -51,7 +56,7 @@ def serve_router(
     auth: SessionAuth, served_sessions: ServedSessions, close: Callable[[RecordedSession], None]
 ) -> APIRouter:
     """`close` ends a session for good."""
-    router = APIRouter(route_class=JsonRoute)
+    router = APIRouter()
 
     @router.post("/sessions")
     async def begin(request: Request, new: NewSession | None = None) -> dict[str, Any]:
@@ -69,27 +74,6 @@ def serve_router(
     return router
 
 
-@asynccontextmanager
-async def session_of_request(
-    request: Request, auth: SessionAuth, served_sessions: ServedSessions
-) -> AsyncIterator[None]:
-    """A context in which a request without a session in its address belongs to the session of its header, or to a new
-    one."""
-    name, session = request.headers.get(SESSION_HEADER), None
-    if name is None:
-        session = served_sessions.begin()
-        auth.open(session)
-        name = session.name
-    request.scope.setdefault("state", {})[SESSION_HEADER] = name
-    try:
-        with auth.exchange(name, request):
-            yield
-    finally:
-        served_sessions.used(name)
-        if session is not None and served_sessions.forget(session):
-            auth.close(session)
-
-
 class QueueName(BaseModel):
     taskset: str | None = None
 
@@ -100,7 +84,7 @@ class NewTasks(QueueName):
 
 def task_queue_router(queues: Mapping[str, TaskQueue]) -> APIRouter:
     """Return the routes. Their functions run in threads, as the queues are on disk."""
-    router = APIRouter(route_class=JsonRoute)
+    router = APIRouter()
 
     @router.get("/tasks")
     def counts() -> dict[str, Any]:
@@ -144,38 +128,37 @@ def refusing() -> Iterator[None]:
 
 def application(
     app: FastAPI,
-    model_router: Callable[[InSession | None], APIRouter],
     auth: SessionAuth,
     served_sessions: ServedSessions | None,
     queues: Mapping[str, TaskQueue],
     close: Callable[[RecordedSession], Any],
-) -> FastAPI:
-    """Add all routes to `app`: `/v1/…` for anyone with the key, `/sessions/NAME/v1/…` for a session.
+) -> SessionMiddleware:
+    """Return the application of the models, to which this adds our own routes, behind the `SessionMiddleware`.
 
-    `model_router` makes the routes of the models from a dependency that opens a session for each generation request, or
-    None. `close` ends a session for good.
+    `close` ends a session for good.
     """
-
-    async def in_session(session: str, request: Request) -> AsyncIterator[None]:
-        try:
-            with auth.exchange(session, request):
-                yield
-        finally:
-            if served_sessions is not None:
-                served_sessions.used(session)
-
-    async def in_own_session(request: Request) -> AsyncIterator[None]:
-        assert served_sessions is not None
-        async with session_of_request(request, auth, served_sessions):
-            yield
-
-    app.state.auth = auth
     app.router.redirect_slashes = False  # 404, as OpenAI's server: clients do not repeat a POST elsewhere
-    app.include_router(model_router(None if served_sessions is None else in_own_session), prefix="/v1")
-    app.include_router(model_router(None), prefix=f"{PREFIX}{{session}}/v1", dependencies=[Depends(in_session)])
     if queues:
         app.include_router(task_queue_router(queues))
     if served_sessions is not None:
         app.include_router(serve_router(auth, served_sessions, close))
-    add_error_handlers(app)
-    return app
+    modelled = app.exception_handlers.get(RequestValidationError)
+
+    @app.exception_handler(Refusal)
+    async def refused(_: Request, refusal: Refusal) -> Response:
+        return JSONResponse({"error": refusal.error}, refusal.status)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        """Our own routes name the invalid field; vLLM's answer as vLLM does."""
+        if modelled is not None and request.url.path.startswith("/v1/"):
+            return await modelled(request, error)  # type: ignore[misc, no-any-return]
+        first = error.errors()[0]
+        path = [str(part) for part in first["loc"][1:]]
+        if path and path[-1] == "[key]":  # a wrong name in an object
+            path = path[:-2]
+        code = VALIDATION_CODES.get(first["type"], "invalid_value")
+        where = ".".join(path) if code != "invalid_json" else ""
+        return await refused(request, Refusal(400, code, f"{where or 'the body'}: {first['msg']}.", where or None))
+
+    return SessionMiddleware(app, auth, served_sessions)

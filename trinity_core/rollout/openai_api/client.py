@@ -6,13 +6,10 @@ vLLM's input and output processors run here: engines exchange token ids, and tex
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from copy import copy, deepcopy
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 from vllm import RequestOutput, SamplingParams
@@ -34,7 +31,6 @@ from trinity_core.rollout.inference.pool import EnginePool
 from trinity_core.rollout.inference.requests import Request, Sample, Sampling
 from trinity_core.rollout.openai_api.recorded_session import EXCHANGE, Exchange
 
-T = TypeVar("T")
 FREE_GAP = 1e-3
 """Nats: at such a token the grammar excluded at most a thousandth of the probability."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
@@ -143,8 +139,6 @@ class PoolClient(EngineClient):
         self._pool, self._name, self._stops = pool, name, list(stop_token_ids)
         self.recorded = recorded
         self._bridge = Bridge(asyncio.get_running_loop(), there)
-        self._beside = ThreadPoolExecutor(1, "logprobs")
-        self._logprobs_tokenizer = _knowing_tokens(self.renderer.tokenizer)
 
     def generate(  # type: ignore[override]
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
@@ -163,8 +157,7 @@ class PoolClient(EngineClient):
 
     async def _answers(self, core: EngineCoreRequest, request_id: str) -> AsyncGenerator[RequestOutput, None]:
         """Yield the parts of all answers. Tokens sampled for a session are recorded with its exchange."""
-        many = _params(core).logprobs is not None
-        processor = OutputProcessor(self._logprobs_tokenizer if many else self.renderer.tokenizer, log_stats=False)
+        processor = OutputProcessor(self.renderer.tokenizer, log_stats=False)
         choices = {one.core.request_id: one for one in self._choices(core, processor)}
         exchange = EXCHANGE.get() if self.recorded else None
         params = _params(core)
@@ -176,10 +169,7 @@ class PoolClient(EngineClient):
             async for number, part, finished in parts:
                 choice = choices[number]
                 core_output = choice.output(part, finished)
-                if many:  # takes seconds for a long answer
-                    done = await self.in_thread(processor.process_outputs, [core_output])
-                else:
-                    done = processor.process_outputs([core_output])
+                done = processor.process_outputs([core_output])
                 choice.parts.append(part.part(slice(len(core_output.new_token_ids))))
                 stopped = number in done.reqs_to_abort or len(core_output.new_token_ids) < len(part.tokens)
                 if exchange is not None and (finished or stopped):
@@ -220,11 +210,6 @@ class PoolClient(EngineClient):
             return none
         gaps = sample.logprobs - np.array(scores[-len(none) :], np.float32)
         return np.abs(gaps) <= FREE_GAP
-
-    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run work in a thread, so that other requests are served in the meantime; one at a time."""
-        loop, context = asyncio.get_running_loop(), copy_context()
-        return await loop.run_in_executor(self._beside, partial(context.run, work, *arguments))
 
     def _choices(self, core: EngineCoreRequest, processor: OutputProcessor) -> list[_Choice]:
         params = _params(core)
@@ -291,9 +276,8 @@ class PoolClient(EngineClient):
         return False
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the threads that render prompts and write log-probs."""
+        """End the threads that render prompts."""
         self.renderer.shutdown()
-        self._beside.shutdown(wait=False)
 
     def _not_here(self, *_: Any, **__: Any) -> NoReturn:
         raise VLLMValidationError("the engines of a run are managed by the run")
@@ -302,23 +286,6 @@ class PoolClient(EngineClient):
     reset_mm_cache = reset_encoder_cache = reset_prefix_cache = sleep = _not_here  # type: ignore[assignment]
     release_kv_cache_memory = wake_up = add_lora = _not_here  # type: ignore[assignment]
     pause_generation = resume_generation = _not_here  # type: ignore[assignment]
-
-
-def _knowing_tokens(tokenizer: Any) -> Any:
-    """Return a copy for another thread that caches the text of single tokens: vLLM decodes one for each log-prob."""
-    known: dict[int, str] = {}
-    copied = deepcopy(tokenizer)
-    plain = copied.decode
-
-    def decode(token_ids: Any, *arguments: Any, **named: Any) -> str:
-        if arguments or named or not isinstance(token_ids, list) or len(token_ids) != 1:
-            return str(plain(token_ids, *arguments, **named))
-        if token_ids[0] not in known:
-            known[token_ids[0]] = str(plain(token_ids))
-        return known[token_ids[0]]
-
-    copied.decode = decode
-    return copied
 
 
 def _refuse(params: SamplingParams) -> None:

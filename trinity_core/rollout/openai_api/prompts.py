@@ -1,7 +1,8 @@
-"""Prompts of the OpenAI API, rendered as vLLM's server renders them. The text of messages stays text."""
+"""Conversations as tokens: recorded answers are continued as sampled, and the text of messages stays text."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import threading
@@ -10,11 +11,13 @@ from typing import Any
 
 from vllm.entrypoints.serve.utils.request_logger import RequestLogger
 from vllm.exceptions import VLLMValidationError
-from vllm.renderers import BaseRenderer, ChatParams
+from vllm.renderers import ChatParams
+from vllm.renderers.online_renderer import OnlineRenderer
 
 from trinity_core.base.errors import DataError
 from trinity_core.data.control_tokens import control_tokens, encode
-from trinity_core.data.turns import Message, text_after_answer
+from trinity_core.data.turns import Message, continued_prompt, text_after_answer
+from trinity_core.rollout.openai_api.recorded_session import EXCHANGE, Exchange, setting_of
 
 log = logging.getLogger(__name__)
 
@@ -22,33 +25,88 @@ CONTEXT = ("tools", "documents")
 """Arguments of a request that a template writes into the prompt."""
 MOST_CHARACTERS = 2000
 """Number of characters of a prompt to log, from its end, where requests differ."""
+TOO_LONG = (
+    "This model's maximum context length is {} tokens. However, your messages have {} tokens, which leaves none for an "
+    "answer. Please reduce the length of the messages."
+)
+NEW_SEQUENCE = (
+    "an agent's request begins a new sequence, so its rollout becomes several: %s. Later ones are not logged; the "
+    "metric sequences_per_rollout counts them. A rollout is one sequence if its agent sends its history back unchanged"
+)
 
 
-class Prompts:
-    """Renders and tokenises conversations. Its methods may be called in threads; they take turns."""
+class SessionRenderer(OnlineRenderer):
+    """vLLM's renderer of chat completions and responses. It is given the prompt's tokens in two cases: the conversation
+    continues a recorded answer, or its text holds control tokens, which vLLM would take for the tokens."""
 
-    def __init__(self, renderer: BaseRenderer[Any], template: str | None) -> None:
-        self._renderer, self._turn = renderer, threading.Lock()
-        self._tokenizer = copy.deepcopy(renderer.get_tokenizer())  # others are used in other threads
-        self._control = control_tokens(self._tokenizer, template)
+    def __init__(self, *args: Any, recorded: bool, **named: Any) -> None:
+        """`recorded`: True if sessions record the model's answers."""
+        super().__init__(*args, **named)
+        self._recorded, self._turn = recorded, threading.Lock()
+        self._tokenizer = copy.deepcopy(self.renderer.get_tokenizer())  # others are used in other threads
+        self._control = control_tokens(self._tokenizer, self.chat_template)
+        self._has_logged = False
 
-    def hold_control_tokens(self, params: ChatParams, messages: Sequence[Message]) -> bool:
-        """True if messages, tools or documents hold control tokens: vLLM would take their text for the tokens."""
-        return self._control.are_in((messages, _context(params)))
+    async def preprocess_chat(
+        self,
+        request: Any,
+        messages: list[Any],
+        default_template: str | None,
+        default_template_content_format: Any,
+        default_template_kwargs: dict[str, Any] | None,
+        tool_dicts: list[dict[str, Any]] | None = None,
+        *args: Any,
+        **named: Any,
+    ) -> Any:
+        """See `OnlineRenderer`."""
+        _materialise(messages)
+        params = request.build_chat_params(default_template, default_template_content_format).with_defaults(
+            {**(default_template_kwargs or {}), "tools": tool_dicts, "tokenize": False}
+        )
+        tokens = await asyncio.to_thread(self._tokens, request, params, messages)
+        if tokens is not None:
+            if len(tokens) >= (longest := self.model_config.max_model_len):
+                raise VLLMValidationError(TOO_LONG.format(longest, len(tokens)), parameter="messages")
+            request.kv_transfer_params = {"prompt_token_ids": tokens}
+        return await super().preprocess_chat(
+            request, messages, default_template, default_template_content_format, default_template_kwargs, tool_dicts,
+            *args, **named,
+        )  # fmt: skip
 
-    def tokens(self, params: ChatParams, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a prompt. Raises VLLMValidationError if the template changes text with control
-        tokens."""
+    def _tokens(self, request: Any, params: ChatParams, messages: Sequence[Message]) -> list[int] | None:
+        """Return the tokens of the prompt; None if vLLM renders it itself."""
+        exchange, echo = EXCHANGE.get() if self._recorded else None, getattr(request, "echo", False)
+        if exchange is not None and getattr(request, "add_generation_prompt", True) and not echo:
+            exchange.messages, exchange.setting = messages, setting_of(params.chat_template_kwargs)
+            if (tokens := self._continued(exchange, params, messages)) is not None:
+                return tokens
+        if request.kv_transfer_params or not self._control.are_in((messages, _context(params))):
+            return None
+        if echo:
+            raise VLLMValidationError("messages with control tokens cannot be echoed.", parameter="echo")
         with self._turn:
             try:
                 return encode(self._tokenizer, self._rendered(params, messages))
-            except DataError as error:
+            except DataError as error:  # the template changes text with control tokens
                 raise VLLMValidationError(f"{error}.", parameter="messages") from error
 
-    def tokens_after_answer(self, params: ChatParams, messages: Sequence[Message], count: int) -> list[int] | None:
-        """Return the tokens that the template writes after the answer in message `count`; None if it does not show
-        them."""
+    def _continued(self, exchange: Exchange, params: ChatParams, messages: Sequence[Message]) -> list[int] | None:
+        """Return the recorded tokens of the answer that `messages` continue, with those after it; None if there is no
+        such answer, or the template does not show where it ends."""
+        continued = exchange.session.continued(exchange.setting, messages)
+        if (departure := exchange.session.departure(exchange.setting, messages)) is not None:
+            self._log_departure(departure)
+        if continued is None:
+            return None
+        call, count = continued
+        rest = self._after_answer(params, messages, count)
+        if rest is None:
+            self._log_departure("the chat template does not show where the answer before it ends")
+            return None
+        exchange.recorded = len(call.tokens)
+        return continued_prompt(call, rest).tolist()
 
+    def _after_answer(self, params: ChatParams, messages: Sequence[Message], count: int) -> list[int] | None:
         def render(those: list[Message], generation: bool) -> str:
             return self._rendered(params, those, add_generation_prompt=generation)
 
@@ -63,12 +121,26 @@ class Prompts:
     def _rendered(self, params: ChatParams, messages: Sequence[Message], **arguments: Any) -> str:
         def render(those: Any, context: Any) -> str:
             rest = {**params.chat_template_kwargs, **context, **arguments}
-            _, prompt = self._renderer.render_messages(
+            _, prompt = self.renderer.render_messages(
                 copy.deepcopy(those), ChatParams(params.chat_template, params.chat_template_content_format, rest)
             )
             return str(prompt.get("prompt", ""))  # no text if the tokenizer renders token ids at once
 
         return self._control.rendered(render, messages, _context(params))
+
+    def _log_departure(self, why: str) -> None:
+        """Log the first one: most requests of an agent are alike."""
+        if not self._has_logged:
+            self._has_logged = True
+            log.warning(NEW_SEQUENCE, why)
+
+
+def _materialise(messages: list[Any]) -> None:
+    """Replace parts of messages that can be read once, as pydantic gives them, by lists."""
+    for message in messages:
+        content = message.get("content")
+        if not isinstance(content, str | list | None):
+            message["content"] = list(content)
 
 
 def _context(params: ChatParams) -> dict[str, Any]:

@@ -249,7 +249,7 @@ class RecordedSession:
             calls = self._recorder.calls[:1]
             return blake2b(calls[0].prompt.tobytes(), digest_size=8).hexdigest() if calls else ""
 
-    def _keep(self, exchange: Exchange, answers: Mapping[int, Message] | None) -> None:
+    def _keep(self, exchange: Exchange, answers: Mapping[int, Sequence[Message]] | None) -> None:
         with self._lock:
             if self.ended:
                 return
@@ -294,7 +294,7 @@ class Exchange:
     calls: dict[tuple[str, int], Call] = field(default_factory=dict)
     """Answers that are complete, or were cut when the client left, by request and choice."""
     kept: bool = False
-    _task: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+    _tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
     def seed(self, requested: int | None) -> int | None:
         """Return the seed of this request, which itself sets `requested`.
@@ -313,30 +313,29 @@ class Exchange:
     def sampled_tokens(self) -> int:
         return sum(len(call.sample.tokens) for call in self.calls.values())
 
-    def keep(self, answers: Mapping[int, Message] | None = None) -> None:
-        """Record the answers that the client gets. `answers`: the message of each, by choice."""
+    def keep(self, answers: Mapping[int, Sequence[Message]] | None = None) -> None:
+        """Record the answers that the client gets. `answers`: the messages of each, by choice."""
         self.session._keep(self, answers)
 
-    def histories(self, answers: Mapping[int, Message] | None) -> list[Kept]:
+    def histories(self, answers: Mapping[int, Sequence[Message]] | None) -> list[Kept]:
         """Return its answers, each with its messages including the answer if it can be continued."""
         branches: list[Kept] = []
         for (_, choice), call in sorted(self.calls.items(), key=lambda item: item[0]):
             answer = None if answers is None or self.messages is None else answers.get(choice)
-            branches.append((call, None if answer is None else [*(self.messages or ()), answer]))
+            branches.append((call, None if answer is None else [*(self.messages or ()), *answer]))
         return branches
 
     def runs_in(self, task: asyncio.Task[Any]) -> None:
-        """Set the task that `give_up` cancels."""
-        self._task = (task.get_loop(), task)
+        """Add a task that `give_up` cancels."""
+        self._tasks.append(task)
         if self.session.ended:  # the session ended before there was a task to cancel
             self.give_up()
 
     def give_up(self) -> None:
         """Cancel it from any thread."""
-        if self._task is not None:
-            loop, task = self._task
-            with suppress(RuntimeError):  # the server has ended, and with it the request
-                loop.call_soon_threadsafe(task.cancel)
+        with suppress(RuntimeError):  # the server has ended, and with it the request
+            for task in self._tasks.copy():
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
         """End the exchange; sampled tokens that were not kept are dropped."""

@@ -30,8 +30,9 @@ from trinity_core.rollout.openai_api.served_sessions import ServedSessions
 from trinity_core.rollout.openai_api.session_auth import PREFIX, SessionAuth
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
     from uvicorn import Server
+
+    from trinity_core.rollout.openai_api.middleware import SessionMiddleware
 
 log = logging.getLogger(__name__)
 
@@ -133,10 +134,9 @@ class ApiServer:
         started.set_result(None)
         await serving
 
-    def _app(self, there: asyncio.AbstractEventLoop) -> FastAPI:
+    def _app(self, there: asyncio.AbstractEventLoop) -> SessionMiddleware:
         from trinity_core.rollout.openai_api.application import application
-        from trinity_core.rollout.openai_api.model_routes import model_application
-        from trinity_core.rollout.openai_api.vllm_handlers import ModelHandlers, ServedModels
+        from trinity_core.rollout.openai_api.vllm_handlers import ModelHandlers, ServedModels, model_application
 
         models = ServedModels([ModelHandlers(model, there) for model in self.models])
         if self.served_sessions is not None:
@@ -144,8 +144,7 @@ class ApiServer:
                 self.open(session)
             for session in self.served_sessions.judged:
                 self.note(session)
-        app, model_router = model_application(models)
-        return application(app, model_router, self._auth, self.served_sessions, self.queues, self.close)
+        return application(model_application(models), self._auth, self.served_sessions, self.queues, self.close)
 
 
 def _ended(started: Future[None], served: Future[None]) -> None:

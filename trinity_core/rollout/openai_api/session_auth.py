@@ -5,12 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from trinity_core.rollout.openai_api.recorded_session import EXCHANGE, RecordedSession
-
-if TYPE_CHECKING:
-    from fastapi import Request
+from trinity_core.rollout.openai_api.recorded_session import EXCHANGE, Exchange, RecordedSession
 
 PREFIX = "/sessions/"
 REMEMBERED = 100_000
@@ -25,7 +21,8 @@ class Refusal(Exception):
         self, status: int, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error"
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param, self.kind = status, code, param, kind
+        self.status = status
+        self.error = {"message": message, "type": kind, "param": param, "code": code}
 
 
 class SessionAuth:
@@ -53,24 +50,24 @@ class SessionAuth:
             del self._ended[next(iter(self._ended))]
         return True
 
-    def check_key(self, request: Request) -> None:
-        """Raise Refusal unless the request has the key, or for a request within a session, the session key."""
-        authorization = request.headers.get("authorization", "").encode("latin-1")
-        keys = [self._key, self._session_key] if request.scope["path"].startswith(PREFIX) else [self._key]
-        if not any(secrets.compare_digest(authorization, key) for key in keys):
+    def check_key(self, path: str, authorization: str) -> None:
+        """Raise Refusal unless a request's header has the key, or for a path within a session, the session key."""
+        keys = [self._key, self._session_key] if path.startswith(PREFIX) else [self._key]
+        if not any(secrets.compare_digest(authorization.encode("latin-1"), key) for key in keys):
             raise Refusal(401, "invalid_api_key", "Incorrect API key provided.", kind="authentication_error")
 
     @contextmanager
-    def exchange(self, name: str, request: Request) -> Iterator[None]:
-        """A context in which the request belongs to session `name`. Raises Refusal if it is not open."""
+    def exchange(self, name: str) -> Iterator[Exchange]:
+        """A context in which a request belongs to session `name`. Raises Refusal if it is not open."""
         session = self._open.get(name)
         exchange = None if session is None else session.begin()
         if exchange is None:
             if session is not None or name in self._ended:
                 raise Refusal(*SESSION_ENDED)
             raise Refusal(404, "session_not_found", "There is no such session.")
-        EXCHANGE.set(exchange)
+        token = EXCHANGE.set(exchange)
         try:
-            yield
+            yield exchange
         finally:
+            EXCHANGE.reset(token)
             exchange.close()
