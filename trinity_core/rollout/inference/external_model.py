@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from functools import cached_property
+from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 
@@ -37,19 +35,13 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
 
-RETRIED = (408, 409, 425, 429)
-"""Statuses below 500 that are worth a retry."""
+PASSING = (408, 409, 429)
+"""Statuses below 500 that say nothing of the request itself."""
 REFUSED = (401, 402)
 """Statuses that apply to every request: the key, the account."""
 REFUSED_AT_FIRST = (403, 404, 405)
 """Statuses that apply to every request until the endpoint has answered one; then to one, such as a moderated
 request."""
-FIRST_DELAY = 0.5
-"""Seconds before the first retry. Each further pause doubles; half of it is random, so that requests that failed
-together are not retried together."""
-LONGEST_DELAY = 30.0
-LONGEST_ASKED = 120.0
-"""Longest pause that an endpoint may request (`Retry-After`), seconds."""
 NO_KEY = "none"
 """Placeholder key for endpoints without one, since clients require a key."""
 CONNECT_SECONDS = 20.0
@@ -87,31 +79,15 @@ class _Response(BaseModel):
     usage: _Usage | None = None
 
 
-class _Fault(Exception):
-    def __init__(
-        self, why: str, again: bool = True, wait: float | None = None, status: int = 0, met: bool = True
-    ) -> None:
-        super().__init__(why)
-        self.again = again
-        """True if another attempt may succeed."""
-        self.wait = wait
-        """Pause requested by the endpoint, seconds."""
-        self.status = status
-        self.met = met
-        """False if no connection was made."""
-
-
 @dataclass
 class Endpoint:
-    """Sends requests to one endpoint. Used from one event loop."""
+    """Sends requests to one endpoint; OpenAI's client retries them. Used from one event loop."""
 
     settings: ExternalModelConfig
     key: str = field(default="", repr=False)
     budget: float = 800.0
     """Seconds for a request with all its retries."""
-    first_delay: float = FIRST_DELAY
     section: str = "explorer.external_model"
-    retries: int = 0
     _answered: int = 0
     _failed: int = 0
     """Requests since the last answer that finally failed and began after it."""
@@ -134,96 +110,69 @@ class Endpoint:
                 queued.close()
                 return await self._answer(body)
 
-    async def _answer(self, body: dict[str, Any]) -> Answer:
-        self._openai()  # its import takes a second, which must not count as the endpoint's
-        answered, deadline = self._answered, time.monotonic() + self.budget
-        for attempt in range(self.settings.max_retry_times + 1):
-            try:
-                answer = await self._attempt(body, deadline)
-            except _Fault as fault:
-                pause = self._pause(attempt) if fault.wait is None else min(fault.wait, LONGEST_ASKED)
-                late = time.monotonic() + pause >= deadline
-                if late or not fault.again or attempt == self.settings.max_retry_times:
-                    raise self._failure(fault, answered, attempt + 1) from None
-                log.debug("%s: attempt %d failed: %s", self, attempt + 1, fault)
-                self.retries += 1
-                await asyncio.sleep(pause)
-            else:
-                self._answered += 1
-                self._failed = 0
-                return answer
-        raise AssertionError("the last attempt returns or raises")
-
     async def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
 
-    async def _attempt(self, body: dict[str, Any], deadline: float) -> Answer:
+    async def _answer(self, body: dict[str, Any]) -> Answer:
         from httpx2 import ConnectError, ConnectTimeout
         from openai import APIConnectionError, APIStatusError, Omit
 
-        seconds = min(self.settings.timeout, max(deadline - time.monotonic(), 0.0))
+        client, answered = self._openai(), self._answered
         arguments = {name: value for name, value in body.items() if name not in ("model", "messages")}
         try:
-            async with asyncio.timeout(seconds):
-                response = await self._openai().chat.completions.with_raw_response.create(
+            async with asyncio.timeout(self.budget):
+                response = await client.chat.completions.with_raw_response.create(
                     model=body["model"],
                     messages=body["messages"],
                     extra_body=arguments,
                     extra_headers=None if self.key else {"Authorization": Omit()},
                 )
+            answer = read_answer(response.content)
         except TimeoutError:
-            raise _Fault(f"no answer within {seconds:.3g} s") from None
+            raise self._failure(f"no answer within {self.budget:.3g} s", answered) from None
         except APIConnectionError as error:
             cause = error.__cause__ or error
-            met = not isinstance(cause, ConnectError | ConnectTimeout)
-            raise _Fault(f"{type(cause).__name__} {cause}".strip(), met=met) from None
+            is_down = isinstance(cause, ConnectError | ConnectTimeout)
+            raise self._failure(f"{type(cause).__name__} {cause}".strip(), answered, is_down=is_down) from None
         except APIStatusError as error:
-            status, headers = error.status_code, error.response.headers
-            again = status in RETRIED or status >= 500
-            raise _Fault(
-                f"HTTP {status}: {self._excerpt(error.response.text)}", again, asked_pause(headers), status
-            ) from None
-        try:
-            return read_answer(response.content)
+            why = f"HTTP {error.status_code}: {self._excerpt(error.response.text)}"
+            raise self._failure(why, answered, error.status_code) from None
         except ValidationError:
-            raise _Fault(f"no chat completion but {self._excerpt(response.text)}") from None
+            raise self._failure(f"no chat completion but {self._excerpt(response.text)}", answered) from None
+        self._answered += 1
+        self._failed = 0
+        return answer
 
     def _openai(self) -> AsyncOpenAI:
-        """Return the client. It makes a single attempt: `ask` counts retries and ends them with the budget."""
         from openai import AsyncOpenAI, Timeout
 
         if self._client is None:
             self._client = AsyncOpenAI(
                 base_url=self.settings.base_url,
                 api_key=self.key or NO_KEY,
-                timeout=Timeout(None, connect=CONNECT_SECONDS),
-                max_retries=0,
+                timeout=Timeout(self.settings.timeout, connect=min(self.settings.timeout, CONNECT_SECONDS)),
+                max_retries=self.settings.max_retry_times,
             )
             # By default the client reads them from OPENAI_ORG_ID and OPENAI_PROJECT_ID, which are for OpenAI and
             # another key.
             self._client.organization = self._client.project = None
         return self._client
 
-    def _failure(self, fault: _Fault, answered: int, attempts: int) -> Exception:
+    def _failure(self, why: str, answered: int, status: int = 0, is_down: bool = False) -> Exception:
         """Return the error of a request that finally failed; `answered` is the number of answers when it began."""
-        if fault.status in REFUSED or (fault.status in REFUSED_AT_FIRST and not self._answered):
+        if status in REFUSED or (status in REFUSED_AT_FIRST and not self._answered):
             keys = f"base_url, model_name and api_key_env of {self.section}"
-            return EndpointError(f"{self} refuses every request: {fault}. Check {keys}.")
-        if self._answered == answered and fault.again:
-            if not fault.met:
-                return TransientFault(f"{self} cannot be reached: {fault}")
+            return EndpointError(f"{self} refuses every request: {why}. Check {keys}.")
+        is_own_fault = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in PASSING
+        if self._answered == answered and not is_own_fault:
+            if is_down:
+                return TransientFault(f"{self} cannot be reached: {why}")
             self._failed += 1
             if self._failed >= GIVE_UP:
-                return TransientFault(
-                    f"{self} answered nothing while {self._failed} requests failed; the last: {fault}"
-                )
-        return Unanswered(f"{self} did not answer in {attempts} attempt{'s' * (attempts > 1)}: {fault}")
-
-    def _pause(self, attempt: int) -> float:
-        longest = min(self.first_delay * 2**attempt, LONGEST_DELAY)
-        return longest * random.uniform(0.5, 1.0)
+                return TransientFault(f"{self} answered nothing while {self._failed} requests failed; the last: {why}")
+        return Unanswered(f"{self} did not answer: {why}")
 
     def _excerpt(self, text: str) -> str:
         line = " ".join(without_key(text, self.key).split())
@@ -247,19 +196,6 @@ def read_answer(content: bytes) -> Answer:
     if not isinstance(content_parts, str):
         content_parts = "".join(str(part.get("text", "")) for part in content_parts)
     return Answer(content_parts, choice.finish_reason or "stop", usage.prompt_tokens, usage.completion_tokens)
-
-
-def asked_pause(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a `Retry-After` header, a number or a date; None without a usable one."""
-    value = headers.get("retry-after", "")
-    try:
-        return max(float(value), 0.0)
-    except ValueError:
-        pass
-    try:
-        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
-    except ValueError:
-        return None
 
 
 log = logging.getLogger(__name__)
