@@ -16,7 +16,7 @@ from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import write_json
 from trinity_core.config import config_from_dict, public_dict
 from trinity_core.config.secrets import MASK
-from trinity_core.exchange.tracking.forwarder import Forwarder, open_writer
+from trinity_core.exchange.tracking.forwarder import Forwarder, open_writer, run_note
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
 from trinity_core.exchange.tracking.mlflow_facts import DESCRIPTION
 from trinity_core.exchange.tracking.mlflow_writer import describe_runs
@@ -154,16 +154,12 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
     describe_runs(root)
     described = client.get_run(writer.run_id).data.tags[DESCRIPTION]  # type: ignore[attr-defined]
     assert "http://127.0.0.1:4221/runs?run=p%2Fone" in described, "`trinity up` has another address now"
-    experiment = client.get_experiment_by_name("p")
-    assert "http://127.0.0.1:4221/runs" in experiment.tags[DESCRIPTION]
-    client.set_experiment_tag(experiment.experiment_id, DESCRIPTION, "sums, first try")
     inputs = {source.dataset.name: source for source in run.inputs.dataset_inputs}
     assert inputs["gsm8k"].dataset.digest == "openai/gsm8k" and inputs["gsm8k"].tags[0].value == "evaluation"
     first = inputs["sums"].dataset.digest
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"config.yaml", "summary.json"}
     (data / "train.jsonl").write_text('{"question": "2+2?"}\n')
     other = open_writer("mlflow", RunInfo("p", "two", root / "p/two", config), root)
-    assert client.get_experiment_by_name("p").tags[DESCRIPTION] == "sums, first try", "a person's words stay"
     [changed] = [
         source.dataset.digest
         for source in client.get_run(other.run_id).inputs.dataset_inputs  # type: ignore[attr-defined]
@@ -177,11 +173,12 @@ def test_an_experiment_deleted_in_mlflow_stops_only_its_own_runs(root: Path) -> 
     for info in infos:
         open_writer("mlflow", info, root).close(RunOutcome.FINISHED)
     client = mlflow_client(root)
-    gone, here = (client.get_experiment_by_name(info.project).experiment_id for info in infos)
+    gone = client.get_experiment_by_name("gone").experiment_id
     client.delete_experiment(gone)
     write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4220", "uri": ""})
     describe_runs(root)
-    assert "http://127.0.0.1:4220/runs" in client.get_experiment(here).tags[DESCRIPTION]
+    here = run_note(infos[1].job_dir)["run_id"]
+    assert "http://127.0.0.1:4220/runs" in client.get_run(here).data.tags[DESCRIPTION]
     with raising(TrinityError, key="project"):
         open_writer("mlflow", infos[0], root)
     client.restore_experiment(gone)

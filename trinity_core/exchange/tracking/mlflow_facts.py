@@ -6,15 +6,14 @@ import json
 import re
 import shlex
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from hashlib import sha256
-from itertools import count
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.base.addresses import read_page_note, studio_links
+from trinity_core.base.addresses import studio_links
 from trinity_core.base.errors import DataError
 from trinity_core.data.files import data_files, is_local
 from trinity_core.exchange.tracking.scores import data_digest
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 
 
 DESCRIPTION = "mlflow.note.content"
-"""The tag that MLflow shows as the description of a run or an experiment."""
-EXPERIMENT = "Runs of the project"
+"""The tag that MLflow shows as the description of a run."""
 MOST_BYTES = 1 << 30
 """Data sets larger than this get a fingerprint of their size only."""
 LONGEST_KEY, LONGEST_MODEL, LONGEST_DATA_SET, LONGEST_DIGEST = 250, 256, 500, 36
@@ -53,16 +51,6 @@ def description(job_dir: Path) -> str:
     commands."""
     logs = f"Logs: `trinity log --checkpoint-dir {shlex.quote(str(job_dir))}`"
     return " · ".join([*studio_links(job_dir.parent.parent, f"{job_dir.parent.name}/{job_dir.name}"), logs])
-
-
-def experiment_description(project_dir: Path, described: str = "") -> str:
-    """Return Markdown about a project's experiment and where its runs are shown, or `described` if a person wrote
-    it."""
-    if described and not described.startswith(EXPERIMENT):
-        return described
-    studio = read_page_note(project_dir.parent, "studio").get("url")
-    runs = f"[All runs in Studio]({studio}/runs)" if studio else "All runs in Studio: `trinity up`"
-    return f"{EXPERIMENT} `{project_dir.name}`, in `{project_dir}` · {runs}"
 
 
 def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:
@@ -117,39 +105,14 @@ def allowed_name(name: str) -> str:
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return a configuration's settings by names that MLflow allows; name collisions are numbered."""
-    params: dict[str, str] = {}
-    for name, value in flatten(config).items():
-        params[_numbered(name, params)] = value
-    return params
+    """Return a configuration's settings by names that MLflow allows."""
+    return {allowed_name(name): value for name, value in flatten(config).items()}
 
 
-def _numbered(name: str, taken: Container[str]) -> str:
-    """Return the allowed name, with a number if another one has taken it."""
-    names = (allowed_name(name if number == 1 else f"{name}_{number}") for number in count(1))
-    return next(unique for unique in names if unique not in taken)
-
-
-class MetricNames:
-    """The names of a run's metrics in MLflow, distinct where the metrics are. Of names that MLflow's rules make equal,
-    the first one in the run's metrics file keeps the plain name, whoever asks."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        """`names`: those in the metrics file, in its order."""
-        self._names: dict[str, list[str]] = {}
-        self._taken: set[str] = set()
-        for name in names:
-            self.of(name)
-
-    def of(self, name: str) -> list[str]:
-        """Return a metric's names: the most important metrics also appear in the first group of charts."""
-        if name not in self._names:
-            own = _numbered(name, self._taken)
-            first = f"{FIRST}/{own.replace('/', ' ')}"
-            is_first = allowed_name(name).endswith(FIRST_ENDINGS) and first not in self._taken
-            self._names[name] = [own, first] if is_first else [own]
-            self._taken.update(self._names[name])
-        return self._names[name]
+def metric_names(name: str) -> list[str]:
+    """Return a metric's names in MLflow: the most important metrics also appear in the first group of charts."""
+    allowed = allowed_name(name)
+    return [allowed, f"{FIRST}/{allowed.replace('/', ' ')}"] if allowed.endswith(FIRST_ENDINGS) else [allowed]
 
 
 KINDS = {"assistant": "CHAT_MODEL", "tool": "TOOL"}

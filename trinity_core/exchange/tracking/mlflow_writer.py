@@ -26,16 +26,15 @@ from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.files import networked, private_file, private_folder, read_json, write_json
 from trinity_core.base.runlock import one_at_a_time
 from trinity_core.config.secrets import without_password
-from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.exchange.tracking.metrics_file import MetricLine
 from trinity_core.exchange.tracking.mlflow_facts import (
     DESCRIPTION,
     LONGEST_KEY,
     LONGEST_MODEL,
-    MetricNames,
     allowed_name,
     dataset_inputs,
     description,
-    experiment_description,
+    metric_names,
     parameters,
     shortened,
 )
@@ -51,7 +50,6 @@ from trinity_core.exchange.tracking.writers import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -137,7 +135,6 @@ class MlflowWriter(Writer):
         """Identifies this writer in the notes of runs that it opened last; it is the one to end them."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
-        self._metric_names = MetricNames(name for line in read_metrics(info.job_dir) for name in full_names(line))
         self._system = self._watch_machine() if info.job_dir in self._begun else None
 
     @property
@@ -160,7 +157,7 @@ class MlflowWriter(Writer):
             for line in lines
             for full_name, value in full_names(line).items()
             if math.isfinite(value)
-            for name in self._metric_names.of(full_name)
+            for name in metric_names(full_name)
         )
         while batch := list(islice(metrics, BATCH)):
             self._client.log_batch(self.run_id, metrics=batch)
@@ -266,12 +263,10 @@ class MlflowWriter(Writer):
                 )
             if experiment.tags.get(KIND, "inferred").endswith("inferred"):
                 self._client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
-            _describe(self._client, experiment, self._info.job_dir.parent)
             return experiment.experiment_id
         local = None if self.uri.startswith("http") else private_folder(artifact_folder(self._root)).as_uri()
-        tags = {KIND: TRAINING, DESCRIPTION: experiment_description(self._info.job_dir.parent)}
         try:
-            return self._client.create_experiment(self._info.project, local, tags)
+            return self._client.create_experiment(self._info.project, local, {KIND: TRAINING})
         except MlflowException as error:  # another run of the project created it first
             experiment = self._client.get_experiment_by_name(self._info.project)
             if experiment is None:
@@ -372,7 +367,7 @@ def served_run(job_dir: Path) -> str:
 
 
 def describe_runs(checkpoint_root_dir: Path) -> None:
-    """Write the addresses of `trinity up` into the default store: descriptions of runs and experiments."""
+    """Write the addresses of `trinity up` into the default store: the descriptions of runs."""
     uri = default_uri(checkpoint_root_dir)
     notes = checkpoint_root_dir.glob("*/*/monitor/mlflow.json")
     job_dirs = [note.parent.parent for note in notes if os.access(note, os.R_OK)]  # in a shared root, ours
@@ -381,23 +376,14 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
         return
     try:
         client = open_client(uri, None, None, checkpoint_root_dir)
-        experiments = {}
         for job_dir, note in kept.items():
             if _has_run(client, job_dir, note["run_id"]):
                 _kept_at(uri, job_dir, note)
                 client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
-                experiments[note["experiment_id"]] = job_dir.parent
-        for number, project_dir in experiments.items():
-            _describe(client, client.get_experiment(number), project_dir)
     except Exception as error:
         if not (is_away(error) or isinstance(error, TrinityError | TransientFault)):
             raise
         log.warning("the descriptions of runs in MLflow keep their links: %s", error)
-
-
-def _describe(client: MlflowClient, experiment: Experiment, project_dir: Path) -> None:
-    described = experiment_description(project_dir, experiment.tags.get(DESCRIPTION, ""))
-    client.set_experiment_tag(experiment.experiment_id, DESCRIPTION, described)
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = ()) -> None:
