@@ -1,4 +1,4 @@
-"""Open sessions, their recordings, the sequences that hold these, and their requests in flight.
+"""Open sessions: what they record, the sequences that hold it, and their requests in flight.
 
 A session is one rollout of one task. Its completions form a tree: a request whose messages continue a recorded answer
 is served on the recorded token ids, so its prompt begins with them; any other request begins a new tree.
@@ -19,92 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from trinity_core.data.messages import canonical, parsed, said
+from trinity_core.data.messages import canonical, parsed
 from trinity_core.data.turns import Call, Message, TokenSequence, joined
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An answer, with the digests that identify requests that continue it."""
-
-    call: Call
-    following: Mapping[bytes, Message]
-    """The message that came next, by digest of setting and preceding history."""
-    endings: Sequence[bytes]
-    """Digests of its setting and entire history, for each spelling of the answer; empty if it cannot be continued."""
-
-    @classmethod
-    def of(cls, call: Call, setting: str, history: Sequence[Message] | None) -> Entry:
-        if history is None:
-            return cls(call, {}, ())
-        digests = _digests(setting, history)
-        endings = [digests[-1]]
-        if (repaired := _repaired(history[-1])) is not None:
-            endings.append(_digests(setting, [*history[:-1], repaired])[-1])
-        return cls(call, dict(zip(digests, history, strict=False)), endings)
-
-
-@dataclass
-class Recorder:
-    """The completions of one session, in the order in which they ended."""
-
-    calls: list[Call] = field(default_factory=list)
-    _answers: dict[bytes, Call] = field(default_factory=dict)
-    """The newest call, by digest of setting and history, its answer included."""
-    _next: dict[bytes, Message] = field(default_factory=dict)
-    """The newest message, by digest of setting and preceding history."""
-
-    def record(self, call: Call, setting: str = "", history: Sequence[Message] | None = None) -> None:
-        """Keep an answer. `history`: its messages with the answer as the client got it; None: it cannot be continued.
-
-        `setting` is what else the prompt depends on, such as the tools. An answer without tokens is not kept.
-        """
-        self.add(Entry.of(call, setting, history))
-
-    def add(self, entry: Entry) -> None:
-        """Keep an answer that was prepared by `Entry.of`. Cannot fail."""
-        if len(entry.call.sample.tokens):
-            self.calls.append(entry.call)
-            self._next.update(entry.following)
-            self._answers.update(dict.fromkeys(entry.endings, entry.call))
-
-    def continued(self, setting: str, messages: Sequence[Message]) -> tuple[Call, int] | None:
-        """Return the newest recorded answer that `messages` continue, and the number of messages up to it.
-
-        None if there is none. Of several, the one with the longest history.
-        """
-        digests = _digests(setting, messages)
-        for count in range(len(messages) - 1, 0, -1):
-            if messages[count - 1].get("role") == "assistant" and (call := self._answers.get(digests[count])):
-                return call, count
-        return None
-
-    def departure(self, setting: str, messages: Sequence[Message]) -> str | None:
-        """Return which of `messages` begins a new sequence, and why; None if none does, and for the first request."""
-        if not self._next:
-            return None
-        digests = _digests(setting, messages)
-        places = (n for n, digest in enumerate(digests) if digest in self._next or digest in self._answers)
-        known = max(places, default=-1)
-        if known < 0:
-            return "its tools or chat template arguments differ from all earlier ones of the session"
-        if known == len(messages):
-            return "all of its messages occurred before: it asks for another answer"
-        expected, message = self._next.get(digests[known]), messages[known]
-        if expected is None:
-            return None
-        where = f"message {known + 1} of {len(messages)} ({message.get('role')})"
-        if not known:
-            return f"{where} does not begin a conversation that the session had before"
-        if message.get("role") != "assistant" or expected.get("role") != "assistant":
-            return f"{where} replaces another message of role {expected.get('role')}"
-        sent, answered = said(message), said(expected)
-        parts = [name for name in answered if sent[name] != answered[name]]
-        return f"{where} differs from the answer that was given in {' and '.join(parts)}"
-
-    def sequences(self) -> list[TokenSequence]:
-        """Return sequences in which each sampled token has mask 1 exactly once, oldest answer first."""
-        return [joined(chain) for chain in prefix_chains(self.calls)]
 
 
 def _digests(setting: str, messages: Sequence[Message]) -> list[bytes]:
@@ -115,6 +31,16 @@ def _digests(setting: str, messages: Sequence[Message]) -> list[bytes]:
         so_far.update(b"\0" + canonical(message).encode())  # JSON contains no NUL
         digests.append(so_far.digest())
     return digests
+
+
+def _continuations(setting: str, history: Sequence[Message] | None) -> tuple[list[bytes], list[bytes]]:
+    """Return the digests of a history that a message followed, and those of the whole one, for each spelling of its
+    last message; none for an answer that cannot be continued (None)."""
+    if history is None:
+        return [], []
+    *followed, whole = _digests(setting, history)
+    repaired = _repaired(history[-1])
+    return followed, [whole] if repaired is None else [whole, _digests(setting, [*history[:-1], repaired])[-1]]
 
 
 def _repaired(answer: Message) -> Message | None:
@@ -169,7 +95,8 @@ class SessionTerms:
 
 @dataclass(eq=False)
 class RecordedSession:
-    """One rollout of one task, as the server sees it. Safe to use from several threads."""
+    """One rollout of one task, as the server sees it: its completions in the order in which they ended. Safe to use
+    from several threads."""
 
     terms: SessionTerms = field(default_factory=SessionTerms)
     name: str = field(default_factory=lambda: secrets.token_urlsafe(12))
@@ -178,9 +105,13 @@ class RecordedSession:
     """Tokens sampled for requests whose answer no client got."""
     keeps: Callable[[str, Sequence[Kept]], None] | None = None
     """Called with the setting and answers of each request before they are recorded and sent to the client."""
-    _recorder: Recorder = field(default_factory=Recorder)
+    _calls: list[Call] = field(default_factory=list)
+    _answers: dict[bytes, Call] = field(default_factory=dict)
+    """The newest call, by digest of setting and history, its answer included."""
+    _followed: set[bytes] = field(default_factory=set)
+    """Digests of settings and histories that a message followed."""
     _requests: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
     _live: set[Exchange] = field(default_factory=set)
 
     def begin(self) -> Exchange | None:
@@ -201,18 +132,58 @@ class RecordedSession:
         for exchange in live:
             exchange.give_up()
 
-    def sequences(self) -> list[TokenSequence]:
-        """Return the sequences that hold each sampled token once."""
+    def record(self, setting: str, kept: Sequence[Kept], note: Callable[[], None] = lambda: None) -> None:
+        """Record the answers to a request; those without tokens are left out. `note` is called in between, after which
+        nothing can fail: what it writes, record and client agree.
+
+        `setting` is what else the prompt depends on, such as the tools.
+        """
         with self._lock:
-            return self._recorder.sequences()
+            entries = [(call, *_continuations(setting, history)) for call, history in kept]
+            note()
+            for call, followed, endings in entries:
+                if len(call.sample.tokens):
+                    self._calls.append(call)
+                    self._followed.update(followed)
+                    self._answers.update(dict.fromkeys(endings, call))
+
+    def restore(self, setting: str, kept: Sequence[Kept]) -> None:
+        """Record the answers to a request that an earlier process served."""
+        self._requests += 1
+        self.record(setting, kept)
 
     def continued(self, setting: str, messages: Sequence[Message]) -> tuple[Call, int] | None:
+        """Return the newest recorded answer that `messages` continue, and the number of messages up to it.
+
+        None if there is none. Of several, the one with the longest history.
+        """
+        digests = _digests(setting, messages)
         with self._lock:
-            return self._recorder.continued(setting, messages)
+            for count in range(len(messages) - 1, 0, -1):
+                if messages[count - 1].get("role") == "assistant" and (call := self._answers.get(digests[count])):
+                    return call, count
+        return None
 
     def departure(self, setting: str, messages: Sequence[Message]) -> str | None:
+        """Return which of `messages` begins a new sequence; None if none does, and for the first request."""
+        digests = _digests(setting, messages)
         with self._lock:
-            return self._recorder.departure(setting, messages)
+            if not self._followed:
+                return None
+            known = [n for n, digest in enumerate(digests) if digest in self._followed or digest in self._answers]
+            if not known:
+                return "its tools or chat template arguments differ from all earlier ones of the session"
+            if known[-1] == len(messages):
+                return "all of its messages occurred before: it asks for another answer"
+            if digests[known[-1]] not in self._followed:
+                return None
+        number, role = known[-1] + 1, messages[known[-1]].get("role")
+        return f"message {number} of {len(messages)} ({role}) differs from all that the session had in its place"
+
+    def sequences(self) -> list[TokenSequence]:
+        """Return sequences in which each sampled token has mask 1 exactly once, oldest answer first."""
+        with self._lock:
+            return [joined(chain) for chain in prefix_chains(self._calls)]
 
     @property
     def in_flight(self) -> int:
@@ -222,51 +193,39 @@ class RecordedSession:
     @property
     def digests(self) -> list[str]:
         with self._lock:
-            return [call.digest for call in self._recorder.calls]
+            return [call.digest for call in self._calls]
 
     @property
     def sampled_tokens(self) -> int:
         with self._lock:
-            return sum(len(call.sample.tokens) for call in self._recorder.calls)
+            return sum(len(call.sample.tokens) for call in self._calls)
 
     @property
     def guided(self) -> tuple[int, int]:
         """Number of recorded guided answers, and of their tokens that a grammar chose: those carry no loss."""
         with self._lock:
-            free = [call.free for call in self._recorder.calls if call.free is not None]
+            free = [call.free for call in self._calls if call.free is not None]
             return len(free), sum(int((~mask).sum()) for mask in free)
 
     @property
     def newest_version(self) -> int:
         """The newest version that sampled a recorded token; -1 if there is none."""
         with self._lock:
-            return max((int(call.sample.versions.max()) for call in self._recorder.calls), default=-1)
+            return max((int(call.sample.versions.max()) for call in self._calls), default=-1)
 
     @property
     def first_prompt(self) -> str:
         """A short digest of its first prompt; "" if nothing was recorded."""
         with self._lock:
-            calls = self._recorder.calls[:1]
+            calls = self._calls[:1]
             return blake2b(calls[0].prompt.tobytes(), digest_size=8).hexdigest() if calls else ""
 
     def _keep(self, exchange: Exchange, answers: Mapping[int, Sequence[Message]] | None) -> None:
         with self._lock:
-            if self.ended:
-                return
-            kept = exchange.histories(answers)
-            entries = [Entry.of(call, exchange.setting, history) for call, history in kept]
-            if self.keeps is not None:
-                self.keeps(exchange.setting, kept)
-            for entry in entries:  # nothing can fail from here on: journal, record and client agree
-                self._recorder.add(entry)
-            exchange.kept = True
-
-    def restore(self, setting: str, kept: Sequence[Kept]) -> None:
-        """Record the answers to a request that an earlier process served."""
-        with self._lock:
-            self._requests += 1
-            for call, history in kept:
-                self._recorder.record(call, setting, history)
+            if not self.ended:
+                kept, keeps = exchange.histories(answers), self.keeps
+                self.record(exchange.setting, kept, lambda: keeps(exchange.setting, kept) if keeps else None)
+                exchange.kept = True
 
     def _close(self, exchange: Exchange) -> None:
         with self._lock:
