@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -68,15 +68,15 @@ class SessionMiddleware:
     async def _in_session(self, name: str, scope: Scope, receive: Receive, response: OpenAIResponse) -> None:
         try:
             with self._auth.exchange(name) as exchange:
-                await _while_open(exchange, lambda: self._app(scope, receive, response), response)
+                await _while_open(exchange, self._app(scope, receive, response), response)
         finally:
             if self._served is not None:
                 self._served.used(name)
 
 
-async def _while_open(exchange: Exchange, serve: Callable[[], object], response: OpenAIResponse) -> None:
+async def _while_open(exchange: Exchange, serving: Awaitable[None], response: OpenAIResponse) -> None:
     """Serve a request until its session ends. Raises Refusal if the session ends before the response begins."""
-    task: asyncio.Task[None] = asyncio.ensure_future(serve())  # type: ignore[arg-type]
+    task = asyncio.ensure_future(serving)
     exchange.runs_in(task)
     try:
         await asyncio.wait({task})

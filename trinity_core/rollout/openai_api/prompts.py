@@ -63,7 +63,7 @@ class SessionRenderer(OnlineRenderer):
         params = request.build_chat_params(default_template, default_template_content_format).with_defaults(
             {**(default_template_kwargs or {}), "tools": tool_dicts, "tokenize": False}
         )
-        tokens = await asyncio.to_thread(self._tokens, request, params, messages)
+        tokens = await self._tokens(request, params, messages)
         if tokens is not None:
             if len(tokens) >= (longest := self.model_config.max_model_len):
                 raise VLLMValidationError(TOO_LONG.format(longest, len(tokens)), parameter="messages")
@@ -73,24 +73,20 @@ class SessionRenderer(OnlineRenderer):
             *args, **named,
         )  # fmt: skip
 
-    def _tokens(self, request: Any, params: ChatParams, messages: Sequence[Message]) -> list[int] | None:
+    async def _tokens(self, request: Any, params: ChatParams, messages: Sequence[Message]) -> list[int] | None:
         """Return the tokens of the prompt; None if vLLM renders it itself."""
         exchange, echo = EXCHANGE.get() if self._recorded else None, getattr(request, "echo", False)
         if exchange is not None and getattr(request, "add_generation_prompt", True) and not echo:
             exchange.messages, exchange.setting = messages, setting_of(params.chat_template_kwargs)
-            if (tokens := self._continued(exchange, params, messages)) is not None:
+            if (tokens := await self._continued(exchange, params, messages)) is not None:
                 return tokens
         if request.kv_transfer_params or not self._control.are_in((messages, _context(params))):
             return None
         if echo:
             raise VLLMValidationError("messages with control tokens cannot be echoed.", parameter="echo")
-        with self._turn:
-            try:
-                return encode(self._tokenizer, self._rendered(params, messages))
-            except DataError as error:  # the template changes text with control tokens
-                raise VLLMValidationError(f"{error}.", parameter="messages") from error
+        return await asyncio.to_thread(self._with_plain_text, params, messages)
 
-    def _continued(self, exchange: Exchange, params: ChatParams, messages: Sequence[Message]) -> list[int] | None:
+    async def _continued(self, exchange: Exchange, params: ChatParams, messages: Sequence[Message]) -> list[int] | None:
         """Return the recorded tokens of the answer that `messages` continue, with those after it; None if there is no
         such answer, or the template does not show where it ends."""
         continued = exchange.session.continued(exchange.setting, messages)
@@ -99,12 +95,19 @@ class SessionRenderer(OnlineRenderer):
         if continued is None:
             return None
         call, count = continued
-        rest = self._after_answer(params, messages, count)
+        rest = await asyncio.to_thread(self._after_answer, params, messages, count)
         if rest is None:
             self._log_departure("the chat template does not show where the answer before it ends")
             return None
         exchange.recorded = len(call.tokens)
         return continued_prompt(call, rest).tolist()
+
+    def _with_plain_text(self, params: ChatParams, messages: Sequence[Message]) -> list[int]:
+        with self._turn:
+            try:
+                return encode(self._tokenizer, self._rendered(params, messages))
+            except DataError as error:  # the template changes text with control tokens
+                raise VLLMValidationError(f"{error}.", parameter="messages") from error
 
     def _after_answer(self, params: ChatParams, messages: Sequence[Message], count: int) -> list[int] | None:
         def render(those: list[Message], generation: bool) -> str:
