@@ -122,7 +122,7 @@ class ApiServer:
             raise TrinityError(f"the OpenAI API cannot be served as configured: {error}") from error
         # h11 limits a request's head, httptools nothing.
         config = Config(
-            app, log_config=None, access_log=False, lifespan="off", http="h11",
+            app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11",
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
         )  # fmt: skip
         self._server = Server(config)
