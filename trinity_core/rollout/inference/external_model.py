@@ -116,7 +116,7 @@ class Endpoint:
             await client.close()
 
     async def _answer(self, body: dict[str, Any]) -> Answer:
-        from httpx2 import ConnectError, ConnectTimeout
+        from httpx2 import ConnectError, ConnectTimeout, HTTPStatusError
         from openai import APIConnectionError, APIStatusError, Omit
 
         client, answered = self._openai(), self._answered
@@ -130,8 +130,11 @@ class Endpoint:
                     extra_headers=None if self.key else {"Authorization": Omit()},
                 )
             answer = read_answer(response.content)
-        except TimeoutError:
-            raise self._failure(f"no answer within {self.budget:.3g} s", answered) from None
+        except TimeoutError as error:
+            # Of the attempt after which the budget cut a pause short; an endpoint that gave no status may be down.
+            last = error.__cause__.__context__ if error.__cause__ else None
+            is_down = not self._answered and not isinstance(last, HTTPStatusError)
+            raise self._failure(f"no answer within {self.budget:.3g} s", answered, is_down=is_down) from None
         except APIConnectionError as error:
             cause = error.__cause__ or error
             is_down = isinstance(cause, ConnectError | ConnectTimeout)
