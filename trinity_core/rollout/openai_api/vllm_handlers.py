@@ -168,7 +168,7 @@ def _answers(result: ChatCompletionResponse | CompletionResponse | ResponsesResp
     if isinstance(result, ChatCompletionResponse):
         return {choice.index: [choice.message.model_dump()] for choice in result.choices}
     if isinstance(result, ResponsesResponse):
-        return {0: construct_chat_messages_with_tool_call(result.output)}
+        return {0: construct_chat_messages_with_tool_call([*result.output])}
     return None
 
 
