@@ -165,7 +165,8 @@ def _losses(engine, objective, prepared, micros, *rest):
 """, ("trainer.max_token_len_per_gpu=512",)),
     "advantages-across-tasks": Fault(
         "advantages compare rollouts of different tasks", "trinity_core.training.batch",
-        "Batch.groups = property(lambda self: ['all'] * len(self.experiences))\n"),
+        "Batch.groups = property(lambda self: ['all'] * len(self.experiences))\n",
+        checks=("other-groups",)),
     "verifier-zero": Fault(
         "from step 3 on the verifier rejects everything", plugin="{'value': right * (not is_late)}",
         checks=("constant-reward",), **LATE_REWARD),
@@ -247,7 +248,7 @@ def warmed_up(folder: Path, seed: int) -> dict[str, str]:
         "name": "warm_up", "mode": "train",
         "algorithm": {"algorithm_type": "sft", "optimizer": {"lr": 1e-3}},
         "buffer": {
-            "train_batch_size": 64, "total_steps": 100,
+            "train_batch_size": 64, "total_steps": 50,
             "trainer_input": {"experience_buffer": {"name": "sft", "path": str(tiny.data), "split": "sft", **COLUMNS}},
         },
     }  # fmt: skip

@@ -109,6 +109,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "reward-fell": explored_with(9, reward__mean=0.05),
     "score-fell": {"scores": {"test": [Score(0, 0.6, 0.5, 0.7), Score(12, 0.2, 0.1, 0.3)]}},
     "rollout-gap": {"trained": changed(TRAINED, 6, rollout_gap__mean=0.08)},
+    "other-groups": {"trained": changed(TRAINED, experience__groups=1.0)},
     "unsampled-tokens": trained_prompts(),
     "reward-by-length": by_length(),
     "short-answers": {

@@ -305,7 +305,7 @@ def rollout_gap(evidence: Evidence) -> Iterator[Diagnosis]:
     fresh = [step for step in sorted(gaps) if evidence.trained[step].get("staleness/max", 0.0) == 0.0]
     if len(fresh) >= 2 * RECENT:
         first, last = (median(gaps[step] for step in part) for part in (fresh[:RECENT], fresh[-RECENT:]))
-        if last > 0.02 and last > 5 * first:
+        if last > 0.02 and last > 3 * first:
             yield Diagnosis(
                 "rollout-gap",
                 f"mean gap {first:.2g} nats a token at first, {last:.2g} in steps {_span(fresh[-RECENT:])}, with rows "
@@ -316,17 +316,27 @@ def rollout_gap(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
+def other_groups(evidence: Evidence) -> Iterator[Diagnosis]:
+    """The trainer compared rollouts in other groups than those that were stored."""
+    for step, rows in evidence.batches.items():
+        stored, trained = len({row.group for row in rows}), evidence.trained[step].get("experience/groups")
+        if trained is not None and trained < stored:
+            yield Diagnosis(
+                "other-groups",
+                f"train step {step} was given {stored} groups and computed advantages in {trained:.0f}",
+                "Rollouts of different tasks were compared with each other",
+                "Compare the group names that the workflow returns with those in `trinity view`",
+            )
+            return
+
+
+@check
 def unsampled_tokens(evidence: Evidence) -> Iterator[Diagnosis]:
-    """Tokens have a loss that no policy sampled, or sampled tokens have none while others do."""
-    wrong = [
-        (step, row)
-        for step, rows in evidence.batches.items()
-        for row in rows
-        if row.versions is not None and not row.is_expert and (row.action_mask & (row.versions < 0)).any()
-    ]
+    """Tokens have a loss that no policy sampled."""
+    wrong = [(step, row) for step, rows in evidence.batches.items() for row in rows if len(_unsampled(row))]
     if wrong:
         step, row = wrong[0]
-        place = int(np.flatnonzero(row.action_mask & (row.versions < 0))[0])
+        place = int(_unsampled(row)[0])
         yield Diagnosis(
             "unsampled-tokens",
             f"{len(wrong)} of {len(evidence.rows)} rows train on tokens that no policy sampled; the first: train step "
@@ -447,6 +457,13 @@ def _draws(folder: Path, store: str, explorers: Collection[str]) -> list[str]:
             return list(connection.scalars(query))
     finally:
         database.close()
+
+
+def _unsampled(row: Experience) -> np.ndarray:
+    """Return the places of response tokens that have a loss although no policy sampled them."""
+    if row.versions is None or row.is_expert:
+        return np.empty(0, int)
+    return np.flatnonzero(row.action_mask & (row.versions < 0))
 
 
 def _is_jump(before: Mapping[str, float], value: float) -> bool:
