@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_core.data.experience import Experience
-from trinity_core.run.doctor import CHECKS, Evidence, Score, diagnose
+from trinity_core.run.doctor import CHECKS, diagnose
+from trinity_core.run.evidence import Evidence, Score
 
 STEPS = range(1, 13)
 

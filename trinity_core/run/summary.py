@@ -32,7 +32,8 @@ from trinity_core.exchange.tracking.scores import (
     valid_scores,
 )
 from trinity_core.run.attempt import Frontend, RunAttempt
-from trinity_core.run.doctor import Diagnosis, diagnose, gather
+from trinity_core.run.doctor import Diagnosis, diagnose
+from trinity_core.run.evidence import gather
 
 log = logging.getLogger(__name__)
 REWARD_STEPS = 5

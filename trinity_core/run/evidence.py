@@ -1,0 +1,123 @@
+"""What a run has stored, as `trinity_core.run.doctor` looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import yaml
+from sqlalchemy import select
+
+from trinity_core.data.experience import Experience
+from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics, stream_of
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.run.audit import audit_runs, open_store
+
+BATCHES = 8
+"""Train steps whose rows are read, evenly spaced."""
+
+Steps = Mapping[int, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Score:
+    """An evaluation of one task set; `low` and `high` are the ends of its 95 % interval."""
+
+    step: int
+    accuracy: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run has stored."""
+
+    trained: Steps = field(default_factory=dict)
+    """Train step → the trainer's metrics."""
+    explored: Mapping[str, Steps] = field(default_factory=dict)
+    """Explorer → explore step → its metrics."""
+    scores: Mapping[str, Sequence[Score]] = field(default_factory=dict)
+    """Task set → its evaluations, in the order of steps."""
+    batches: Mapping[int, Sequence[Experience]] = field(default_factory=dict)
+    """Rows of some train steps."""
+    contradictions: Sequence[str] = ()
+    """What `trinity audit` found."""
+    draws: Sequence[str] = ()
+    """`<task set>/<row>` of each task in the order in which it was drawn, if the order is that of epochs."""
+    eval_prompts: frozenset[str] = frozenset()
+    """Prompts of sampled answers of evaluations."""
+
+    @property
+    def rows(self) -> list[Experience]:
+        return [row for batch in self.batches.values() for row in batch]
+
+    @property
+    def is_solved(self) -> bool:
+        """True if the latest score of every evaluation is nearly perfect."""
+        return bool(self.scores) and all(scores[-1].accuracy >= 0.95 for scores in self.scores.values())
+
+
+def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
+    """Read what the run in `folder` has stored; `store` is the URL of its experiences, None without any.
+
+    `audited`: also account for every task, which reads all rows.
+    """
+    lines = read_metrics(folder)
+    trained = {line.step: line.metrics for line in lines if stream_of(line.source) == "trainer"}
+    explored: dict[str, dict[int, dict[str, float]]] = {}
+    for line in lines:
+        if stream_of(line.source) == "explorer":
+            explored.setdefault(line.source, {})[line.step] = line.metrics
+    evaluated = {
+        rollout.prompt
+        for source, _, file in rollout_files(folder)
+        if stream_of(source) == "eval"
+        for rollout in read_rollouts(file)
+    }
+    evidence = Evidence(trained, explored, _scores(lines), eval_prompts=frozenset(evaluated))
+    if store is None:
+        return evidence
+    with ExperienceStore(open_store(folder, store)) as opened:
+        batches = {step: rows for step in _spread(sorted(trained), BATCHES) if (rows := opened.batch(step))}
+    problems = (
+        [problem for audit in audit_runs(folder, url=store).values() for problem in audit.problems] if audited else []
+    )
+    return replace(evidence, batches=batches, contradictions=problems, draws=_draws(folder, store, explored))
+
+
+def _draws(folder: Path, store: str, explorers: Collection[str]) -> list[str]:
+    """Return the tasks drawn by the run's only explorer; none if its selector draws in another order than epochs."""
+    config = folder / "monitor" / "config.yaml"
+    settings = yaml.safe_load(config.read_text()) if config.is_file() else {}
+    explorer_input = (settings.get("buffer") or {}).get("explorer_input") or {}
+    tasksets = explorer_input.get("tasksets") or [explorer_input.get("taskset") or {}]
+    kinds = {(taskset.get("task_selector") or {}).get("selector_type", "sequential") for taskset in tasksets}
+    if len(explorers) != 1 or not kinds <= {"sequential", "shuffle"}:
+        return []
+    database = open_store(folder, store)
+    try:
+        with database.read() as connection:
+            groups = database.tables.groups.c
+            query = select(groups.task).where(groups.task.is_not(None)).order_by(groups.step, groups.id)
+            return list(connection.scalars(query))
+    finally:
+        database.close()
+
+
+def _scores(lines: Sequence[MetricLine]) -> dict[str, list[Score]]:
+    scores: dict[str, dict[int, Score]] = {}
+    for line in lines:
+        for name, accuracy in line.metrics.items() if stream_of(line.source) == "eval" else ():
+            if name.startswith("eval/") and name.endswith("/accuracy"):
+                low, high = (line.metrics.get(f"{name}_{end}", accuracy) for end in ("low", "high"))
+                scores.setdefault(name.split("/")[1], {})[line.step] = Score(line.step, accuracy, low, high)
+    return {taskset: [found for _, found in sorted(steps.items())] for taskset, steps in scores.items()}
+
+
+def _spread(steps: Sequence[int], count: int) -> list[int]:
+    """Return at most `count` of the steps, evenly spaced, the first and the last among them."""
+    return sorted({steps[round(i)] for i in np.linspace(0, len(steps) - 1, min(count, len(steps)))}) if steps else []
