@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
 from endpoint_server import Asked, Reply, completion, serving
+from hypothesis import given
+from hypothesis import strategies as st
 from ports import free_port
 
 from trinity_core.base.errors import EndpointError, TransientFault, Unanswered
+from trinity_core.base.timing import BusyTimer
 from trinity_core.config import ExternalModelConfig
-from trinity_core.rollout.inference.external_model import GIVE_UP, Answer, Endpoint, ExternalModel
+from trinity_core.rollout.inference.external_model import GIVE_UP, Answer, Endpoint, ExternalModel, RateLimit
 
 KEY = "sk-very-secret-4711"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "3 + 4?"}]}
@@ -98,6 +102,50 @@ def test_an_endpoint_that_refuses_us_ends_the_evaluation(status: int) -> None:
     assert isinstance(error, EndpointError)
     assert server.url in str(error) and f"HTTP {status}" in str(error)
     assert KEY not in str(error), "some endpoints repeat the key in their error"
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.integers(0, 400)), min_size=1, max_size=30),
+    st.integers(1, 100), st.integers(50, 1000),
+)  # fmt: skip
+def test_no_minute_has_more_requests_or_tokens_than_allowed(
+    arrivals: list[tuple[float, int]], requests: int, tokens: int
+) -> None:
+    """Of requests one after the other: any minute has at most its number and one, and its tokens and one answer's."""
+    now, begun = 0.0, []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += max(seconds, 0.0)
+
+    async def main() -> None:
+        limit = RateLimit(requests, tokens, clock=lambda: now, sleep=sleep)
+        for pause, count in arrivals:
+            await sleep(pause)
+            await limit.wait()
+            begun.append((now, count))
+            limit.count(count)
+
+    asyncio.run(main())
+    for start, _ in begun:
+        within = [count for when, count in begun if start <= when < start + 60 - 1e-6]
+        assert len(within) <= requests + 1
+        assert sum(within) <= tokens + max(within)
+
+
+def test_requests_are_spaced() -> None:
+    """600 a minute are one each 0.1 s, whatever is free; the wait is the queue's, not the workflow's."""
+    queueing = BusyTimer()
+    with serving(lambda *_: Reply()) as server:
+        asked = endpoint(server.url, requests_per_minute=600)
+
+        async def main() -> float:
+            began = time.monotonic()
+            await asyncio.gather(*(asked.ask({"model": "m", "messages": []}, queueing) for _ in range(6)))
+            return time.monotonic() - began
+
+        seconds = asyncio.run(main())
+    assert seconds >= 0.5 and queueing.seconds >= 0.4
 
 
 def test_a_moderated_request_costs_one_answer() -> None:

@@ -41,7 +41,7 @@ class ScriptedModels:
             raise TrinityError("no model is called 'other'")
         return self.scripted
 
-    def endpoint(self, base_url, model_name, api_key_env, requests_at_once):
+    def endpoint(self, settings):
         return self.scripted
 
     async def rated(self, name, conversations):

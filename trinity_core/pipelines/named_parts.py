@@ -303,7 +303,7 @@ def _endpoint_faults(key: str, arguments: Mapping[str, Any]) -> Iterator[Finding
             "conflict",
             "names an auxiliary model, but the judge is at base_url: leave one out.",
         )
-    for name in ("model_name", "api_key_env", "requests_at_once"):
+    for name in ("model_name", "api_key_env", "requests_at_once", "requests_per_minute", "tokens_per_minute"):
         if arguments.get(name) and not url:
             yield Finding(f"{key}.{name}", arguments[name], "missing", "belongs to an endpoint: give its base_url too.")
 

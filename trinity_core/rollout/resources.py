@@ -45,7 +45,7 @@ from trinity_core.rollout.runner import Pace, TaskRunner
 from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps, one_answer_each
 from trinity_core.rollout.workflow_loops import WorkflowLoop
 from trinity_core.workflows import WORKFLOWS, RewardPool, RolloutModel, load_plugins
-from trinity_core.workflows.rewards.models import REQUESTS_AT_ONCE, ModelRewards
+from trinity_core.workflows.rewards.models import ModelRewards
 from trinity_core.workflows.rewards.pool import usual_workers
 
 log = logging.getLogger(__name__)
@@ -270,25 +270,20 @@ class Judges:
     models: Mapping[str, RolloutModel]
     reward_models: Mapping[str, RewardEngines]
     workflow_loop: WorkflowLoop
-    _endpoints: dict[tuple[str, str, str | None, int], ExternalModel] = field(default_factory=dict)
+    _endpoints: dict[str, ExternalModel] = field(default_factory=dict)
 
     def judge(self, name: str | None) -> RolloutModel:
         return _named(self.models, name, "language model")
 
-    def endpoint(
-        self, base_url: str, model_name: str, api_key_env: str | None, requests_at_once: int = REQUESTS_AT_ONCE
-    ) -> ExternalModel:
-        """See `RewardModels.endpoint`. One client for each endpoint, which limits the requests in flight."""
-        known = (base_url, model_name, api_key_env, requests_at_once)
-        if known not in self._endpoints:
-            settings = ExternalModelConfig(
-                base_url=base_url, model_name=model_name, api_key_env=api_key_env, requests_at_once=requests_at_once
-            )
-            key = key_in(self.config, api_key_env, "reward_fn_args.api_key_env")
+    def endpoint(self, settings: ExternalModelConfig) -> ExternalModel:
+        """See `RewardModels.endpoint`. One client for each endpoint, which limits its requests."""
+        name = settings.model_dump_json()
+        if name not in self._endpoints:
+            key = key_in(self.config, settings.api_key_env, "reward_fn_args.api_key_env")
             budget = JUDGE_SHARE * self.config.explorer.max_timeout
             endpoint = Endpoint(settings, key, budget, section="reward_fn_args")
-            self._endpoints[known] = ExternalModel(endpoint, outside=self.workflow_loop.outside)
-        return self._endpoints[known]
+            self._endpoints[name] = ExternalModel(endpoint, outside=self.workflow_loop.outside)
+        return self._endpoints[name]
 
     async def rated(self, name: str | None, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
         return await self.workflow_loop.outside(_named(self.reward_models, name, "reward model").rate(conversations))

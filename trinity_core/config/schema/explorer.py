@@ -114,6 +114,11 @@ class ExternalModelConfig(Section):
     pauses; all within 90 % of `explorer.max_timeout`."""
     requests_at_once: Count = 32
     """Maximum number of concurrent requests."""
+    requests_per_minute: Count | None = None
+    """Maximum number of requests a minute, evenly spaced; null: no limit."""
+    tokens_per_minute: Annotated[Count, Unit("tokens")] | None = None
+    """Maximum number of tokens a minute, of prompts and answers as the endpoint counts them; requests that are already
+    in flight may exceed it. Null: no limit."""
     request_args: Args = EMPTY
     """Further keys in each request's body, such as `reasoning_effort`; null removes a key that would be sent."""
 

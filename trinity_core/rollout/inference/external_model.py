@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -80,6 +82,34 @@ class _Response(BaseModel):
 
 
 @dataclass
+class RateLimit:
+    """Spaces requests so that a minute has no more of them, and of their tokens, than allowed."""
+
+    requests: int | None = None
+    tokens: int | None = None
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _next: float = -math.inf
+    """When the next request may begin, as for their number."""
+    _paid: float = -math.inf
+    """When the tokens so far have been let through."""
+
+    async def wait(self) -> None:
+        """Wait until the next request may begin."""
+        if self.requests is not None:
+            begin = max(self.clock(), self._next)
+            self._next = begin + 60 / self.requests
+            await self.sleep(begin - self.clock())
+        while (seconds := self._paid - self.clock()) > 0:
+            await self.sleep(seconds)
+
+    def count(self, tokens: int) -> None:
+        """Note the tokens of a request that has been answered."""
+        if self.tokens is not None:
+            self._paid = max(self._paid, self.clock()) + 60 * tokens / self.tokens
+
+
+@dataclass
 class Endpoint:
     """Sends requests to one endpoint; OpenAI's client retries them. Used from one event loop."""
 
@@ -94,21 +124,27 @@ class Endpoint:
     _client: AsyncOpenAI | None = None
     _free: asyncio.Semaphore | None = None
 
+    def __post_init__(self) -> None:
+        self.rate = RateLimit(self.settings.requests_per_minute, self.settings.tokens_per_minute)
+
     def __str__(self) -> str:
         return endpoint_name(self.settings)
 
     async def ask(self, body: dict[str, Any], queueing: BusyTimer | None = None) -> Answer:
         """Return the answer to one request. Raises `Unanswered`, `EndpointError` or `TransientFault`.
 
-        `queueing` runs while the request waits for one of the `requests_at_once` slots.
+        `queueing` runs while the request waits for one of the `requests_at_once` slots, and for its minute.
         """
         self._free = self._free or asyncio.Semaphore(self.settings.requests_at_once)
         with ExitStack() as queued:
-            if self._free.locked() and queueing is not None:
+            if queueing is not None:
                 queued.enter_context(queueing)
             async with self._free:
+                await self.rate.wait()
                 queued.close()
-                return await self._answer(body)
+                answer = await self._answer(body)
+        self.rate.count(answer.prompt_tokens + answer.tokens)
+        return answer
 
     async def close(self) -> None:
         client, self._client = self._client, None

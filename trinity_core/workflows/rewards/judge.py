@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from trinity_core.base.errors import DataError, TrinityError, Unanswered
+from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.workflows.rewards.base import Reward, RewardItem
 from trinity_core.workflows.rewards.models import REQUESTS_AT_ONCE, RewardModels, conversation, model_reward
 
@@ -59,6 +60,8 @@ async def llm_judge(
     model_name: str = "",
     api_key_env: str | None = None,
     requests_at_once: Annotated[int, Field(ge=1)] = REQUESTS_AT_ONCE,
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None,
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None,
     temperature: Annotated[float, Field(ge=0)] = 0.0,
     max_tokens: Annotated[int, Field(ge=1)] | None = None,
     **_: Any,
@@ -67,11 +70,16 @@ async def llm_judge(
     (`group`).
 
     The judge is the auxiliary model `model` (by default the first), or `model_name` at the endpoint `base_url` with the
-    key in the variable `api_key_env` and at most `requests_at_once` requests in flight. `rubric` is a string or a list;
+    key in the variable `api_key_env`, at most `requests_at_once` requests in flight, and so many requests and tokens a
+    minute. `rubric` is a string or a list;
     by default the row's column `rubric_key`. With `with_reference` the judge sees the reference answer.
     """
     if base_url:
-        judge_model = models.endpoint(base_url, model_name, api_key_env, requests_at_once)
+        settings = ExternalModelConfig(
+            base_url=base_url, model_name=model_name, api_key_env=api_key_env, requests_at_once=requests_at_once,
+            requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute,
+        )  # fmt: skip
+        judge_model = models.endpoint(settings)
     else:
         judge_model = models.judge(model)
     judge = _Judge(judge_model, {"temperature": temperature, "max_tokens": max_tokens})

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_core.base.threads import call_in
+from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.workflows.rewards.base import REWARD_FNS, Reward, RewardItem
 from trinity_core.workflows.rewards.pool import RewardRunner
 
@@ -29,9 +30,7 @@ class RewardModels(Protocol):
     def judge(self, name: str | None) -> RolloutModel:
         """Return an auxiliary model by its name; None: the first. Raises TrinityError if there is none."""
 
-    def endpoint(
-        self, base_url: str, model_name: str, api_key_env: str | None, requests_at_once: int = REQUESTS_AT_ONCE
-    ) -> RolloutModel:
+    def endpoint(self, settings: ExternalModelConfig) -> RolloutModel:
         """Return a model behind an OpenAI-compatible endpoint. Raises TrinityError if the key's variable is not set.
 
         Excess requests wait; that time does not count as the calling workflow's.
