@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raising
 from rollout.fakes import FakeEngine
 
-from trinity_core.base.errors import DataError, RewardError, TransientFault
+from trinity_core.base.errors import DataError, RewardError, TransientFault, WeightSyncError
 from trinity_core.compat import workflow as compat
 from trinity_core.config.schema import OverRolloutConfig
 from trinity_core.config.schema.explorer import DynamicTimeoutConfig
@@ -30,6 +31,7 @@ from trinity_core.rollout.inference.requests import Sampling
 from trinity_core.rollout.metrics import dropped_whole
 from trinity_core.rollout.records import drawn_tasks
 from trinity_core.rollout.runner import OVER_ROLLOUT, Pace, TaskRunner
+from trinity_core.rollout.step_source import loading_meanwhile
 from trinity_core.rollout.workflow_loops import LoopBlocked, WorkflowLoop, WorkflowTimeout
 from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow
 
@@ -336,3 +338,27 @@ def test_a_workflow_without_a_result_is_retried(given):
     assert (outcome.retries, outcome.failed) == (1, False)
     [outcome] = run([given])
     assert outcome.failed and outcome.error is not None
+
+
+def test_a_load_of_weights_that_fails_ends_the_sampling_beside_it():
+    """The watcher of an asynchronous run must not die in silence while rollouts go on with old weights."""
+    loads, ended = [], []
+
+    async def load():
+        loads.append(1)
+        if len(loads) == 3:
+            raise WeightSyncError("version 3 never came")
+
+    async def sample():
+        try:
+            await asyncio.sleep(30)
+        finally:
+            ended.append(True)
+
+    async def main():
+        with raising(WeightSyncError, key=""):
+            await loading_meanwhile(sample(), load)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert len(loads) == 3 and ended
