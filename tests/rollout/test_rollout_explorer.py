@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -110,6 +111,19 @@ async def waiting(explorer, state) -> dict:
     return now
 
 
+def after_each_step(explorer, then) -> Explorer:
+    """The explorer, which calls `then` (or awaits it) with the rollouts of each step that it has stored."""
+    store = explorer.store
+
+    async def store_and_then(rollouts):
+        await store(rollouts)
+        if (waiting := then(rollouts)) is not None:
+            await waiting
+
+    explorer.store = store_and_then
+    return explorer
+
+
 def with_workflow(name, settings, **args):
     (taskset,) = settings.buffer.explorer_input.tasksets
     taskset = taskset.with_values({"default_workflow_type": name, "workflow_args": args})
@@ -122,6 +136,7 @@ def test_each_step_uses_the_version_that_is_due(config, engine):
     summary = asyncio.run(Explorer(settings, [engine]).run(explore))
     assert (summary["step"], summary["version"]) == (4, 3)
     assert [version for _, version in engine.loaded] == [0, 1, 2, 3]
+    assert len(engine.calls) == 4 and engine.cache_resets == [], "none where every step loads weights"
     store = stored(settings)
     stats = store.stats()
     assert stats.ready == 4 * 3 * 2
@@ -130,6 +145,14 @@ def test_each_step_uses_the_version_that_is_due(config, engine):
     assert {int(e.versions[0]) for e in batch} == {0}
     assert {e.group for e in batch} == {"explorer/1/0", "explorer/1/1", "explorer/1/2"}
     assert all(e.action_mask.all() and e.reward is not None for e in batch)
+    lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
+    assert [(line.step, line.metrics["version"]) for line in lines] == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    spent = {f"timing_s/{part}" for part in ("generate", "reward", "store", "weight_sync")}
+    assert {"reward/mean", "response_length/mean"} | spent <= lines[0].metrics.keys()
+    source, step, path = rollout_files(settings.job_dir)[-1]
+    rollouts = read_rollouts(path)
+    assert (source, step, len(rollouts)) == ("explorer", 1, 6)
+    assert rollouts[0].response.strip() == "#### 7" and rollouts[0].truth
 
 
 def test_rollouts_to_be_traced_have_the_times_of_their_tasks(config, engine):
@@ -199,13 +222,6 @@ def test_each_synchronous_step_begins_with_an_empty_cache(config, engine):
     asyncio.run(Explorer(settings, [engine]).run(explore))
     assert len(engine.calls) == 5, "an evaluation and four steps"
     assert engine.cache_resets == [1, 2, 4], "after the evaluation, and before each second step with the same weights"
-
-
-def test_no_cache_reset_if_every_step_loads_weights(config, engine):
-    settings = config()
-    publish(settings, 0, 1, 2, 3)
-    asyncio.run(Explorer(settings, [engine]).run(explore))
-    assert len(engine.calls) == 4 and engine.cache_resets == []
 
 
 def test_waiting_for_the_trainer_is_reported(config, engine):
@@ -307,19 +323,11 @@ def finished_trainer(settings):
 def test_it_ends_when_its_trainer_has_finished(config, engine):
     settings = config(mode="explore")
 
-    async def main():
-        explorer = Explorer(settings, [engine])
-        store = explorer.store
+    def finish(rollouts):
+        if rollouts.step == 2:
+            finished_trainer(settings)
 
-        async def store_and_finish(rollouts):
-            await store(rollouts)
-            if rollouts.step == 2:
-                finished_trainer(settings)
-
-        explorer.store = store_and_finish
-        return await explorer.run(explore)
-
-    summary = asyncio.run(main())
+    summary = asyncio.run(after_each_step(Explorer(settings, [engine]), finish).run(explore))
     assert (summary["step"], summary["total_steps"], summary["untrained_rows"]) == (2, 4, 6)
     assert summary["ended"] == "the trainer has finished all its 1 steps"
     again = asyncio.run(Explorer(settings, [engine]).run(explore))
@@ -366,14 +374,7 @@ def test_a_second_explorer_joins_and_leaves(config, engine):
 
     async def main():
         explorers = [Explorer(settings, [FakeEngine(engine.answer)]) for settings in (first, second)]
-        leaves = explorers[1].store
-
-        async def store_and_leave(rollouts):
-            await leaves(rollouts)
-            if rollouts.step == 2:
-                await explorers[1].stop()
-
-        explorers[1].store = store_and_leave
+        after_each_step(explorers[1], lambda rollouts: explorers[1].stop() if rollouts.step == 2 else None)
         return await asyncio.gather(*(explorer.run(explore) for explorer in explorers))
 
     stayed, left = asyncio.run(main())
@@ -389,27 +390,25 @@ def test_a_second_explorer_joins_and_leaves(config, engine):
     assert all(line.metrics["experiences_per_second"] > 0 for line in lines)
 
 
-async def waiting_explorer(settings, engine):
-    """An explorer that waits for version 1, and its run."""
-    explorer = Explorer(settings, [engine])
-    running = asyncio.create_task(explorer.run(explore))
-    while (await explorer.progress())["state"] != "waiting for version 1":
-        await asyncio.sleep(0.02)
-    return explorer, running
-
-
-def test_a_finished_trainer_ends_a_wait(config, engine):
+@pytest.mark.parametrize("ended", ["the trainer has finished all its 1 steps", "stopped"])
+def test_a_wait_for_the_trainer_ends(config, engine, ended):
     settings = config()
 
     async def main():
-        _, running = await waiting_explorer(settings, engine)
-        finished_trainer(settings)
+        explorer = Explorer(settings, [engine])
+        running = asyncio.create_task(explorer.run(explore))
+        await waiting(explorer, "waiting for version 1")
+        if ended == "stopped":
+            await explorer.stop()
+        else:
+            finished_trainer(settings)
         return await running
 
-    assert asyncio.run(main())["ended"] == "the trainer has finished all its 1 steps"
+    summary = asyncio.run(main())
+    assert (summary["ended"], summary["step"]) == (ended, 1)
 
 
-def test_resumed_run_draws_the_same_tasks(config, engine, tmp_path):
+def test_resumed_run_draws_the_same_tasks(config, engine):
     through = config(name="through")
     publish(through, 0, 1, 2, 3)
     asyncio.run(Explorer(through, [engine]).run(explore))
@@ -421,15 +420,6 @@ def test_resumed_run_draws_the_same_tasks(config, engine, tmp_path):
     asyncio.run(Explorer(broken, [engine]).run(explore))
     rows = [[(e.task_index, e.group, e.run) for e in stored(c).lease(1, 24, 9)] for c in (through, broken)]
     assert rows[0] == rows[1]
-
-
-def test_stop_ends_a_wait(config, engine):
-    async def main():
-        explorer, running = await waiting_explorer(config(), engine)
-        await explorer.stop()
-        return await running
-
-    assert asyncio.run(main())["step"] == 1
 
 
 def test_missing_trainer_is_a_transient_fault(config, engine):
@@ -550,16 +540,14 @@ def test_starts_over_if_its_version_is_removed_during_load(config, engine, store
         nonlocal store
         explorer = Explorer(settings, [engine])
         await explorer.prepare()
-        store, put = stored(settings), explorer.store
+        store = stored(settings)
 
-        async def store_and_train(rollouts):
-            await put(rollouts)
+        def train(rollouts):
             if rollouts.step == 1:
                 store.lease(1, 6, 1)
                 publish(settings, 2)
 
-        explorer.store = store_and_train
-        return await explorer.run(explore)
+        return await after_each_step(explorer, train).run(explore)
 
     store = None
     assert asyncio.run(main())["step"] == 4
@@ -591,18 +579,8 @@ def test_an_asynchronous_explorer_takes_the_newest_version(config, engine, mode,
     settings = config(mode=mode, synchronizer={"sync_interval": 2, "sync_style": style})
     publish(settings, 5)
 
-    async def main():
-        explorer = Explorer(settings, [engine])
-        store = explorer.store
-
-        async def store_and_publish(rollouts):
-            await store(rollouts)
-            publish(settings, 5 + rollouts.step)
-
-        explorer.store = store_and_publish
-        await explorer.run(explore)
-
-    asyncio.run(main())
+    explorer = after_each_step(Explorer(settings, [engine]), lambda rollouts: publish(settings, 5 + rollouts.step))
+    asyncio.run(explorer.run(explore))
     assert [version for _, version in engine.loaded] == loaded
 
 
@@ -648,18 +626,8 @@ def test_an_admitted_step_keeps_the_weights_it_holds(config, engine, most):
     )
     publish(settings, 0)
 
-    async def main():
-        explorer = Explorer(settings, [engine])
-        put = explorer.store
-
-        async def store_and_publish(rollouts):
-            await put(rollouts)
-            publish(settings, rollouts.step)
-
-        explorer.store = store_and_publish
-        await explorer.run(explore)
-
-    asyncio.run(main())
+    explorer = after_each_step(Explorer(settings, [engine]), lambda rollouts: publish(settings, rollouts.step))
+    asyncio.run(explorer.run(explore))
     assert [version for _, version in engine.loaded] == [0, 3]
 
 
@@ -760,19 +728,17 @@ def test_a_failed_load_in_mid_generation_ends_the_run(config, engine):
         asyncio.run(main())
 
 
-def test_without_trainer_starts_with_engine_weights(config, engine):
-    asyncio.run(Explorer(config(mode="explore"), [engine]).run(explore))
-    assert engine.loaded == [] and engine.cache_resets == []
-    assert len(engine.calls) == 4
-
-
 def test_storage_type_file_writes_what_was_explored(config, engine, tmp_path):
-    """Each experience is a line with its tokens; a resumed explorer repairs a file that lost lines."""
+    """Each experience is a line with its tokens; a resumed explorer repairs a file that lost lines.
+
+    Without a trainer, the weights are those that the engines start with.
+    """
     settings = config(mode="explore").with_values(
         {"buffer.trainer_input.experience_buffer.storage_type": "file",
          "buffer.trainer_input.experience_buffer.path": str(tmp_path / "out")}
     )  # fmt: skip
     asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert engine.loaded == [] and engine.cache_resets == [] and len(engine.calls) == 4
     path = tmp_path / "out/explorer.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [step for step in (1, 2, 3, 4) for _ in range(6)]
@@ -912,23 +878,6 @@ def test_step_with_one_failure_continues_and_counts_it(config, engine, monkeypat
     assert sum(line.metrics["failed_tasks"] for line in lines) == 1
 
 
-def test_numbers_and_samples_of_every_step_are_written_down(config, engine):
-    settings = config()
-    publish(settings, 0, 1, 2, 3)
-    asyncio.run(Explorer(settings, [engine]).run(explore))
-    lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
-    assert [line.step for line in lines] == [1, 2, 3, 4]
-    assert [line.metrics["version"] for line in lines] == [0, 1, 2, 3]
-    spent = {f"timing_s/{part}" for part in ("generate", "reward", "store", "weight_sync")}
-    wanted = {"reward/mean", "response_length/mean"} | spent
-    assert wanted <= lines[0].metrics.keys()
-    source, step, path = rollout_files(settings.job_dir)[-1]
-    rollouts = read_rollouts(path)
-    assert (source, step, len(rollouts)) == ("explorer", 1, 6)
-    assert rollouts[0].response.strip() == "#### 7"
-    assert rollouts[0].truth
-
-
 def test_metrics_of_a_stored_step_survive_a_kill(config, engine, monkeypatch):
     """A stored step is never repeated: the next process writes the metrics that the killed one did not."""
     settings = config()
@@ -950,19 +899,13 @@ def test_metrics_of_a_stored_step_survive_a_kill(config, engine, monkeypatch):
 def test_evaluates_at_the_start_and_every_eval_interval(config, engine):
     settings = config(explorer={"eval_on_startup": True, "eval_interval": 2})
     publish(settings, 0, 1, 2, 3)
-    asyncio.run(Explorer(settings, [engine]).run(explore))
+    for _ in range(2):  # a resumed run repeats none
+        asyncio.run(Explorer(settings, [engine]).run(explore))
     lines = [line for line in read_metrics(settings.job_dir) if line.source == "eval"]
     assert [line.step for line in lines] == [0, 2]
-    truths = [json.loads(row)["answer"].split("####")[1].strip() for row in _rows(settings)]
+    rows = (Path(settings.buffer.explorer_input.eval_tasksets[0].path) / "test.jsonl").read_text().splitlines()
+    truths = [json.loads(row)["answer"].split("####")[1].strip() for row in rows]
     assert lines[0].metrics["eval/small/accuracy"] == pytest.approx(np.mean([t == "7" for t in truths]))
-
-
-def test_resumed_run_skips_startup_evaluation(config, engine):
-    settings = config(explorer={"eval_on_startup": True, "eval_interval": 3})
-    publish(settings, 0, 1, 2, 3)
-    for _ in range(2):
-        asyncio.run(Explorer(settings, [engine]).run(explore))
-    assert [line.step for line in read_metrics(settings.job_dir) if line.source == "eval"] == [0, 3]
 
 
 def test_abandoned_weights_leave_no_score(config, engine, monkeypatch):
@@ -1094,19 +1037,6 @@ def test_refills_end_after_their_rounds(config, engine, odd_tasks_are_dropped, c
     assert "explore step 1 has 2 of 3 groups after 4 tasks (explorer.max_refill_rounds: 1)" in caplog.text
 
 
-def test_refilled_steps_resume_with_the_same_tasks(config, engine, odd_tasks_are_dropped):
-    sections = {"data_processor": odd_tasks_are_dropped, "explorer": {"max_refill_rounds": 8}}
-    rows = []
-    for name in ("through", "broken"):
-        settings = config(name=name, **sections)
-        publish(settings, 0, 1, 2, 3)
-        if name == "broken":
-            asyncio.run(stopped_after(2, settings, engine))
-        asyncio.run(Explorer(settings, [engine]).run(explore))
-        rows.append([(e.task_index, e.group, e.run) for e in stored(settings).lease(1, 24, 9)])
-    assert rows[0] == rows[1] and len(rows[0]) == 24
-
-
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_learned_curriculum_resumes_with_the_same_tasks(config, engine, odd_tasks_are_dropped, ahead):
     """Stopped and restarted; with `sync_offset` the explorer was a step ahead and the trainer goes back."""
@@ -1171,18 +1101,5 @@ def test_tasks_that_arrive_meanwhile_are_explored(config, engine, mode):
 
 async def stopped_after(step, settings, engine):
     explorer = Explorer(settings, [engine])
-    store = explorer.store
-
-    async def store_and_stop(rollouts):
-        await store(rollouts)
-        if rollouts.step == step:
-            await explorer.stop()
-
-    explorer.store = store_and_stop
+    after_each_step(explorer, lambda rollouts: explorer.stop() if rollouts.step == step else None)
     assert (await explorer.run(explore))["step"] == step
-
-
-def _rows(config) -> list[str]:
-    from pathlib import Path
-
-    return (Path(config.buffer.explorer_input.eval_tasksets[0].path) / "test.jsonl").read_text().splitlines()
