@@ -14,7 +14,7 @@ from measured import ROOT
 from trinity_core.exchange.tracking.metrics_file import read_metrics
 
 sys.path.insert(0, str(ROOT / "tests"))
-from runtime.ray_clusters import BIN, end
+from run.ray_clusters import BIN, end
 
 SMALL = (
     "cluster.gpu_per_node=0", "algorithm.repeat_times=4", "model.max_response_tokens=12", "model.max_model_len=128",

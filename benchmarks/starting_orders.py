@@ -28,7 +28,7 @@ from pathlib import Path
 
 from clusters import SMALL, SMALL_EXPLORER, end_all, run_command, start, stored_rows, wait_for_all
 from measured import ROOT
-from runtime.ray_clusters import ray_cluster
+from run.ray_clusters import ray_cluster
 
 from trinity_core.base.program import ending_on_sigterm
 from trinity_core.data.tiny import make_tiny

@@ -26,7 +26,7 @@ from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.run.audit import audit_runs
 
 sys.path.insert(0, str(ROOT / "tests"))
-from runtime.ray_clusters import ray_cluster
+from run.ray_clusters import ray_cluster
 
 SHOWN = ("actor/grad_norm", "weight_sync/check_gap", "rollout_gap/mean")
 SETTINGS = (

@@ -161,9 +161,14 @@ def test_no_wait_is_endless() -> None:
 
 
 def test_benchmarks_import_what_there_is() -> None:
-    """Also inside functions: what a benchmark needs moves, and nobody runs it for weeks."""
+    """Also inside functions, and helpers of tests: what a benchmark needs moves, and nobody runs it for weeks."""
     missing = []
     for path in sorted((ROOT / "benchmarks").rglob("*.py")):
+        for line, name in imports(path) if path.parent.name != "peers" else ():  # those have packages of their own
+            helper = Path(*name.split(".")[:-1] or [name])
+            homes = [ROOT / folder / f"{helper}.py" for folder in ("benchmarks", "tests", "tests/view", "tests/chaos")]
+            if not any(home.is_file() for home in homes) and find_spec(helper.parts[0]) is None:
+                missing.append(f"{path.relative_to(ROOT)}:{line}: there is no {name}")
         ours = [(line, name.rpartition(".")) for line, name in imports(path) if name.split(".")[0] in TOP_LEVEL]
         for line, (module, _, name) in ours:
             home = import_module(module or name)
