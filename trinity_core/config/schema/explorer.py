@@ -124,23 +124,23 @@ class ExternalModelConfig(Section):
 
 
 class OverRolloutConfig(Section):
-    """Steps that do not wait for their slowest tasks. These are dropped, and they are those with the longest answers:
-    training then sees fewer of them."""
+    """Ends a step without its slowest tasks, which are dropped. Long answers take longest, so training sees fewer of
+    them."""
 
     ratio: Annotated[Number, Ge(0), Lt(1)] = 0.0
-    """Share of a step's tasks that need not end."""
+    """Share of a step's tasks that may be dropped."""
     wait_after_min: Annotated[Number, Ge(0), Unit("seconds")] = 30.0
-    """Time that the others are given once enough tasks have ended."""
+    """Time that the remaining tasks get once enough have ended."""
 
 
 class DynamicTimeoutConfig(Section):
-    """A time limit of workflows that follows how long they take."""
+    """A time limit in proportion to the time that workflows take."""
 
     enable: Flag = False
-    """Whether a workflow of a step ends after `ratio` times the mean time of those that succeeded, if that is less than
-    `max_timeout`."""
+    """End a workflow after `ratio` times the mean time of those that succeeded, if that is less than `max_timeout`.
+    Evaluations are exempt."""
     ratio: Annotated[Number, Gt(1)] = 3.0
-    """The limit, in mean times of a workflow since the explorer started."""
+    """Multiple of the mean time since the explorer started."""
     warmup_min_steps: Natural = 1
     """Explore steps after its start in which only `max_timeout` applies."""
 

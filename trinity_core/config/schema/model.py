@@ -42,7 +42,7 @@ class LoraConfig(Section):
     """Last name parts of the matrices to adapt, such as `[q_proj, v_proj]`; `all-linear` means all but the output
     embedding."""
     exclude_modules: Names = ()
-    """Last name parts of matrices that get no adapter although `target_modules` names them."""
+    """Matrices of `target_modules` that get no adapter, by the last part of their names."""
     load_in_4bit: Flag = False
     """Hold the model's own weights in 4 bits (bitsandbytes NF4) in trainer and engines: QLoRA. Needs GPUs."""
 
