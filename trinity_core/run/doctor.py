@@ -1,13 +1,13 @@
-"""`trinity doctor`: what is wrong with a run that nobody noticed, from what the run has stored.
+"""`trinity doctor`: faults of a run that did not end it, found in what the run has stored.
 
-A check is a pure function over `Evidence`. It yields a `Diagnosis` only for what a healthy run does not show:
-`benchmarks/wrong_runs.py` counts both the injected faults that are named and the clean runs that are accused.
+A check is a pure function over `Evidence`, and yields a `Diagnosis` only for signs that a healthy run does not show:
+`benchmarks/wrong_runs.py` counts the injected faults that are named and the clean runs that are accused.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -21,9 +21,9 @@ from trinity_core.run.audit import runs_in, stores_of
 from trinity_core.run.evidence import Evidence, Steps, gather
 
 RECENT = 5
-"""Steps at the end of a run that show what it does now."""
+"""Number of steps at the end of a run that count as its present state."""
 SIGMAS = 4.0
-"""Standard errors beyond which a difference is no noise."""
+"""A difference of more standard errors than this is not noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,15 @@ def doctor_text(found: Mapping[str, Sequence[Diagnosis]]) -> str:
     lines = []
     for name, diagnoses in found.items():
         lines.append(f"{name}: {len(diagnoses)} finding{'s' if len(diagnoses) != 1 else ''}")
-        for one in diagnoses:
-            lines += [f"  {one.check}", f"    {one.evidence}", f"    {one.cause}", f"    → {one.next_step}"]
+        for diagnosis in diagnoses:
+            lines += [f"  {diagnosis.check}", f"    {diagnosis.evidence}", f"    {diagnosis.cause}"]
+            lines.append(f"    → {diagnosis.next_step}")
     return "\n".join(lines)
 
 
 def doctor_json(found: Mapping[str, Sequence[Diagnosis]]) -> dict[str, Any]:
-    return {"healthy": not any(found.values()), "runs": {name: [*map(asdict, one)] for name, one in found.items()}}
+    runs = {name: [*map(asdict, diagnoses)] for name, diagnoses in found.items()}
+    return {"healthy": not any(runs.values()), "runs": runs}
 
 
 @check
@@ -155,7 +157,7 @@ def no_update(evidence: Evidence) -> Iterator[Diagnosis]:
 
 @check
 def constant_reward(evidence: Evidence) -> Iterator[Diagnosis]:
-    """Every recent answer got the same reward, and it has not come to that gradually."""
+    """Every recent answer got the same reward, and the mean reward jumped to that value."""
     for source, steps in evidence.explored.items():
         rewarded = {step: metrics for step, metrics in steps.items() if "reward/std" in metrics}
         recent = _last(rewarded, RECENT)
@@ -183,7 +185,7 @@ def constant_reward(evidence: Evidence) -> Iterator[Diagnosis]:
 def reward_fell(evidence: Evidence) -> Iterator[Diagnosis]:
     """The last quarter of the steps has a lower reward than the first, beyond noise, and no score rose."""
     for source, steps in evidence.explored.items():
-        means = [metrics["reward/mean"] for _, metrics in sorted(steps.items()) if "reward/mean" in metrics]
+        means = [*_values(steps, "reward/mean").values()]
         quarter = len(means) // 4
         if quarter < 2:
             continue
@@ -205,12 +207,7 @@ def score_fell(evidence: Evidence) -> Iterator[Diagnosis]:
     for taskset, scores in evidence.scores.items():
         first, last = scores[0], scores[-1]
         if len(scores) > 1 and last.high < first.low:
-            rewards = [
-                metrics["reward/mean"]
-                for steps in evidence.explored.values()
-                for _, metrics in sorted(steps.items())
-                if "reward/mean" in metrics
-            ]
+            rewards = [mean for steps in evidence.explored.values() for mean in _values(steps, "reward/mean").values()]
             rose = len(rewards) > 1 and rewards[-1] > rewards[0]
             yield Diagnosis(
                 "score-fell",
@@ -224,10 +221,8 @@ def score_fell(evidence: Evidence) -> Iterator[Diagnosis]:
 @check
 def rollout_gap(evidence: Evidence) -> Iterator[Diagnosis]:
     """Engines and trainer disagree about sampled tokens more and more."""
-    gaps = {
-        step: metrics["rollout_gap/mean"] for step, metrics in evidence.trained.items() if "rollout_gap/mean" in metrics
-    }
-    fresh = [step for step in sorted(gaps) if evidence.trained[step].get("staleness/max", 0.0) == 0.0]
+    gaps = _values(evidence.trained, "rollout_gap/mean")
+    fresh = [step for step in gaps if evidence.trained[step].get("staleness/max", 0.0) == 0.0]
     if len(fresh) >= 2 * RECENT:
         first, last = (median(gaps[step] for step in part) for part in (fresh[:RECENT], fresh[-RECENT:]))
         if last > 0.02 and last > 3 * first:
@@ -297,19 +292,15 @@ def reward_by_length(evidence: Evidence) -> Iterator[Diagnosis]:
 @check
 def short_answers(evidence: Evidence) -> Iterator[Diagnosis]:
     """What is trained on is much shorter than what is sampled."""
-    sampled = [
-        m["response_length/mean"]
-        for steps in evidence.explored.values()
-        for m in steps.values()
-        if "response_length/mean" in m
-    ]
+    explored, length = evidence.explored.values(), "response_length/mean"
+    sampled = [value for steps in explored for value in _values(steps, length).values()]
+    trained = [*_values(evidence.trained, length).values()]
     dropped = any(
-        name.startswith("experiences/dropped/") and value
-        for steps in evidence.explored.values()
-        for m in steps.values()
-        for name, value in m.items()
+        name.startswith("experiences/dropped/") and count
+        for steps in explored
+        for metrics in steps.values()
+        for name, count in metrics.items()
     )
-    trained = [m["response_length/mean"] for m in evidence.trained.values() if "response_length/mean" in m]
     if dropped and len(sampled) >= RECENT and len(trained) >= RECENT and median(trained) < 0.7 * median(sampled):
         yield Diagnosis(
             "short-answers",
@@ -323,8 +314,9 @@ def short_answers(evidence: Evidence) -> Iterator[Diagnosis]:
 def cut_off(evidence: Evidence) -> Iterator[Diagnosis]:
     """Most recent answers end at the limit of their length."""
     for source, steps in evidence.explored.items():
-        recent = _last({step: m for step, m in steps.items() if "truncated/mean" in m}, RECENT)
-        if len(recent) == RECENT and (share := fmean(steps[step]["truncated/mean"] for step in recent)) > 0.9:
+        truncated = _values(steps, "truncated/mean")
+        recent = _last(truncated, RECENT)
+        if len(recent) == RECENT and (share := fmean(truncated[step] for step in recent)) > 0.9:
             yield Diagnosis(
                 "cut-off",
                 f"{source}: {share:.0%} of the answers of steps {_span(recent)} end at their length limit",
@@ -338,9 +330,8 @@ def verifier_errors(evidence: Evidence) -> Iterator[Diagnosis]:
     """A tenth of the recent answers got no verdict, or a fifth of the tasks failed."""
     for source, steps in evidence.explored.items():
         for name, total, most in (("verifier_errors", "experiences", 0.1), ("failed_tasks", "tasks", 0.2)):
-            known = {step: m for step, m in steps.items() if m.get(total)}
-            recent = _last(known, RECENT)
-            lost, count = (sum(known[step].get(key, 0.0) for step in recent) for key in (name, total))
+            recent = _last([step for step, metrics in steps.items() if metrics.get(total)], RECENT)
+            lost, count = (sum(steps[step].get(key, 0.0) for step in recent) for key in (name, total))
             if count and lost > most * count:
                 yield Diagnosis(
                     name.replace("_", "-"),
@@ -373,7 +364,7 @@ def _unsampled(row: Experience) -> np.ndarray:
 
 
 def _is_jump(before: Mapping[str, float], value: float) -> bool:
-    """True if a step's rewards are too far from `value` for the next step to have had nothing else by chance."""
+    """True if `value` is too far from a step's rewards to be the next step's mean by chance."""
     error = before.get("reward/std", 0.0) / max(before.get("experiences", 1.0), 1.0) ** 0.5
     return abs(before["reward/mean"] - value) > SIGMAS * error
 
@@ -389,11 +380,16 @@ def _groups(evidence: Evidence) -> Iterator[list[Experience]]:
 
 def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's, with mean ranks for ties."""
-    first, second = (np.array([np.mean(np.flatnonzero(np.sort(v) == one)) for one in v]) for v in (x, y))
+    first, second = (np.array([np.mean(np.flatnonzero(np.sort(v) == value)) for value in v]) for v in (x, y))
     return float(np.corrcoef(first, second)[0, 1]) if first.std() and second.std() else 0.0
 
 
-def _last(steps: Steps, count: int) -> list[int]:
+def _values(steps: Steps, name: str) -> dict[int, float]:
+    """Return step → value of a metric, in the order of steps, without the steps that lack it."""
+    return {step: metrics[name] for step, metrics in sorted(steps.items()) if name in metrics}
+
+
+def _last(steps: Iterable[int], count: int) -> list[int]:
     return sorted(steps)[-count:]
 
 

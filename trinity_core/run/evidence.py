@@ -1,4 +1,4 @@
-"""What a run has stored, as `trinity_core.run.doctor` looks at it."""
+"""The records of a run that `trinity_core.run.doctor` checks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run has stored."""
+    """Metrics, scores and rows of a run. Each is empty if the run has stored none."""
 
     trained: Steps = field(default_factory=dict)
     """Train step → the trainer's metrics."""
@@ -115,7 +115,7 @@ def _scores(lines: Sequence[MetricLine]) -> dict[str, list[Score]]:
             if name.startswith("eval/") and name.endswith("/accuracy"):
                 low, high = (line.metrics.get(f"{name}_{end}", accuracy) for end in ("low", "high"))
                 scores.setdefault(name.split("/")[1], {})[line.step] = Score(line.step, accuracy, low, high)
-    return {taskset: [found for _, found in sorted(steps.items())] for taskset, steps in scores.items()}
+    return {taskset: [score for _, score in sorted(steps.items())] for taskset, steps in scores.items()}
 
 
 def _spread(steps: Sequence[int], count: int) -> list[int]:
