@@ -91,9 +91,6 @@ def test_streamed_text_is_that_of_the_whole_answer(api):
         choice = answer(api.client(), seed=seed, max_tokens=40).choices[0]
         text, _, reason = streamed(api.client(), seed=seed, max_tokens=40)
         assert (text, reason) == (choice.message.content, choice.finish_reason)
-
-
-def test_long_answers_come_in_parts(api):
     _, parts, _ = streamed(api.client(), seed=1, max_tokens=200, extra_body={"ignore_eos": True})
     assert parts > 3
 
@@ -227,9 +224,15 @@ def calling(tiny_engine, tiny_folder):
         yield served
 
 
-@pytest.mark.parametrize("strict", [{}, {"strict": False}, {"strict": True}])
-@pytest.mark.parametrize("choice", FORCED, ids=["required", "named"])
-@pytest.mark.parametrize("where", ["session", "outside"])
+@pytest.mark.parametrize(
+    ("where", "choice", "strict"),
+    [
+        ("session", FORCED[0], {}),
+        ("session", FORCED[1], {"strict": False}),
+        ("outside", FORCED[0], {"strict": False}),
+        ("outside", FORCED[1], {"strict": True}),
+    ],
+)
 def test_arguments_of_a_forced_call_follow_the_tools_schema(calling, choice, strict, where):
     """This model was never trained, so valid arguments are the grammar's."""
     client = calling.client(calling.session(seed=1) if where == "session" else None)
@@ -244,8 +247,9 @@ def test_arguments_of_a_forced_call_follow_the_tools_schema(calling, choice, str
         assert isinstance(arguments["sure"], bool)
 
 
-@pytest.mark.parametrize("schema", [{}, {"parameters": {}}, {"parameters": None}])
-@pytest.mark.parametrize("choice", FORCED, ids=["required", "named"])
+@pytest.mark.parametrize(
+    ("choice", "schema"), [(FORCED[0], {}), (FORCED[1], {"parameters": {}}), (FORCED[1], {"parameters": None})]
+)
 def test_a_forced_call_without_parameters_has_an_object(calling, choice, schema):
     tools = [{"type": "function", "function": {"name": "count", **schema}}]
     choices = answer(calling.client(), n=8, tools=tools, tool_choice=choice, max_tokens=150, seed=0).choices
@@ -260,12 +264,6 @@ def test_control_tokens_in_documents_stay_text(calling, tiny_folder, where):
     body = {"documents": [{"title": "one", "text": read}], "return_token_ids": True}
     tokens = answer(client, extra_body=body).model_dump()["prompt_token_ids"]
     assert tokenizer.decode(tokens).startswith(read) and tokenizer.eos_token_id not in tokens
-
-
-def test_a_tools_schema_that_cannot_be_a_grammar_is_refused(calling):
-    tools = [{"type": "function", "function": {"name": "count", "parameters": {"type": "no type"}}}]
-    for args in ({}, {"stream": True}):
-        assert refused(answer, calling.client(), tools=tools, tool_choice="required", **args)[0] == 400
 
 
 def test_tokens_forced_by_a_grammar_carry_no_loss(api, tiny_engine):
@@ -298,13 +296,16 @@ def test_tokens_free_under_a_grammar_carry_loss(api, tiny_engine, monkeypatch):
             np.testing.assert_allclose(sequence.logprobs[sequence.mask], np.array(scores)[sequence.mask], atol=1.0)
 
 
-def test_a_grammar_that_cannot_be_is_refused(api):
+def test_a_grammar_that_cannot_be_is_refused(calling):
+    schema = {"type": "no type"}
+    tool = {"type": "function", "function": {"name": "count", "parameters": schema}}
     for wrong in (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "no type"}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}},
         {"extra_body": {"structured_outputs": {"regex": "("}}},
+        {"tools": [tool], "tool_choice": "required"},
     ):
         for args in ({}, {"stream": True}):
-            assert refused(answer, api.client(), **wrong, **args)[0] == 400
+            assert refused(answer, calling.client(), **wrong, **args)[0] == 400
 
 
 # ---- what sessions record ----

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 
 import httpx
@@ -233,40 +234,40 @@ def test_clients_get_all_calls_that_are_recorded(api, speaker, how):
     assert len(session.sequences()) == 1 and session.guided == (0, 0)
 
 
+def limits_of(api, speaker, ask, answers, max_tokens=256, is_eval=False):
+    """The limits with which a session of a task samples, and the lengths of its prompts."""
+    task = Task(0, {}, "t", "w", rollout_args=RolloutArgs(temperature=0.6, max_tokens=max_tokens), is_eval=is_eval)
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    models = ApiModels(api.server, "policy", sampling, api.pool)
+    say(speaker, *["Yes."] * answers)
+    speaker.calls.clear()
+    ask(api.client(ApiModel(SimpleNamespace(tokenizer=api.tokenizer), task, models).session(0).session))
+    limits = [request.sampling.max_tokens for call in speaker.calls for request in call]
+    return limits, [len(prompt) for prompt in speaker.heard]
+
+
 @pytest.mark.parametrize("is_eval", [False, True])
 def test_max_tokens_of_a_task_set_limits_answers(api, speaker, is_eval):
     """If a request sets no limit, and never more than the context holds."""
-    task = Task(0, {}, "t", "w", rollout_args=RolloutArgs(temperature=0.6, max_tokens=256), is_eval=is_eval)
-    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
-    model = ApiModel(
-        SimpleNamespace(tokenizer=api.tokenizer), task, ApiModels(api.server, "policy", sampling, api.pool)
-    )
-    say(speaker, *["Yes."] * 5)
-    speaker.calls.clear()
-    client = api.client(model.session(0).session)
-    for limit in ({}, {"max_tokens": 300}, {"max_completion_tokens": 9}):
-        ask(client, ASK, **limit)
-    word = len(api.tokenizer.encode(" word", add_special_tokens=False))
-    ask(client, [{"role": "user", "content": " word" * ((900 - len(speaker.heard[0])) // word)}])
-    client.completions.create(model="policy", prompt="2 + 3?", max_tokens=7)
-    limits = [request.sampling.max_tokens for call in speaker.calls for request in call]
-    assert limits[:3] == [256, 300, 9] and limits[3] == 1024 - len(speaker.heard[3]) < 256 and limits[4] == 7
+
+    def chat(client):
+        for limit in ({}, {"max_tokens": 300}, {"max_completion_tokens": 9}):
+            ask(client, ASK, **limit)
+        word = len(api.tokenizer.encode(" word", add_special_tokens=False))
+        ask(client, [{"role": "user", "content": " word" * ((900 - len(speaker.heard[0])) // word)}])
+
+    limits, lengths = limits_of(api, speaker, chat, 4, is_eval=is_eval)
+    assert limits[:3] == [256, 300, 9] and limits[3] == 1024 - lengths[3] < 256
 
 
 @pytest.mark.parametrize("limit", [256, None])
 def test_completion_without_max_tokens_has_the_limit_of_its_task_set(api, speaker, limit):
-    task = Task(0, {}, "t", "w", rollout_args=RolloutArgs(temperature=0.6, max_tokens=limit))
-    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
-    model = ApiModel(
-        SimpleNamespace(tokenizer=api.tokenizer), task, ApiModels(api.server, "policy", sampling, api.pool)
-    )
-    say(speaker, "Yes.", "Yes.")
-    speaker.calls.clear()
-    client = api.client(model.session(0).session)
-    client.completions.create(model="policy", prompt="2 + 3?")
-    list(client.completions.create(model="policy", prompt="2 + 3?", stream=True))
-    limits = [request.sampling.max_tokens for call in speaker.calls for request in call]
-    assert limits == [limit or 1024 - len(prompt) for prompt in speaker.heard[-2:]]
+    def complete(client):
+        ask = partial(client.completions.create, model="policy", prompt="2 + 3?")
+        ask(), list(ask(stream=True)), ask(max_tokens=7)
+
+    limits, lengths = limits_of(api, speaker, complete, 3, max_tokens=limit)
+    assert limits == [*(limit or 1024 - length for length in lengths[:2]), 7]
 
 
 @pytest.mark.parametrize("model", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
@@ -335,13 +336,6 @@ async def cut_async(api, session, count):
     await chunks.close()
 
 
-def cut_by_close(api, session, count):
-    chunks = stream_of(api.client(session))
-    for _ in range(count):
-        next(chunks)
-    chunks.close()
-
-
 def cut_by_break(api, session, count):
     with stream_of(api.client(session)) as chunks:
         for number, _ in enumerate(chunks):
@@ -374,7 +368,7 @@ def wait_until_idle(session):
     assert session.in_flight == 0
 
 
-@pytest.mark.parametrize("cut", [cut_by_close, cut_by_break, lambda *arguments: asyncio.run(cut_async(*arguments))])
+@pytest.mark.parametrize("cut", [cut_by_break, lambda *arguments: asyncio.run(cut_async(*arguments))])
 def test_stream_cut_by_its_client_is_not_recorded(api, speaker, cut):
     say(speaker, "hm</think>one two three four five", seconds=0.5)
     session = api.session()
