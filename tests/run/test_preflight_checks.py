@@ -168,19 +168,13 @@ def test_a_reward_model_may_have_fewer_positions(run_file, tiny_folders, tmp_pat
 @pytest.mark.parametrize(
     ("config", "positions"),
     [
-        ({"max_position_embeddings": 4096}, 4096),
-        ({"n_positions": 1024}, 1024),
         ({"hidden_size": 8}, None),
         ({"text_config": {"max_position_embeddings": 2048}}, 2048),
-        ({"max_position_embeddings": 2048, "rope_scaling": {"type": "linear", "factor": 4.0}}, 8192),
-        ({"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 4096),
-        ({"max_position_embeddings": 8192, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 8192),
-        ({"max_position_embeddings": 4096, "model_type": "gemma3_text", "rope_scaling": {"factor": 8.0}}, 4096),
         ({"max_position_embeddings": 512, "rope_parameters": {"full": {"rope_type": "linear", "factor": 2.0}}}, 1024),
         ({"max_position_embeddings": 4096, "rope_scaling": "x"}, 4096),
     ],
 )
-def test_positions_of_a_model(config, positions):
+def test_positions_of_configurations_that_vllm_does_not_take_as_they_are(config, positions):
     assert positions_of(config) == positions
 
 

@@ -33,6 +33,15 @@ from trinity_core.workflows.rewards.functions import reward_of
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "train.ipynb"
 
 
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch):
+    """There is no model, and a run is over at once."""
+    monkeypatch.setattr("trinity_core.run.preflight.checks.load_ready", load_config)
+    monkeypatch.setattr(
+        "trinity_core.run.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
+    )
+
+
 def score(function, response="two", **row):
     return reward_of({function.__name__: function})(prompt="1+1?", response=response, truth=None, task=row)
 
@@ -94,12 +103,8 @@ def scaled(scale, completions, **_):
     return [scale * len(text) for text in completions]
 
 
-def test_partials_and_objects_are_rewards_under_the_functions_name(monkeypatch, tmp_path):
+def test_partials_and_objects_are_rewards_under_the_functions_name(tmp_path):
     """In another process, which does not find this module."""
-    monkeypatch.setattr("trinity_core.run.preflight.checks.load_ready", load_config)  # there is no model
-    monkeypatch.setattr(
-        "trinity_core.run.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
-    )
     result = train("model", [{"prompt": "a"}], [functools.partial(scaled, 2), Length(3)], output_dir=tmp_path)
     config = load_config(result.config_file)
     [tasks] = config.buffer.explorer_input.tasksets
@@ -153,11 +158,7 @@ def test_functions_have_names_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("row", [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "completion": "b"}])
-def test_eval_rows_without_rewards_are_held_out(monkeypatch, tmp_path, row):
-    monkeypatch.setattr("trinity_core.run.preflight.checks.load_ready", load_config)  # there is no model
-    monkeypatch.setattr(
-        "trinity_core.run.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
-    )
+def test_eval_rows_without_rewards_are_held_out(tmp_path, row):
     result = train("model", [row], output_dir=tmp_path, eval_rows=[row] * 2)
     buffers = load_config(result.config_file).buffer.trainer_input.auxiliary_buffers
     assert buffers["test"].held_out and len(Path(buffers["test"].path).read_text().splitlines()) == 2
@@ -176,11 +177,7 @@ TURN = {"role": "user", "content": "a"}
         ({"prompt": [TURN], "completion": [TURN]}, "sft", {"prompt_type": "messages", "messages_key": "messages"}),
     ],
 )
-def test_rows_without_rewards_are_examples(monkeypatch, tmp_path, row, algorithm, form):
-    monkeypatch.setattr("trinity_core.run.preflight.checks.load_ready", load_config)  # there is no model
-    monkeypatch.setattr(
-        "trinity_core.run.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
-    )
+def test_rows_without_rewards_are_examples(tmp_path, row, algorithm, form):
     settings = {"algorithm.optimizer.lr": 0.5, "model.max_response_tokens": 32}
     result = train("model", [row] * 2, output_dir=tmp_path / "run", settings=settings)
     config = load_config(result.config_file)
@@ -195,12 +192,8 @@ TOLD = {"role": "assistant", "content": "b"}
 OTHER = {"role": "assistant", "content": "c"}
 
 
-def learnt(folder, rows, monkeypatch):
+def learnt(folder, rows):
     """The texts that carry loss in each row, as the trainer reads it: `|` between conversations and answers."""
-    monkeypatch.setattr("trinity_core.run.preflight.checks.load_ready", load_config)  # there is no model
-    monkeypatch.setattr(
-        "trinity_core.run.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
-    )
     config = load_config(train("model", rows, output_dir=folder).config_file)
     buffer, is_dpo = config.buffer.trainer_input.experience_buffer, config.algorithm.algorithm_type == "dpo"
     texts = []
@@ -227,8 +220,8 @@ def learnt(folder, rows, monkeypatch):
         ({"prompt": "a", "completion": [TOLD]}, "b"),
     ],
 )
-def test_answers_carry_loss_as_in_trl(monkeypatch, tmp_path, row, texts):
-    assert learnt(tmp_path, [row], monkeypatch) == [texts]
+def test_answers_carry_loss_as_in_trl(tmp_path, row, texts):
+    assert learnt(tmp_path, [row]) == [texts]
 
 
 @pytest.mark.parametrize(
@@ -244,8 +237,8 @@ def test_answers_carry_loss_as_in_trl(monkeypatch, tmp_path, row, texts):
     ],
     ids=["columns", "DataFrame", "Dataset", "arrays", "generator", "columns of messages", "DataFrame of messages"],
 )
-def test_tables_of_every_kind_are_rows(monkeypatch, tmp_path, table):
-    assert learnt(tmp_path, table, monkeypatch) == ["b", "c"]
+def test_tables_of_every_kind_are_rows(tmp_path, table):
+    assert learnt(tmp_path, table) == ["b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -263,11 +256,7 @@ def test_forms_that_no_training_here_takes_are_refused(tmp_path, row, key):
         train("model", [row], output_dir=tmp_path)
 
 
-def test_reward_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr("trinity_core.run.preflight.checks.load_ready", load_config)  # there is no model
-    monkeypatch.setattr(
-        "trinity_core.run.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
-    )
+def test_reward_weights(tmp_path):
     rows, functions = [{"prompt": "a"}], [functools.partial(scaled, 2), Length(3)]
     result = train("model", rows, functions, output_dir=tmp_path, reward_weights=[0.5, 0])
     [tasks] = load_config(result.config_file).buffer.explorer_input.tasksets
@@ -298,12 +287,8 @@ def test_names_of_trl_are_told_with_ours(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["train", "training"])
-def test_a_run_in_progress_keeps_its_rows_and_rewards(monkeypatch, tmp_path, part):
+def test_a_run_in_progress_keeps_its_rows_and_rewards(tmp_path, part):
     """Whether another notebook trains, or `trinity run` with the file that a call wrote."""
-    monkeypatch.setattr("trinity_core.run.preflight.checks.load_ready", load_config)  # there is no model
-    monkeypatch.setattr(
-        "trinity_core.run.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
-    )
     result = train("model", [{"prompt": "a"}], lambda_named("first", [0.0]), output_dir=tmp_path)
     before = {file: file.read_bytes() for folder in ("data", "plugins") for file in (tmp_path / folder).iterdir()}
     other = process_holding(tmp_path if part == "train" else result.folder, part)
@@ -319,12 +304,8 @@ def test_a_run_in_progress_keeps_its_rows_and_rewards(monkeypatch, tmp_path, par
 
 
 @pytest.mark.parametrize("wrong", [{"settings": {"buffer.batch_sise": 4}}, {"eval_rows": [{"question": "?"}]}])
-def test_a_refused_call_leaves_a_finished_run_as_it_was(monkeypatch, tmp_path, wrong):
+def test_a_refused_call_leaves_a_finished_run_as_it_was(tmp_path, wrong):
     """`trinity evaluate` and `run` on its config.yaml read its rows and rewards."""
-    monkeypatch.setattr("trinity_core.run.preflight.checks.load_ready", load_config)  # there is no model
-    monkeypatch.setattr(
-        "trinity_core.run.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
-    )
     train("model", [{"prompt": "a"}], lambda_named("first", [0.0]), output_dir=tmp_path / "run")
     for output_dir in (tmp_path / "run", tmp_path / "new"):
         before = contents(output_dir)

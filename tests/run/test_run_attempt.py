@@ -56,7 +56,7 @@ def begin(root: Path, **monitor: Any) -> RunAttempt:
 
 
 def test_a_session_that_cannot_start_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a user of the cluster, nor a thread that forwards metrics, nor a lock of the run."""
+    """Neither a user of the cluster, nor a thread that forwards metrics, nor a lock of the run; it is recorded."""
     attempts: list[RunAttempt] = []
 
     def fail(attempt: RunAttempt) -> None:
@@ -74,6 +74,8 @@ def test_a_session_that_cannot_start_leaves_nothing_open(tmp_path: Path, monkeyp
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name in ("forwarder", "tracking")]
     with (attempt.config.job_dir / ".training.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    record = read_record(attempt.config.job_dir)
+    assert record is not None and record.state == "failed"
 
 
 @pytest.fixture
@@ -205,22 +207,6 @@ def test_tracking_that_opens_after_the_end_is_closed(
     go_on.set()
     attempt._tracking._opening.join(60)
     assert closed == [outcome] and "forwarder" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_an_attempt_that_is_refused_at_once_is_recorded_as_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(attempt: RunAttempt) -> None:
-        raise TrinityError("no GPU is left for the engines")
-
-    monkeypatch.setattr(RunAttempt, "engines", refuse)
-    before = set(threading.enumerate())
-    with pytest.raises(TrinityError):
-        begin(tmp_path, monitor_type="tensorboard")
-    for thread in set(threading.enumerate()) - before:
-        thread.join(60)
-    record = read_record(tmp_path / "p/n")
-    assert record is not None and record.state == "failed"
 
 
 @pytest.mark.parametrize(

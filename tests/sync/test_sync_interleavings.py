@@ -409,12 +409,6 @@ def test_fixed_style_takes_explore_steps_whole(interval, offset):
             assert "empty" not in names(check(Run("fixed", interval, offset, steps=6, whole=1, sequences=sequences)))
 
 
-def test_counting_sequences_in_fixed_style_would_make_rows_old():
-    """Why explore steps come whole: the rest of one would wait longer at each step."""
-    graph = check(Run("fixed", steps=6, sequences=SEQUENCES[1]))
-    assert any(state.dropped for state in graph)
-
-
 @pytest.mark.parametrize("forgotten", ["kept", "saved"])
 def test_versions_that_are_forgotten_make_a_run_inexact(forgotten, monkeypatch):
     """With the two newest versions alone, or with none in the checkpoint, some step gets another version."""
@@ -433,13 +427,3 @@ def test_a_bound_below_the_least_would_need_empty_steps():
 
 def test_a_lower_bound_in_fixed_style_would_drop_rows():
     assert any(state.dropped for state in check(Run("fixed", 2, 1, -1, steps=5)))
-
-
-def test_more_slack_means_more_steps_ahead():
-    """With two explorers and no slack, one waits while the other explores; with slack they overlap."""
-
-    def at_once(slack: int) -> int:
-        graph = explored(Run(slack=slack, explorers=2))
-        return max(sum(e.begun is not None for e in state.explorers) for state in graph)
-
-    assert (at_once(0), at_once(1)) == (1, 2)

@@ -170,15 +170,9 @@ def test_table_that_failed_to_send_is_sent_again(tmp_path: Path, again: bool) ->
 
 def test_scores_are_the_mean_over_eval_sets(tmp_path: Path) -> None:
     MetricsFile(tmp_path, "eval").write(3, {"eval/a/accuracy/mean": 0.2, "eval/b/accuracy/mean": 0.6, "eval/a/n": 7})
-    MetricsFile(tmp_path, "eval").write(4, {"eval/a/reward/mean": 0.5})
+    MetricsFile(tmp_path, "eval").write(4, {"eval/a/accuracy": 0.5, "eval/chat/reward/mean": 0.9})
     MetricsFile(tmp_path, "trainer").write(4, {"accuracy": 1})
-    assert latest_scores(tmp_path) == {3: 0.4, 4: 0.5}
-
-
-def test_eval_set_without_accuracy_counts_by_its_reward(tmp_path: Path) -> None:
-    MetricsFile(tmp_path, "eval").write(2, {"eval/math/accuracy": 0.5, "eval/chat/reward/mean": 0.1})
-    MetricsFile(tmp_path, "eval").write(4, {"eval/math/accuracy": 0.5, "eval/chat/reward/mean": 0.9})
-    assert latest_scores(tmp_path) == {2: 0.3, 4: 0.7}
+    assert latest_scores(tmp_path) == {3: 0.4, 4: 0.7}, "a set without accuracy counts by its reward"
 
 
 def test_evaluation_has_no_score_while_an_eval_set_has_none(tmp_path: Path) -> None:
@@ -201,28 +195,17 @@ def test_only_complete_checkpoints_are_forwarded(tmp_path: Path) -> None:
         save_checkpoint(tmp_path, step)
     (tmp_path / "global_step_6" / "actor" / "huggingface").mkdir(parents=True)  # weights for the explorer alone
     (tmp_path / "global_step_12").mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7,")  # a wrong one hides no checkpoint
     assert list(complete_checkpoints(tmp_path)) == [2, 10]
 
 
-@pytest.mark.parametrize("left", ["", "7,", "2", None])
-def test_latest_checkpoint_file_is_not_read(tmp_path: Path, left: str | None) -> None:
-    """A wrong one, or none, hides no checkpoint."""
-    for step in (2, 10):
-        save_checkpoint(tmp_path, step)
-    latest = tmp_path / "latest_checkpointed_iteration.txt"
-    latest.unlink() if left is None else latest.write_text(left)
-    assert list(complete_checkpoints(tmp_path)) == [2, 10]
-
-
-def test_an_unknown_monitor_is_named(tmp_path: Path) -> None:
-    with raising(TrinityError, key="monitor.monitor_type"):
-        open_writer("mlfow", RunInfo("p", "n", tmp_path), tmp_path)
-
-
-def test_a_monitor_of_another_base_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["mlfow", "own"])
+def test_a_monitor_that_is_unknown_or_of_another_base_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setitem(MONITORS, "own", lambda info, root: object())
     with raising(TrinityError, key="monitor.monitor_type"):
-        open_writer("own", RunInfo("p", "n", tmp_path), tmp_path)
+        open_writer(name, RunInfo("p", "n", tmp_path), tmp_path)
 
 
 def test_metric_names_differ_between_sources() -> None:
