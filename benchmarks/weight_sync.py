@@ -3,9 +3,9 @@
 Prints milliseconds (median over alternating rounds) of: publishing; loading as views; copying these views, whose pages
 have not been touched yet, into the engine's own tensors. The claim: all three, without the digests, within 3 copies.
 Then the digests, of which each sync takes four: bytes and values as published, bytes as they arrived, values as they
-are in the engine; and their share of a step of `--step-seconds` (`step_time.py` shows the share in a real run). The
-claim: below 3 %. Everything is done by one thread, as in an engine or a trainer with a core of its own; `--threads 2`
-lets two share each copy, but not the page faults.
+are in the engine; and their share of a step of `--step-seconds`. The claim: below 3 %. Everything is done by one
+thread, as in an engine or a trainer with a core of its own; `--threads 2` lets two share each copy, but not the page
+faults.
 
     python benchmarks/weight_sync.py --megabytes 80
     python benchmarks/weight_sync.py --megabytes 4 --step-seconds 0.86
