@@ -87,20 +87,6 @@ def test_staleness_is_bounded(step, schedule):
     assert step - 1 - schedule.required_version(step) <= schedule.largest_lag
 
 
-@given(st.integers(1, 60), fixed)
-def test_lockstep_simulation_never_deadlocks(total, schedule):
-    explored = trained = published = 0
-    while trained < total:
-        if explored < total and schedule.required_version(explored + 1) <= published:
-            explored += 1
-        elif trained < explored:
-            trained += 1
-            published = trained if schedule.publishes_after(trained) else published
-        else:
-            pytest.fail(f"deadlock at explorer {explored}, trainer {trained}")
-    assert explored == total
-
-
 @given(steps, intervals, st.none() | st.integers(0, 50), st.none() | st.integers(0, 50))
 def test_dynamic_style_takes_the_latest_at_its_interval(step, interval, held, latest):
     schedule = SyncSchedule("explorer_driven", interval)

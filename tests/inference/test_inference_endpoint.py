@@ -213,7 +213,7 @@ def test_retries_end_with_the_budget_of_the_request() -> None:
 
 def test_a_model_sends_messages_and_sampling() -> None:
     with serving(lambda *_: Reply(completion("so", "length"))) as server:
-        asked = endpoint(server.url, request_args={"reasoning_effort": "low", "seed": None})
+        asked = endpoint(server.url, request_args={"reasoning_effort": "low", "user": None})
 
         async def main() -> Any:
             model = ExternalModel(asked, {"temperature": 1.0, "top_k": -1, "max_tokens": 64})
@@ -221,7 +221,8 @@ def test_a_model_sends_messages_and_sampling() -> None:
 
         first, second = asyncio.run(main())
     expected = {**BODY, "temperature": 0.2, "max_tokens": 64, "reasoning_effort": "low"}
-    assert [request.body for request in server.asked] == [expected, expected]
+    bodies = sorted((request.body for request in server.asked), key=lambda body: body["seed"])
+    assert bodies == [expected | {"seed": seed} for seed in (5, 6)], "each answer has its own"
     assert (first.text, first.finish_reason, len(first.prompt_tokens), len(first.tokens)) == ("so", "length", 9, 5)
     assert second.experience(reward=1.0).response_length == 5
 
@@ -239,14 +240,3 @@ def test_arguments_of_tool_calls_are_sent_as_text() -> None:
         asyncio.run(main())
     [one] = server.asked
     assert one.body["messages"][1]["tool_calls"] == [{**call, "function": {"name": "add", "arguments": '{"a": 2}'}}]
-
-
-def test_each_answer_has_its_seed() -> None:
-    with serving(lambda *_: Reply()) as server:
-        asked = endpoint(server.url)
-
-        async def main() -> Any:
-            return await ExternalModel(asked).chat(BODY["messages"], n=2, seeds=[5, 6])
-
-        asyncio.run(main())
-    assert sorted(request.body["seed"] for request in server.asked) == [5, 6]

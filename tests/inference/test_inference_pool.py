@@ -92,6 +92,16 @@ def test_a_group_stays_on_one_engine():
     assert keys == [{"w0", "w2"}, {"w1", "w3"}]
 
 
+def succeeded_by(engine: FakeEngine, heir) -> FakeEngine:
+    """The engine, which `heir()` replaces once it is lost."""
+
+    async def successor(model_path):
+        return heir()
+
+    engine.successor = successor
+    return engine
+
+
 @given(st.lists(st.integers(1, 9)), st.lists(st.integers(0, 9), min_size=1, max_size=4))
 def test_assignment_is_complete_and_balanced(sizes, loads):
     shares = assign(sizes, loads)
@@ -201,37 +211,28 @@ def test_too_many_lost_engines_raise_a_transient_fault():
     asyncio.run(main())
 
 
-def test_engine_lost_during_load_is_replaced():
+@pytest.mark.parametrize("call", ["load", "hanging load", "reset_prefix_cache"])
+def test_an_engine_lost_during_a_call_is_replaced(call):
     class Dying(FakeEngine):
         async def load(self, source, version):
-            from trinity_core.rollout.inference.requests import EngineLost
+            if call == "hanging load":
+                await asyncio.Event().wait()
+            if call == "load":
+                raise EngineLost("gone")
+            return await super().load(source, version)
 
-            raise EngineLost("gone")
-
-    async def main():
-        pool = await started(engine := Dying())
-        done = await pool.load(SOURCE, 3)
-        assert done.version == 3
-        assert engine.heirs[0].loaded == [(SOURCE, 3)]
-
-    asyncio.run(main())
-
-
-def test_engine_lost_during_cache_reset_is_replaced():
-    class Dying(FakeEngine):
         async def reset_prefix_cache(self):
-            from trinity_core.rollout.inference.requests import EngineLost
-
             raise EngineLost("gone")
 
     async def main():
-        pool = await started(engine := Dying())
-        await pool.load(SOURCE, 3)
+        pool = await started(engine := Dying(), load_seconds=0.05 if call == "hanging load" else 60.0)
+        assert (await pool.load(SOURCE, 3)).version == 3
         await pool.generate(ask("w"))
         await pool.reset_prefix_cache()
         await pool.generate(ask("again"))
         assert pool.restarts == 1
-        assert engine.heirs[0].loaded == [(SOURCE, 3)] and len(engine.heirs[0].calls) == 1
+        assert engine.heirs[0].loaded == [(SOURCE, 3)]
+        assert len(engine.heirs[0].calls) == (1 if call == "reset_prefix_cache" else 2)
 
     asyncio.run(main())
 
@@ -286,22 +287,9 @@ def test_an_engine_with_long_answers_is_not_replaced():
     asyncio.run(main())
 
 
-def test_an_engine_that_hangs_while_it_loads_is_replaced():
-    class Stuck(FakeEngine):
-        async def load(self, source, version):
-            await asyncio.Event().wait()
-
-    async def main():
-        pool = await started(engine := Stuck(), load_seconds=0.05)
-        await pool.load(SOURCE, 3)
-        assert engine.heirs[0].loaded == [(SOURCE, 3)]
-
-    asyncio.run(main())
-
-
 def test_a_new_engine_gets_the_version_loaded_meanwhile():
     """The others load a newer one while it starts."""
-    dying, living, begun = FakeEngine(dies_in=(0,)), FakeEngine(name="second"), asyncio.Event()
+    begun = asyncio.Event()
 
     class Heir(FakeEngine):
         async def load(self, source, version):
@@ -309,10 +297,8 @@ def test_a_new_engine_gets_the_version_loaded_meanwhile():
             await asyncio.sleep(0.05)
             return await super().load(source, version)
 
-    async def successor(model_path):
-        return heir
-
-    heir, dying.successor = Heir(), successor
+    heir, living = Heir(), FakeEngine(name="second")
+    dying = succeeded_by(FakeEngine(dies_in=(0,)), lambda: heir)
 
     async def main():
         pool = await started(dying, living)
@@ -327,12 +313,8 @@ def test_a_new_engine_gets_the_version_loaded_meanwhile():
 
 def test_a_new_engine_that_hangs_is_replaced_too():
     """It starts before the watcher of the dead engine has checked again."""
-    dying, hanging = FakeEngine(dies_in=(0,)), FakeEngine(hangs_in=(0,), name="heir")
-
-    async def successor(model_path):
-        return hanging
-
-    dying.successor = successor
+    hanging = FakeEngine(hangs_in=(0,), name="heir")
+    dying = succeeded_by(FakeEngine(dies_in=(0,)), lambda: hanging)
 
     async def main():
         pool = await started(dying, patience=0.2)
@@ -357,11 +339,7 @@ def test_a_new_engine_that_dies_in_its_start_is_replaced_too(lives, restarts):
         async def successor(self, model_path):
             return Weak(name="heir")
 
-    async def successor(model_path):
-        return Weak()
-
-    dying = FakeEngine(dies_in=(0,))
-    dying.successor = successor
+    dying = succeeded_by(FakeEngine(dies_in=(0,)), Weak)
 
     async def main():
         pool = await started(dying)
@@ -382,7 +360,6 @@ def test_a_new_engine_gets_other_weights_if_its_own_are_gone(tmp_path, held, fou
     source = WeightSource("checkpoint", str(tmp_path))
     for version in (1, 2, 3):
         versions.publish(version, [("weight", torch.zeros(2))])
-    dying = FakeEngine(dies_in=(0,))
 
     class Heir(FakeEngine):
         async def load(self, source, version):
@@ -390,10 +367,7 @@ def test_a_new_engine_gets_other_weights_if_its_own_are_gone(tmp_path, held, fou
                 raise VersionGone(f"version {version} is gone")
             return await super().load(source, version)
 
-    async def successor(model_path):
-        return Heir()
-
-    dying.successor = successor
+    dying = succeeded_by(FakeEngine(dies_in=(0,)), Heir)
 
     async def main():
         pool = await started(dying)

@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import sys
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -542,11 +541,12 @@ def test_prompts_that_are_too_long_are_found_among_the_first_rows(
     rows.write_text("".join(json.dumps({"question": text, "answer": "2"}) + "\n" for text in questions))
     asked = f"{INPUT}.taskset.workflow_args.with_think=false"  # else its system prompt alone is longer
     settings = [f"{INPUT}.taskset.path={rows}", "model.max_prompt_tokens=40", asked, *overrides]
-    assert (set(problems(run_file, *settings)) == {"model.max_prompt_tokens"}) is refused
     with mock.patch.object(checks, "policy_encoder", wraps=checks.policy_encoder) as loaded:
-        listed = checks.validate(run_file, settings, offline=False).stages
+        validated = checks.validate(run_file, settings, offline=False)
     assert loaded.call_count == 1, "for each finding that needs the tokenizer"
-    notices = [notice for stage in listed for notice in stage["notices"] if "model.max_prompt_tokens" in notice]
+    assert ([problem.key for problem in validated.problems] == ["model.max_prompt_tokens"]) is refused
+    listed = (notice for stage in validated.stages for notice in stage["notices"])
+    notices = [notice for notice in listed if "model.max_prompt_tokens" in notice]
     assert len(notices) == noted
 
 
@@ -734,25 +734,16 @@ def test_a_reward_function_judges_an_answer_to_the_first_rows(run_file, tmp_path
     tests = "assert add(1, 2) == 3"
     rows = written(tmp_path, *[{"question": "1 + 2?", "answer": answer, "tests": tests}] * 3)
     settings = [f"{INPUT}.taskset.path={rows}", f"{INPUT}.taskset.default_reward_fn_type={reward}"]
-    found = problems(run_file, *settings, f"plugin_dir={tmp_path / 'plugins'}")
-    assert set(found) == ({f"{INPUT}.taskset.{key}"} if key else set()), found
-    with suppress(ConfigError):
-        notices = checks.validate(run_file, [*settings, f"plugin_dir={tmp_path / 'plugins'}"], offline=False).stages
-        named = any(f"'{reward}'" in notice for stage in notices for notice in stage["notices"])
-        assert named is (reward in ("choosy", "runs_tests"))
+    validated = checks.validate(run_file, [*settings, f"plugin_dir={tmp_path / 'plugins'}"], offline=False)
+    assert [problem.key for problem in validated.problems] == ([f"{INPUT}.taskset.{key}"] if key else [])
+    named = any(f"'{reward}'" in notice for stage in validated.stages for notice in stage["notices"])
+    assert named is (reward in ("choosy", "runs_tests"))
 
 
 RECIPES = Path(checks.__file__).parents[3] / "configs"
 SMALL = (
-    "dpo/dpo",
-    "lora/quickstart",
-    "mix/mix",
-    "opmd/opmd",
-    "ppo/ppo",
-    "quickstart/quickstart",
-    "sft/sft",
-    "tools/tools",
-)
+    "dpo/dpo", "lora/quickstart", "mix/mix", "opmd/opmd", "ppo/ppo", "quickstart/quickstart", "sft/sft", "tools/tools",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe", SMALL)

@@ -83,8 +83,7 @@ def test_a_finished_pipeline_is_not_run_again(
     opened: list[object] = []
     monkeypatch.setattr(driver, "run_request", run_request)
     monkeypatch.setattr(driver, "open_cluster", lambda *of: opened.append(of))
-    overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", at_start]
-    config = load_config(QUICKSTART, overrides)
+    config = pipeline_of(tmp_path, at_start)
     record_end(config.job_dir, record_start(config.job_dir, {}, "pipeline"), RunOutcome.FAILED)
     driver.run_pipeline(config)  # all that is missing is its end
     recorded = read_record(config.job_dir)
@@ -113,7 +112,7 @@ def test_the_model_of_a_pipeline_is_the_one_that_was_trained_last(tmp_path: Path
     """Also where a stage that only evaluates follows."""
     _, rft = run_all(tmp_path)
     bench = rft | {"hf_dir": None, "checkpoint_dir": "bench", "step": 0, "score": 0.7}
-    plan = plan_stages(load_config(QUICKSTART, [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny"]))
+    plan = plan_stages(pipeline_of(tmp_path))
     summary = driver.pipeline_summary(plan, {"seconds": 2.0}, {"rft": rft, "bench": bench})
     assert summary["seconds"] == 2.0 + rft["seconds"] + bench["seconds"]
     assert (summary["hf_dir"], summary["checkpoint_dir"]) == (rft["hf_dir"], rft["checkpoint_dir"])
@@ -157,7 +156,7 @@ def test_a_removed_model_of_a_finished_stage_is_made_again(tmp_path: Path, monke
 
 
 def test_a_second_start_of_a_pipeline_changes_nothing(tmp_path: Path) -> None:
-    config = load_config(QUICKSTART, [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny"])
+    config = pipeline_of(tmp_path)
     other = other_process(config, "pipeline")
     before = sorted(config.job_dir.iterdir())
     try:
@@ -208,8 +207,7 @@ def test_a_pipeline_that_begins_anew_beside_another_has_a_record_of_its_own(
 
 def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `continue_from_checkpoint: false`: by audit, view and log from the start, and by evaluate and convert."""
-    overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", "continue_from_checkpoint=false"]
-    config = load_config(QUICKSTART, overrides)
+    config = pipeline_of(tmp_path, "continue_from_checkpoint=false")
     monkeypatch.setattr(driver, "close_cluster", lambda _: None)
     last = stage_names(config)[-1]
     names = []
@@ -230,7 +228,7 @@ def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypa
 def test_a_retry_of_a_pipeline_begun_anew_knows_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its record of the stages' folders names those of its first attempt."""
     anew = "continue_from_checkpoint=false"
-    config = load_config(QUICKSTART, [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", anew])
+    config = pipeline_of(tmp_path, anew)
     run_all(tmp_path)
     summaries = run_all(tmp_path, anew, begun_by="flow 1")
     plan = plan_stages(in_fresh_folder(config, "flow 1"))

@@ -183,21 +183,21 @@ def test_an_unwritable_checkpoint_root_is_named(tmp_path: Path) -> None:
         hold(tmp_path / "file/project/run", TRAINER_PROCESS)
 
 
+def save_of_another_model(config: Config) -> None:
+    """A checkpoint of step 1 whose run began with a model that is not `model.model_path`."""
+    layout = JobLayout(config.job_dir).create()
+    temporary = begin(layout, 1)
+    (temporary / STATE).write_text(json.dumps({"began": {"model": "elsewhere", "digest": "of other weights"}}))
+    commit(layout, 1, temporary)
+
+
 def test_rows_of_another_model_are_not_trained_on(tmp_path: Path, tiny_folders: TinyFolders) -> None:
     """Before the first checkpoint: what an explorer has stored was sampled by the model that the run began with."""
     other = tmp_path / "other"
     shutil.copytree(tiny_folders.model, other)
     weights = load_file(other / "model.safetensors")
     save_file({name: tensor + 0.01 for name, tensor in weights.items()}, other / "model.safetensors")
-    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
-    tree = {
-        "mode": "both",
-        "checkpoint_root_dir": str(tmp_path),
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
-        "model": {"max_prompt_tokens": 64, "max_response_tokens": 8},
-        "cluster": {"gpu_per_node": 0},
-        "buffer": {"batch_size": 2, "total_steps": 4, "explorer_input": {"taskset": taskset}},
-    }
+    tree = grpo_tree(tmp_path, tiny_folders, 0, "memory", "fixed")
 
     def start(model_path: Path) -> Config:
         stage = resolve(StageRequest(config_from_dict(tree, [f"model.model_path={model_path}"])))
@@ -223,18 +223,9 @@ def test_rows_of_another_model_are_not_trained_on(tmp_path: Path, tiny_folders: 
 
 def test_a_run_that_refuses_to_resume_is_not_waited_for(tmp_path: Path, tiny_folders: TinyFolders) -> None:
     """The further explorer of a finished run would wait for a trainer that never comes."""
-    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
-    config = config_from_dict({
-        "mode": "both", "checkpoint_root_dir": str(tmp_path),
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2, "kl_loss_fn_args": {"kl_coef": 0.1}},
-        "model": {"model_path": str(tiny_folders.model), "max_prompt_tokens": 64, "max_response_tokens": 8},
-        "cluster": {"gpu_per_node": 0},
-        "buffer": {"batch_size": 2, "total_steps": 1, "explorer_input": {"taskset": taskset}},
-    })  # fmt: skip
-    layout = JobLayout(config.job_dir).create()
-    temporary = begin(layout, 1)
-    (temporary / STATE).write_text(json.dumps({"began": {"model": "elsewhere", "digest": "of other weights"}}))
-    commit(layout, 1, temporary)
+    tree = grpo_tree(tmp_path, tiny_folders, 0, "memory", "fixed")
+    config = config_from_dict(tree, ["algorithm.kl_loss_fn_args.kl_coef=0.1", "buffer.total_steps=1"])
+    save_of_another_model(config)
     with open_run_store(config) as store:
         store.position(config.explorer.name)
         store.begin("trainer", 1)
@@ -252,10 +243,7 @@ def test_engines_that_are_pushed_to_never_sample_with_another_model(
     """They start with `model.model_path`; others load the checkpoint's weights first, and the run only warns."""
     tree = grpo_tree(tmp_path, tiny_folders, 0, method, "fixed")
     config = config_from_dict(tree, ["algorithm.kl_loss_fn=none"])
-    layout = JobLayout(config.job_dir).create()
-    temporary = begin(layout, 1)
-    (temporary / STATE).write_text(json.dumps({"began": {"model": "elsewhere", "digest": "of other weights"}}))
-    commit(layout, 1, temporary)
+    save_of_another_model(config)
     with open_run_store(config) as store:
         store.begin("trainer", 1)
         store.commit(1)

@@ -21,7 +21,6 @@ from saving_helpers import save
 from torch.overrides import TorchFunctionMode
 
 from trinity_core.base.errors import TransientFault, TrinityError
-from trinity_core.base.processes import free_memory
 from trinity_core.exchange import pinned
 from trinity_core.exchange.checkpoints.commit import Entry, entry_of, write_manifest
 from trinity_core.exchange.checkpoints.shard_writer import Piece, Segment, ShardWriter
@@ -341,12 +340,3 @@ def test_file_of_a_rank_that_is_not_in_the_folder_is_refused(tmp_path: Path) -> 
     (tmp_path / "here.pt").write_bytes(b"1")
     with pytest.raises(TrinityError, match=r"there\.pt.*checkpoint_root_dir"):
         write_manifest(tmp_path, 1, {name: {"size": 1, "sha256": "0"} for name in ("here.pt", "there.pt")})
-
-
-def test_free_memory_is_at_most_what_a_container_has_left(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("900000\n")
-    (tmp_path / "memory.stat").write_text("anon 400000\ninactive_file 300000\n")
-    assert free_memory(tmp_path, tmp_path / "own") == 400_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory(tmp_path, tmp_path / "own") > 1 << 20
