@@ -278,7 +278,7 @@ def test_killed_at_any_moment(layout):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG])
 def test_refusals_of_the_system_are_clear(number, tmp_path):
-    with pytest.raises(TrinityError, match=str(tmp_path)), clear_errors("writing", tmp_path):
+    with raising(TrinityError, key=str(tmp_path)), clear_errors("writing", tmp_path):
         raise OSError(number, "no")
 
 

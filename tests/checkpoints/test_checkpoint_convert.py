@@ -97,8 +97,9 @@ def test_flat_pieces_are_refused(tmp_path):
             files[rank][name] = piece.clone()
     for rank, content in enumerate(files):
         torch.save(content, actor / shard_name("model", ranks, rank))
-    with pytest.raises(DataError, match="how it was cut"):
+    with pytest.raises(DataError) as caught:
         convert(actor.parent)
+    assert caught.value.key in tensors
 
 
 LAYOUTS = {
@@ -254,11 +255,11 @@ def test_no_code_of_a_checkpoint_runs(tmp_path, capsys):
     model = tiny()
     actor = folder_for(tmp_path, 1, model)
     torch.save({"model.embed_tokens.weight": Evil()}, actor / shard_name("model", 1, 0))
-    with pytest.raises(DataError, match="running code"):
+    with raising(DataError, key=str(actor / shard_name("model", 1, 0))):
         convert(actor.parent)
     (actor / shard_name("model", 1, 0)).unlink()
     (actor / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(DataError, match="not data"):
+    with raising(DataError, key="builtins.print"):
         shards.read_megatron(actor)
     assert "never run" not in capsys.readouterr().out
 
@@ -273,15 +274,13 @@ def test_batch_single_step_and_paths_within(tmp_path):
     for inside in (one, one / "actor", one / "actor" / "huggingface"):
         assert find_steps(inside) == [one]
     assert [f.parent.parent.name for f in convert_all(tmp_path)] == ["global_step_1", "global_step_2"]
-    with pytest.raises(DataError, match="no model shards"):
-        folder = tmp_path / "stage" / "global_step_3"
+    folder, nothing = tmp_path / "stage" / "global_step_3", tmp_path / "nothing"
+    with raising(DataError, key=str(folder / "actor")):
         convert_all(folder, _base(tmp_path, model))
-    with pytest.raises(DataError, match="no global_step"):
-        convert_all(one.parent.parent / "stage" / "nothing") if (one.parent / "nothing").mkdir() else convert_all(
-            one.parent / "nothing"
-        )
-    with raising(DataError, key=str(tmp_path / "missing")):
-        convert_all(tmp_path / "missing")
+    nothing.mkdir()
+    for path in (nothing, tmp_path / "missing"):
+        with raising(DataError, key=str(path)):
+            convert_all(path)
 
 
 def test_the_checkpoints_of_a_pipeline_are_those_of_its_stages(tmp_path):
@@ -447,7 +446,7 @@ def test_checkpoint_removed_meanwhile_is_not_made_again(tmp_path, monkeypatch, p
         remove_old(layout, 4, 1)
 
     monkeypatch.setattr(convert_module, "check_names", removing)
-    with pytest.raises(DataError, match="removed"):
+    with raising(DataError, key=str(layout.step(2))):
         convert(layout.step(2))
     assert layout.steps() == ([2, 4] if published else [4]) and not layout.huggingface(2).exists()
 
@@ -519,7 +518,7 @@ def test_an_adapter_without_shards_is_not_converted(tmp_path):
     tiny().config.save_pretrained(tmp_path / "base")
     step = adapter_for(tmp_path, tmp_path / "base", ranks=0)
     for merged in (False, True):
-        with pytest.raises(DataError, match="no shards"):
+        with raising(DataError, key=str(step / "actor")):
             convert(step, tmp_path / "base", merged)
     assert not (step / "actor" / ADAPTER / WEIGHTS).exists()
 
@@ -534,6 +533,6 @@ def test_an_adapter_whose_checkpoint_is_removed_meanwhile_is_not_made_again(tmp_
         return merged
 
     monkeypatch.setattr(convert_module, "merge_shards", read_and_remove)
-    with pytest.raises(DataError, match="was removed"):
+    with raising(DataError, key=str(step)):
         convert(step)
     assert not step.exists()

@@ -63,11 +63,11 @@ def clear_errors(doing: str, path: Path, instead: str = ANOTHER_ROOT) -> Iterato
         reason = _REASONS.get(error.errno or 0)
         if reason is None:
             raise
-        raise TrinityError(f"{doing} {path} failed: {reason.format(instead=instead)}") from error
+        raise TrinityError(f"{doing} {path} failed: {reason.format(instead=instead)}", key=str(path)) from error
     except RuntimeError as error:  # torch reports a failed write as "... file write failed" or "... Enforce fail ..."
         if "write failed" not in str(error) and "unexpected pos" not in str(error):
             raise
-        raise TrinityError(f"{doing} {path} failed while writing: is the disk full? ({error})") from error
+        raise TrinityError(f"{doing} {path} failed: is the disk full? ({error})", key=str(path)) from error
 
 
 def when_room(write: Callable[[], T], target: Path | str) -> T:

@@ -171,7 +171,8 @@ def _refuse_removed(step_folder: Path, is_ours: bool) -> None:
     if not (step_folder / (MANIFEST if is_ours else "actor")).exists():
         raise DataError(
             f"{step_folder} was removed while it was converted: the run keeps trainer.max_checkpoints_to_keep of them. "
-            "Convert a newer one"
+            "Convert a newer one",
+            key=str(step_folder),
         )
 
 
@@ -219,14 +220,15 @@ def _tensors(actor: Path, config: dict[str, Any]) -> tuple[Tensors, Callable[[st
         return {plain: like[name] for plain, name in names.items()}, lambda plain: value_of(names[plain])
     folder = find_megatron(actor)
     if folder is None:
-        raise DataError(f"{actor} holds no model shards (model_world_size_*_rank_*.pt or a Megatron checkpoint)")
+        kinds = "model_world_size_*_rank_*.pt or a Megatron checkpoint"
+        raise DataError(f"{actor} holds no model shards ({kinds})", key=str(actor))
     tensors = from_megatron(read_megatron(folder), config)
     return tensors, tensors.__getitem__
 
 
 def _adapter(actor: Path) -> Tensors:
     if not shard_files(actor):
-        raise DataError(f"{actor} holds no shards of its adapter (model_world_size_*_rank_*.pt)")
+        raise DataError(f"{actor} holds no shards of its adapter (model_world_size_*_rank_*.pt)", key=str(actor))
     like, value_of = merge_shards(actor)
     return {name: value_of(name) for name in like}
 

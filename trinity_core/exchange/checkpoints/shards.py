@@ -79,7 +79,7 @@ def load_shard(path: Path) -> dict[str, Any]:
             # Mapped, only the tensors being written are in memory; older formats cannot be mapped.
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise DataError(f"{path} cannot be read without running code from it: {error}") from error
+        raise DataError(f"{path} cannot be read without running code from it: {error}", key=str(path)) from error
     if isinstance(loaded, dict) and set(loaded) <= {"model", "state_dict", "module"} and len(loaded) == 1:
         (loaded,) = loaded.values()
     if not isinstance(loaded, dict):
@@ -107,7 +107,7 @@ def _shared(name: str, pieces: Sequence[Any]) -> torch.Tensor:
     if len(pieces) == 1 or all(torch.equal(first, piece) for piece in pieces[1:]):
         return first
     raise DataError(
-        f"the ranks hold different pieces of {name} and they are no DTensors, so nothing says how it was cut"
+        f"the ranks hold different pieces of {name} and they are no DTensors, so nothing says how it was cut", key=name
     )
 
 
@@ -223,7 +223,8 @@ class _Unpickler(pickle.Unpickler):
             return vars(torch)[name]
         if module in _SAFE_MODULES or (module, name) in _SAFE_NAMES:
             return super().find_class(module, name)
-        raise DataError(f"the checkpoint's metadata asks for {module}.{name}, which is not data; it is not read")
+        asked = f"{module}.{name}"
+        raise DataError(f"the checkpoint's metadata asks for {asked}, which is not data; it is not read", key=asked)
 
 
 def from_megatron(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
