@@ -37,7 +37,7 @@ from trinity_core.exchange.tracking.scores import valid_scores
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.records import StepRecords
-from trinity_core.rollout.runner import EvaluationProgress, FailureWatch, Outcome
+from trinity_core.rollout.runner import OVER_ROLLOUT, EvaluationProgress, FailureWatch, Outcome
 from trinity_core.rollout.trainer_watch import TrainerWatch
 from trinity_core.run.audit import audit_runs
 from trinity_core.run.loop import explore
@@ -868,6 +868,15 @@ def test_few_consecutive_failures_do_not_end_the_run(tmp_path):
         watch.check(9, [failed])
     lines = [json.loads(line) for line in (tmp_path / "failed_tasks.jsonl").read_text().splitlines()]
     assert lines == [{"source": "train.jsonl", "line": 4, "reason": "KeyError: 'board'"}] * 16
+
+
+def test_a_task_that_was_not_waited_for_is_no_success(tmp_path):
+    task = Task(index=3, raw={}, taskset="gsm8k", workflow="w")
+    failed, left = Outcome(task, error=KeyError("board")), Outcome(task, dropped=OVER_ROLLOUT)
+    watch = FailureWatch(RejectedRows(folder=tmp_path))
+    watch.check(1, [left, *[failed] * 7])
+    with pytest.raises(TrinityError):
+        watch.check(2, [left, failed])
 
 
 def test_step_with_one_failure_continues_and_counts_it(config, engine, monkeypatch):

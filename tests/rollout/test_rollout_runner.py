@@ -139,6 +139,11 @@ def test_tasks_that_end_within_the_patience_are_kept():
     assert [len(outcome.experiences) for outcome in outcomes] == [1, 1]
 
 
+def test_tasks_that_all_end_at_once_are_kept():
+    outcomes, _ = run_step([0.0], [0.0], [0.0], over_rollout=OverRolloutConfig(ratio=0.5))
+    assert [len(outcome.experiences) for outcome in outcomes] == [1, 1, 1]
+
+
 def test_a_fault_of_the_run_ends_a_step_that_waits_for_most():
     with pytest.raises(TransientFault):
         run_step([30.0], [TransientFault("engines")], over_rollout=OverRolloutConfig(ratio=0.5, wait_after_min=9))

@@ -179,9 +179,10 @@ class TaskRunner:
                 ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for call in ended:
                     call.result()
-            ended, pending = await asyncio.wait(pending, timeout=self.over_rollout.wait_after_min)
-            for call in ended:
-                call.result()
+            if pending:
+                ended, pending = await asyncio.wait(pending, timeout=self.over_rollout.wait_after_min)
+                for call in ended:
+                    call.result()
         finally:
             for call in calls:
                 call.cancel()
@@ -257,7 +258,7 @@ class TaskRunner:
         finally:
             rewards.uncounted.give_up()
             outcome.span = (began, time.time())
-            _end(model, outcome, succeeded=outcome.error is None)
+            _end(model, outcome, succeeded=bool(outcome.experiences))
 
     def _model(self, task: Task) -> Any:
         if self.api is not None:
@@ -328,9 +329,11 @@ class FailureWatch:
 
         Raises `TrinityError` if every task of explore step `step` failed, or had no answer that could be judged, and so
         did `FAILED_IN_A_ROW` tasks in a row or all tasks of the run (`is_last`). Until a task succeeds, prompts that
-        are too long count as failures. Raises `TransientFault` if verifiers fail that have judged answers before.
+        are too long count as failures. Raises `TransientFault` if verifiers fail that have judged answers before. Tasks
+        that were not waited for say nothing.
         """
         self.note(outcomes)
+        outcomes = [outcome for outcome in outcomes if outcome.dropped != OVER_ROLLOUT]
         reasons = [self._reason(outcome) for outcome in outcomes]
         if not all(reasons) or not outcomes:
             self.in_a_row = 0
