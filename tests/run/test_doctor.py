@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_core.data.experience import Experience
+from trinity_core.exchange.store.ledger import DrawnTask
+from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.run.doctor import CHECKS, diagnose
-from trinity_core.run.evidence import Evidence, Score
+from trinity_core.run.evidence import Evidence, Score, gather
 
 STEPS = range(1, 13)
 
@@ -147,3 +152,20 @@ def test_draws_that_no_epoch_has_are_repeated_ones(rows: list[int]) -> None:
     """An order of epochs is one in which the count of the drawn task never falls."""
     counts = [rows[: place + 1].count(one) for place, one in enumerate(rows)]
     assert ("repeated-tasks" in found(Evidence(draws=[f"a/{one}" for one in rows]))) == (counts != sorted(counts))
+
+
+def test_tasks_without_rows_and_groups_below_a_task_repeat_nothing(tmp_path: Path) -> None:
+    """A step across two epochs, the last task of the first one dropped: the ledger lists it after the others."""
+    store = ExperienceStore.open(tmp_path / "store.db", str(tmp_path))
+    explorer, rng = "explorer", np.random.default_rng(0)
+    for step, tasks in (1, (0, 1)), (2, (2, 0)), (3, (1, 2)):
+        names = [f"{explorer}/{step}/{place}" for place in range(2)]
+        drawn = [DrawnTask(name, f"train/{task}", 1) for name, task in zip(names, tasks, strict=True)]
+        drawn.append(DrawnTask(f"{names[1]}/judge", drawn[1].task, 1))
+        rows = [replace(row(1, 0, 0, rng), group=one.group) for one in drawn[step == 2 :]]
+        store.put(explorer, step, {}, rows, 0, drawn=drawn)
+    (tmp_path / "monitor").mkdir()
+    line = {"source": explorer, "step": 3, "time": 0.0, "metrics": {"tasks": 2.0}}
+    (tmp_path / "monitor" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    evidence = gather(tmp_path, f"sqlite:///{tmp_path}/store.db", audited=False)
+    assert evidence.draws == [f"train/{task}" for task in (0, 1, 2, 0, 1, 2)]

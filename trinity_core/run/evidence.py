@@ -102,10 +102,13 @@ def _draws(folder: Path, store: str, explorers: Collection[str]) -> list[str]:
     try:
         with database.read() as connection:
             groups = database.tables.groups.c
-            query = select(groups.task).where(groups.task.is_not(None)).order_by(groups.step, groups.id)
-            return list(connection.scalars(query))
+            query = select(groups.explorer, groups.step, groups.name, groups.task).where(groups.task.is_not(None))
+            rows = connection.execute(query).all()
     finally:
         database.close()
+    # The ledger lists the tasks of a step by what became of them. A group below a task's own is no task of its own.
+    placed = [(row.step, row.name.removeprefix(f"{row.explorer}/{row.step}/"), row.task) for row in rows]
+    return [task for *_, task in sorted((step, int(place), task) for step, place, task in placed if place.isdigit())]
 
 
 def _scores(lines: Sequence[MetricLine]) -> dict[str, list[Score]]:
