@@ -163,6 +163,17 @@ def test_an_endpoint_that_is_down_is_named() -> None:
     assert f"endpoint {url} (model m) cannot be reached" in str(error)
 
 
+def test_an_endpoint_that_is_down_when_the_budget_ends_is_named() -> None:
+    [error] = ask(endpoint(f"http://127.0.0.1:{free_port()}/v1", budget=1.0))
+    assert isinstance(error, TransientFault)
+
+
+def test_a_slow_first_answer_is_missing_and_its_endpoint_not_down() -> None:
+    with serving(lambda *_: Reply(seconds=2.0)) as server:
+        [error] = ask(endpoint(server.url, budget=0.7))
+    assert isinstance(error, Unanswered)
+
+
 def test_an_endpoint_that_never_answers_is_given_up() -> None:
     with serving(lambda *_: Reply("oops", 500)) as server:
         errors = ask(endpoint(server.url, max_retry_times=0, requests_at_once=1), GIVE_UP)

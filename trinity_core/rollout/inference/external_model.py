@@ -152,7 +152,7 @@ class Endpoint:
             await client.close()
 
     async def _answer(self, body: dict[str, Any]) -> Answer:
-        from httpx2 import ConnectError, ConnectTimeout, HTTPStatusError
+        from httpx2 import ConnectError, ConnectTimeout
         from openai import APIConnectionError, APIStatusError, Omit
 
         client, answered = self._openai(), self._answered
@@ -167,9 +167,9 @@ class Endpoint:
                 )
             answer = read_answer(response.content)
         except TimeoutError as error:
-            # Of the attempt after which the budget cut a pause short; an endpoint that gave no status may be down.
+            # The fault of the attempt after which the budget cut a pause short; None if it cut an attempt short.
             last = error.__cause__.__context__ if error.__cause__ else None
-            is_down = not self._answered and not isinstance(last, HTTPStatusError)
+            is_down = isinstance(last, ConnectError | ConnectTimeout)
             raise self._failure(f"no answer within {self.budget:.3g} s", answered, is_down=is_down) from None
         except APIConnectionError as error:
             cause = error.__cause__ or error
