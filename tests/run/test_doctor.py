@@ -147,6 +147,16 @@ def test_rewards_that_end_perfect_are_a_success() -> None:
     assert found(healthy(**solved | still | explored_with(6, reward__mean=1.0, reward__std=0.0))) == set()
 
 
+def test_a_trained_adapter_begins_far_from_its_reference(tmp_path: Path) -> None:
+    folder = tmp_path / "monitor"
+    folder.mkdir()
+    line = {"source": "trainer", "step": 1, "time": 0.0, "metrics": {"actor/kl_mean": 0.4}}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    for path, checks in (None, {"other-reference"}), ("adapter", set()):
+        (folder / "config.yaml").write_text(json.dumps({"model": {"lora_configs": [{"path": path}]}}))
+        assert found(gather(tmp_path, None)) == checks
+
+
 @given(st.lists(st.integers(0, 5), max_size=40))
 def test_draws_that_no_epoch_has_are_repeated_ones(rows: list[int]) -> None:
     """An order of epochs is one in which the count of the drawn task never falls."""

@@ -344,7 +344,7 @@ def verifier_errors(evidence: Evidence) -> Iterator[Diagnosis]:
 @check
 def other_reference(evidence: Evidence) -> Iterator[Diagnosis]:
     """The policy is far from its reference before the first update."""
-    if not evidence.trained or min(evidence.trained) != 1:
+    if not evidence.trained or min(evidence.trained) != 1 or evidence.starts_from_adapter:
         return
     kl = evidence.trained[1].get("actor/kl_mean")
     if kl is not None and evidence.trained[1].get("staleness/max", 0.0) == 0.0 and abs(kl) > 0.02:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import yaml
 from sqlalchemy import select
 
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics, stream_of
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.exchange.tracking.run_record import read_config
 from trinity_core.run.audit import audit_runs, open_store
 
 BATCHES = 8
@@ -50,6 +51,8 @@ class Evidence:
     """`<task set>/<row>` of each task in the order in which it was drawn, if the order is that of epochs."""
     eval_prompts: frozenset[str] = frozenset()
     """Prompts of sampled answers of evaluations."""
+    starts_from_adapter: bool = False
+    """True if the run began with a trained adapter, without which the policy is its reference."""
 
     @property
     def rows(self) -> list[Experience]:
@@ -78,7 +81,12 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
         if stream_of(source) == "eval"
         for rollout in read_rollouts(file)
     }
-    evidence = Evidence(trained, explored, _scores(lines), eval_prompts=frozenset(evaluated))
+    settings = read_config(folder)
+    adapters = (settings.get("model") or {}).get("lora_configs") or [{}]
+    evidence = Evidence(
+        trained, explored, _scores(lines), eval_prompts=frozenset(evaluated),
+        starts_from_adapter=bool(adapters[0].get("path")),
+    )  # fmt: skip
     if store is None:
         return evidence
     with ExperienceStore(open_store(folder, store)) as opened:
@@ -86,13 +94,11 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
     problems = (
         [problem for audit in audit_runs(folder, url=store).values() for problem in audit.problems] if audited else []
     )
-    return replace(evidence, batches=batches, contradictions=problems, draws=_draws(folder, store, explored))
+    return replace(evidence, batches=batches, contradictions=problems, draws=_draws(folder, store, explored, settings))
 
 
-def _draws(folder: Path, store: str, explorers: Collection[str]) -> list[str]:
+def _draws(folder: Path, store: str, explorers: Collection[str], settings: Mapping[str, Any]) -> list[str]:
     """Return the tasks drawn by the run's only explorer; none if its selector draws in another order than epochs."""
-    config = folder / "monitor" / "config.yaml"
-    settings = yaml.safe_load(config.read_text()) if config.is_file() else {}
     explorer_input = (settings.get("buffer") or {}).get("explorer_input") or {}
     tasksets = explorer_input.get("tasksets") or [explorer_input.get("taskset") or {}]
     kinds = {(taskset.get("task_selector") or {}).get("selector_type", "sequential") for taskset in tasksets}
