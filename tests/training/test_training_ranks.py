@@ -77,10 +77,10 @@ def trained(tiny_model, tmp_path):
     cases += [_case("two_micro_batches", 0, tiny_model, 80, world_sizes=(1,), saved=False)]
     cases += [_case(f"shared{stage}", stage, tiny_model, tokens, sharing=2) for stage, tokens in ((0, 60),)]
     cases += [_case("shared_half", 2, tiny_model, dtype="bfloat16", sharing=2, saved=False)]
-    for algorithm, stage, lora in (("dpo", 0, ()), ("sft", 0, ()), ("ppo", 3, ()), ("grpo", 2, ADAPTER)):
+    for algorithm, stage, lora in (("dpo", 0, ()), ("sft", 0, ()), ("ppo", 0, ()), ("grpo", 2, ADAPTER)):
         name = f"shared_{algorithm}{stage}"
         cases += [_case(name, stage, tiny_model, sharing=2, saved=False, algorithm=algorithm, lora=lora)]
-    cases += [_case(f"adapter{stage}", stage, tiny_model, lora=ADAPTER) for stage in (2, 3)]
+    cases += [_case(f"adapter{stage}", stage, tiny_model, lora=ADAPTER) for stage in (0, 2, 3)]
     cases += [_case("critic3", 3, tiny_model, algorithm="ppo")]  # the bias of its head cannot be shared out evenly
     for case in cases:
         offloads = case["name"].startswith("offloaded")  # on a CPU no saving
