@@ -7,6 +7,7 @@ import gc
 import math
 import threading
 import time
+from types import SimpleNamespace
 from weakref import WeakSet
 
 import numpy as np
@@ -29,6 +30,7 @@ from trinity_core.rollout.inference.engine_model import EngineModel, Limits
 from trinity_core.rollout.inference.pool import EnginePool
 from trinity_core.rollout.inference.requests import Sampling
 from trinity_core.rollout.metrics import dropped_whole
+from trinity_core.rollout.openai_api.model import ApiModel, SessionCounts
 from trinity_core.rollout.records import drawn_tasks
 from trinity_core.rollout.runner import OVER_ROLLOUT, Pace, TaskRunner
 from trinity_core.rollout.step_source import loading_meanwhile
@@ -137,6 +139,19 @@ def test_tasks_that_end_within_the_patience_are_kept():
     over_rollout = OverRolloutConfig(ratio=0.9, wait_after_min=5.0)
     outcomes, _ = run_step([0.1], [0.0], over_rollout=over_rollout)
     assert [len(outcome.experiences) for outcome in outcomes] == [1, 1]
+
+
+def test_tokens_of_a_task_that_was_not_waited_for_are_discarded():
+    class Asked(ApiModel):
+        def __init__(self):
+            """Its one session has ended, with 5 tokens."""
+
+        def end(self):
+            return SessionCounts(sessions=1, taken=5, sampled=5)
+
+    api, over_rollout = SimpleNamespace(model=lambda *_: Asked()), OverRolloutConfig(ratio=0.5, wait_after_min=0.05)
+    outcomes, _ = run_step([30.0], [0.0], api=api, over_rollout=over_rollout)
+    assert [outcome.sessions.discarded for outcome in outcomes] == [5, 0]
 
 
 def test_tasks_that_all_end_at_once_are_kept():
