@@ -19,17 +19,19 @@ OWN_MEMORY = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec
 
 @contextmanager
 def ray_cluster(
-    folder: Path, nodes: int = 2, cpus: int = 2, own_memory: bool = False
+    folder: Path, nodes: int = 2, cpus: int = 2, own_memory: bool = False, tls: bool = False
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """An ordinary Ray cluster on this machine: its address, and the environment of a user who has its token.
 
-    With `own_memory`, for which one must be root, each node has a /dev/shm of its own.
+    With `own_memory`, for which one must be root, each node has a /dev/shm of its own. With `tls` all connections are
+    encrypted, with a certificate that is its own authority.
     """
     (folder / "home/.ray").mkdir(parents=True)
     (folder / "home/.ray/auth_token").write_text(os.urandom(32).hex())
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PREFECT_"))}
     cache = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")}
     environment = kept | cache | {"HOME": str(folder / "home"), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment |= _certificates(folder) if tls else {}
     holders = [reserve_port() for _ in range(1 + nodes)]
     ports = [holder.getsockname()[1] for holder in holders]
     address = f"{LOOPBACK}:{ports[0]}"
@@ -56,6 +58,16 @@ def ray_cluster(
             end(process)
         for holder in holders:
             holder.close()
+
+
+def _certificates(folder: Path) -> dict[str, str]:
+    from ray._common.tls_utils import generate_self_signed_tls_certs
+
+    files = {"RAY_TLS_SERVER_CERT": folder / "server.crt", "RAY_TLS_SERVER_KEY": folder / "server.key"}
+    for path, text in zip(files.values(), generate_self_signed_tls_certs(), strict=True):
+        path.write_text(text)
+    files["RAY_TLS_CA_CERT"] = files["RAY_TLS_SERVER_CERT"]
+    return {"RAY_USE_TLS": "1"} | {name: str(path) for name, path in files.items()}
 
 
 def _wait_for_node(process: subprocess.Popen[bytes], log: Path) -> None:

@@ -120,21 +120,44 @@ def test_a_wrong_token_is_one_clear_error(head: tuple[str, dict[str, str]]) -> N
     assert float(said.split()[1]) < 10
 
 
-AFTER_OWN = """
-from trinity_core.hosting.ray_node import join_ray, start_ray
-import ray, sys
+EARLIER = {
+    "its own Ray": """
+from trinity_core.hosting.ray_node import start_ray
 start_ray("trinity", cpus=1, gpus=0)
+import ray
 ray.shutdown()
+""",
+    "an import of ray": "import ray",  # the survey of this machine's GPUs does too
+}
+THEN_JOIN = """
+import sys
+from trinity_core.hosting.ray_node import join_ray
 join_ray(sys.argv[1], "trinity")
+import ray
 assert ray.get(ray.remote(num_cpus=0)(lambda: 1).remote(), timeout=60) == 1
 """
 
 
 @pytest.mark.slow
-def test_a_process_that_has_had_its_own_ray_joins_a_cluster(head: tuple[str, dict[str, str]]) -> None:
+@pytest.mark.parametrize("earlier", EARLIER)
+def test_a_process_that_has_used_ray_joins_a_cluster(earlier: str, head: tuple[str, dict[str, str]]) -> None:
     """With the token of that cluster."""
     address, env = head
-    command = [sys.executable, "-c", AFTER_OWN, address]
+    join(EARLIER[earlier] + THEN_JOIN, address, env)
+
+
+@pytest.mark.slow
+def test_a_cluster_with_tls_is_joined_with_its_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="ray") as folder, ray_cluster(Path(folder), 1, tls=True) as (address, env):
+        join(THEN_JOIN, address, env)
+        monkeypatch.setenv("RAY_USE_TLS", "1")
+        monkeypatch.setenv("RAY_TLS_SERVER_CERT", env["RAY_TLS_SERVER_CERT"])
+        with pytest.raises(TrinityError, match="RAY_TLS_CA_CERT"):
+            join_ray(address, "trinity")
+
+
+def join(code: str, address: str, env: dict[str, str]) -> None:
+    command = [sys.executable, "-c", code, address]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 

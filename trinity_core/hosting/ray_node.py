@@ -170,9 +170,9 @@ def join_ray(address: str, namespace: str) -> None:
     that refuses it or does not answer. Raises TrinityError if the token is missing or wrong, ClusterAway if no head
     answers.
     """
-    if os.environ.get("RAY_AUTH_TOKEN") == OWN_TOKEN:  # this process has had its own Ray
-        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
+    if os.environ.get("RAY_AUTH_TOKEN") == OWN_TOKEN:  # this process has had its own Ray
         del os.environ["RAY_AUTH_TOKEN"]
         AuthenticationTokenLoader.instance().reset_cache()
     is_head = address != "auto" and "://" not in address  # else one of this machine, or Ray's client server
@@ -184,6 +184,7 @@ def join_ray(address: str, namespace: str) -> None:
                 "from its head node, or set RAY_AUTH_TOKEN."
             )
         os.environ["RAY_AUTH_MODE"] = "token"
+        Config.initialize("")  # Ray has read the mode when it was imported
     import ray
 
     ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
@@ -193,7 +194,7 @@ def _admits(head: str, token: str) -> bool:
     """Return False if the head refuses the token or, with "", the lack of one. Raises ClusterAway."""
     import grpc
 
-    with grpc.insecure_channel(head, [("grpc.enable_http_proxy", 0)]) as channel:
+    with _channel(head) as channel:
         ask = channel.unary_unary(CHECK_ALIVE)
         try:
             ask(
@@ -208,6 +209,22 @@ def _admits(head: str, token: str) -> bool:
                 "start --head --port=…`), or correct the address."
             ) from error
     return True
+
+
+def _channel(head: str) -> Any:
+    """Return a gRPC channel to the head, over TLS where Ray uses it. Raises TrinityError without its certificates."""
+    import grpc
+
+    options = [("grpc.enable_http_proxy", 0)]
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return grpc.insecure_channel(head, options)
+    from ray._common.tls_utils import load_certs_from_env
+
+    try:
+        chain, key, authority = load_certs_from_env()
+    except (RuntimeError, OSError) as error:
+        raise TrinityError(f"RAY_USE_TLS is set, but its certificates cannot be read: {error}") from error
+    return grpc.secure_channel(head, grpc.ssl_channel_credentials(authority, key, chain), options)
 
 
 def _token(address: str) -> tuple[str, str]:
