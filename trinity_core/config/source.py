@@ -68,9 +68,8 @@ def parse(text: str, name: str = "<text>", section: type[BaseModel] | None = Con
         node = loader.get_single_node()
         tree = {} if node is None else walk.value(node, "", None if section is None else Type(section, (), False))
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else None
-        raise _unreadable(f"is not valid YAML: {error.problem or error.context}.", name, line) from None
+        fault, line = _yaml_fault(error)
+        raise _unreadable(f"is not valid YAML: {fault}.", name, line) from None
     except RecursionError:
         raise _unreadable("is not valid YAML: it is nested too deeply, or refers to itself.", name) from None
     except yaml.YAMLError as error:
@@ -78,6 +77,21 @@ def parse(text: str, name: str = "<text>", section: type[BaseModel] | None = Con
     if not isinstance(tree, dict):
         raise _unreadable("must be a mapping of sections.", name)
     return walk.source(tree)
+
+
+def _yaml_fault(error: yaml.MarkedYAMLError) -> tuple[str | None, int | None]:
+    """Return what is wrong with a text, and the line.
+
+    That of an open quote, or of a key without a colon, is where those begin: YAML notices only later. For a fault
+    within a list or mapping the text names the line where that begins.
+    """
+    begins, noticed = (mark.line + 1 if mark else None for mark in (error.context_mark, error.problem_mark))
+    fault, context = error.problem or error.context, error.context or ""
+    if begins in (None, noticed):
+        return fault, noticed
+    if noticed is None or context.startswith("while scanning"):
+        return fault, begins
+    return f"{fault} ({context} of line {begins})", noticed
 
 
 def from_values(tree: Mapping[str, Any]) -> YamlSource:
@@ -94,6 +108,8 @@ class _Walk:
         self._places = {"": SourceLocation(file)}
         self._problems: list[Finding] = []
         self._merged: set[yaml.Node] = set()
+        self._above: set[yaml.Node] = set()
+        """The lists and mappings around the current value."""
         self._refers = False
         self.loader = Loader("")
 
@@ -104,7 +120,7 @@ class _Walk:
     def value(self, node: yaml.Node, key: str, typed: Type | Below | None) -> Any:
         """Return the value of a node at a key. Unusable values are reported and become None.
 
-        Raises YAMLError for a text that does not fit its tag, RecursionError for a node that contains itself.
+        Raises YAMLError for a text that does not fit its tag, and for a node that contains itself.
         """
         if isinstance(node, yaml.ScalarNode):
             is_number = node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool")
@@ -120,11 +136,15 @@ class _Walk:
         else:
             problem = f"{node.tag.removeprefix(TAG)} is no kind of value here"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        if node in self._above:
+            raise yaml.constructor.ConstructorError(None, None, "it refers to itself", node.start_mark)
+        self._above.add(node)
         values = {}
         for name, named, value in entries:
             path = join_key(key, name)
             self._places[path] = self._place(named)
             values[name] = self.value(value, path, type_below(typed, name))
+        self._above.remove(node)
         return values if isinstance(node, yaml.MappingNode) else list(values.values())
 
     def _scalar(self, node: yaml.ScalarNode, key: str) -> Any:
