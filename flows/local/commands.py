@@ -149,13 +149,13 @@ def up(root: Path, port: int, say: Say, restarts: int = RESTARTS, pages: Sequenc
 
 def _start_server_again(root: Path, state: UpState, say: Say) -> None:
     """Start a server that has ended at the address that worker and runs know. Raises TrinityError if it is taken."""
-    _stop_supervisor(root, state, say)
     port = urlsplit(state.api_url).port or 0
     if not port_is_free(port):
         raise TrinityError(
             f"Prefect's server has ended, and port {port}, where worker and runs expect it, is in use. Free the port, "
             "or call `trinity down`, which lets the runs save, and `trinity up --port N`."
         )
+    _stop_supervisor(root, state, say)
     _start_server(root, port, state, say)
     state.save(root)
 
