@@ -75,9 +75,9 @@ def _main(name: str, title: str) -> FieldInfo:
     if setting.names:
         about["examples"] = list(setting.names)
     low: Any = setting.bounds.low if setting.bounds else None
-    exclusive = bool(setting.bounds and setting.bounds.exclusive)
+    above = bool(setting.bounds and setting.bounds.above)
 
-    shown: FieldInfo = Field(gt=low if exclusive else None, ge=None if exclusive else low, json_schema_extra=about)
+    shown: FieldInfo = Field(gt=low if above else None, ge=None if above else low, json_schema_extra=about)
     return shown
 
 

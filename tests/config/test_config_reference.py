@@ -15,7 +15,7 @@ from trinity_core.config import Config, config_from_dict, load_config, public_di
 from trinity_core.config.fields import settings
 from trinity_core.config.json_schema import json_schema
 from trinity_core.config.reference import PAGE, listing, page
-from trinity_core.config.schema import AuxiliaryModelConfig, OptimizerConfig
+from trinity_core.config.schema import AuxiliaryModelConfig, OptimizerConfig, OverRolloutConfig
 
 RECIPES = Path(__file__).parents[2] / "configs"
 
@@ -61,6 +61,8 @@ def test_settings_describe_themselves() -> None:
     assert (by_name["lr"].kind, by_name["lr"].default, str(by_name["lr"].bounds)) == ("number", 1e-6, "more than 0")
     assert by_name["warmup_style"].choices == ("constant", "cosine", "linear")
     assert by_name["lr_warmup_steps"].unit == "steps"
+    (ratio,) = [setting for setting in settings(OverRolloutConfig) if setting.name == "ratio"]
+    assert str(ratio.bounds) == "at least 0 and less than 1"
     inherited = {setting.name: setting for setting in settings(AuxiliaryModelConfig)}
     assert inherited["engine_num"].doc and inherited["max_model_len"].derived and inherited["name"].optional
 

@@ -37,8 +37,8 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
     elif setting.kind == "integer":
         strategy = st.integers(0 if low is None else int(low), int(high or 10_000))
     elif setting.kind == "number":
-        exclusive = setting.bounds.exclusive if setting.bounds else False
-        strategy = st.floats(low, high or 1e6, exclude_min=exclusive)
+        above, below = (setting.bounds.above, setting.bounds.below) if setting.bounds else (False, False)
+        strategy = st.floats(low, high or 1e6, exclude_min=above, exclude_max=below)
     elif setting.kind == "boolean":
         strategy = st.booleans()
     elif setting.kind == "string":

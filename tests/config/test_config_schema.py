@@ -103,7 +103,8 @@ def test_schema_says_of_a_setting_what_the_page_says() -> None:
     assert optimizer["lr_warmup_steps"]["unit"] == "steps"
     algorithm = defined["AlgorithmConfig"]["properties"]
     assert "grpo" in algorithm["algorithm_type"]["examples"] and "dpo" in algorithm["policy_loss_fn"]["examples"]
-    assert not {name for schema in defined.values() for name in schema} & {"ge", "gt", "le", "lt"}
+    ratio = defined["OverRolloutConfig"]["properties"]["ratio"]["anyOf"][0]
+    assert ratio == {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
 
 
 def test_command_lists_every_setting() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -21,15 +21,16 @@ from trinity_core.config.types import IS_DERIVED, Listed, OneOrMany, Unit
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a number, both inclusive unless `exclusive` (then `low` itself is refused)."""
+    """Bounds of a number, both inclusive unless `above` (then `low` itself is refused) or `below` (`high` itself)."""
 
     low: float | None = None
     high: float | None = None
-    exclusive: bool = False
+    above: bool = False
+    below: bool = False
 
     def __str__(self) -> str:
-        lower = "" if self.low is None else f"{'more than' if self.exclusive else 'at least'} {_written(self.low)}"
-        upper = "" if self.high is None else f"at most {_written(self.high)}"
+        lower = "" if self.low is None else f"{'more than' if self.above else 'at least'} {_written(self.low)}"
+        upper = "" if self.high is None else f"{'less than' if self.below else 'at most'} {_written(self.high)}"
         return " and ".join(part for part in (lower, upper) if part)
 
 
@@ -52,11 +53,12 @@ class Type:
     def bounds(self) -> Bounds | None:
         low: list[tuple[Any, bool]] = [(extra.ge, False) for extra in self.extras if isinstance(extra, Ge)]
         low += [(extra.gt, True) for extra in self.extras if isinstance(extra, Gt)]
-        high: list[Any] = [extra.le for extra in self.extras if isinstance(extra, Le)]
+        high: list[tuple[Any, bool]] = [(extra.le, False) for extra in self.extras if isinstance(extra, Le)]
+        high += [(extra.lt, True) for extra in self.extras if isinstance(extra, Lt)]
         if not low and not high:
             return None
-        least, exclusive = low[-1] if low else (None, False)
-        return Bounds(least, high[-1] if high else None, exclusive)
+        (least, above), (most, below) = low[-1] if low else (None, False), high[-1] if high else (None, False)
+        return Bounds(least, most, above, below)
 
     @property
     def choices(self) -> tuple[str, ...]:

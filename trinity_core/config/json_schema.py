@@ -28,7 +28,7 @@ INTERPOLATION: Schema = {
 }
 ANY = {"$ref": "#/$defs/Interpolation"}
 NULL = {"type": "null"}
-STANDARD = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
+STANDARD = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 """Bounds that pydantic writes under its own names after a BeforeValidator."""
 ABOUT = ("description", "default", "unit", "examples")
 
