@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import Config, ConfigError, config_from_text, load_config, source, train_settings
-from trinity_core.config.import_verl import import_verl
+from trinity_core.config.import_verl import import_to, import_verl
 from trinity_core.config.import_verl.reinforced import GpuLayout, gpu_layout
 from trinity_core.config.import_verl.script import shown, trace
 
@@ -156,12 +157,21 @@ def test_guide_ppo_script_is_the_guide_recipe(tmp_path: Path) -> None:
 
 
 def test_guide_grpo_script_is_the_guide_recipe() -> None:
-    config = config_from_text(import_verl(HERE / "documents/verl_grpo.sh").text)
+    imported_script = import_verl(HERE / "documents/verl_grpo.sh")
+    assert [line for line in imported_script.left_out if "data_source" not in line and line.startswith("- ")] == []
+    config = config_from_text(imported_script.text)
     recipe = load_config(RECIPES / "grpo_example.yaml")
     _same_run(config, recipe)
     assert config.algorithm.kl_loss_fn_args["kl_coef"] == 0.001
     ours, theirs = train_settings(config), train_settings(recipe)
     assert (ours.max_tokens, ours.reference_offload) == (theirs.max_tokens, theirs.reference_offload) == (24000, True)
+
+
+def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
+    (out := tmp_path / "mine.yaml").write_text("edited by hand")
+    with pytest.raises(TrinityError, match="exists; remove it"):
+        import_to(HERE / "documents/verl_grpo.sh", (), out)
+    assert out.read_text() == "edited by hand"
 
 
 def _same_run(config: Config, recipe: Config) -> None:
@@ -497,6 +507,17 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
             f"{LOSS}.loss_mode=clip_cov {LOSS}.clip_cov_ratio=0.01 {LOSS}.clip_cov_lb=2 {LOSS}.clip_cov_ub=7.5",
             "advantage_fn_args",
             {"share": 0.01, "cov_low": 2.0, "cov_high": 7.5},
+        ),
+        (
+            f"algorithm.adv_estimator=grpo {LOSS}.loss_mode=kl_cov actor_rollout_ref.rollout.n=4",
+            "algorithm_type",
+            "kl_cov",
+        ),
+        (
+            "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 "
+            f"{LOSS}.loss_mode=kl_cov {LOSS}.kl_cov_ratio=0.01 {LOSS}.ppo_kl_coef=2",
+            "policy_loss_fn_args",
+            {"kl_coef": 2.0},
         ),
         (
             f"{LOSS}.loss_mode=dppo_kl "

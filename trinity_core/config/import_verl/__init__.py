@@ -47,6 +47,8 @@ def import_to(file: Path, arguments: Sequence[str], out: Path | None) -> tuple[I
         try:
             with out.open("x", encoding="utf-8") as written:
                 written.write(imported.text)
+        except FileExistsError:
+            raise TrinityError(f"--out: {out} exists; remove it, or give another name.") from None
         except OSError as error:
             raise TrinityError(f"--out: {out} cannot be written: {error.strerror}.") from None
     try:

@@ -24,6 +24,8 @@ _LOSSES = {
 }  # fmt: skip
 _POLICY_LOSS = f"{ACTOR}.policy_loss"
 _MODE = f"{_POLICY_LOSS}.loss_mode"
+_BY_COVARIANCE = ("clip_cov", "kl_cov")
+"""Losses that treat tokens of high covariance apart; here GRPO's advantages of the same name choose these tokens."""
 _BY_SEQUENCE = ("gspo", "gmpo", "sapo")
 """Losses that veRL averages over sequences, whatever `loss_agg_mode` is."""
 _ARGUMENTS = (
@@ -32,6 +34,8 @@ _ARGUMENTS = (
     (f"{_POLICY_LOSS}.clip_cov_ratio", "advantage_fn_args.share", ("clip_cov",)),
     (f"{_POLICY_LOSS}.clip_cov_lb", "advantage_fn_args.cov_low", ("clip_cov",)),
     (f"{_POLICY_LOSS}.clip_cov_ub", "advantage_fn_args.cov_high", ("clip_cov",)),
+    (f"{_POLICY_LOSS}.kl_cov_ratio", "advantage_fn_args.share", ("kl_cov",)),
+    (f"{_POLICY_LOSS}.ppo_kl_coef", "policy_loss_fn_args.kl_coef", ("loss kl_cov",)),
     (f"{ACTOR}.clip_ratio_c", "policy_loss_fn_args.clip_ratio_c", ("loss ppo",)),
     (f"{ACTOR}.tau_pos", "policy_loss_fn_args.tau_pos", ("loss sapo",)),
     (f"{ACTOR}.tau_neg", "policy_loss_fn_args.tau_neg", ("loss sapo",)),
@@ -60,16 +64,18 @@ def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
     if interval > 1 and advantage in ("ppo", "reinforceplusplus", "reinforceplusplus_baseline"):
         draft.remark(f"{estimator} whitens advantages over each mini-batch here, in veRL over all {interval} of a step")
     by_std, mode = draft.get("algorithm.norm_adv_by_std_in_grpo", True), str(draft.get(_MODE, "vanilla"))
-    if mode == "clip_cov" and advantage == "grpo" and by_std:
-        kind, advantage, mode = "clip_cov", "clip_cov", "vanilla"
-    mode = "gpg" if draft.get(f"{ACTOR}.use_gpg_loss", False) and advantage != "clip_cov" else mode
-    if mode not in _LOSSES:
+    by_covariance = mode in _BY_COVARIANCE and advantage == "grpo" and by_std
+    if by_covariance:
+        kind = advantage = mode
+    elif draft.get(f"{ACTOR}.use_gpg_loss", False):
+        mode = "gpg"
+    if mode not in _LOSSES and not by_covariance:
         draft.leave(_MODE, "this loss is not imported: ppo was written; choose another, or register your own")
-    loss = _LOSSES.get(mode, "ppo")
+    loss = "kl_cov" if advantage == "kl_cov" else _LOSSES.get(mode, "ppo")
     has_type = kind == "grpo" and loss in (*_BY_SEQUENCE, "cispo", "dppo")
     draft.put("algorithm.algorithm_type", loss if has_type else kind, "")
     draft.put("algorithm.repeat_times", rollouts, f"{ROLLOUT}.n")
-    draft.put("algorithm.advantage_fn", advantage, _MODE if advantage == "clip_cov" else key)
+    draft.put("algorithm.advantage_fn", advantage, _MODE if by_covariance else key)
     if not by_std and advantage == "grpo":
         draft.put("algorithm.advantage_fn_args.std_normalize", False, "algorithm.norm_adv_by_std_in_grpo")
     draft.put("algorithm.policy_loss_fn", loss, _MODE)

@@ -70,6 +70,8 @@ def write_reinforced(draft: Draft) -> None:
     if values.get(dynamic) is None and values.get(f"{ACTOR}.ppo_micro_batch_size_per_gpu") is not None:
         draft.put("trainer.use_dynamic_bsz", False, dynamic)
     _restricted_sampling(draft)
+    if draft.get(f"{ROLLOUT}.name", "vllm") != "vllm":
+        draft.leave(f"{ROLLOUT}.name", "the engines are vLLM's")
     write_run(draft)
     if draft.get("trainer.val_only", False):
         draft.put("mode", "bench", "trainer.val_only")
