@@ -18,12 +18,15 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from flows import cli
+from trinity_core.algorithms import ALGORITHMS
 from trinity_core.config.reference import listing
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])]
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`((?:trinity_core|flows|studio|tasks)/[a-z_/]+[a-z_.]*)`")
+"""The path of a file or folder of code; pages about parts to add have NAME in such a path."""
 SETTING = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*=")
 PROGRAM = re.compile(r"trinity|prefect|make|ray|python[\d.]*|pip|uv|curl|export|cd|cp|\.|~?/.+|\w+=.+")
 FREE = ("_args", "env_vars", "engine_args")
@@ -77,6 +80,16 @@ def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "examples"], ids=lambda page: page.stem)
+def test_code_that_is_named_is_there(page: Path) -> None:
+    """The examples' pages name the files that their readers make."""
+    assert [name for name in CODE.findall(page.read_text()) if not (ROOT / name).exists()] == []
+
+
+def test_the_number_of_algorithms_is_theirs() -> None:
+    assert f"[Algorithms](docs/algorithms.md): {len(ALGORITHMS)}." in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
