@@ -375,6 +375,7 @@ TABLE = [
     mistake("bad-override", "buffer.batch_size", key=""),
     mistake("bad-override", "project.name=1"),
     mistake("bad-override", f"{INPUT}.eval_tasksets.none.path=1"),
+    mistake("bad-override", "model.lora_configs.0.lora_rank=8"),
     mistake("unreadable", "project=["),
 ]
 

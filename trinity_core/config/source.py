@@ -320,7 +320,8 @@ def _owner(tree: Tree, parts: Sequence[str]) -> tuple[Any, tuple[str | int, ...]
     for part in parts:
         if path:  # of what contains this part
             if isinstance(node, dict) and node.get(path[-1]) is None:
-                node[path[-1]] = {}
+                typed = type_at(Config, path)
+                node[path[-1]] = [] if isinstance(typed, Type) and typed.entry_key == "[i]" else {}
             node = node[path[-1]]
         if not isinstance(node, dict | list):
             raise LookupError(f"{key_of(path)} is a single value, it has no key '{part}'.")
@@ -335,7 +336,8 @@ def _index(items: list[Any], part: str, path: str) -> int:
             return index
     if part.isdigit() and int(part) < len(items):
         return int(part)
-    raise LookupError(f"{path} has {len(items)} entries and none is called '{part}'.")
+    whole = "" if items else f" Give the whole list: {path}=[…]."
+    raise LookupError(f"{path} has {len(items)} entries and none is called '{part}'.{whole}")
 
 
 def join_key(key: str, part: str | int) -> str:
