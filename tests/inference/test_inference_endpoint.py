@@ -122,7 +122,7 @@ def test_no_minute_has_more_requests_or_tokens_than_allowed(
         limit = RateLimit(requests, tokens, clock=lambda: now, sleep=sleep)
         for pause, count in arrivals:
             await sleep(pause)
-            await limit.wait()
+            await limit.turn()
             begun.append((now, count))
             limit.count(count)
 

@@ -94,8 +94,8 @@ class RateLimit:
     _paid: float = -math.inf
     """When the tokens so far have been let through."""
 
-    async def wait(self) -> None:
-        """Wait until the next request may begin."""
+    async def turn(self) -> None:
+        """Return when the next request may begin."""
         if self.requests is not None:
             begin = max(self.clock(), self._next)
             self._next = begin + 60 / self.requests
@@ -140,7 +140,7 @@ class Endpoint:
             if queueing is not None:
                 queued.enter_context(queueing)
             async with self._free:
-                await self.rate.wait()
+                await self.rate.turn()
                 queued.close()
                 answer = await self._answer(body)
         self.rate.count(answer.prompt_tokens + answer.tokens)
