@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trinity_core import files
+from trinity_core.base import files
 from trinity_core.exchange.checkpoints import convert
 from trinity_core.exchange.checkpoints.commit import begin, commit
 from trinity_core.exchange.checkpoints.resume import latest_whole

@@ -243,8 +243,10 @@ class TaskRunner:
         rewards = AttemptRewards(self.rewards, self.workflow_loop.outside, self.scoring)
         workflow = run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads)
         try:
-            limit = self.timeout if outcome.task.is_eval else min(self.timeout, self.pace.limit)
-            experiences = await self.workflow_loop.run(rewards.counted(workflow), limit, rewards.uncounted)
+            seconds, limit = self.timeout, "explorer.max_timeout"
+            if not outcome.task.is_eval and self.pace.limit < seconds:
+                seconds, limit = self.pace.limit, "explorer.dynamic_timeout"
+            experiences = await self.workflow_loop.run(rewards.counted(workflow), seconds, rewards.uncounted, limit)
             _set_temperature(outcome.task, experiences)
             outcome.experiences, outcome.error = experiences, None
             if not outcome.task.is_eval:

@@ -46,9 +46,15 @@ class WorkflowLoop:
 
     _lane: _Lane | None = None
 
-    async def run(self, work: Coroutine[Any, Any, T], seconds: float, uncounted: BusyTimer | None = None) -> T:
+    async def run(
+        self,
+        work: Coroutine[Any, Any, T],
+        seconds: float,
+        uncounted: BusyTimer | None = None,
+        limit: str = "explorer.max_timeout",
+    ) -> T:
         """Run a workflow and return its result. Raises what it raises, `WorkflowTimeout` after `seconds`, in which the
-        time of `uncounted` does not count, and `LoopBlocked`.
+        time of `uncounted` does not count, and `LoopBlocked`. `limit` is the setting that `seconds` comes from.
 
         Workflows started in one turn of the caller's loop start in one turn of theirs.
         """
@@ -64,7 +70,7 @@ class WorkflowLoop:
                     )
                 call.cancel()
                 await self._lane.ping(CANCEL_SECONDS)
-                raise WorkflowTimeout(f"it took longer than {seconds:.3g} s (explorer.max_timeout or dynamic_timeout)")
+                raise WorkflowTimeout(f"it took longer than {round(seconds, 2):g} s ({limit})")
         finally:
             call.cancel()
         if call.cancelled():
