@@ -23,7 +23,7 @@ from flows.cli import app, main
 from flows.local.connection import PrefectConnection, known_server
 from trinity_core import __version__
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.program import TERMINATED, ending_on_sigterm, run_app
+from trinity_core.base.program import TERMINATED, end_if_hung_up, ending_on_sigterm, run_app
 
 ROOT = Path(__file__).parent.parent
 VALIDATE = ["validate", "--offline", "--config", str(ROOT / "configs/quickstart/quickstart.yaml")]
@@ -259,6 +259,29 @@ def test_sigterm_closes_open_contexts_and_is_then_ignored(first: signal.Signals)
     assert ended.value.code == TERMINATED and closed
     assert signal.getsignal(signal.SIGTERM) is before[0]
     assert signal.signal(signal.SIGHUP, before[1]) is signal.SIG_DFL
+
+
+def test_a_closed_terminal_is_not_forgotten_in_a_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops what a signal's handler raises there."""
+    dropped: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraised: dropped.append(unraised.exc_type))
+
+    class Finalized:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    hangup, term = signal.signal(signal.SIGHUP, signal.SIG_DFL), signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended, ending_on_sigterm():
+            end_if_hung_up()
+            Finalized()
+            assert dropped == [SystemExit]
+            end_if_hung_up()
+        assert ended.value.code == TERMINATED
+        end_if_hung_up()
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
+    assert signal.getsignal(signal.SIGTERM) is term
 
 
 def test_a_command_under_nohup_outlives_its_terminal() -> None:

@@ -42,6 +42,7 @@ def ending_on_sigterm() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGHUP, hangup)
+        _hung_up.clear()
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
@@ -49,9 +50,20 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(TERMINATED)
 
 
+_hung_up = threading.Event()
+
+
 def _hang_up(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _hung_up.set()
     signal.raise_signal(signal.SIGTERM)
+
+
+def end_if_hung_up() -> None:
+    """End the process as `ending_on_sigterm` does if its terminal was closed and yet the program goes on: Python drops
+    an exception that is raised in a finalizer, and a signal may arrive while one runs."""
+    if _hung_up.is_set():
+        raise SystemExit(TERMINATED)
 
 
 def _open_outputs() -> None:

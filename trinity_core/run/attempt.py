@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from trinity_core.base.errors import on_failure
+from trinity_core.base.program import end_if_hung_up
 from trinity_core.config import Config
 from trinity_core.exchange.checkpoints.huggingface import huggingface_folder
 from trinity_core.exchange.sync.versions import run_versions
@@ -348,6 +349,7 @@ def wait_for_all(run: Stoppable, futures: Collection[Future[Any]], has_failed: C
             if any(future.done() and has_failed(future) for future in futures):
                 break
             run.check()
+            end_if_hung_up()
             time.sleep(POLL_SECONDS)
     finally:
         if not all(future.done() for future in futures):
