@@ -11,6 +11,7 @@ import numpy as np
 from sqlalchemy import select
 
 from trinity_core.data.experience import Experience
+from trinity_core.exchange.store.database import Database
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics, stream_of
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
@@ -89,29 +90,27 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
     )  # fmt: skip
     if store is None:
         return evidence
-    with ExperienceStore(open_store(folder, store)) as opened:
+    database = open_store(folder, store)
+    with ExperienceStore(database) as opened:
         batches = {step: rows for step in _spread(sorted(trained), BATCHES) if (rows := opened.batch(step))}
+        draws = _draws(database, explored, settings)
     problems = (
         [problem for audit in audit_runs(folder, url=store).values() for problem in audit.problems] if audited else []
     )
-    return replace(evidence, batches=batches, contradictions=problems, draws=_draws(folder, store, explored, settings))
+    return replace(evidence, batches=batches, contradictions=problems, draws=draws)
 
 
-def _draws(folder: Path, store: str, explorers: Collection[str], settings: Mapping[str, Any]) -> list[str]:
+def _draws(database: Database, explorers: Collection[str], settings: Mapping[str, Any]) -> list[str]:
     """Return the tasks drawn by the run's only explorer; none if its selector draws in another order than epochs."""
     explorer_input = (settings.get("buffer") or {}).get("explorer_input") or {}
     tasksets = explorer_input.get("tasksets") or [explorer_input.get("taskset") or {}]
     kinds = {(taskset.get("task_selector") or {}).get("selector_type", "sequential") for taskset in tasksets}
     if len(explorers) != 1 or not kinds <= {"sequential", "shuffle"}:
         return []
-    database = open_store(folder, store)
-    try:
-        with database.read() as connection:
-            groups = database.tables.groups.c
-            query = select(groups.explorer, groups.step, groups.name, groups.task).where(groups.task.is_not(None))
-            rows = connection.execute(query).all()
-    finally:
-        database.close()
+    groups = database.tables.groups.c
+    query = select(groups.explorer, groups.step, groups.name, groups.task).where(groups.task.is_not(None))
+    with database.read() as connection:
+        rows = connection.execute(query).all()
     # The ledger lists the tasks of a step by what became of them. A group below a task's own is no task of its own.
     placed = [(row.step, row.name.removeprefix(f"{row.explorer}/{row.step}/"), row.task) for row in rows]
     return [task for *_, task in sorted((step, int(place), task) for step, place, task in placed if place.isdigit())]
