@@ -81,6 +81,12 @@ def faulty(*, prompt, response, truth, task, **args):
     return {}
 """
 LATE_REWARD = {"settings": ("buffer.explorer_input.taskset.default_reward_fn_type=faulty",)}
+EACH_ROW = """
+label = _set_temperature
+def _set_temperature(task, experiences):
+    label(task, experiences)
+    for one in experiences:"""
+"""Begins a change of every experience that a workflow returns; its lines follow."""
 RECEIVER = "trinity_core.rollout.inference.weight_receiver"
 FIRST_CALL = """
 def is_chosen():
@@ -125,11 +131,7 @@ WeightReceiver.receive_weights = lambda self, method, path, version: (
         ("model.lora_configs=[{lora_rank: 8, lora_alpha: 16}]",)),
     "prompt-trained": Fault(
         "the last prompt tokens have a loss", "trinity_core.rollout.runner",
-        """
-label = _set_temperature
-def _set_temperature(task, experiences):
-    label(task, experiences)
-    for one in experiences:
+        EACH_ROW + """
         one.prompt_length -= 3
         one.action_mask = np.concatenate([np.ones(3, bool), one.action_mask])
         one.logprobs = np.concatenate([np.zeros(3, np.float32), one.logprobs])
@@ -137,11 +139,7 @@ def _set_temperature(task, experiences):
 """, checks=("unsampled-tokens", "contradiction")),
     "mask-shifted": Fault(
         "the loss mask is shifted by one token", "trinity_core.rollout.runner",
-        """
-label = _set_temperature
-def _set_temperature(task, experiences):
-    label(task, experiences)
-    for one in experiences:
+        EACH_ROW + """
         one.prompt_length -= 1
         one.action_mask = np.concatenate([one.action_mask, [False]])
         one.logprobs = np.concatenate([[np.float32(0)], one.logprobs])
@@ -149,11 +147,7 @@ def _set_temperature(task, experiences):
 """, checks=("unsampled-tokens", "contradiction")),
     "other-temperature": Fault(
         "log-probs are labelled with another temperature", "trinity_core.rollout.runner",
-        """
-label = _set_temperature
-def _set_temperature(task, experiences):
-    label(task, experiences)
-    for one in experiences:
+        EACH_ROW + """
         one.temperature = 1.5
 """),
     "micro-batch-normaliser": Fault(
