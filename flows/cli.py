@@ -63,8 +63,8 @@ def evaluate(
     settings = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
         loaded = load_checked(config, settings)
-        chosen, _ = pick_stage(loaded, stage)
-        require_ready(for_evaluation(chosen, which == "base"))
+        stage_config, _ = pick_stage(loaded, stage)
+        require_ready(for_evaluation(stage_config, which == "base"))
         summary = prefect.run("evaluate", loaded, config, settings, is_ready=True, stage=stage, which=which, run=run)
     typer.echo(json.dumps(summary["scores"], indent=2))
     typer.echo(evaluation_text(summary["evaluation"]), err=True)

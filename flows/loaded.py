@@ -45,9 +45,9 @@ def load(file: str, overrides: Sequence[str], opened: bool = False) -> Loaded:
     `opened`: also open its models, data and folders, and report what is wrong with them by file and line. Raises
     TransientFault if all of it may resolve itself.
     """
-    known = _LOADED.get()
-    if known is not None and (known.file, list(known.overrides)) == (file, list(overrides)):
-        return known
+    cached = _LOADED.get()
+    if cached is not None and (cached.file, list(cached.overrides)) == (file, list(overrides)):
+        return cached
     if not opened:
         return Loaded(load_checked(file, overrides), file, overrides)
     from trinity_core.run.preflight.checks import load_ready, refusal

@@ -60,7 +60,7 @@ def require_own_packages(root: Path) -> None:
     The worker's flow runs have the folder of the deployments first on their path.
     """
     for name in PACKAGES:
-        own = (TOP / name).resolve()
+        here = (TOP / name).resolve()
         for other in (root / name, root / f"{name}.py"):
-            if other.exists() and other.resolve() != own and (other.suffix or (other / "__init__.py").exists()):
+            if other.exists() and other.resolve() != here and (other.suffix or (other / "__init__.py").exists()):
                 raise TrinityError(f"{other} hides the package {name} of Trinity Flows from runs in {root}: rename it")

@@ -75,12 +75,12 @@ def claim(out: Path, seed: int, run_folders: Sequence[Path] = ()) -> None:
     """
     folders = list(dict.fromkeys([out, *run_folders]))
     for folder in folders:
-        known = read_json(folder / NOTE) or {}
-        if known.get("seed", seed) != seed:
+        note = read_json(folder / NOTE) or {}
+        if note.get("seed", seed) != seed:
             another = shlex.quote(f"OUT={out}_{seed}")
             there = shlex.join(str(folder) for folder in folders if folder.exists())
             raise TrinityError(
-                f"{folder} holds the quick start of seed {known['seed']}. Give seed {seed} its own folder "
+                f"{folder} holds the quick start of seed {note['seed']}. Give seed {seed} its own folder "
                 f"(`make quickstart SEED={seed} {another}` or `trinity quickstart --out`), or remove what is there: "
                 f"`rm -r {there}`."
             )

@@ -63,28 +63,28 @@ def ask(stage: Stage) -> bool:
     """
     log, config = get_run_logger(), stage.config
     buffer = config.buffer.trainer_input.experience_buffer
-    wanted, shown = buffer.human_verdicts, shown_tasks(buffer)
+    settings, shown = buffer.human_verdicts, shown_tasks(buffer)
     text = as_markdown(shown)
     key = artifact_key(config, "verdicts")
     show_if_possible(lambda: create_markdown_artifact(text, key=key, description="Answers to judge"))
     where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
-    log.info("A person is asked about %d tasks, for %g s: resume this run at %s", len(shown), wanted.timeout, where)
+    log.info("A person is asked about %d tasks, for %g s: resume this run at %s", len(shown), settings.timeout, where)
     try:
         # Prefect's own key is the same in each attempt: a later one would take the earlier one's answer instead of
         # pausing.
-        form = pause_flow_run(verdict_form(shown), math.ceil(wanted.timeout), POLL_SECONDS, key=uuid4().hex)
+        form = pause_flow_run(verdict_form(shown), math.ceil(settings.timeout), POLL_SECONDS, key=uuid4().hex)
         rows = keep_verdicts(config, shown, verdicts_of(form, shown))
     except FlowPauseTimeout:
         _set_running()
         rows = 0
     if rows:
         log.info("A person's verdicts make %d rows", rows)
-    elif wanted.on_timeout == "end":
+    elif settings.on_timeout == "end":
         raise TrinityError(
-            f"no verdict was given within {wanted.timeout:g} s; the run asks again when it is started again"
+            f"no verdict was given within {settings.timeout:g} s; the run asks again when it is started again"
         )
     else:
-        log.warning("No verdict was given within %g s: the run continues with the rewards", wanted.timeout)
+        log.warning("No verdict was given within %g s: the run continues with the rewards", settings.timeout)
     return rows > 0
 
 
@@ -145,7 +145,7 @@ def verdicts_of(form: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict]
 
 
 def _letters(task: ShownTask) -> Sequence[str]:
-    return [chr(ord("a") + place) if place < 26 else f"_{place}" for place in range(len(task.answers))]
+    return [chr(ord("a") + index) if index < 26 else f"_{index}" for index in range(len(task.answers))]
 
 
 T = TypeVar("T")

@@ -176,14 +176,14 @@ def _put(key: str, text: str, description: str) -> None:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
-    known, run = _PAGES[_flow_run()].artifacts, _flow_run()
+    artifacts, run = _PAGES[_flow_run()].artifacts, _flow_run()
     with _LOCK, get_client(sync_client=True) as client:
-        if key in known:
-            client.update_artifact(known[key], ArtifactUpdate(data=text, description=description))
+        if key in artifacts:
+            client.update_artifact(artifacts[key], ArtifactUpdate(data=text, description=description))
             return
         flow_run_id = UUID(run) if run else None
         artifact = ArtifactCreate(type="markdown", key=key, data=text, description=description, flow_run_id=flow_run_id)
-        known[key] = client.create_artifact(artifact).id
+        artifacts[key] = client.create_artifact(artifact).id
 
 
 def begin_summary(config: Config) -> None:

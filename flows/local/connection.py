@@ -130,8 +130,8 @@ def ended_by_signal(config: Config) -> str:
             return f"Ended by a signal before the run had begun. {next_start}"
         next_start += f" With `name={run.name} continue_from_checkpoint=true` at its end it resumes this run."
     saved = {stage.name: whole_steps(stage.job_dir) for stage in stages(run)}
-    kept = ", ".join(f"step {max(steps)} of {name}" for name, steps in saved.items() if steps) or "no step yet"
-    return f"Ended by a signal. Saved: {kept}. {next_start}"
+    checkpoints = ", ".join(f"step {max(steps)} of {name}" for name, steps in saved.items() if steps) or "no step yet"
+    return f"Ended by a signal. Saved: {checkpoints}. {next_start}"
 
 
 def _outlive_readers() -> None:

@@ -108,8 +108,8 @@ class UpState:
     def add(self, process: Process) -> None:
         """Add a process, or put it in the place of an earlier one of its name: `down` stops them from last to first."""
         names = [other.name for other in self.processes]
-        place = names.index(process.name) if process.name in names else len(names)
-        self.processes[place : place + 1] = [process]
+        index = names.index(process.name) if process.name in names else len(names)
+        self.processes[index : index + 1] = [process]
 
     @staticmethod
     def forget(root: Path | None = None) -> None:

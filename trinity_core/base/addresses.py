@@ -58,7 +58,7 @@ def outward_address() -> str:
 def interface_of(address: str) -> str | None:
     """Return the name of the network interface with this address, such as `eth0`, or None."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(card.address == address for card in addresses):
             return name
     return None
 

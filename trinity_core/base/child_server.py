@@ -50,10 +50,10 @@ class Served:
         the same."""
         self._class = self._class or load(self._target)
         parameters = inspect.signature(self._class).parameters if optional else ()
-        wanted = {**arguments, **{name: optional[name] for name in parameters if name in optional}}
-        if self._arguments != wanted:
+        values = {**arguments, **{name: optional[name] for name in parameters if name in optional}}
+        if self._arguments != values:
             self.close()
-            self._object, self._arguments = self._class(**wanted), wanted
+            self._object, self._arguments = self._class(**values), values
 
     def call(self, name: str, *arguments: Any) -> Any:
         method = getattr(self._object, name, None)
@@ -70,11 +70,11 @@ class Served:
 
 def load(target: str) -> Any:
     """Return the class at `package.module:Class` or `folder/file.py:Class`."""
-    place, _, name = target.rpartition(":")
-    if not place.endswith(".py"):
+    file, _, name = target.rpartition(":")
+    if not file.endswith(".py"):
         return pkgutil.resolve_name(target)
-    sys.path.append(str(Path(place).parent))
-    return runpy.run_path(place)[name]
+    sys.path.append(str(Path(file).parent))
+    return runpy.run_path(file)[name]
 
 
 def reply(connection: Connection, served: Served, method: str, arguments: tuple[Any, ...]) -> None:

@@ -258,11 +258,11 @@ def start_detached(
 
 def _guarded() -> str:
     """Return the variable that marks this process's children. Starts their guardian first if needed."""
-    own = os.getpid()
+    pid = os.getpid()
     with _lock:
-        if own not in _guardians:
-            variable = f"TRINITY_PARENT_{own}_{uuid4().hex}"
-            descriptor = os.pidfd_open(own)
+        if pid not in _guardians:
+            variable = f"TRINITY_PARENT_{pid}_{uuid4().hex}"
+            descriptor = os.pidfd_open(pid)
             try:
                 subprocess.run(
                     [sys.executable, "-I", "-S", guardian.__file__, str(descriptor), variable],
@@ -271,5 +271,5 @@ def _guarded() -> str:
                 )  # fmt: skip
             finally:
                 os.close(descriptor)
-            _guardians[own] = variable
-    return _guardians[own]
+            _guardians[pid] = variable
+    return _guardians[pid]

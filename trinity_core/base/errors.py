@@ -71,8 +71,8 @@ def faults_text(faults: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ") for fault in faults)
 
 
-def closest(word: str, known: Iterable[str], similar: float = SIMILAR) -> str:
+def closest(word: str, words: Iterable[str], similar: float = SIMILAR) -> str:
     """Return the known word that `word` may be a typo of, ignoring case, or ""."""
-    names = {name.lower(): name for name in known}
+    names = {name.lower(): name for name in words}
     near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=similar)
     return names[near[0]] if near and len(word) > 2 else ""

@@ -78,12 +78,12 @@ def _load(file: Path) -> str:
         raise TrinityError(
             f"the plugin {file} has the name of a package of this project, {name}; rename it", key=str(file)
         )
-    known = sys.modules.get(name)
-    if known is not None:
-        if known.__file__ and Path(known.__file__).resolve() == file.resolve():
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        if loaded.__file__ and Path(loaded.__file__).resolve() == file.resolve():
             return name
         raise TrinityError(
-            f"the plugin {file} has the name of another module, {known.__file__ or name}; rename it", key=str(file)
+            f"the plugin {file} has the name of another module, {loaded.__file__ or name}; rename it", key=str(file)
         )
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None

@@ -49,8 +49,8 @@ def control_groups(controller: str, root: Path = CGROUPS, own: Path = OWN_CGROUP
     """
     folders = []
     names = [line.split(":", 2) for line in own.read_text().splitlines()] if own.is_file() else []
-    for top, wanted in ((root, ""), (root / controller, controller)):
-        name = next((path for _, controllers, path in names if wanted in controllers.split(",")), "/")
+    for top, controller_name in ((root, ""), (root / controller, controller)):
+        name = next((path for _, controllers, path in names if controller_name in controllers.split(",")), "/")
         folder = top if ".." in name else top / name.lstrip("/")
         folders += [above for above in (folder, *folder.parents) if above.is_relative_to(top)]
     return folders
@@ -223,11 +223,11 @@ def run_queue_seconds(pid: int) -> float:
 
 def waits_for_cpu(pid: int) -> bool:
     """True if a process is ready to run but gets no CPU for `LOOK_SECONDS`."""
-    before = _scheduled(pid)
-    if not any(before) or psutil.Process(pid).status() != psutil.STATUS_RUNNING:
+    first = _scheduled(pid)
+    if not any(first) or psutil.Process(pid).status() != psutil.STATUS_RUNNING:
         return False
     time.sleep(LOOK_SECONDS)
-    return _scheduled(pid) == before
+    return _scheduled(pid) == first
 
 
 def _scheduled(pid: int) -> tuple[int, int]:

@@ -34,13 +34,13 @@ def ending_on_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, hangup = signal.signal(signal.SIGTERM, _end), signal.getsignal(signal.SIGHUP)
+    handler, hangup = signal.signal(signal.SIGTERM, _end), signal.getsignal(signal.SIGHUP)
     if hangup is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, _hang_up)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, handler)
         signal.signal(signal.SIGHUP, hangup)
         _hung_up.clear()
 

@@ -123,9 +123,9 @@ class Registry(dict[str, T]):
 
         Raises InputError for a part that was registered without the decorator of its kind.
         """
-        known = self._models.get(name)
-        if known is not None and known[0] is part:
-            return known[1]
+        entry = self._models.get(name)
+        if entry is not None and entry[0] is part:
+            return entry[1]
         try:
             functions = self._called(part)
         except AttributeError:

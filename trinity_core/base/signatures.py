@@ -66,13 +66,13 @@ def arguments_model(
             parameters = list(inspect.signature(function).parameters.values())[leading:]
         except (TypeError, ValueError):
             return None
-        if any(one.kind is one.VAR_KEYWORD and not one.name.startswith("_") for one in parameters):
+        if any(each.kind is each.VAR_KEYWORD and not each.name.startswith("_") for each in parameters):
             bases = (_Open, *(base for base in bases if base is not Arguments))
         for parameter in parameters:
-            named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            if named and parameter.name == "model_config":  # reserved by pydantic, so no field can have the name
+            by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if by_name and parameter.name == "model_config":  # reserved by pydantic, so no field can have the name
                 bases = (_Open, *(base for base in bases if base is not Arguments))
-            elif named and parameter.name not in inputs and not parameter.name.startswith("_"):
+            elif by_name and parameter.name not in inputs and not parameter.name.startswith("_"):
                 default = ... if parameter.default is parameter.empty else parameter.default
                 fields[parameter.name] = (_kind(function, parameter), default)
     with warnings.catch_warnings():
@@ -135,9 +135,9 @@ def keywords(function: Callable[..., Any]) -> set[str]:
 def refuse_unknown(function: Callable[..., Any], args: Mapping[str, Any]) -> None:
     parameters = inspect.signature(function).parameters
     if unknown := set(args) - set(parameters):
-        known = ", ".join(sorted(name for name, p in parameters.items() if p.default is not p.empty)) or "none"
+        optional = ", ".join(sorted(name for name, p in parameters.items() if p.default is not p.empty)) or "none"
         raise InputError(
-            f"{function.__name__} does not know {', '.join(sorted(unknown))}; it takes: {known}", key=min(unknown)
+            f"{function.__name__} does not know {', '.join(sorted(unknown))}; it takes: {optional}", key=min(unknown)
         )
 
 

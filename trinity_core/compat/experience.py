@@ -70,7 +70,7 @@ class Experience:
         self.info, self.metrics = self.info or {}, self.metrics or {}
 
 
-def as_recorded(one: Experience, sampled: Mapping[tuple[bytes, int], Recorded]) -> Recorded:
+def as_recorded(experience: Experience, sampled: Mapping[tuple[bytes, int], Recorded]) -> Recorded:
     """Convert to this project's experience. `sampled`: recorded samples by tokens and prompt length.
 
     Sampled tokens keep the log-probs, versions and temperature of their sampling, even if a workflow made its own
@@ -78,33 +78,39 @@ def as_recorded(one: Experience, sampled: Mapping[tuple[bytes, int], Recorded]) 
     expert's if they have no log-probs, no reward and no teacher's log-probs. A reward of NaN makes the experience
     unscored.
     """
-    if not isinstance(one, Experience):
-        raise TrinityError(f"a Trinity-RFT workflow returns a list of Experience, not of {type(one).__name__}")
-    tokens, mask = _array(one.tokens, np.int32), _array(one.action_mask, np.bool_)
-    recorded = one.recorded
-    if recorded is None or recorded.prompt_length != one.prompt_length or not np.array_equal(recorded.tokens, tokens):
-        recorded = sampled.get((tokens.tobytes(), one.prompt_length))
+    if not isinstance(experience, Experience):
+        raise TrinityError(f"a Trinity-RFT workflow returns a list of Experience, not of {type(experience).__name__}")
+    tokens, mask = _array(experience.tokens, np.int32), _array(experience.action_mask, np.bool_)
+    recorded = experience.recorded
+    if (
+        recorded is None
+        or recorded.prompt_length != experience.prompt_length
+        or not np.array_equal(recorded.tokens, tokens)
+    ):
+        recorded = sampled.get((tokens.tobytes(), experience.prompt_length))
     if recorded is None:
-        logprobs = _array(one.logprobs, np.float32)
-        signs = (logprobs, one.reward, one.token_level_reward, one.teacher_logprobs)
+        logprobs = _array(experience.logprobs, np.float32)
+        signs = (logprobs, experience.reward, experience.token_level_reward, experience.teacher_logprobs)
         is_expert = all(sign is None for sign in signs)
-        result = Recorded(tokens, one.prompt_length, mask, logprobs, is_expert=is_expert)
+        result = Recorded(tokens, experience.prompt_length, mask, logprobs, is_expert=is_expert)
     else:
         result = recorded.copied()
         result.action_mask = recorded.action_mask & mask
-    result.info = {"prompt": one.prompt_text, "response": one.response_text} | result.info | one.info
-    unscored = one.reward is not None and math.isnan(one.reward)
-    result.reward = None if unscored else one.reward
-    result.metrics |= one.metrics | ({VERIFIER_ERRORS: 1.0} if unscored else {})
-    result.token_rewards = None if unscored else _array(one.token_level_reward, np.float32)
+    result.info = (
+        {"prompt": experience.prompt_text, "response": experience.response_text} | result.info | experience.info
+    )
+    unscored = experience.reward is not None and math.isnan(experience.reward)
+    result.reward = None if unscored else experience.reward
+    result.metrics |= experience.metrics | ({VERIFIER_ERRORS: 1.0} if unscored else {})
+    result.token_rewards = None if unscored else _array(experience.token_level_reward, np.float32)
     if result.reward is not None and result.token_rewards is not None:
         result.reward -= float(result.token_rewards.sum(dtype=np.float64))
-    result.teacher_logprobs = _array(one.teacher_logprobs, np.float32)
-    result.run, result.turn, result.group = one.eid.run, one.eid.step, str(one.eid.task)
-    if (state := one.info.get("env_state_hash")) is not None:
+    result.teacher_logprobs = _array(experience.teacher_logprobs, np.float32)
+    result.run, result.turn, result.group = experience.eid.run, experience.eid.step, str(experience.eid.task)
+    if (state := experience.info.get("env_state_hash")) is not None:
         result.state = str(state)
-    if STEP_REWARD in one.info:
-        result.metrics[STEP_REWARD] = one.info[STEP_REWARD]
+    if STEP_REWARD in experience.info:
+        result.metrics[STEP_REWARD] = experience.info[STEP_REWARD]
     return result
 
 

@@ -70,13 +70,13 @@ class ModelWrapper:
 
         An answer that continues the previous one is the next step of its rollout.
         """
-        taken = list(self.history)
-        for earlier, later in itertools.pairwise(taken):
+        experiences = list(self.history)
+        for earlier, later in itertools.pairwise(experiences):
             if later.tokens[: later.prompt_length][: len(earlier.tokens)].equal(earlier.tokens):
                 later.eid.step = earlier.eid.step + 1
         if clear_history:
             self.history.clear()
-        return taken
+        return experiences
 
     def get_openai_client(self) -> Any:
         """Return a blocking client with only `chat.completions.create`, without HTTP."""
@@ -95,17 +95,17 @@ class ModelWrapper:
         if conversation[-1]["role"] == "assistant":  # the first words of the answer
             begun = self.model.render(conversation[:-1], tools, chat_template=self.chat_template)
             return await self._generate([begun + conversation[-1]["content"]], n, **options)
-        known, length = self._recorded_prefix(conversation, tools)
+        prefix, length = self._recorded_prefix(conversation, tools)
         number, sampling = next(self._numbers), self._sampling(options)
-        if known and known[1].finish_reason == "prompt_too_long":
-            branches, answers = [known[0]] * n, [known[1]] * n
+        if prefix and prefix[1].finish_reason == "prompt_too_long":
+            branches, answers = [prefix[0]] * n, [prefix[1]] * n
         else:
             new = Trajectory(self.model, conversation, tools=tools, chat_template=self.chat_template)
-            branches = [(known[0] if known else new).copied() for _ in range(n)]
+            branches = [(prefix[0] if prefix else new).copied() for _ in range(n)]
             for branch in branches:
-                branch.add(*(conversation[length:] if known else ()))
+                branch.add(*(conversation[length:] if prefix else ()))
             seeds = [self._seeds(number, i, 1) for i in range(n)]
-            acts = [branch.act(seeds=own, **sampling) for branch, own in zip(branches, seeds, strict=True)]
+            acts = [branch.act(seeds=own_seeds, **sampling) for branch, own_seeds in zip(branches, seeds, strict=True)]
             answers = await all_of(acts)
         for branch, answer in zip(branches, answers, strict=True):
             for message in (self.model.message(answer, tools), {"role": "assistant", "content": answer.text}):
@@ -116,17 +116,17 @@ class ModelWrapper:
         """Return an `openai.types.chat.ChatCompletion`, recorded like answers of `chat`."""
         from openai.types.chat import ChatCompletion
 
-        conversation = [one if isinstance(one, dict) else one.model_dump(exclude_none=True) for one in messages]
-        named = {
+        conversation = [item if isinstance(item, dict) else item.model_dump(exclude_none=True) for item in messages]
+        sampling = {
             name.replace("_completion", ""): value
             for name, value in options.items()
             if value is not None and value is not False and type(value).__name__ not in ("NotGiven", "Omit")
         }
-        answers: list[Any] = await self._chat(conversation, **named)
+        answers: list[Any] = await self._chat(conversation, **sampling)
         choices = []
-        for index, one in enumerate(answers):
-            message = self.model.message(one.answer, named.get("tools"))
-            reason = "length" if one.recorded.truncated else "tool_calls" if message.get("tool_calls") else "stop"
+        for index, item in enumerate(answers):
+            message = self.model.message(item.answer, sampling.get("tools"))
+            reason = "length" if item.recorded.truncated else "tool_calls" if message.get("tool_calls") else "stop"
             choices.append({"index": index, "finish_reason": reason, "message": message, "logprobs": None})
         values = {"id": "chatcmpl", "object": "chat.completion", "created": 0, "model": self.model_path}
         return ChatCompletion.model_validate({**values, "choices": choices})
@@ -135,9 +135,9 @@ class ModelWrapper:
         number, sampling, template = next(self._numbers), self._sampling(options), self.chat_template
         calls = [
             self.model.generate(
-                self._encoded(text), n, seeds=self._seeds(number, place * n, n), chat_template=template, **sampling
+                self._encoded(text), n, seeds=self._seeds(number, index * n, n), chat_template=template, **sampling
             )
-            for place, text in enumerate(prompts)
+            for index, text in enumerate(prompts)
         ]
         return [self._answered(answer, None) for answers in await all_of(calls) for answer in answers]
 
@@ -154,13 +154,13 @@ class ModelWrapper:
 
         Raises TrinityError if this model sampled none of its answers.
         """
-        known, _ = self._recorded_prefix(messages, tools)
-        if known is None:
+        prefix, _ = self._recorded_prefix(messages, tools)
+        if prefix is None:
             raise TrinityError(
                 "none of the conversation's answers was sampled by this model, so it cannot become an experience; "
                 "answers must be in it exactly as `response_text` returned them"
             )
-        trajectory, answer = known
+        trajectory, answer = prefix
         recorded = trajectory.experience()
         full = answer.finish_reason == "prompt_too_long"
         cut = ("response_truncated" if recorded.action_mask.any() else "prompt_truncated") if full else None
@@ -173,10 +173,12 @@ class ModelWrapper:
     convert_messages_to_experience, convert_messages_to_experience_async = _both(_convert)
 
     def _sampling(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        own = {name: value for name, value in options.items() if value is not None and name not in NO_SAMPLING}
-        if own.get("top_k") == -1:  # GenerationConfig's default
-            del own["top_k"]
-        return {**self.sampling, **own}
+        chosen_options = {
+            name: value for name, value in options.items() if value is not None and name not in NO_SAMPLING
+        }
+        if chosen_options.get("top_k") == -1:  # GenerationConfig's default
+            del chosen_options["top_k"]
+        return {**self.sampling, **chosen_options}
 
     def _seeds(self, number: int, first: int, n: int) -> list[int] | None:
         return None if self.seed is None else [self.seed(number, first + i) for i in range(n)]
@@ -195,9 +197,9 @@ class ModelWrapper:
     def _answered(self, answer: Completion, messages: Messages | None) -> Experience:
         metrics = {"response_length": float(len(answer.tokens)), "truncated": float(answer.finish_reason != "stop")}
         cut = "prompt_truncated" if answer.finish_reason == "prompt_too_long" else None
-        one = self._kept(answer.experience(metrics=metrics), messages, answer, cut)
-        self.history.append(one)
-        return one
+        experience = self._kept(answer.experience(metrics=metrics), messages, answer, cut)
+        self.history.append(experience)
+        return experience
 
     def _kept(
         self, recorded: Recorded, messages: Messages | None, answer: Completion | None, cut: str | None

@@ -75,9 +75,9 @@ def reward_class(name: str) -> type[RewardClass]:
 
     As in Trinity-RFT, `math_reward` also scores the form `<think>…</think> <answer>…</answer>`.
     """
-    own: type[RewardClass] | None = getattr(REWARD_FNS.resolve(name), "upstream", None)
+    upstream: type[RewardClass] | None = getattr(REWARD_FNS.resolve(name), "upstream", None)
     defaults = {"think_score": THINK_SCORE} if name == "math_reward" else {}
-    return own or type(name, (PooledReward,), {"function": name, "defaults": defaults})
+    return upstream or type(name, (PooledReward,), {"function": name, "defaults": defaults})
 
 
 def as_function(kind: type[RewardClass]) -> RewardFn:
@@ -166,7 +166,7 @@ class Workflow:
         self.task, self.model = task, model
         self.auxiliary_model_wrappers: list[ModelWrapper] | None = auxiliary_models
         clients = ModelWrapper.get_openai_async_client if self.asynchronous else ModelWrapper.get_openai_client
-        self.auxiliary_models = [clients(one) for one in auxiliary_models] if auxiliary_models else None
+        self.auxiliary_models = [clients(client) for client in auxiliary_models] if auxiliary_models else None
         self.logger = logging.getLogger(type(self).__module__)
 
     @property
@@ -195,11 +195,11 @@ class MultiTurnWorkflow(Workflow):
     ) -> Experience:
         """As in Trinity-RFT, a conversation that outgrew the context has reward 0, and numbers in `info` are
         metrics."""
-        one: Experience = self.model.convert_messages_to_experience(messages)
-        one.reward = 0.0 if one.truncate_status == "response_truncated" else reward
-        one.truncate_status, one.info = one.truncate_status or truncate_status, dict(info)
-        one.metrics = {name: float(value) for name, value in info.items() if isinstance(value, int | float)}
-        return one
+        experience: Experience = self.model.convert_messages_to_experience(messages)
+        experience.reward = 0.0 if experience.truncate_status == "response_truncated" else reward
+        experience.truncate_status, experience.info = experience.truncate_status or truncate_status, dict(info)
+        experience.metrics = {name: float(value) for name, value in info.items() if isinstance(value, int | float)}
+        return experience
 
     async def process_messages_to_experience_async(self, *args: Any, **named: Any) -> Experience:
         return self.process_messages_to_experience(*args, **named)
@@ -298,23 +298,25 @@ class StepWiseRewardWorkflow(Workflow):
 
     async def run_async(self) -> list[Experience]:
         """Return the answers of all steps, numbered by step."""
-        taken: list[Experience] = []
+        experiences: list[Experience] = []
         for step in range(self.max_step_num):
             goes_on = await self.step_async(step_num=step)
-            own = self.model.extract_experience_from_history()
-            reward = await self.reward_async(own, step_num=step) if self.each_step else None
-            for one in own:
-                one.eid.step, one.reward = step, reward
-            taken += own
+            step_experiences = self.model.extract_experience_from_history()
+            reward = await self.reward_async(step_experiences, step_num=step) if self.each_step else None
+            for experience in step_experiences:
+                experience.eid.step, experience.reward = step, reward
+            experiences += step_experiences
             if not goes_on:
                 break
         if not self.each_step:
-            reward = await self.reward_async(taken)
-            for one in taken:
-                one.reward = reward
-                one.info[STEP_REWARD] = 0.0 if one is not taken[-1] or math.isnan(reward) else reward
-                one.metrics["actual_env_steps"] = float(step + 1)
-        return taken
+            reward = await self.reward_async(experiences)
+            for experience in experiences:
+                experience.reward = reward
+                experience.info[STEP_REWARD] = (
+                    0.0 if experience is not experiences[-1] or math.isnan(reward) else reward
+                )
+                experience.metrics["actual_env_steps"] = float(step + 1)
+        return experiences
 
 
 class RewardPropagationWorkflow(StepWiseRewardWorkflow):
@@ -350,11 +352,11 @@ class PlayedWorkflow(OurWorkflow):
         first = await loop.run_in_executor(threads, self._object, loop, 0)
         others = 0 if first.repeatable else self.task.repeat_times - 1
         runs = await all_of([played(0, first), *(played(run, None) for run in range(1, others + 1))])
-        return [one for experiences in runs for one in experiences]
+        return [experience for experiences in runs for experience in experiences]
 
     def _object(self, loop: asyncio.AbstractEventLoop, run: int) -> Any:
         SCORING.set((self.rewards, loop, self.task.raw))
-        task, auxiliary = self._task(), [ModelWrapper(one, loop, model_path="auxiliary") for one in self.auxiliary]
+        task, auxiliary = self._task(), [ModelWrapper(judge, loop, model_path="auxiliary") for judge in self.auxiliary]
         sampling, template = self.task.sampling, self.task.format.chat_template
 
         def of_run(call: int, answer: int) -> int:
@@ -374,13 +376,13 @@ class PlayedWorkflow(OurWorkflow):
         if flow.repeatable:
             flow.set_repeat_times(self.task.repeat_times, 0)
         experiences = asyncio.run(flow.run_async()) if flow.asynchronous else flow.run()
-        results = [as_recorded(one, flow.model.sampled) for one in experiences]
-        for one in results:
-            one.run = one.run if flow.repeatable else run
+        results = [as_recorded(experience, flow.model.sampled) for experience in experiences]
+        for experience in results:
+            experience.run = experience.run if flow.repeatable else run
         for *earlier, last in runs_of(results):
             if last.logprobs is None and not last.is_expert:  # the workflow's own tokens, whose last turn is judged
-                for one in earlier:
-                    one.is_expert = False
+                for experience in earlier:
+                    experience.is_expert = False
         return results
 
     def _task(self) -> Task:

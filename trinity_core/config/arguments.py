@@ -35,11 +35,11 @@ def typed_arguments(config: Config, report: Report, plugins_loaded: bool = False
     trusted = bool(config.plugin_dir) and not plugins_loaded
     algorithm, monitor = config.algorithm, config.monitor
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer
-    named = [(f"algorithm.{part}", getattr(algorithm, part), getattr(algorithm, f"{part}_args")) for part in PARTS]
-    named += [(PRIORITY, replay.priority_fn, replay.priority_fn_args)]
-    named += [(MONITOR, monitor.monitor_type, monitor.monitor_args)]
+    parts = [(f"algorithm.{part}", getattr(algorithm, part), getattr(algorithm, f"{part}_args")) for part in PARTS]
+    parts += [(PRIORITY, replay.priority_fn, replay.priority_fn_args)]
+    parts += [(MONITOR, monitor.monitor_type, monitor.monitor_args)]
     values: dict[str, Any] = {}
-    for key, name, args in named:
+    for key, name, args in parts:
         registry = registry_of("replay_buffer.priority_fn" if key == PRIORITY else key)
         if name is None or report.touched((key,)):
             continue  # its arguments belong to another part
@@ -73,7 +73,7 @@ def _taken(config: Config, key: str, name: str, registry: Registry[Any]) -> type
 def _fitting(
     model: type[BaseModel] | None, owner: str, args: Mapping[str, Any], key: str, report: Report
 ) -> dict[str, Any]:
-    values, before = dict(args), report.added
+    values, faults = dict(args), report.added
     fields = {} if model is None else model.model_fields
     takes_any = model is None or model.model_config.get("extra") == "allow"
     for name, value in args.items():
@@ -91,10 +91,10 @@ def _fitting(
             if section is not None or from_yaml(kind):
                 fits = convert(Args | None if section is not None else kind, value, path, report)
                 values[name] = value if fits is BAD else fits
-    if report.added == before:
+    if report.added == faults:
         for name in (name for name, field in fields.items() if field.is_required() and name not in args):
             report.add(Finding(f"{key}.{name}", None, "missing", f"must be given: '{owner}' has no default for it."))
-    if model is not None and report.added == before:
+    if model is not None and report.added == faults:
         _validate(model, values, key, report)
     return values
 

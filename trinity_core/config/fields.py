@@ -81,8 +81,8 @@ class Type:
     def entry(self) -> Type | None:
         """The type of the entries in a list of any length or a mapping; None for other types."""
         args, origin = get_args(self.plain), get_origin(self.plain)
-        named, listed = origin is dict, origin is tuple and args[-1] is Ellipsis
-        return type_of(args[1] if named else args[0]) if named or listed else None
+        is_dict, is_list = origin is dict, origin is tuple and args[-1] is Ellipsis
+        return type_of(args[1] if is_dict else args[0]) if is_dict or is_list else None
 
     @property
     def entry_key(self) -> str:

@@ -76,10 +76,10 @@ class Finding:
     def place(self) -> SourceLocation:
         return SourceLocation(self.file, self.line)
 
-    def at(self, place: SourceLocation | None, key: str | None = None) -> Finding:
+    def at(self, location: SourceLocation | None, key: str | None = None) -> Finding:
         """Return the finding with the location of its key, which may be a stage's key."""
-        place = place or SourceLocation()
-        return replace(self, key=self.key if key is None else key, file=place.file, line=place.line)
+        location = location or SourceLocation()
+        return replace(self, key=self.key if key is None else key, file=location.file, line=location.line)
 
     @property
     def advice(self) -> str:
@@ -120,11 +120,11 @@ class Report:
 
     def add(self, finding: Finding) -> None:
         self.added += 1
-        key, place = self._locate(finding.key)
+        key, location = self._locate(finding.key)
         value = finding.value
         if isinstance(value, str) and len(value) > LONGEST:
             finding = replace(finding, message=finding.message.replace(value, f"{value[:LONGEST]}…"))
-        located = finding.at(place, key)
+        located = finding.at(location, key)
         if located not in self.problems:
             self.problems.append(located)
 
@@ -198,9 +198,9 @@ def _parent(key: str) -> str:
     return key[: max(key.rfind("."), key.rfind("["), 0)]
 
 
-def repeated_names(what: str, named: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+def repeated_names(what: str, entries: Iterable[tuple[str, str]]) -> Iterator[Finding]:
     seen: set[str] = set()
-    for key, name in named:
+    for key, name in entries:
         if name in seen:
             message = f"two {what} are called '{name}'; names must differ."
             yield Finding(key, name, "duplicate-name", message)

@@ -84,7 +84,7 @@ def _written(schema: Schema) -> Schema:
     if "anyOf" in schema:
         options = [option for inner in schema["anyOf"] for option in _written(inner).get("anyOf", [_written(inner)])]
         unit = {"unit": schema["unit"]} if "unit" in schema else {}
-        return {"anyOf": [option for place, option in enumerate(options) if option not in options[:place]], **unit}
+        return {"anyOf": [option for index, option in enumerate(options) if option not in options[:index]], **unit}
     if "enum" in schema or kind in ("integer", "number", "boolean"):
         return {"anyOf": [schema, ANY]}
     if kind == "string":  # keeps its notation, even where YAML reads a number or a bool; an interpolation is text

@@ -147,11 +147,11 @@ def _notices_of(notices: list[Finding], stage: str | None) -> list[Finding]:
     return [*above, *(replace(finding, key=key) for key, finding in of_stage.items())]
 
 
-def _plugin_folder(folder: str, place: SourceLocation | None) -> str:
+def _plugin_folder(folder: str, location: SourceLocation | None) -> str:
     """Make a relative folder absolute, so that processes elsewhere find it too: in the current directory if it exists
     there, else next to the file that names it."""
     here = expanded(folder).absolute()
-    beside = Path(place.file).parent / folder if place is not None and place.file else here
+    beside = Path(location.file).parent / folder if location is not None and location.file else here
     return str(beside.resolve() if beside.is_dir() and not here.is_dir() else here)
 
 
@@ -180,8 +180,8 @@ def _stage_tree(tree: Tree, index: int) -> Tree:
 def _include_trainer_files(tree: Tree, report: Report) -> None:
     """Replace every `trainer_config_path` by the file's content."""
     stages = tree["stages"] if isinstance(tree.get("stages"), list) else []
-    named = {"trainer": tree} | {f"stages[{index}].trainer": stage for index, stage in enumerate(stages)}
-    for key, holder in named.items():
+    holders = {"trainer": tree} | {f"stages[{index}].trainer": stage for index, stage in enumerate(stages)}
+    for key, holder in holders.items():
         trainer = holder.get("trainer") if isinstance(holder, dict) else None
         path = trainer.get("trainer_config_path") if isinstance(trainer, dict) else None
         if not trainer or not path or not isinstance(path, str):

@@ -77,8 +77,8 @@ def _unread(config: Config) -> list[str]:
         PIPELINE: config.data_processor.task_pipeline is not None and not uses_pipeline(config),
     }
     monitors, monitor = registry_of("monitor.monitor_type"), config.monitor.monitor_type
-    taken = monitors.arguments(monitors[monitor], monitor) if monitor in monitors else None
-    names = taken.model_fields if taken else {}
+    model = monitors.arguments(monitors[monitor], monitor) if monitor in monitors else None
+    names = model.model_fields if model else {}
     unread |= {f"monitor.monitor_args.{name}": name not in names for name in config.monitor.monitor_args}
     actor = verl.actor_rollout_ref.actor
     for name, fsdp in ((ACTOR, actor.fsdp_config), (f"{VERL}.critic.model", verl.critic.model.fsdp_config)):
@@ -127,11 +127,12 @@ def _late_peak(config: Config) -> Iterator[Finding]:
 def late_peak(config: Config, steps: int) -> Iterator[Finding]:
     """Yield a warm-up that a run of so many train steps does not end."""
     optimizer, warmup = config.algorithm.optimizer, config.algorithm.optimizer.lr_warmup_steps
-    taken = steps - (config.trainer.trainer_config.trainer.critic_warmup if config.needs_critic else 0)
-    if config.mode in ("both", "train") and warmup > max(taken, 0):
+    policy_steps = steps - (config.trainer.trainer_config.trainer.critic_warmup if config.needs_critic else 0)
+    if config.mode in ("both", "train") and warmup > max(policy_steps, 0):
         message = (
-            f"algorithm.optimizer.lr_warmup_steps is {warmup}, and the policy takes {max(taken, 0)} train steps: the "
-            f"learning rate rises to {optimizer.lr * max(taken, 0) / warmup:.3g}, and never reaches {optimizer.lr:g}."
+            f"algorithm.optimizer.lr_warmup_steps is {warmup}, and the policy takes {max(policy_steps, 0)} train "
+            f"steps: the learning rate rises to {optimizer.lr * max(policy_steps, 0) / warmup:.3g}, and never reaches "
+            f"{optimizer.lr:g}."
         )
         yield _notice("algorithm.optimizer.lr_warmup_steps", "info", message)
 
@@ -162,17 +163,17 @@ def _thinking(config: Config) -> Iterator[Finding]:
 def _batches(config: Config) -> Iterator[Finding]:
     buffer, repeats = config.buffer, most_repeats(config.buffer, config.algorithm)
     explored = buffer.batch_size * repeats
-    taken = round(buffer.train_batch_size * (1 - expert_share(config.algorithm)))
-    if config.mode != "both" or taken == explored:
+    rows = round(buffer.train_batch_size * (1 - expert_share(config.algorithm)))
+    if config.mode != "both" or rows == explored:
         return
     gives = f"An explore step gives {explored} experiences (batch_size {buffer.batch_size} x repeat_times {repeats}), "
-    if config.is_synchronous and taken > explored and draws_by(config) != "priority":
-        message = f"{gives}and a train step of a synchronous run takes those of one, not {taken}: raise batch_size."
+    if config.is_synchronous and rows > explored and draws_by(config) != "priority":
+        message = f"{gives}and a train step of a synchronous run takes those of one, not {rows}: raise batch_size."
         yield _notice("buffer.train_batch_size", "changed", message)
     else:
-        steps = f"{taken / explored:.3g} explore steps"
-        rest = " What it leaves waits in the store for later ones." if taken < explored else ""
-        message = f"{gives}a train step takes {taken}, those of {steps}.{rest}"
+        steps = f"{rows / explored:.3g} explore steps"
+        rest = " What it leaves waits in the store for later ones." if rows < explored else ""
+        message = f"{gives}a train step takes {rows}, those of {steps}.{rest}"
         yield _notice("buffer.train_batch_size", "info", message)
 
 

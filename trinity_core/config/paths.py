@@ -27,8 +27,8 @@ def store_url(config: Config) -> str:
     """Return the URL of the run's experience store, never that of a data set. Raises TrinityError if `path` is no
     store's."""
     buffer = config.buffer.trainer_input.experience_buffer
-    named = buffer.storage_type in ("queue", "sql") and not is_backup(buffer) and not config.is_supervised
-    return database_url(buffer.path if named else None, config.job_dir / "buffer")
+    has_path = buffer.storage_type in ("queue", "sql") and not is_backup(buffer) and not config.is_supervised
+    return database_url(buffer.path if has_path else None, config.job_dir / "buffer")
 
 
 def explored_file(config: Config) -> Path | None:

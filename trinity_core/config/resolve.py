@@ -102,13 +102,13 @@ def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfi
     return algorithm.model_copy(update=frozen)
 
 
-def _aggregation(known: AlgorithmType, parts: Mapping[str, Any]) -> str:
+def _aggregation(algorithm: AlgorithmType, parts: Mapping[str, Any]) -> str:
     """Return the type's aggregation, or that of the loss that replaces the type's: GSPO's is a mean over sequences
     under any type."""
     losses = registry_of("algorithm.policy_loss_fn")
-    usual, loss = losses.get(known.policy_loss_fn), losses.get(parts["policy_loss_fn"])
-    if usual is None or loss is None or known.loss_agg_mode != usual.loss_agg_mode:
-        return known.loss_agg_mode
+    usual, loss = losses.get(algorithm.policy_loss_fn), losses.get(parts["policy_loss_fn"])
+    if usual is None or loss is None or algorithm.loss_agg_mode != usual.loss_agg_mode:
+        return algorithm.loss_agg_mode
     return str(loss.loss_agg_mode)
 
 
@@ -186,8 +186,8 @@ def replay_args(config: Config) -> dict[str, Any] | None:
     buffer = config.buffer.trainer_input.experience_buffer
     replay, cooldown = buffer.replay_buffer, buffer.reuse_cooldown_time
     if replay.enable or buffer.use_priority_queue:
-        named = {"priority_fn": replay.priority_fn, "priority_fn_args": dict(replay.priority_fn_args)}
-        return {"reuse_cooldown_time": replay.reuse_cooldown_time or cooldown, "seed": config.seed, **named}
+        priority = {"priority_fn": replay.priority_fn, "priority_fn_args": dict(replay.priority_fn_args)}
+        return {"reuse_cooldown_time": replay.reuse_cooldown_time or cooldown, "seed": config.seed, **priority}
     if _drawn_by(config.algorithm) == "priority":
         return {"reuse_cooldown_time": cooldown}
     return None

@@ -33,8 +33,8 @@ def without_secrets(value: Any, key: str = "") -> Any:
     """Return the value with secrets masked: all of `env_vars` and `workflow_args.env`, values of secret keys, HTTP
     headers, and secrets in URLs."""
     if key == _ARGUMENTS and isinstance(value, dict):
-        named = value.get("secrets")  # names of variables, for `command_workflow`
-        names = {"secrets": list(named)} if isinstance(named, list | tuple) else {}
+        secrets = value.get("secrets")  # names of variables, for `command_workflow`
+        names = {"secrets": list(secrets)} if isinstance(secrets, list | tuple) else {}
         environment = {"env": without_secrets(value["env"], _ENVIRONMENT)} if "env" in value else {}
         return _without_secrets(value) | names | environment
     if value and _SECRET_KEY.search(_WORD.sub("_", key).lower()):

@@ -140,9 +140,9 @@ class _Walk:
             raise yaml.constructor.ConstructorError(None, None, "it refers to itself", node.start_mark)
         self._above.add(node)
         values = {}
-        for name, named, value in entries:
+        for name, name_node, value in entries:
             path = join_key(key, name)
-            self._places[path] = self._place(named)
+            self._places[path] = self._place(name_node)
             values[name] = self.value(value, path, type_below(typed, name))
         self._above.remove(node)
         return values if isinstance(node, yaml.MappingNode) else list(values.values())
@@ -159,8 +159,8 @@ class _Walk:
         """Return a Python value as YAML has it: a subtype of text or number, such as NumPy's, as the plain value."""
         self._places.setdefault(key, SourceLocation(self._file))
         if isinstance(value, Mapping):
-            named = {"null" if name is None else str(name): part for name, part in value.items()}
-            return {name: self.plain(part, join_key(key, name)) for name, part in named.items()}
+            parts = {"null" if name is None else str(name): part for name, part in value.items()}
+            return {name: self.plain(part, join_key(key, name)) for name, part in parts.items()}
         if isinstance(value, list | tuple):
             return [self.plain(part, join_key(key, index)) for index, part in enumerate(value)]
         if value is None or isinstance(value, bool):
@@ -271,8 +271,10 @@ def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str) -> 
     key, walk = key_of(path), _Walk(file, has_lines=False)
     owner[path[-1]] = None if node is None else walk.value(node, key, type_at(Config, path))
     new = walk.source({})
-    others = {name: place for name, place in source.places.items() if not is_below(name, key)}
-    source.places = others | {name: place for name, place in new.places.items() if name} | {key: SourceLocation(file)}
+    others = {name: location for name, location in source.places.items() if not is_below(name, key)}
+    source.places = (
+        others | {name: location for name, location in new.places.items() if name} | {key: SourceLocation(file)}
+    )
     # A key that the file gives twice stays wrong whatever is laid on it.
     stays = [
         problem for problem in source.problems if problem.code == "duplicate-key" or not is_within(problem.key, key)
@@ -305,8 +307,8 @@ def _inherit(source: YamlSource, parts: Sequence[str]) -> None:
                 owner, path = _owner(source.tree, parts[:depth])
                 owner[path[-1]] = copy.deepcopy(above)
                 old, new = ".".join(parts[2:depth]), key_of(path)
-                inherited = {name: place for name, place in source.places.items() if is_within(name, old)}
-                source.places |= {new + name[len(old) :]: place for name, place in inherited.items()}
+                inherited = {name: location for name, location in source.places.items() if is_within(name, old)}
+                source.places |= {new + name[len(old) :]: location for name, location in inherited.items()}
             return
 
 

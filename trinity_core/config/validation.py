@@ -78,16 +78,16 @@ def convert(hint: Any, value: Any, key: str, report: Report) -> Any:
 
 @functools.cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    taken = type_of(hint)
-    exact: Any = EXACT.get(taken.plain) if isinstance(taken.plain, type) else None
+    accepted = type_of(hint)
+    exact: Any = EXACT.get(accepted.plain) if isinstance(accepted.plain, type) else None
     if exact is not None:
-        hint = Annotated[(exact, *taken.extras)] if taken.extras else exact
-        hint = hint | None if taken.optional else hint
+        hint = Annotated[(exact, *accepted.extras)] if accepted.extras else exact
+        hint = hint | None if accepted.optional else hint
     return TypeAdapter(hint, config=ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False))
 
 
-def _finding(key: str, value: Any, fault: ErrorDetails, wanted: Type | None, section: Type | None) -> Finding:
-    """Convert one of pydantic's errors for the value at a key of type `wanted` within a section."""
+def _finding(key: str, value: Any, fault: ErrorDetails, expected: Type | None, section: Type | None) -> Finding:
+    """Convert one of pydantic's errors for the value at a key of type `expected` within a section."""
     kind, details = fault["type"], fault.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(key, value, str(fault["loc"][-1]), section)
@@ -96,7 +96,7 @@ def _finding(key: str, value: Any, fault: ErrorDetails, wanted: Type | None, sec
         message = f"must be one of {', '.join(choices)}, not {show(value)}."
         return Finding(key, value, "unknown-choice", message, suggestion=closest(str(value), choices))
     if kind.startswith(("greater_than", "less_than")):
-        bounds = (wanted and wanted.bounds) or Bounds(details.get("ge", details.get("gt")), details.get("le"))
+        bounds = (expected and expected.bounds) or Bounds(details.get("ge", details.get("gt")), details.get("le"))
         return Finding(key, value, "out-of-range", f"must be {bounds}, not {show(value)}.")
     if what := WANTED.get(kind.partition("_")[0]):
         return Finding(key, value, "wrong-type", f"must be {what}, not {show(value)}.")

@@ -138,8 +138,8 @@ class ChatEncoder:
         if self._closing is None:
             text, marks = self._after_answer(_ASKED)
             marks_before_more = self._after_answer([*_ASKED, {"role": "user", "content": "?"}])[1]
-            kept = _shared(marks, marks_before_more) or min(len(marks), 1)
-            self._closing = Closing(text, marks[kept - 1] if kept else None, tuple(marks[kept:]))
+            count = _shared(marks, marks_before_more) or min(len(marks), 1)
+            self._closing = Closing(text, marks[count - 1] if count else None, tuple(marks[count:]))
         return self._closing
 
     def _answer_tokens(self, answer: Message) -> list[int]:
@@ -147,10 +147,10 @@ class ChatEncoder:
         refuses it."""
         asked = _ASKED[:1]
         try:
-            before, text = self.render(asked, prompt=True), self.render([*asked, answer])
+            prompt_text, text = self.render(asked, prompt=True), self.render([*asked, answer])
         except DataError:
             return []
-        written = text[len(before) :].rstrip() if text.startswith(before) else ""
+        written = text[len(prompt_text) :].rstrip() if text.startswith(prompt_text) else ""
         tokens: list[int] = self.tokenizer(written, add_special_tokens=False)["input_ids"]
         after = self.closing.after
         return tokens[: -len(after)] if after and tuple(tokens[-len(after) :]) == after else tokens
@@ -276,25 +276,25 @@ class ChatEncoder:
         self._check_messages(messages, tools)
         spans = []
         for turn in conversation.learned_turns:
-            before = self.render(messages[:turn], tools, prompt=True)
-            if not text.startswith(before):
+            prompt_text = self.render(messages[:turn], tools, prompt=True)
+            if not text.startswith(prompt_text):
                 raise DataError(self._why_not(conversation, turn, text))
             self._check_calls(messages[: turn + 1], tools)
             end = len(text) if turn == len(messages) - 1 else self._end_of_turn(conversation, turn, text)
-            _check_thoughts(messages[turn], self._control.plain(text[len(before) : end]))
-            spans.append((len(before), end))
+            _check_thoughts(messages[turn], self._control.plain(text[len(prompt_text) : end]))
+            spans.append((len(prompt_text), end))
         return text, spans
 
     def _why_not(self, conversation: Conversation, turn: int, text: str) -> str:
         """Return why the prompt of the answer at `turn` is not a prefix of the whole conversation."""
         messages, tools = conversation.messages, conversation.tools
-        before = messages[:turn]
-        prompt = self.render(before, tools, prompt=True)
+        earlier = messages[:turn]
+        prompt = self.render(earlier, tools, prompt=True)
         shared = _shared(prompt, text)
-        if shared < _shared(prompt, self.render(before, tools)):
+        if shared < _shared(prompt, self.render(earlier, tools)):
             return REWRITTEN
         calm = ChatEncoder(self.tokenizer, self.template, {**self.template_args, "enable_thinking": False})
-        helps = calm.render(messages, tools).startswith(calm.render(before, tools, prompt=True))
+        helps = calm.render(messages, tools).startswith(calm.render(earlier, tools, prompt=True))
         return (
             f"the chat template's prompt for an answer ends in {prompt[shared:]!r}, where this conversation has "
             f"{text[shared:][:40]!r}, so its answers cannot be located; "
@@ -320,41 +320,41 @@ class ChatEncoder:
         shapes = [_shape(message) for message in messages]
         if (bool(tools), *shapes) in self._written:
             return
-        texts = [place for place, (role, has_text, _) in enumerate(shapes) if has_text and role != "assistant"]
+        texts = [index for index, (role, has_text, _) in enumerate(shapes) if has_text and role != "assistant"]
         marked = [m | {"content": f"{MARK}{i}{MARK}"} if i in texts else m for i, m in enumerate(messages)]
         try:
             written = self.render(marked, tools)
-            doubtful = [place for place in texts if f"{MARK}{place}{MARK}" not in written]
+            doubtful = [index for index in texts if f"{MARK}{index}{MARK}" not in written]
         except DataError:
             doubtful = texts
-        for place in doubtful:
-            message = messages[place]
-            other = [*messages[:place], message | {"content": f"{message['content']}."}, *messages[place + 1 :]]
+        for index in doubtful:
+            message = messages[index]
+            other = [*messages[:index], message | {"content": f"{message['content']}."}, *messages[index + 1 :]]
             if self._writes_alike((messages, tools), (other, tools)):
                 raise DataError(
-                    f"the chat template leaves out message {place + 1}, of role {message['role']!r}; use another role, "
+                    f"the chat template leaves out message {index + 1}, of role {message['role']!r}; use another role, "
                     "or a template that writes it"
                 )
         self._written.add((bool(tools), *shapes))
 
     def _check_calls(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
         """Raise DataError if the template leaves out the tool calls of the last message, or the text next to them."""
-        before, last = messages[:-1], messages[-1]
+        earlier, last = messages[:-1], messages[-1]
         if not last.get("tool_calls"):
             return
         words = last.get("content") or ""
-        if self._writes_alike((messages, tools), ([*before, {"role": "assistant", "content": words}], tools)):
+        if self._writes_alike((messages, tools), ([*earlier, {"role": "assistant", "content": words}], tools)):
             raise DataError("the chat template leaves out tool calls; use a template that writes them")
-        if words.strip() and self._writes_alike((messages, tools), ([*before, last | {"content": ""}], tools)):
+        if words.strip() and self._writes_alike((messages, tools), ([*earlier, last | {"content": ""}], tools)):
             raise DataError("the chat template leaves out the text next to tool calls; use a template that writes it")
 
     def _writes_alike(self, *conversations: tuple[Sequence[Message], Sequence[Tool] | None]) -> bool:
         """True if the template renders two conversations alike; False if it refuses one."""
         try:
-            one, other = (self.render(messages, tools) for messages, tools in conversations)
+            first, second = (self.render(messages, tools) for messages, tools in conversations)
         except DataError:
             return False
-        return one == other
+        return first == second
 
     def _end_of_turn(self, conversation: Conversation, turn: int, text: str) -> int:
         """Return the position in `text` after everything that rendering up to and including `turn` adds.
@@ -449,11 +449,11 @@ def _shape(message: Message) -> tuple[str, bool, bool]:
     return message["role"], isinstance(content, str) and bool(content.strip()), bool(message.get("tool_calls"))
 
 
-def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    low, high = 0, min(len(one), len(other))
+def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+        low, high = (middle, high) if first[:middle] == second[:middle] else (low, middle - 1)
     return low
 
 

@@ -160,7 +160,7 @@ class ControlTokens:
     def _control_in(self, text: str) -> tuple[str, ...]:
         """Return the special tokens, and others whose placeholders are in a rendered text."""
         spelled = {self._text_of[match] for match in self._placeholder.findall(text)}
-        return *self._special, *sorted(one for one in spelled if not self._added[one][1].special)
+        return *self._special, *sorted(spelling for spelling in spelled if not self._added[spelling][1].special)
 
     def _encode_sections(self, text: str) -> list[int]:
         """Tokenise a text with placeholders in sections: added tokens, and what is between them."""

@@ -166,10 +166,10 @@ def to_bytes(experiences: Sequence[Experience]) -> bytes:
     rows: list[dict[str, Json]] = []
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for e in experiences:
-        own = {name: value for name in (*_ALWAYS, *_ARRAYS) if (value := getattr(e, name)) is not None}
-        for name, value in own.items():
+        arrays_present = {name: value for name in (*_ALWAYS, *_ARRAYS) if (value := getattr(e, name)) is not None}
+        for name, value in arrays_present.items():
             parts[name].append(value)
-        lengths = {name: len(value) for name, value in own.items()}
+        lengths = {name: len(value) for name, value in arrays_present.items()}
         rows.append({name: getattr(e, name) for name in _SCALARS} | {"lengths": lengths})
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
     return save_arrays(arrays, {"experiences": _text_of(rows)})
@@ -210,11 +210,11 @@ def from_bytes(blob: bytes) -> list[Experience]:
     ends = dict.fromkeys(arrays, 0)
     experiences = []
     for row in rows:
-        own: dict[str, Json] = {}
+        fields: dict[str, Json] = {}
         for name, length in row.pop("lengths").items():
             start, ends[name] = ends[name], ends[name] + length
-            own[name] = arrays[name][start : ends[name]]
-        experiences.append(from_record(Experience, own | row, STORE))
+            fields[name] = arrays[name][start : ends[name]]
+        experiences.append(from_record(Experience, fields | row, STORE))
     return experiences
 
 

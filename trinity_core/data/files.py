@@ -106,7 +106,7 @@ def _located(path: str, split: str, subset: str | None, storage: str, table: str
         for file in data_files(path, split, subset):
             yield from ((RowLocation(str(file), line), row) for line, row in read_lines(file))
     elif looks_local(path):
-        absent = next(one for one in path.split(SEVERAL) if not is_local(one))
+        absent = next(part for part in path.split(SEVERAL) if not is_local(part))
         raise DataError(
             f"there is no file or folder {absent}; check the path and the folder the run was started in", key=absent
         )
@@ -120,7 +120,7 @@ def data_files(path: str, split: str = "train", subset: str | None = None) -> li
     if is_slice(split):
         return [file for name in dict.fromkeys(_NAMES.findall(split)) for file in data_files(path, name, subset)]
     if SEVERAL in path:
-        return [file for one in path.split(SEVERAL) for file in data_files(one, split, subset)]
+        return [file for part in path.split(SEVERAL) for file in data_files(part, split, subset)]
     local = expanded(path)
     if local.is_dir():
         return find_files(local, split, subset)
@@ -186,11 +186,11 @@ def _matching(pattern: Path) -> list[Path]:
     """Return the files that match. Raises DataError if no data file does."""
     anchor = Path(pattern.anchor)
     files = sorted(anchor.glob(str(pattern.relative_to(anchor))))
-    if not (named := [file for file in files if file.is_file() and file_format(file)[1] in READERS]):
+    if not (matching := [file for file in files if file.is_file() and file_format(file)[1] in READERS]):
         raise DataError(
             f"no data file matches {pattern}; supported types are {', '.join(sorted(READERS))}", key=str(pattern)
         )
-    return named
+    return matching
 
 
 def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path]:
@@ -202,9 +202,9 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
     roots = (base, base / "data")
     for naming in _NAMINGS:
         for root in roots:
-            if named := naming(root, split):
-                _log_unread(folder, split, [file for file in _with_suffixes(root, split) if file not in named])
-                return _without_duplicates(folder, split, named)
+            if found := naming(root, split):
+                _log_unread(folder, split, [file for file in _with_suffixes(root, split) if file not in found])
+                return _without_duplicates(folder, split, found)
     everything = next(filter(None, map(_data_files, roots)), [])
     if split == "train" and everything and _name_no_split(everything):
         return everything
@@ -223,8 +223,12 @@ def _of_subset(folder: Path, split: str, subset: str) -> Path:
     """
     if (folder / subset).is_dir():
         return folder / subset
-    inner = sorted(one for one in folder.iterdir() if one.is_dir() and one.name not in ("data", split))
-    others = [one.name for one in inner if any(naming(one, split) for naming in _NAMINGS)]
+    inner = sorted(
+        inner_folder
+        for inner_folder in folder.iterdir()
+        if inner_folder.is_dir() and inner_folder.name not in ("data", split)
+    )
+    others = [inner_folder.name for inner_folder in inner if any(naming(inner_folder, split) for naming in _NAMINGS)]
     if others:
         meant = closest(subset, others)
         raise DataError(

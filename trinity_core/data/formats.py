@@ -51,8 +51,8 @@ class Conversation:
     @property
     def learned_turns(self) -> list[int]:
         """Positions of the answers that carry loss."""
-        answers = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
-        return [place for place in (answers if self.every_turn else answers[-1:]) if place not in self.unlearned]
+        answers = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [index for index in (answers if self.every_turn else answers[-1:]) if index not in self.unlearned]
 
 
 def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
@@ -107,7 +107,7 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
     if len(messages) < 2:
         raise column_error(form.messages_key, "has no assistant's answer to learn from")
     messages = _with_system_prompt(messages, row, form)
-    unlearned = frozenset(place for place, message in enumerate(messages) if message.get(WEIGHT) == 0)
+    unlearned = frozenset(index for index, message in enumerate(messages) if message.get(WEIGHT) == 0)
     plain, every_turn = [without_weight(message) for message in messages], form.enable_concatenated_multi_turn
     conversation = Conversation(plain, tools(row, form), every_turn, unlearned)
     if not conversation.learned_turns:
@@ -135,7 +135,7 @@ def preference(row: Row, form: FormatConfig) -> tuple[Conversation, Conversation
         raise DataError(f"{columns} hold the same answer", key=form.chosen_key)
     if chosen[:-1] != rejected[:-1]:
         earlier = zip_longest(chosen[:-1], rejected[:-1])
-        differing = next(place for place, (one, other) in enumerate(earlier, 1) if one != other)
+        differing = next(number for number, (left, right) in enumerate(earlier, 1) if left != right)
         raise DataError(
             f"{columns} differ in message {differing} already, but the loss is only on their last answers; "
             "give pairs that answer the same conversation",
@@ -269,9 +269,9 @@ def _holds_messages(text: str) -> bool:
     except (ValueError, RecursionError):
         return _BEGUN.match(text) is not None
     objects = parsed if isinstance(parsed, list) else [parsed]
-    if not all(isinstance(one, dict) for one in objects):
+    if not all(isinstance(item, dict) for item in objects):
         return False
-    return bool(objects) and all("role" in one or (is_turn(one) and "value" in one) for one in objects)
+    return bool(objects) and all("role" in item or (is_turn(item) and "value" in item) for item in objects)
 
 
 def _parsed(value: Any, key: str | None) -> Any:

@@ -100,12 +100,12 @@ def _inspect_tasks(
     report.rejected, locations = taskset.rejected, taskset.locations
     tasks = [taskset[index] for index in range(len(taskset))]
     asked = all(has_prompt(task.raw, source.format) for task in tasks)  # else a workflow makes the prompts
-    own = encoder.with_template(source.format.chat_template) if encoder and asked else None
-    prompts = list(_prompts(tasks, own))
+    prompt_encoder = encoder.with_template(source.format.chat_template) if encoder and asked else None
+    prompts = list(_prompts(tasks, prompt_encoder))
     # A system prompt that the workflow adds must not hide that two sets ask the same.
     plain = [replace(task, format=source.format) for task in tasks] if taskset.format != source.format else None
-    digests = [digest for _, digest in (_prompts(plain, own) if plain else prompts)]
-    if own is not None and prompts:
+    digests = [digest for _, digest in (_prompts(plain, prompt_encoder) if plain else prompts)]
+    if prompt_encoder is not None and prompts:
         model, counts = config.model, [count for count, _ in prompts]
         longest, cuts = model.max_prompt_tokens, model.enable_prompt_truncation
         beyond = "cut, and nothing is sampled for them" if cuts else "rejected"
@@ -114,7 +114,9 @@ def _inspect_tasks(
             fits = _set_aside(report, [prompt_too_long(count, longest) for count in counts], locations)
             tasks, locations = list(compress(tasks, fits)), list(compress(locations, fits))
             digests = list(compress(digests, fits))
-        report.examples = [_prompt_example(tasks[i], locations[i], own, longest) for i in _spread(len(tasks), examples)]
+        report.examples = [
+            _prompt_example(tasks[i], locations[i], prompt_encoder, longest) for i in _spread(len(tasks), examples)
+        ]
     if kind := reference_kind(source):
         truths = [(task.truth, location) for task, location in zip(tasks, locations, strict=True)]
         report.worded = [location for truth, location in truths if truth is not None and kind(truth) == "text"]
@@ -157,12 +159,16 @@ def _inspect_answers(
             RowLengths("prompt and answer", whole, longest, "model.max_model_len", "rejected"),
             RowLengths("answer", answers, None, "", ""),
         ]
-    problems = [next(filter(None, (too_long(one, longest) for one in row)), None) for row in read.rows]
+    problems = [
+        next(filter(None, (too_long(conversation, longest) for conversation in row)), None) for row in read.rows
+    ]
     fits = _set_aside(report, problems, read.locations)
     rows, locations = list(compress(read.rows, fits)), list(compress(read.locations, fits))
-    report.thoughtless = sum(any(has_empty_thought(one, encoder) for one in row) for row in rows)
-    report.examples = [_example(encoder, locations[i], one) for i in _spread(len(rows), examples) for one in rows[i]]
-    digests = [_digest([one.tokens.tolist() for one in row]) for row in rows]
+    report.thoughtless = sum(any(has_empty_thought(conversation, encoder) for conversation in row) for row in rows)
+    report.examples = [
+        _example(encoder, locations[i], conversation) for i in _spread(len(rows), examples) for conversation in rows[i]
+    ]
+    digests = [_digest([conversation.tokens.tolist() for conversation in row]) for row in rows]
     prompts = [_digest(row[0].tokens[: row[0].prompt_length].tolist()) for row in rows]
     return _with_counts(config, report, digests, prompts, locations)
 
@@ -230,9 +236,9 @@ def _example(encoder: ChatEncoder, location: RowLocation, row: EncodedConversati
     return ShownRow(location, tokens, encoder.tokenizer.convert_ids_to_tokens(tokens), spans, mask)
 
 
-def _spread(count: int, wanted: int) -> Iterable[int]:
-    """Return `wanted` evenly spaced rows, the first included."""
-    return sorted({index * count // max(wanted, 1) for index in range(min(wanted, count))})
+def _spread(count: int, number: int) -> Iterable[int]:
+    """Return `number` evenly spaced rows, the first included."""
+    return sorted({index * count // max(number, 1) for index in range(min(number, count))})
 
 
 def _digest(value: Any) -> bytes:
@@ -272,10 +278,10 @@ def _candidates(rows: Sequence[Row], use: str) -> Iterator[dict[str, str]]:
     default = FormatConfig()
     more = _first_named(rows, "system_prompt_key", SYSTEM) | _first_named(rows, "tools_key", TOOLS)
     if use == "preferences":
-        for chosen, rejected in PREFERRED[::-1]:
+        for preferred_key, rejected_key in PREFERRED[::-1]:
             more |= (
-                {"chosen_key": chosen, "rejected_key": rejected}
-                if any({chosen, rejected} <= row.keys() for row in rows)
+                {"chosen_key": preferred_key, "rejected_key": rejected_key}
+                if any({preferred_key, rejected_key} <= row.keys() for row in rows)
                 else {}
             )
     asked = [key for key in PROMPTS if any(isinstance(value, str) for value in _values(rows, key))]
@@ -298,7 +304,7 @@ def _values(rows: Sequence[Row], key: str) -> list[Any]:
     return [value for value in values if value is not None and value not in ("", [])]
 
 
-def _first_named(rows: Sequence[Row], setting: str, names: Sequence[str], taken: str = "") -> dict[str, str]:
+def _first_named(rows: Sequence[Row], setting: str, names: Sequence[str], used: str = "") -> dict[str, str]:
     """Return, as this setting, the first of these columns with a value in any row."""
-    name = next((name for name in names if name != taken and _values(rows, name)), None)
+    name = next((name for name in names if name != used and _values(rows, name)), None)
     return {} if name is None else {setting: name}

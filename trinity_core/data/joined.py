@@ -73,8 +73,8 @@ def input_row(name: str, settings: ExperienceInputConfig, row: Row) -> tuple[str
         raise DataError(
             f"the column '{settings.join_key}' (join_key) holds neither text nor a whole number", key=settings.join_key
         )
-    wanted = settings.columns or [column for column in row if column != settings.join_key]
-    return key, {f"{name}.{column}": _json(row[column]) for column in wanted}
+    columns = settings.columns or [column for column in row if column != settings.join_key]
+    return key, {f"{name}.{column}": _json(row[column]) for column in columns}
 
 
 def comparable(value: Any) -> str | None:

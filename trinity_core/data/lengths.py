@@ -78,8 +78,8 @@ def takes_whole_step(config: Config) -> bool:
         return False
     buffer = config.buffer
     explored = buffer.batch_size * most_repeats(buffer, config.algorithm)
-    taken = round(buffer.train_batch_size * (1 - expert_share(config.algorithm)))
-    return taken >= explored
+    per_step = round(buffer.train_batch_size * (1 - expert_share(config.algorithm)))
+    return per_step >= explored
 
 
 def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:

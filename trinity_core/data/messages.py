@@ -153,9 +153,9 @@ def _weighted(message: Message, key: str) -> Message:
     if not weights:
         return message
     name, weight = next(iter(weights.items()))
-    if not all(isinstance(one, int | float) and one in (0, 1) for one in weights.values()):
+    if not all(isinstance(number, int | float) and number in (0, 1) for number in weights.values()):
         raise column_error(key, f"has a message of {name} {short(weight)}; that is 0 or false (no loss), or 1 or true")
-    if any(one != weight for one in weights.values()):
+    if any(number != weight for number in weights.values()):
         raise column_error(key, f"has a message with different values of {' and '.join(weights)}")
     if weight and message["role"] != "assistant":
         raise column_error(key, f"has a {message['role']} message of {name} {weight}; only answers carry loss")

@@ -125,15 +125,17 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
 def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[int, Row | str]]:
     csv.field_size_limit(MAX_FIELD)
     with _text(file, newline="") as lines:
-        for one in (delimiter, *DELIMITERS):
+        for separator in (delimiter, *DELIMITERS):
             lines.seek(0)
-            reader = csv.reader(lines, delimiter=one, strict=True)  # else an unclosed quote swallows all lines after it
+            reader = csv.reader(
+                lines, delimiter=separator, strict=True
+            )  # else an unclosed quote swallows all lines after it
             header = next(reader, [])
             if len(header) > 1 or not any(other in header[0] for other in DELIMITERS if header):
                 break
         if problem := row_problem(header):
             raise DataError(f"{file}:1: the header {problem}", key=str(file))
-        if twice := [name for place, name in enumerate(header) if name in header[:place]]:
+        if twice := [name for index, name in enumerate(header) if name in header[:index]]:
             raise DataError(f"{file} has two columns '{twice[0]}'; rename one of them", key=twice[0])
         while True:
             first = reader.line_num + 1
@@ -184,7 +186,7 @@ def _batch_rows(batch: RecordBatch) -> Iterator[Row | str]:
     try:
         rows: list[Row | str] = batch.to_pylist()
     except UnicodeDecodeError:
-        rows = [_decoded(batch.slice(place, 1)) for place in range(batch.num_rows)]
+        rows = [_decoded(batch.slice(index, 1)) for index in range(batch.num_rows)]
     return (row if isinstance(row, str) else _present(row) for row in rows)
 
 

@@ -105,9 +105,9 @@ class DataSetReport:
             "unlearned_answers": self.unlearned, "empty_thoughts": self.thoughtless,
             "worded_references": [str(row) for row in self.worded],
             "examples": [
-                {"row": str(one.location), "text": "".join(text for text, _ in one.spans), "tokens": one.tokens,
-                 "loss_mask": one.mask}
-                for one in self.examples
+                {"row": str(example.location), "text": "".join(text for text, _ in example.spans),
+                 "tokens": example.tokens, "loss_mask": example.mask}
+                for example in self.examples
             ],
         }  # fmt: skip
 

@@ -55,11 +55,11 @@ class Proportional:
         """Depends on `start` alone, so epochs run across steps."""
         if len(self.sizes) == 1:
             return [0] * count
-        taken: list[int] = []
-        while len(taken) < count:
-            epoch, offset = divmod(start + len(taken), sum(self.sizes))
-            taken += _permuted(self, epoch)[offset : offset + count - len(taken)].tolist()
-        return taken
+        drawn: list[int] = []
+        while len(drawn) < count:
+            epoch, offset = divmod(start + len(drawn), sum(self.sizes))
+            drawn += _permuted(self, epoch)[offset : offset + count - len(drawn)].tolist()
+        return drawn
 
 
 @lru_cache(maxsize=4)
@@ -98,7 +98,7 @@ class Weighted:
 
 def _at(points: Mapping[int, float], step: int) -> float:
     steps: Sequence[int] = sorted(points)
-    return float(np.interp(step, steps, [points[known] for known in steps]))
+    return float(np.interp(step, steps, [points[step_number] for step_number in steps]))
 
 
 @dataclass(slots=True)
@@ -161,8 +161,8 @@ class TaskSchedule:
 
     def _start(self) -> None:
         self.selectors = [
-            make_selector(chosen.selector_type, rows, chosen.kwargs)
-            for chosen, rows in zip(
+            make_selector(selector.selector_type, rows, selector.kwargs)
+            for selector, rows in zip(
                 (taskset.config.task_selector for taskset in self.tasksets), self._selector_rows, strict=True
             )
         ]
@@ -194,10 +194,10 @@ class TaskSchedule:
         self._slots += count
         sources = self.mixture.sources(self.step, slot, start, count)
         rows = [iter(self._take(source, sources.count(source))) for source in range(len(self.tasksets))]
-        drawn = [(place, source, next(rows[source], None)) for place, source in enumerate(sources, slot)]
+        drawn = [(slot_number, source, next(rows[source], None)) for slot_number, source in enumerate(sources, slot)]
         return [
-            replace(self.tasksets[source][row], group=f"{self.explorer}/{self.step}/{place}")
-            for place, source, row in drawn
+            replace(self.tasksets[source][row], group=f"{self.explorer}/{self.step}/{slot_number}")
+            for slot_number, source, row in drawn
             if row is not None
         ]
 
@@ -330,9 +330,11 @@ class TaskSchedule:
             "fingerprint of the usable rows": {
                 taskset.name: taskset.fingerprint for taskset in self.tasksets if not isinstance(taskset, QueueTaskset)
             },
-            "task_selector.selector_type": {name: one.task_selector.selector_type for name, one in configs.items()},
+            "task_selector.selector_type": {
+                name: config.task_selector.selector_type for name, config in configs.items()
+            },
             "task_selector.seed": {name: self._seed(source) for source, name in enumerate(configs)},
-            "task_selector.kwargs": {name: dict(one.task_selector.kwargs) for name, one in configs.items()},
+            "task_selector.kwargs": {name: dict(config.task_selector.kwargs) for name, config in configs.items()},
             "values of task_selector.feature_keys": {
                 name: selector.rows.fingerprint for name, selector in zip(configs, self.selectors, strict=True)
             },
@@ -374,8 +376,8 @@ def open_tasksets(
     prompts = PromptCheck(encoder, longest) if encoder else None
     configured = inputs.eval_tasksets if is_eval else inputs.tasksets
     return [
-        QueueTaskset.of(config, one, prompts)
-        if one.storage_type == "queue"
-        else Taskset.open(one, config.seed, is_eval, prompts, rejected_rows)
-        for one in configured
+        QueueTaskset.of(config, taskset, prompts)
+        if taskset.storage_type == "queue"
+        else Taskset.open(taskset, config.seed, is_eval, prompts, rejected_rows)
+        for taskset in configured
     ]

@@ -229,8 +229,8 @@ class DifficultyBased(TaskSelector):
         free[list(barred)] = len(barred) >= self.rows.count
         drawn: list[int] = []
         while len(drawn) < count:
-            chosen = _largest(scores, noise, self.tau, free, count - len(drawn))
-            drawn += chosen.tolist()
+            largest = _largest(scores, noise, self.tau, free, count - len(drawn))
+            drawn += largest.tolist()
             free[:] = True
         return drawn
 
@@ -257,8 +257,8 @@ class DifficultyBased(TaskSelector):
         weak, strong = self.rows.features.T
         mean, low, high = (math.fsum(values) / len(rows) for values in (seen, weak[rows], strong[rows]))
         newest = (mean - low) / (high - low + 1e-6)
-        before = self.interpolation
-        self.interpolation = newest if before is None else SLOW * before + (1 - SLOW) * newest
+        average = self.interpolation
+        self.interpolation = newest if average is None else SLOW * average + (1 - SLOW) * newest
         implied = np.clip(weak + self.interpolation * (strong - weak), 0, 1)
         implied[rows] = seen
         return implied

@@ -40,15 +40,17 @@ def answer_digest(tokens: np.ndarray, start: int, logprobs: np.ndarray, versions
     return blake2b(b"".join(np.asarray(part, kind).tobytes() for part, kind in parts), digest_size=16).hexdigest()
 
 
-def answers_in_loss(one: Experience) -> tuple[list[str], int]:
+def answers_in_loss(experience: Experience) -> tuple[list[str], int]:
     """Return the digests of the answers that carry loss, and the number of loss-carrying tokens outside of answers."""
-    assert one.logprobs is not None and one.versions is not None
-    digests, left = [], one.action_mask.copy()
-    for start, end in one.info.get(ANSWERS, ()):
-        place = slice(start - one.prompt_length, end - one.prompt_length)
-        if one.action_mask[place].any():
-            left[place] = False
-            digests.append(answer_digest(one.tokens[:end], start, one.logprobs[place], one.versions[place]))
+    assert experience.logprobs is not None and experience.versions is not None
+    digests, left = [], experience.action_mask.copy()
+    for start, end in experience.info.get(ANSWERS, ()):
+        span = slice(start - experience.prompt_length, end - experience.prompt_length)
+        if experience.action_mask[span].any():
+            left[span] = False
+            digests.append(
+                answer_digest(experience.tokens[:end], start, experience.logprobs[span], experience.versions[span])
+            )
     return digests, int(left.sum())
 
 

@@ -106,10 +106,10 @@ class SupervisedSet:
         Batches run across epoch boundaries. Raises DataError if `size` splits a preference pair.
         """
         count = rows_of_batch(size, self.experiences_per_row)
-        taken = self.order.draw((step - 1) * count, count, ())
+        drawn = self.order.draw((step - 1) * count, count, ())
         return [
             experience
-            for slot, row in enumerate(taken)
+            for slot, row in enumerate(drawn)
             for experience in self.experiences(row, f"{self.name}/{step}/{slot}")
         ]
 
@@ -148,7 +148,7 @@ def read_supervised(
     read = read_rows(config.path or "", config.split, config.subset_name, config.storage_type or "file", config.name)
     for notice in formats.unread_columns(read.rows, config.format):
         log.warning("data set '%s': %s", config.name, notice)
-    kept: list[list[EncodedConversation]] = []
+    usable_rows: list[list[EncodedConversation]] = []
     locations: list[RowLocation] = []
     rejected = list(read.rejected)
     usable: list[Row] = []
@@ -159,10 +159,10 @@ def read_supervised(
             if isinstance(encoded_row, DataError):
                 rejected.append(RejectedRow(location, str(encoded_row)))
             else:
-                kept.append(encoded_row)
+                usable_rows.append(encoded_row)
                 locations.append(location)
                 usable.append(row)
-    return SupervisedRows(kept, locations, rejected, fingerprint(usable))
+    return SupervisedRows(usable_rows, locations, rejected, fingerprint(usable))
 
 
 def encode_rows(
@@ -180,7 +180,9 @@ def encode_rows(
             conversations.append(list(pair))
         except DataError as error:
             conversations.append(error)
-    encoded = iter(encoder.conversations([one for row in conversations if isinstance(row, list) for one in row]))
+    encoded = iter(
+        encoder.conversations([conversation for row in conversations if isinstance(row, list) for conversation in row])
+    )
     results: list[list[EncodedConversation] | DataError] = []
     for pair_or_error in conversations:
         if isinstance(pair_or_error, DataError):
@@ -226,9 +228,9 @@ def apportioned(count: int, shares: Sequence[float]) -> list[int]:
     it grows."""
     counts, left, weight = [], count, sum(shares)
     for share in shares[:-1]:
-        own = min(int(left * share / weight + 0.5), left)
-        counts.append(own)
-        left, weight = left - own, weight - share
+        part = min(int(left * share / weight + 0.5), left)
+        counts.append(part)
+        left, weight = left - part, weight - share
     return [*counts, left]
 
 
@@ -251,12 +253,12 @@ class SupervisedMixture:
 
     def take(self, start: int, count: int, prefix: str = "") -> list[Experience]:
         """Return the experiences of `count` rows after `start` rows; with `prefix` groups are numbered within it."""
-        before, after = apportioned(start, self.shares), apportioned(start + count, self.shares)
-        taken: list[Experience] = []
-        for data, first, last in zip(self.sets, before, after, strict=True):
+        first_counts, last_counts = apportioned(start, self.shares), apportioned(start + count, self.shares)
+        experiences: list[Experience] = []
+        for data, first, last in zip(self.sets, first_counts, last_counts, strict=True):
             for slot, row in enumerate(data.order.draw(first, last - first, ())):
-                taken += data.experiences(row, f"{data.name}/{prefix}/{slot}" if prefix else "")
-        return taken
+                experiences += data.experiences(row, f"{data.name}/{prefix}/{slot}" if prefix else "")
+        return experiences
 
     def batch(self, step: int, size: int) -> list[Experience]:
         count = rows_of_batch(size, self.experiences_per_row)
@@ -264,8 +266,8 @@ class SupervisedMixture:
 
     def steps(self, epochs: int, size: int) -> int:
         """Return the fewest batches that train each row of the first set at least `epochs` times."""
-        count, wanted = rows_of_batch(size, self.experiences_per_row), epochs * len(self.sets[0])
-        steps = max(1, int(wanted * sum(self.shares) / self.shares[0]) // count - 1)
-        while apportioned(steps * count, self.shares)[0] < wanted:
+        count, rows = rows_of_batch(size, self.experiences_per_row), epochs * len(self.sets[0])
+        steps = max(1, int(rows * sum(self.shares) / self.shares[0]) // count - 1)
+        while apportioned(steps * count, self.shares)[0] < rows:
             steps += 1
         return steps

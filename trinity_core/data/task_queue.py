@@ -228,8 +228,8 @@ def find_queue(configs: Sequence[Config], name: str | None) -> TaskQueue:
         if taskset.storage_type == "queue" and name in (None, taskset.name)
     ]
     if len(set(queues)) != 1:
-        named = f" called '{name}'" if name else ""
-        queue_count = f"{len(set(queues))} task sets{named}" if queues else f"no task set{named}"
+        called = f" called '{name}'" if name else ""
+        queue_count = f"{len(set(queues))} task sets{called}" if queues else f"no task set{called}"
         raise DataError(f"the configuration has {queue_count} of storage_type: queue; name one with --taskset")
     return queues[0]
 

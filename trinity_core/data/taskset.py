@@ -168,8 +168,8 @@ def own_part(row: Row, form: FormatConfig, key: str) -> str | None:
     if not isinstance(name, str):
         raise DataError(f"column '{column}' (format.{key}) is {name!r}, not a name", key=column)
     if "." not in name and name not in registry_of(OWN_PARTS[key]):
-        known = ", ".join(sorted(registry_of(OWN_PARTS[key])))
-        raise DataError(f"column '{column}' (format.{key}) names '{name}'; there are {known}", key=column)
+        available = ", ".join(sorted(registry_of(OWN_PARTS[key])))
+        raise DataError(f"column '{column}' (format.{key}) names '{name}'; there are {available}", key=column)
     return name
 
 
@@ -191,11 +191,11 @@ def needs_prompt(config: TasksetConfig) -> bool:
 def task_format(config: TasksetConfig) -> FormatConfig:
     """The format of a task set, with the system prompt that its workflow adds to tasks without one."""
     form = config.format
-    own = getattr(_workflow(config), "own_system_prompt", None)
-    if not callable(own) or form.system_prompt is not None:
+    own_prompt = getattr(_workflow(config), "own_system_prompt", None)
+    if not callable(own_prompt) or form.system_prompt is not None:
         return form
     with suppress(ValidationError):  # wrong arguments: validation reports them
-        return form.with_values({"system_prompt": own(config.workflow_args)})
+        return form.with_values({"system_prompt": own_prompt(config.workflow_args)})
     return form
 
 
@@ -225,12 +225,12 @@ def row_problems(
 ) -> list[DataError | None]:  # fmt: skip
     """Return why each row cannot be used; None for those that can. `asks`: a row needs a prompt."""
     read = [_prompt(row, form, answered, features, asks) for row in rows]
-    rejected = [one if isinstance(one, DataError) else None for one in read]
+    rejected = [result if isinstance(result, DataError) else None for result in read]
     if check is None:
         return rejected
-    prompts = [one for one in read if isinstance(one, tuple)]
+    prompts = [result for result in read if isinstance(result, tuple)]
     refused = iter(check.problems(prompts, form.chat_template))
-    return [next(refused) if isinstance(one, tuple) else one for one in read]
+    return [next(refused) if isinstance(result, tuple) else result for result in read]
 
 
 def _prompt(

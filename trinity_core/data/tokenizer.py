@@ -74,8 +74,8 @@ def stop_tokens(model_path: str, encoder: ChatEncoder) -> tuple[int, ...]:
     A base model's end of sequence is not its template's: Qwen's are `<|endoftext|>` and `<|im_end|>`.
     """
     path = model_file(model_path, GENERATION)
-    known = _ends_of(json.loads(Path(path).read_text(encoding="utf-8"))) if path else []
-    return tuple(sorted({encoder.tokenizer.eos_token_id, *known, *encoder.turn_ends} - {None}))
+    listed = _ends_of(json.loads(Path(path).read_text(encoding="utf-8"))) if path else []
+    return tuple(sorted({encoder.tokenizer.eos_token_id, *listed, *encoder.turn_ends} - {None}))
 
 
 def endless_answers(encoder: ChatEncoder) -> str:
@@ -97,9 +97,9 @@ def write_stop_tokens(folder: Path, tokenizer: Any) -> None:
         return
     path = folder / GENERATION
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    known = _ends_of(settings)
-    ends = list(dict.fromkeys([*known, *stop_tokens(str(folder), ChatEncoder(tokenizer))]))
-    if ends != known:
+    listed = _ends_of(settings)
+    ends = list(dict.fromkeys([*listed, *stop_tokens(str(folder), ChatEncoder(tokenizer))]))
+    if ends != listed:
         write_json(path, settings | {"eos_token_id": ends if len(ends) > 1 else ends[0]})
 
 

@@ -111,15 +111,15 @@ def text_after_answer(render: Render, messages: Sequence[Message], count: int) -
     answer, so its rendering of the answer and of earlier messages does not matter. None if the mark is lost, or a
     template writes tool calls that cannot be separated from what follows.
     """
-    before, answer, new = list(messages[: count - 1]), messages[count - 1], list(messages[count:])
+    earlier, answer, new = list(messages[: count - 1]), messages[count - 1], list(messages[count:])
     marked = {**answer, "content": MARK}
-    rest = text_after_mark(render([*before, marked, *new], True))
+    rest = text_after_mark(render([*earlier, marked, *new], True))
     if not answer.get("tool_calls"):
         return rest
-    end = text_after_mark(render([*before, {"role": "assistant", "content": MARK}], False))
-    turn = text_after_mark(render([*before, marked], False))
+    end = text_after_mark(render([*earlier, {"role": "assistant", "content": MARK}], False))
+    turn = text_after_mark(render([*earlier, marked], False))
     if rest is None:  # the content of an answer with calls is left out
-        turn, rest = render([*before, answer], False), render([*before, answer, *new], True)
+        turn, rest = render([*earlier, answer], False), render([*earlier, answer, *new], True)
     if end is None or turn is None or not turn.endswith(end):
         return None
     calls = turn[: len(turn) - len(end)]
@@ -156,19 +156,19 @@ def joined(chain: Sequence[Call]) -> TokenSequence:
 
     An answer whose every token a grammar chose is context; before the first other answer it belongs to the prompt.
     """
-    own = [call for call in chain if call.counts]
-    tokens, start = chain[-1].tokens, len((own or chain)[0].prompt)
+    counted = [call for call in chain if call.counts]
+    tokens, start = chain[-1].tokens, len((counted or chain)[0].prompt)
     length = len(tokens) - start
     mask = np.zeros(length, dtype=np.bool_)
     logprobs = np.zeros(length, dtype=np.float32)
     versions = np.full(length, -1, dtype=np.int32)
-    for call in own:
+    for call in counted:
         answer = slice(len(call.prompt) - start, len(call.prompt) - start + len(call.sample.tokens))
         logprobs[answer], versions[answer] = call.sample.logprobs, call.sample.versions
         mask[answer] = True if call.free is None else call.free
-    places = tuple((len(call.prompt), len(call.prompt) + len(call.sample.tokens)) for call in own)
+    places = tuple((len(call.prompt), len(call.prompt) + len(call.sample.tokens)) for call in counted)
     truncated = chain[-1].sample.reason != "stop"
-    temperature = _temperature(own or chain, start, length)
+    temperature = _temperature(counted or chain, start, length)
     return TokenSequence(tokens, start, mask, logprobs, versions, places, truncated, temperature)
 
 

@@ -65,8 +65,8 @@ class HostBuffer:
             self._address = pin(self._block)
         block, copied = torch.frombuffer(self._block, dtype=torch.uint8), []
         for start, tensor in zip(ends, tensors, strict=False):
-            place = block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            copied.append(place.copy_(tensor, non_blocking=True))
+            target = block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            copied.append(target.copy_(tensor, non_blocking=True))
         if any(tensor.is_cuda for tensor in tensors):
             torch.cuda.synchronize()
         return copied

@@ -46,8 +46,8 @@ def weight_files(folder: Path) -> list[Path]:
         ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
     ):
         if (folder / index).is_file():
-            named: dict[str, Any] = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
-            return sorted({folder / str(name) for name in named.values()})
+            weight_map: dict[str, Any] = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
+            return sorted({folder / str(name) for name in weight_map.values()})
         if files := sorted(folder.glob(pattern)):
             return files
     return []
@@ -117,5 +117,5 @@ def _blocks(file: Path) -> bytes:
     size = file.stat().st_size
     with file.open("rb") as opened:
         places = sorted({i * max(0, size - SAMPLE_BYTES) // BLOCKS for i in range(BLOCKS + 1)})
-        blocks = [opened.read(SAMPLE_BYTES) for place in places if opened.seek(place) >= 0]
+        blocks = [opened.read(SAMPLE_BYTES) for offset in places if opened.seek(offset) >= 0]
     return f"{file.name} {size}".encode() + b"".join(blocks)

@@ -122,8 +122,8 @@ class Actors:
 
         config, name = self.config, actor_prefix(self.config)
         # Its own `env_vars` may contain keys: Ray would write variables passed to it into a world-readable log.
-        own, where = config.explorer.env_vars, self.placement.nodes.first()
-        env = log_environment(config, name) | {key: own[key] for key in READ_AT_START if key in own}
+        env_vars, where = config.explorer.env_vars, self.placement.nodes.first()
+        env = log_environment(config, name) | {key: env_vars[key] for key in READ_AT_START if key in env_vars}
         return self.cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8, where=where)
 
     def start_trainers(self) -> list[Any]:
@@ -212,7 +212,7 @@ def take_over(engines: list[Any], config: Config, model_path: str, check: Callab
     what = model_path or "the model without an adapter"
     timed = within(LOAD_SECONDS, f"the engines kept from an earlier stage have not loaded {what}", check)
     logs = [log_environment(config, engine_name(config, index)) for index in range(len(engines))]
-    results_of([engine.move_log.remote(place) for engine, place in zip(engines, logs, strict=True)], timed)
+    results_of([engine.move_log.remote(log_folder) for engine, log_folder in zip(engines, logs, strict=True)], timed)
     results_of([engine.load.remote(source, 0) for engine in engines], timed)
 
 

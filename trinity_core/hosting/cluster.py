@@ -185,20 +185,20 @@ class Cluster:
                 "Wait for it, stop it or set ray_namespace."
             ) from None
 
-    def check_room(self, wanted: float) -> None:
-        """Check that `wanted` GPUs exist before actors start: an actor that never fits would wait forever."""
+    def check_room(self, gpus: float) -> None:
+        """Check that `gpus` GPUs exist before actors start: an actor that never fits would wait forever."""
         import ray
 
-        if not wanted:
+        if not gpus:
             return
         total, free = (there.get("GPU", 0) for there in (ray.cluster_resources(), ray.available_resources()))
-        if wanted > total:
+        if gpus > total:
             raise TrinityError(
-                f"The run needs {wanted:g} GPUs, but the Ray cluster has {total:g} ({free:g} free). Let it use fewer "
+                f"The run needs {gpus:g} GPUs, but the Ray cluster has {total:g} ({free:g} free). Let it use fewer "
                 f"engines, trainer workers or nodes, or let more nodes join."
             )
-        if self.address and wanted > free:
-            log.warning("the run needs %g GPUs and waits until they are free: now %g of %g are", wanted, free, total)
+        if self.address and gpus > free:
+            log.warning("the run needs %g GPUs and waits until they are free: now %g of %g are", gpus, free, total)
 
     def kill(self, handles: Sequence[Any]) -> None:
         """End these actors now. A dead Ray is not asked, which would take a minute; its actors died with it."""
@@ -375,15 +375,15 @@ def wait_for_cluster(address: str | None, work: Callable[[], T]) -> T:
     A joined cluster that had room for this process before is waited for, for at most `AGAIN_SECONDS`; then
     TransientFault is raised.
     """
-    known = address is not None and address in _had_room
+    had_room = address is not None and address in _had_room
 
     def may_return(fault: Exception) -> bool:
-        return known and isinstance(fault, TrinityError | TransientFault) and not is_cancelled()
+        return had_room and isinstance(fault, TrinityError | TransientFault) and not is_cancelled()
 
     notice = "the cluster has no room, though it had some before"
     try:
         return retry(work, may_return, AGAIN_SECONDS, LOOK_SECONDS, notice)
     except TrinityError as fault:
-        if not known:
+        if not had_room:
             raise
         raise TransientFault(str(fault)) from fault

@@ -185,15 +185,15 @@ def get(ref: Any, timeout: float | None = None) -> Any:
 
 def loss_of(error: Exception) -> str:
     """Say which process of the run Ray has lost: Ray's message without its guesses at the cause."""
-    known = dict(re.findall(r"^\t(\w+): (.+)$", str(error), re.MULTILINE))
+    facts = dict(re.findall(r"^\t(\w+): (.+)$", str(error), re.MULTILINE))
     lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
-    reason = " ".join(lines[1:] if known else lines).partition(" Some common causes")[0]
-    if "name" not in known:
+    reason = " ".join(lines[1:] if facts else lines).partition(" Some common causes")[0]
+    if "name" not in facts:
         return f"Ray has lost a part of the run ({type(error).__name__}): {reason}"
-    actor = log_name(known["name"])
-    process = f", process {known['pid']}" if "pid" in known else ""
+    actor = log_name(facts["name"])
+    process = f", process {facts['pid']}" if "pid" in facts else ""
     return (
-        f"{actor} ({known.get('class_name', 'actor')}{process}) died: {reason} Its log is {actor}.log below `log` in "
+        f"{actor} ({facts.get('class_name', 'actor')}{process}) died: {reason} Its log is {actor}.log below `log` in "
         "the run's folder; if that ends without an error, the system may have killed it for lack of memory (`dmesg` "
         "says so)."
     )

@@ -48,14 +48,14 @@ def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
     """
     if allowed is None:
         return list(gpus)
-    chosen: list[Gpu] = []
+    listed: list[Gpu] = []
     for entry in (part.strip() for part in allowed.split(",")):
         slices = [Gpu(entry, entry)] if entry.startswith("MIG-") else []
         fitting = [gpu for gpu in gpus if gpu.name == entry or (entry[:1] == "G" and gpu.uuid.startswith(entry))]
         if not fitting + slices:
             break
-        chosen.append(replace((slices or fitting)[0], name=entry))
-    return chosen
+        listed.append(replace((slices or fitting)[0], name=entry))
+    return listed
 
 
 def survey() -> list[Gpu]:

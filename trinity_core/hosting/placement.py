@@ -85,16 +85,16 @@ def flow_of(config: Config) -> str:
     return "rft" if config.algorithm_type.uses_rollouts else "sft"
 
 
-def weakest(nodes: Sequence[Machine], wanted: int) -> Machine:
-    """Return the smallest of the `wanted` nodes with the most GPUs. Raises TrinityError if there are fewer nodes."""
-    if wanted > len(nodes):
+def weakest(nodes: Sequence[Machine], number: int) -> Machine:
+    """Return the smallest of the `number` nodes with the most GPUs. Raises TrinityError if there are fewer nodes."""
+    if number > len(nodes):
         raise TrinityError(
-            f"cluster.node_num asks for {wanted} nodes, but the Ray cluster has {len(nodes)}. Lower it, or let more "
+            f"cluster.node_num asks for {number} nodes, but the Ray cluster has {len(nodes)}. Lower it, or let more "
             f"nodes join (`ray start --address=…`).",
             key="cluster.node_num",
         )
-    chosen = sorted(nodes, key=lambda node: node.gpus, reverse=True)[:wanted]
-    return replace(chosen[-1], cpus=min(node.cpus for node in chosen))
+    strongest = sorted(nodes, key=lambda node: node.gpus, reverse=True)[:number]
+    return replace(strongest[-1], cpus=min(node.cpus for node in strongest))
 
 
 def place(config: Config, machine: Machine) -> Placement:
@@ -153,11 +153,11 @@ def alone(config: Config, placement: Placement) -> Placement:
 
 
 def components_of(config: Config, placement: Placement) -> set[str]:
-    wanted = {
+    needs = {
         "explore": placement.engines > 0 and (config.mode == "both" or config.explores_alone),
         "train": placement.trainers > 0,
     }
-    return {name for name, needed in wanted.items() if needed}
+    return {name for name, needed in needs.items() if needed}
 
 
 def threads(cpus: int, engines: int, trainers: int, in_turn: bool) -> tuple[int, int]:
@@ -212,12 +212,12 @@ def unfilled_engine(config: Config, placement: Placement, gpu_memory: int = 0) -
     asked = config.explorer.runner_per_model
     repeats = most_repeats(config.buffer, config.algorithm)
     places = config.explorer.rollout_model.max_num_seqs or gpu_sequences(gpu_memory)
-    wanted = min(places, config.buffer.batch_size * repeats // placement.engines)
-    if 2 * asked * repeats >= wanted:
+    sequences = min(places, config.buffer.batch_size * repeats // placement.engines)
+    if 2 * asked * repeats >= sequences:
         return ""
     return (
-        f"explorer.runner_per_model: {asked} × {repeats} answers at once; an engine on this GPU would take {wanted} of "
-        "a step. Leave it out, or raise it, unless the workflows need the limit."
+        f"explorer.runner_per_model: {asked} × {repeats} answers at once; an engine on this GPU would take {sequences} "
+        "of a step. Leave it out, or raise it, unless the workflows need the limit."
     )
 
 

@@ -142,13 +142,13 @@ def _light() -> Iterator[None]:
         # A signal to the run's process group, such as that of `timeout`, does not reach Ray: the run saves first.
         (services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)),
     )
-    before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
+    originals = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     try:
         for module, name, value in replaced:
             setattr(module, name, value)
         yield
     finally:
-        for module, name, value in before:
+        for module, name, value in originals:
             setattr(module, name, value)
 
 
@@ -156,11 +156,11 @@ def _private_temporary() -> Path:
     """Return this user's own folder for Ray's, in which any account may replace sockets and packages of its workers."""
     name = f"trinity-{os.geteuid()}"
     folder = short_folder(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), SOCKET_BYTES + len(name) + 1)
-    own = private_folder(Path(folder, name).absolute())
-    if own.is_symlink() or own.stat().st_uid != os.geteuid():  # another account was there first
+    private = private_folder(Path(folder, name).absolute())
+    if private.is_symlink() or private.stat().st_uid != os.geteuid():  # another account was there first
         return Path(tempfile.mkdtemp(dir=folder, prefix="t"))
-    own.chmod(0o700)
-    return own
+    private.chmod(0o700)
+    return private
 
 
 def join_ray(address: str, namespace: str) -> None:

@@ -131,10 +131,10 @@ def _check_experience_operator(
 ) -> OperatorConfig:
     """Check an experience operator, including whether its arguments fit each other; ours check that before using any
     data."""
-    before = report.added
+    faults = report.added
     typed = _typed_operator(OPERATORS, operator, key, report, imports)
     ours = OPERATORS.get(operator.name)
-    if ours is None or ours.__module__ not in PURE_MODULES or report.added > before:
+    if ours is None or ours.__module__ not in PURE_MODULES or report.added > faults:
         return typed
     try:
         ours([], **typed.args)
@@ -165,9 +165,9 @@ def _check_task_operator(
     from trinity_core.pipelines.tasks.curation import made_operator
     from trinity_core.pipelines.tasks.models import unknown_model
 
-    before, refused = report.added, report.touched((f"{key}.name",))
+    faults, refused = report.added, report.touched((f"{key}.name",))
     typed = _typed_operator(TASK_OPERATORS, operator, key, report, imports)
-    if report.added == before and not refused and (imports or "." not in operator.name):
+    if report.added == faults and not refused and (imports or "." not in operator.name):
         try:
             asked = made_operator(typed).asks
         except TrinityError as error:
@@ -233,16 +233,18 @@ def _data_juicer_faults(
             yield Finding(f"{key}.name", operator.name, "missing", message)
         try:
             steps = steps_of(operator.args.get("operators"), operator.args.get("config_path"))
-            known = installed_operators() if service is not None and starts_own(service) else None
+            installed = installed_operators() if service is not None and starts_own(service) else None
         except TrinityError as error:
-            named = ".config_path" if "config_path" in operator.args else ""
-            yield Finding(f"{key}.args{named}", operator.args, "invalid", f"{str(error).rstrip('.')}.")
+            argument = ".config_path" if "config_path" in operator.args else ""
+            yield Finding(f"{key}.args{argument}", operator.args, "invalid", f"{str(error).rstrip('.')}.")
             continue
-        for place, name in enumerate(name for step in steps for name in step):
-            if known is not None and name not in known:
-                named = "config_path" if "config_path" in operator.args else f"operators[{place}]"
+        for number, name in enumerate(name for step in steps for name in step):
+            if installed is not None and name not in installed:
+                argument = "config_path" if "config_path" in operator.args else f"operators[{number}]"
                 message = f"Data-Juicer has no operator '{name}'."
-                yield Finding(f"{key}.args.{named}", name, "unknown-name", message, suggestion=closest(name, known))
+                yield Finding(
+                    f"{key}.args.{argument}", name, "unknown-name", message, suggestion=closest(name, installed)
+                )
 
 
 def _absent_models(config: Config, key: str, taskset: TasksetConfig) -> Iterator[Finding]:

@@ -123,8 +123,8 @@ def dynamic_sampling(
         )
     groups: list[str | int] = [e.group or i for i, e in enumerate(experiences)]
     keep = groups_with_variance(torch.tensor(rewards), groups, std_threshold, rollouts_of(experiences))
-    chosen, _ = fill_batch(keep, groups, len(experiences) if rows is None else rows)
-    return [experiences[i] for i in chosen.tolist()]
+    indices, _ = fill_batch(keep, groups, len(experiences) if rows is None else rows)
+    return [experiences[i] for i in indices.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,20 +182,20 @@ class OperatorPipeline:
         called with each. Raises its error if it fails on all groups and on `FAILED_IN_A_ROW` of them.
         """
         dropped: dict[str, dict[str, int]] = {}
-        for place in range(len(self.operators)):
-            experiences = self.apply(place, experiences, failed, dropped)
+        for index in range(len(self.operators)):
+            experiences = self.apply(index, experiences, failed, dropped)
         return experiences, dropped
 
     def apply(
-        self, place: int, experiences: list[Experience], failed: Callable[[FailedGroup], object],
+        self, index: int, experiences: list[Experience], failed: Callable[[FailedGroup], object],
         dropped: dict[str, dict[str, int]],
     ) -> list[Experience]:  # fmt: skip
         """Run the operator at one position; adds to `dropped`. See `run`."""
-        name, operator = self.operators[place]
-        if place == len(self.operators) - 1:  # after an earlier one, `invalid_reward_filter` may follow
+        name, operator = self.operators[index]
+        if index == len(self.operators) - 1:  # after an earlier one, `invalid_reward_filter` may follow
             operator = partial(_storable, operator)
         self.running = name
-        before = _groups(experiences)
+        counts = _groups(experiences)
         wrong: list[FailedGroup] = []
         try:
             left = operator(_copies(experiences))
@@ -207,8 +207,8 @@ class OperatorPipeline:
             left = operator(_copies(fine)) if fine else []
         for failure in wrong:
             failed(failure)
-            dropped.setdefault(failure.group, {})[f"{name} failed"] = before.pop(failure.group)
-        for group, number in (before - _groups(left)).items():
+            dropped.setdefault(failure.group, {})[f"{name} failed"] = counts.pop(failure.group)
+        for group, number in (counts - _groups(left)).items():
             by_operator = dropped.setdefault(group, {})
             by_operator[name] = by_operator.pop(name, 0) + number
         return left
@@ -264,5 +264,5 @@ def pipeline(configured: Sequence[OperatorConfig], **inputs: object) -> Operator
 
 
 def _args(configured: OperatorConfig, inputs: Mapping[str, object]) -> dict[str, object]:
-    taken = {name: value for name, value in inputs.items() if OPERATORS.uses(configured.name, name)}
-    return {**configured.args, **taken}
+    accepted = {name: value for name, value in inputs.items() if OPERATORS.uses(configured.name, name)}
+    return {**configured.args, **accepted}

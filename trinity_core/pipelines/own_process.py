@@ -68,9 +68,9 @@ class OwnProcess:
         step."""
         worker = self._started()
         worker.call("begin", data)
-        for place, name in enumerate(self.names):
+        for index, name in enumerate(self.names):
             self.running = name
-            worker.call("apply", place)
+            worker.call("apply", index)
         outcome, left = worker.call("outcome"), worker.call("left")
         return from_bytes(left) if left else [], outcome["dropped"], outcome["failed"]
 
@@ -98,10 +98,10 @@ class HostedOperators:
         self._dropped: dict[str, dict[str, int]] = {}
         self._failed: list[FailedGroup] = []
 
-    def apply(self, place: int) -> None:
+    def apply(self, index: int) -> None:
         """Run one operator. A final failure is logged here, because the explorer gets no traceback, and raised."""
-        with on_failure(partial(log.exception, "the experience operator '%s' fails", self._operators.names[place])):
-            self._experiences = self._operators.apply(place, self._experiences, self._failed.append, self._dropped)
+        with on_failure(partial(log.exception, "the experience operator '%s' fails", self._operators.names[index])):
+            self._experiences = self._operators.apply(index, self._experiences, self._failed.append, self._dropped)
 
     def outcome(self) -> dict[str, Any]:
         """Return what the operators dropped, and the groups on which they failed."""

@@ -43,15 +43,18 @@ def reward_shaping_mapper(
             "reward_shaping_mapper: reward_shaping_configs must name at least one statistic",
             key="reward_shaping_configs",
         )
-    return [one if (total := one.total_reward) is None else _shaped(one, total, shapings) for one in experiences]
+    return [
+        experience if (total := experience.total_reward) is None else _shaped(experience, total, shapings)
+        for experience in experiences
+    ]
 
 
-def _shaped(one: Experience, total: float, shapings: Sequence[Shaping]) -> Experience:
+def _shaped(experience: Experience, total: float, shapings: Sequence[Shaping]) -> Experience:
     """Return the row with a new `total` reward. Token rewards are scaled with it; additions go to the sequence's
     reward."""
-    reward, scale = (0.0 if one.reward is None else one.reward), 1.0
+    reward, scale = (0.0 if experience.reward is None else experience.reward), 1.0
     for shaping in shapings:
-        value = shaping.weight * _statistic(one, shaping.stats_key)
+        value = shaping.weight * _statistic(experience, shaping.stats_key)
         match shaping.op_type:
             case "ADD":
                 reward += value
@@ -66,19 +69,19 @@ def _shaped(one: Experience, total: float, shapings: Sequence[Shaping]) -> Exper
                     f"reward_shaping_mapper would divide by the statistic '{shaping.stats_key}', a 0",
                     key=shaping.stats_key,
                 )
-    token_rewards = None if one.token_rewards is None else one.token_rewards * scale
-    metrics = {**one.metrics, "unshaped_reward": total}
-    return replace(one, reward=reward, token_rewards=token_rewards, metrics=metrics)
+    token_rewards = None if experience.token_rewards is None else experience.token_rewards * scale
+    metrics = {**experience.metrics, "unshaped_reward": total}
+    return replace(experience, reward=reward, token_rewards=token_rewards, metrics=metrics)
 
 
-def _statistic(one: Experience, name: str) -> float:
-    statistics = {**one.metrics, **one.info}
+def _statistic(experience: Experience, name: str) -> float:
+    statistics = {**experience.metrics, **experience.info}
     number = number_of(statistics.get(name))
     if number is None:
-        known = sorted(key for key, value in statistics.items() if number_of(value) is not None)
+        names = sorted(key for key, value in statistics.items() if number_of(value) is not None)
         raise TrinityError(
             f"reward_shaping_mapper finds no number '{name}' in an experience's info or metrics; there is "
-            f"{', '.join(known) or 'none'}",
+            f"{', '.join(names) or 'none'}",
             key=name,
         )
     return number
@@ -93,16 +96,18 @@ def pass_rate_calculator(experiences: list[Experience]) -> list[Experience]:
     pass rate.
     """
     judged: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
-    for one, rollout in zip(experiences, rollouts_of(experiences), strict=True):
-        last, _ = judged[one.group].get(rollout, (one.turn, 0.0))
-        if one.total_reward is not None and one.turn >= last:
-            score = min(1.0, max(0.0, one.metrics.get("accuracy", one.total_reward)))
-            judged[one.group][rollout] = one.turn, score
+    for experience, rollout in zip(experiences, rollouts_of(experiences), strict=True):
+        last, _ = judged[experience.group].get(rollout, (experience.turn, 0.0))
+        if experience.total_reward is not None and experience.turn >= last:
+            score = min(1.0, max(0.0, experience.metrics.get("accuracy", experience.total_reward)))
+            judged[experience.group][rollout] = experience.turn, score
     scores = {group: [score for _, score in rollouts.values()] for group, rollouts in judged.items() if rollouts}
     rates = {group: sum(of_group) / len(of_group) for group, of_group in scores.items()}
     return [
-        replace(one, metrics={**one.metrics, "pass_rate": rates[one.group]}) if one.group in rates else one
-        for one in experiences
+        replace(experience, metrics={**experience.metrics, "pass_rate": rates[experience.group]})
+        if experience.group in rates
+        else experience
+        for experience in experiences
     ]
 
 
@@ -123,14 +128,16 @@ def overlong_penalty(
             f"overlong_penalty: cache_length {cache_length} is over max_response_length", key="cache_length"
         )
 
-    def punished(one: Experience) -> Experience:
-        if one.total_reward is None:
-            return one
-        punishment = overlong_punishment(int(one.sampled.sum()), max_response_length, cache_length, penalty_factor)
-        reward = punishment + (0.0 if one.reward is None else one.reward)
-        return replace(one, reward=reward, metrics={**one.metrics, "overlong_penalty": punishment})
+    def punished(experience: Experience) -> Experience:
+        if experience.total_reward is None:
+            return experience
+        punishment = overlong_punishment(
+            int(experience.sampled.sum()), max_response_length, cache_length, penalty_factor
+        )
+        reward = punishment + (0.0 if experience.reward is None else experience.reward)
+        return replace(experience, reward=reward, metrics={**experience.metrics, "overlong_penalty": punishment})
 
-    return [punished(one) for one in experiences]
+    return [punished(experience) for experience in experiences]
 
 
 @OPERATORS.register("mask_response_truncated")
@@ -139,7 +146,10 @@ def mask_response_truncated(experiences: list[Experience]) -> list[Experience]:
 
     DAPO's overlong filtering (arXiv 2503.14476, section 3.4).
     """
-    return [replace(one, action_mask=np.zeros_like(one.action_mask)) if one.truncated else one for one in experiences]
+    return [
+        replace(experience, action_mask=np.zeros_like(experience.action_mask)) if experience.truncated else experience
+        for experience in experiences
+    ]
 
 
 @OPERATORS.register("taskset_balance_filter")
@@ -152,19 +162,19 @@ def taskset_balance_filter(
     with a share has no group in the step, because there is nothing to balance.
     """
     groups: dict[str, list[str]] = defaultdict(list)
-    for one in experiences:
-        name = str(one.info.get("taskset", ""))
-        if one.group not in groups[name]:
-            groups[name].append(one.group)
-    wanted = dict.fromkeys(groups, 1.0) if shares is None else {name: s for name, s in shares.items() if s > 0}
-    if not wanted or any(not groups.get(name) for name in wanted):
+    for experience in experiences:
+        name = str(experience.info.get("taskset", ""))
+        if experience.group not in groups[name]:
+            groups[name].append(experience.group)
+    weights = dict.fromkeys(groups, 1.0) if shares is None else {name: s for name, s in shares.items() if s > 0}
+    if not weights or any(not groups.get(name) for name in weights):
         return experiences
-    unit = min(len(groups[name]) / share for name, share in wanted.items())
+    unit = min(len(groups[name]) / share for name, share in weights.items())
     none = set() if shares is None else {name for name, share in shares.items() if share == 0}
     kept = {
         group
         for name, members in groups.items()
         if name not in none
-        for group in (members[: int(unit * wanted[name] + 1e-9)] if name in wanted else members)
+        for group in (members[: int(unit * weights[name] + 1e-9)] if name in weights else members)
     }
-    return [one for one in experiences if one.group in kept]
+    return [experience for experience in experiences if experience.group in kept]

@@ -295,14 +295,14 @@ class Explorer:
         """
         self._state = f"exploring step {step}"
         resources, began = self._open, time.perf_counter()
-        before, self._usage_before_wait = self._usage_before_wait or resources.usage(), None
+        earlier_usage, self._usage_before_wait = self._usage_before_wait or resources.usage(), None
         if self.is_synchronous:
             await resources.pool.reset_prefix_cache()
         rounds, in_flight = self.config.explorer.max_refill_rounds, self.config.synchronizer.sync_in_flight
         answering = sample_step(self._steps, self._open.operators, step, self.version or 0, rounds, self._failures)
         sampled = await (loading_meanwhile(answering, self._load_newest) if in_flight else answering)
         outcomes, experiences, dropped = sampled.outcomes, sampled.experiences, sampled.dropped
-        generate, reward, tokens = (now - then for now, then in zip(resources.usage(), before, strict=True))
+        generate, reward, tokens = (now - then for now, then in zip(resources.usage(), earlier_usage, strict=True))
         self._records.set_seconds(generate=generate, reward=reward, operators=sampled.operator_seconds)
         numbers = step_numbers(outcomes) | dropped_numbers(dropped)
         numbers["experiences/kept"] = float(len(experiences))
@@ -438,9 +438,9 @@ class Explorer:
         length = self.config.buffer.total_steps if self.total_steps else None
         self._trainer = self._trainer or TrainerWatch(self._open.store, self.name, self.total_steps, length)
         position = stored.position or {}
-        before = position.get(LINEAGE, stored.lineage if position else 0) if self._lineage is None else self._lineage
-        if before != stored.lineage:
-            back = self._open.store.went_back_to(before)
+        lineage = position.get(LINEAGE, stored.lineage if position else 0) if self._lineage is None else self._lineage
+        if lineage != stored.lineage:
+            back = self._open.store.went_back_to(lineage)
             self.version, self._rewound_to = None, back if self._rewound_to is None else min(back, self._rewound_to)
         self._lineage, self._step = stored.lineage, stored.step
         self._evaluated = position.get("evaluated")
@@ -448,9 +448,9 @@ class Explorer:
         self._open.explored_file.resume(stored.step)
         if METRICS in position:
             self._records.restore(self._step, position[METRICS])
-        known = self._open.store.stats().explorers
-        self._failures.any_succeeded = stored.step > known[self.name].empty_steps
-        self._failures.any_left = any(explorer.step > explorer.empty_steps for explorer in known.values())
+        explorers = self._open.store.stats().explorers
+        self._failures.any_succeeded = stored.step > explorers[self.name].empty_steps
+        self._failures.any_left = any(explorer.step > explorer.empty_steps for explorer in explorers.values())
         self._failures.has_others = lambda: bool(self._open.store.stats().explorers.keys() - {self.name})
         if self._step:
             log.info("explorer %s resumes after step %d", self.name, self._step)

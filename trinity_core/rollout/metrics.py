@@ -65,11 +65,11 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
         }
     if sessions := [outcome.sessions for outcome in outcomes if outcome.sessions is not None]:
         numbers |= {
-            "sessions": float(sum(one.sessions for one in sessions)),
-            "sessions/tokens": float(sum(one.sampled for one in sessions)),
-            "sessions/discarded_tokens": float(sum(one.discarded for one in sessions)),
-            "sessions/guided_answers": float(sum(one.guided for one in sessions)),
-            "sessions/guided_tokens": float(sum(one.guided_tokens for one in sessions)),
+            "sessions": float(sum(session.sessions for session in sessions)),
+            "sessions/tokens": float(sum(session.sampled for session in sessions)),
+            "sessions/discarded_tokens": float(sum(session.discarded for session in sessions)),
+            "sessions/guided_answers": float(sum(session.guided for session in sessions)),
+            "sessions/guided_tokens": float(sum(session.guided_tokens for session in sessions)),
         }
     parts = {name if name in COUNTED else f"{name}/mean": value for name, value in combined(runs).items()}
     return parts | numbers  # a part of the reward may be called `reward`
@@ -188,7 +188,7 @@ def scores_of(experiences: Sequence[Experience]) -> list[float]:
 
 
 def _rewards(runs: Iterable[Sequence[Experience]]) -> list[float]:
-    totals = [[total for one in run if (total := one.total_reward) is not None] for run in runs]
+    totals = [[total for experience in run if (total := experience.total_reward) is not None] for run in runs]
     return [mean_reward(rewards) for rewards in totals if rewards]
 
 

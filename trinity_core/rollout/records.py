@@ -79,14 +79,14 @@ class StepRecords:
         """Write the `numbers` of a step, with the seconds of each activity, and every few steps a sample of
         rollouts."""
         seconds, self._timer = self._timer.seconds, StepTimer()
-        before = seconds.get("timing_s/wait", 0.0) + seconds.get("timing_s/weight_sync", 0.0)
-        seconds["timing_s/step"] = time.perf_counter() - rollouts.began + before
+        waited = seconds.get("timing_s/wait", 0.0) + seconds.get("timing_s/weight_sync", 0.0)
+        seconds["timing_s/step"] = time.perf_counter() - rollouts.began + waited
         self.last = {**numbers, **seconds}
         self.last["experiences_per_second"] = rollouts.numbers["experiences/kept"] / seconds["timing_s/step"]
         self._metrics.write(rollouts.step, self.last)
         if self._traced:
-            chosen = _spread(rollouts.experiences, self._traced)
-            traced = [SampledRollout.of(experience, rollouts.spans.get(experience.group)) for experience in chosen]
+            sample = _spread(rollouts.experiences, self._traced)
+            traced = [SampledRollout.of(experience, rollouts.spans.get(experience.group)) for experience in sample]
             save_rollouts(self._job_dir, self._source, rollouts.step, traced, traces_dir(self._job_dir))
         if rollouts.step % SAMPLE_EVERY == 1:
             self.sample(self._source, rollouts.step, rollouts.experiences)
@@ -127,7 +127,7 @@ def drawn_tasks(outcomes: Sequence[Outcome], dropped: Mapping[str, Mapping[str, 
 def _produced(outcome: Outcome) -> dict[str, int]:
     """Return the number of experiences in the task's own group, and in each group below it."""
     further = outcome.further_groups
-    counts = Counter(one.group for one in outcome.experiences if one.group in further)
+    counts = Counter(experience.group for experience in outcome.experiences if experience.group in further)
     return {outcome.task.group: len(outcome.experiences) - counts.total(), **counts}
 
 

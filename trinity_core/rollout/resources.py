@@ -222,7 +222,7 @@ async def _serve(
     if not api_settings.is_served(config):
         return None
     read = await reading
-    stops = [one[1] for one in read.others]
+    stops = [item[1] for item in read.others]
     api = api_settings.api_server(config, (pool, read.stop_token_ids), list(zip(others, stops, strict=True)))
     await api.start()
     if api_settings.is_told(config):

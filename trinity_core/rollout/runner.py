@@ -80,26 +80,28 @@ class Outcome:
         if self.error is not None:
             return cause(self.error)
         errors = [
-            str(one.info.get("verifier_error", NO_VERDICT))
-            for one in self.experiences
-            if one.is_unscored and one.metrics.get(VERIFIER_ERRORS)
+            str(experience.info.get("verifier_error", NO_VERDICT))
+            for experience in self.experiences
+            if experience.is_unscored and experience.metrics.get(VERIFIER_ERRORS)
         ]
         return errors[0] if errors and len(errors) == len(self.experiences) else ""
 
     @property
     def is_cut(self) -> bool:
         """True if nothing was sampled because its prompts are too long."""
-        return bool(self.experiences) and all(one.is_unsampled for one in self.experiences)
+        return bool(self.experiences) and all(experience.is_unsampled for experience in self.experiences)
 
     @property
     def further_groups(self) -> set[str]:
         """Groups that its workflow made below the task's own group."""
-        return {one.group for one in self.experiences if one.group.startswith(f"{self.task.group}/")}
+        return {
+            experience.group for experience in self.experiences if experience.group.startswith(f"{self.task.group}/")
+        }
 
     @property
     def of_task(self) -> list[Experience]:
         further = self.further_groups
-        return [one for one in self.experiences if one.group not in further]
+        return [experience for experience in self.experiences if experience.group not in further]
 
 
 @dataclass(slots=True)
@@ -359,7 +361,7 @@ class FailureWatch:
 
         Not with other explorers: the trainer knows whether their rows were enough.
         """
-        self.any_left = self.any_left or any(one.action_mask.any() for one in left)
+        self.any_left = self.any_left or any(experience.action_mask.any() for experience in left)
         if is_last and not (self.any_left or self.has_others()):
             raise TrinityError(
                 f"nothing is left to train on of all {step} explore steps; experience operators: "
@@ -368,7 +370,9 @@ class FailureWatch:
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
         failed = [outcome for outcome in outcomes if outcome.failed]
-        self.rejected_rows.append("failed_tasks", [rejected_row(one.task, cause(one.error)) for one in failed])
+        self.rejected_rows.append(
+            "failed_tasks", [rejected_row(failure.task, cause(failure.error)) for failure in failed]
+        )
 
 
 def check_failures(where: str, outcomes: Sequence[Outcome]) -> None:

@@ -132,8 +132,8 @@ class TaskSteps:
                     return not self.is_exhausted
                 if await asyncio.to_thread(is_over):
                     break
-                named = ", ".join(f"{count} more of '{name}'" for name, count in lacking.items())
-                self.text = wait.note(f"explore step {step} takes {named}: `trinity tasks add` adds some")
+                counts = ", ".join(f"{count} more of '{name}'" for name, count in lacking.items())
+                self.text = wait.note(f"explore step {step} takes {counts}: `trinity tasks add` adds some")
             return False
         finally:
             self.text = ""
@@ -160,15 +160,15 @@ class TaskSteps:
         """If train steps now take another number of tasks, recount the remaining ones, including those repeated because
         the trainer went back to before that change."""
         self.schedule.resume(position, positions)
-        each, known = tasks_taken(self.config, self.schedule), stats()
+        each, stored = tasks_taken(self.config, self.schedule), stats()
         self.taken = from_record(TasksTaken, (position or {}).get(TAKEN, {"each": each}), STORE)
-        if self.taken.each != each or known.committed < self.taken.step:
-            before = self.total_steps
-            waiting = (known.ready + known.leased) * each // rollouts_taken(self.config)
+        if self.taken.each != each or stored.committed < self.taken.step:
+            steps_before = self.total_steps
+            waiting = (stored.ready + stored.leased) * each // rollouts_taken(self.config)
             explored = self.schedule.step * self.schedule.batch_size
-            self.taken = TasksTaken(each, known.committed, max(0, explored - waiting))
-            if self.total_steps != before:
-                log.warning(CHANGED, known.committed, each, self.total_steps, before)
+            self.taken = TasksTaken(each, stored.committed, max(0, explored - waiting))
+            if self.total_steps != steps_before:
+                log.warning(CHANGED, stored.committed, each, self.total_steps, steps_before)
 
     def stored(self) -> None:
         """Does nothing: tasks are identified by their position."""
@@ -297,24 +297,24 @@ async def sample_step(
     outcomes = await steps.outcomes(step, version)
     is_last = step == steps.total_steps or steps.is_exhausted
     failures.check(step, outcomes, is_last)
-    wanted = sum(outcome.dropped != OVER_ROLLOUT for outcome in outcomes)
+    goal = sum(outcome.dropped != OVER_ROLLOUT for outcome in outcomes)
     timer = BusyTimer()
     with timer:
         experiences, dropped = await run_operators(operators, outcomes, failures.rejected_rows)
-    missing = wanted - _groups(experiences, outcomes)
+    missing = goal - _groups(experiences, outcomes)
     for _ in range(rounds):
         further = await steps.further(step, missing) if missing > 0 else []
         if not further:
             break
         failures.note(further)
         with timer:
-            kept, by_operator = await run_operators(operators, further, failures.rejected_rows)
-        outcomes, experiences, dropped = outcomes + further, experiences + kept, dropped | by_operator
-        missing = wanted - _groups(experiences, outcomes)
+            added, by_operator = await run_operators(operators, further, failures.rejected_rows)
+        outcomes, experiences, dropped = outcomes + further, experiences + added, dropped | by_operator
+        missing = goal - _groups(experiences, outcomes)
     if rounds and missing > 0:
         log.warning(
             "explore step %d has %d of %d groups after %d tasks (explorer.max_refill_rounds: %d)",
-            step, wanted - missing, wanted, len(outcomes), rounds,
+            step, goal - missing, goal, len(outcomes), rounds,
         )  # fmt: skip
     failures.check_left(step, experiences, operators.names, is_last)
     return SampledStep(outcomes, experiences, dropped | dropped_whole(outcomes), timer.seconds)
@@ -323,7 +323,7 @@ async def sample_step(
 def _groups(experiences: list[Experience], outcomes: Sequence[Outcome] = ()) -> int:
     """Return the number of groups with something to train on, without those below a task's own."""
     further = {group for outcome in outcomes for group in outcome.further_groups}
-    return len({one.group for one in experiences if one.action_mask.any()} - further)
+    return len({experience.group for experience in experiences if experience.action_mask.any()} - further)
 
 
 async def run_operators(

@@ -96,9 +96,9 @@ async def _ends(call: asyncio.Future[Any], seconds: float, uncounted: BusyTimer)
     """Wait for a call to end; False on timeout."""
     left = seconds
     while left and not call.done():
-        before = uncounted.seconds
+        uncounted_before = uncounted.seconds
         await asyncio.wait({call}, timeout=left)
-        left = max(spent, SHORTEST_WAIT) if (spent := uncounted.seconds - before) else 0.0
+        left = max(spent, SHORTEST_WAIT) if (spent := uncounted.seconds - uncounted_before) else 0.0
     return call.done()
 
 

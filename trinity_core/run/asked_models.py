@@ -65,12 +65,12 @@ class RunModels:
 
     def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
         """See `TaskModels.ask`. Raises ModelError if engines cannot start, TransientFault if they are lost."""
-        own = {} if model.base_url else asked_models(self._config)
-        if model.name not in own:
+        models = {} if model.base_url else asked_models(self._config)
+        if model.name not in models:
             return EndpointModels().ask(model, questions)
         if not self._models:
             try:
-                self._start(own)
+                self._start(models)
             except TransientFault:
                 raise
             except Exception as error:
@@ -79,21 +79,21 @@ class RunModels:
 
     def _start(self, asked: dict[str, AuxiliaryModelConfig]) -> None:
         """Start the engines of all models at once, so that none waits for another to free its GPU."""
-        wanted = {model.model_path: model for model in asked.values()}
-        if unable := [path for path in wanted if is_reward_model(path)]:
+        by_path = {model.model_path: model for model in asked.values()}
+        if unable := [path for path in by_path if is_reward_model(path)]:
             raise InputError(
                 f"{unable[0]} is a reward model, which writes no text; operators need a language model", key=unable[0]
             )
-        encoders = {path: _encoder(self._config, model) for path, model in wanted.items()}
-        config = _of_curation(self._config, list(wanted.values()))
-        log.info("starting %s for the task pipeline", ", ".join(wanted))
+        encoders = {path: _encoder(self._config, model) for path, model in by_path.items()}
+        config = _of_curation(self._config, list(by_path.values()))
+        log.info("starting %s for the task pipeline", ", ".join(by_path))
         placement = alone(config, placement_of(config))
         self._cluster = open_cluster(config, placement.gpu_per_node)
         placement = reserve(self._cluster, config, placement)
         self._nodes = placement.nodes
         groups = Actors(self._cluster, config, placement).start_auxiliary()
         self._engines = [engine for group in groups for engine in group]
-        started = self._run(_started(config, list(wanted.values()), encoders, groups))
+        started = self._run(_started(config, list(by_path.values()), encoders, groups))
         self._models = {name: started[model.model_path] for name, model in asked.items()}
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

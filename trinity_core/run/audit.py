@@ -66,26 +66,26 @@ def _configured(folder: Path, config: Config) -> dict[str, str]:
     if not config.stages:
         runs = [stage_configs[0].with_values({"name": folder.name})]
     elif not runs:
-        own = [stage for stage in stage_configs if stage.algorithm_type.uses_rollouts and stage.mode != "bench"]
-        runs = [stage.with_values({"name": folder.name + stage.name.removeprefix(config.name)}) for stage in own]
-    place = {"checkpoint_root_dir": str(folder.parent.parent), "project": folder.parent.name}
-    placed = [run.with_values(place) for run in runs]
+        with_store = [stage for stage in stage_configs if stage.algorithm_type.uses_rollouts and stage.mode != "bench"]
+        runs = [stage.with_values({"name": folder.name + stage.name.removeprefix(config.name)}) for stage in with_store]
+    location = {"checkpoint_root_dir": str(folder.parent.parent), "project": folder.parent.name}
+    placed = [run.with_values(location) for run in runs]
     return {run.name: store_url(run) for run in placed if run.job_dir.is_dir()}
 
 
-def _namespace(folder: Path, known: Sequence[str], url: str) -> str:
+def _namespace(folder: Path, namespaces_there: Sequence[str], url: str) -> str:
     """Return the run's namespace in a database, as its folder records it.
 
     Older releases recorded nothing: there it is the folder's path, or the only namespace (the folder may have been
     moved).
     """
     identity = read_identity(folder)
-    if identity is not None and identity.namespace in known:
+    if identity is not None and identity.namespace in namespaces_there:
         return identity.namespace
-    mine = [] if identity else [name for name in known if name and Path(name).resolve() == folder]
-    if mine or (identity is None and len(known) == 1 and is_of_one_machine(url)):
-        return (mine or list(known))[0]
-    raise DataError(f"the database has no run of {folder}, but of {', '.join(known) or 'none'}")
+    mine = [] if identity else [name for name in namespaces_there if name and Path(name).resolve() == folder]
+    if mine or (identity is None and len(namespaces_there) == 1 and is_of_one_machine(url)):
+        return (mine or list(namespaces_there))[0]
+    raise DataError(f"the database has no run of {folder}, but of {', '.join(namespaces_there) or 'none'}")
 
 
 COUNTS = (
@@ -159,7 +159,7 @@ def _listed(counts: Counter[str]) -> str:
 
 def _audit(folder: Path, url: str) -> Audit:
     layout = JobLayout(folder)
-    before = max(whole_steps(layout.root), default=0)
+    newest = max(whole_steps(layout.root), default=0)
     database = open_store(folder, url)
     try:
         with database.read() as connection:
@@ -167,4 +167,4 @@ def _audit(folder: Path, url: str) -> Audit:
     finally:
         database.close()
     after = max(whole_steps(layout.root), default=0)
-    return judge(seen, archived(layout.archive), before, after, read_sessions(layout.buffer))
+    return judge(seen, archived(layout.archive), newest, after, read_sessions(layout.buffer))

@@ -52,8 +52,8 @@ def start_from(config: Config, model_path: str) -> Config:
 
 
 def _check_databases(config: Config, report: Report) -> None:
-    known = ALGORITHMS.get(config.algorithm.algorithm_type)
-    uses_store = config.mode != "bench" and known is not None and known.uses_rollouts
+    algorithm_type = ALGORITHMS.get(config.algorithm.algorithm_type)
+    uses_store = config.mode != "bench" and algorithm_type is not None and algorithm_type.uses_rollouts
     if uses_store and not report.touched(NAMES_STORE):
         _check_store(config, report)
     uri = config.monitor.monitor_args.get("uri")

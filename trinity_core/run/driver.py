@@ -70,9 +70,9 @@ def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, 
 
 def resolve(request: StageRequest, frontend: Frontend = PLAIN) -> Stage:
     """Choose the stage, lock its run, and find the checkpoint to resume from. Raises ConfigError or TrinityError."""
-    chosen = choose_stage(request, frontend.begun_by(), request.is_ready and not frontend.is_retry())
-    frontend.announce(chosen.config, chosen.stage)
-    stage = resume(chosen)
+    choice = choose_stage(request, frontend.begun_by(), request.is_ready and not frontend.is_retry())
+    frontend.announce(choice.config, choice.stage)
+    stage = resume(choice)
     for warning in stage.warnings:
         log.warning(warning)
     if stage.resumed_step:
@@ -118,7 +118,7 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
         return frontend.subflow(request, lambda: run_request(request, frontend))
 
     def publish() -> dict[str, Any]:
-        summary = pipeline_summary(plan, before, summaries)
+        summary = pipeline_summary(plan, base_summary, summaries)
         write_summary(config, summary)
         frontend.show(config, summary, is_pipeline=True)
         return summary
@@ -130,9 +130,9 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
     else:
         opened = frontend.call("cluster", lambda: open_cluster(config, plan.gpu_per_node), retries=True)
     with pipeline_cluster(plan, opened):
-        before: dict[str, Any] = {}
+        base_summary: dict[str, Any] = {}
         if plan.scores_base:
-            before = run_stage("evaluate", plan.evaluates, which="base")
+            base_summary = run_stage("evaluate", plan.evaluates, which="base")
         summaries: dict[str, dict[str, Any]] = {}
         model_path = ""
         for stage in plan.stages:
@@ -154,20 +154,20 @@ def curate(config: Config, stage: str, frontend: Frontend = PLAIN) -> dict[str, 
     from trinity_core.pipelines.tasks import curated_tasks
     from trinity_core.run.asked_models import RunModels
 
-    chosen, _ = pick_stage(config, stage)
+    stage_config, _ = pick_stage(config, stage)
 
     def make() -> dict[str, Any]:
-        frontend.announce(chosen, "curate")
-        if chosen.data_processor.task_pipeline is None:
+        frontend.announce(stage_config, "curate")
+        if stage_config.data_processor.task_pipeline is None:
             raise TrinityError(
-                f"{chosen.name} has no data_processor.task_pipeline, so there is nothing to curate.",
+                f"{stage_config.name} has no data_processor.task_pipeline, so there is nothing to curate.",
                 key="data_processor.task_pipeline",
             )
-        with RunModels(chosen) as models:
-            curated = curated_tasks(chosen, models)
+        with RunModels(stage_config) as models:
+            curated = curated_tasks(stage_config, models)
         log.info("%d of %d rows in %s", curated.rows, curated.read, curated.folder)
         summary = {**vars(curated), "folder": str(curated.folder)}
-        frontend.show(chosen, summary, is_pipeline=True)
+        frontend.show(stage_config, summary, is_pipeline=True)
         return summary
 
     return frontend.call("curate", make)
@@ -223,15 +223,15 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
         recorded = read_summary(config) if config.continue_from_checkpoint and None not in summaries else None
         summary = None
         if recorded is not None:
-            before, now = recorded.get("made_from"), made_from(start)
-            differing = differences(before, now, "settings")
+            recorded_start, now = recorded.get("made_from"), made_from(start)
+            differing = differences(recorded_start, now, "settings")
             # The previous stage's model may have been moved.
             changed = [name for name in differing if not model or now["settings"].get(name) != normalised(model)]
             if changed:
                 log.warning(OTHER_SETTINGS, config.name, ", ".join(changed))
             else:
                 summary = _with_model(start, recorded)
-                if changed := differences(before, now, "inputs"):
+                if changed := differences(recorded_start, now, "inputs"):
                     log.warning(OTHER_INPUTS, config.name, ", ".join(changed))
                 model = summary["hf_dir"] or model
         summaries.append(summary)
@@ -249,16 +249,18 @@ def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any]:
     return summary | {"checkpoint_dir": str(layout.step(step)), "hf_dir": str(model)}
 
 
-def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def pipeline_summary(plan: Plan, base_summary: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return scores, steps and seconds of each stage, and the folders of the last model."""
     last = list(summaries.values())[-1]
     trained = [summary for summary in summaries.values() if summary["hf_dir"]] or [last]
-    seconds = {"before": before.get("seconds", 0.0)} | {name: summary["seconds"] for name, summary in summaries.items()}
+    seconds = {"before": base_summary.get("seconds", 0.0)} | {
+        name: summary["seconds"] for name, summary in summaries.items()
+    }
     return {
         **{name: value for name, value in trained[-1].items() if name != "results"},
         "name": plan.config.name,
         "score": last["score"],
-        "scores": scores_by_stage(before, summaries),
+        "scores": scores_by_stage(base_summary, summaries),
         "steps": {name: summary["step"] for name, summary in summaries.items()},
         "stage_seconds": seconds,
         "seconds": round(sum(seconds.values()), 2),
@@ -320,8 +322,8 @@ def gpus_of(configs: list[Config]) -> int:
     return max(placement_of(config).gpu_per_node for config in configs)
 
 
-def scores_by_stage(before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """Return `before` and each stage's name → score, in order.
+def scores_by_stage(base_summary: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, float | None]:
+    """Return `base_summary` and each stage's name → score, in order.
 
     A stage without evaluations gets the next one's score at step 0.
     """
@@ -330,4 +332,4 @@ def scores_by_stage(before: dict[str, Any], summaries: dict[str, dict[str, Any]]
     for name, summary in reversed(summaries.items()):
         scores[name] = following if summary["score"] is None else summary["score"]
         following = summary["scores"].get("step 0")
-    return {"before": before.get("score")} | {name: scores[name] for name in summaries}
+    return {"before": base_summary.get("score")} | {name: scores[name] for name in summaries}

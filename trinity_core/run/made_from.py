@@ -47,13 +47,13 @@ def made_from(config: Config) -> dict[str, Any]:
     }
 
 
-def differences(before: Any, now: Mapping[str, Any], kind: str) -> list[str]:
+def differences(recorded: Any, now: Mapping[str, Any], kind: str) -> list[str]:
     """Return the names of a kind, `settings` or `inputs`, whose values differ from those of an earlier attempt; the
     kind itself if that recorded none. It makes no difference that the project's folder was moved."""
-    if not isinstance(before, dict) or "folder" not in before:
+    if not isinstance(recorded, dict) or "folder" not in recorded:
         return [kind]
     present = now[kind]
-    candidates = (before[kind], _moved(before[kind], before["folder"], now["folder"]))
+    candidates = (recorded[kind], _moved(recorded[kind], recorded["folder"], now["folder"]))
     return min(
         (
             sorted(name for name in earlier.keys() | present.keys() if earlier.get(name) != present.get(name))
@@ -78,7 +78,7 @@ def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
     for key, value in tree.items():
         name = f"{above}.{key}" if above and key[:1] != "[" else f"{above}{key}"
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            value = {f"[{place}]": item for place, item in enumerate(value)}
+            value = {f"[{index}]": item for index, item in enumerate(value)}
         if isinstance(value, dict) and value:
             yield from _leaves(value, name)
         else:
@@ -157,9 +157,9 @@ def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
     The run holds `locks`, which are released on an error. Different software causes a warning, different settings a
     TrinityError. Settings of parts that have ended do not count, because their files may have changed.
     """
-    mine, own = shared_settings(config), software(str(config.plugin_dir or ""))
+    mine, software_here = shared_settings(config), software(str(config.plugin_dir or ""))
     for lock in locks:
-        write_json(_record(config.job_dir, lock), mine | {SOFTWARE: own}, durable=False)
+        write_json(_record(config.job_dir, lock), mine | {SOFTWARE: software_here}, durable=False)
     for path in sorted(config.job_dir.glob(f".*{RECORD}")):
         other = path.name[1:].removesuffix(RECORD)
         if other in locks or not is_held(config.job_dir, other):
@@ -178,7 +178,11 @@ def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
                 key=differ[0],
             )
         there = theirs.get(SOFTWARE, {})
-        unlike = [f"{name} {there[name]} (here {own[name]})" for name in own if there.get(name, own[name]) != own[name]]
+        unlike = [
+            f"{name} {there[name]} (here {software_here[name]})"
+            for name in software_here
+            if there.get(name, software_here[name]) != software_here[name]
+        ]
         if unlike:
             log.warning(OTHER_SOFTWARE, _holder_name(other), ", ".join(unlike))
 

@@ -56,14 +56,14 @@ def bundles(config: Config, placement: Placement) -> Bundles:
     Without GPUs they are assigned in turn. Raises TrinityError if an engine does not fit on a single node.
     """
     nodes = config.cluster.node_num
-    taken, turn = [0.0] * nodes, cycle(range(nodes))
+    used_gpus, turn = [0.0] * nodes, cycle(range(nodes))
 
     def put(gpus: float) -> int:
         if not placement.on_gpu:
             return next(turn)
         for node in range(nodes):
-            if taken[node] + gpus <= placement.gpu_per_node:
-                taken[node] += gpus
+            if used_gpus[node] + gpus <= placement.gpu_per_node:
+                used_gpus[node] += gpus
                 return node
         raise TrinityError(
             f"An engine with tensor_parallel_size {gpus:g} does not fit: after the others, none of "
@@ -75,14 +75,14 @@ def bundles(config: Config, placement: Placement) -> Bundles:
     counts = [model.engine_num for model in config.explorer.auxiliary_models[: len(placement.auxiliary_gpus)]]
     auxiliary: list[list[int]] = [[] for _ in counts]
     engines: list[int] = []
-    wanted = [(placement.engine_gpus, engines)] * placement.engines
+    groups = [(placement.engine_gpus, engines)] * placement.engines
     for count, size, places in zip(counts, placement.auxiliary_gpus, auxiliary, strict=True):
-        wanted += [(float(size), places)] * count
-    for gpus, places in sorted(wanted, key=lambda group: -group[0]):
+        groups += [(float(size), places)] * count
+    for gpus, places in sorted(groups, key=lambda group: -group[0]):
         places.append(put(gpus))
     trainers = [put(placement.trainer_gpus) for _ in range(placement.trainers)]
     used = max([0, *engines, *trainers, *(node for places in auxiliary for node in places)]) + 1
-    return Bundles(taken[:used], engines, auxiliary, trainers)
+    return Bundles(used_gpus[:used], engines, auxiliary, trainers)
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,10 @@ def reserve(cluster: Cluster, config: Config, placement: Placement) -> Placement
     from ray.util.placement_group import placement_group
 
     places = bundles(config, placement)
-    wanted = [{"GPU": gpus} if gpus else {"CPU": 0.001} for gpus in places.gpus]
-    nodes = ReservedNodes(places, placement_group(wanted, strategy="STRICT_SPREAD"))
+    resources = [{"GPU": gpus} if gpus else {"CPU": 0.001} for gpus in places.gpus]
+    nodes = ReservedNodes(places, placement_group(resources, strategy="STRICT_SPREAD"))
     with on_failure(nodes.release):
-        late = f"Ray has not reserved a node each for {wanted}"
+        late = f"Ray has not reserved a node each for {resources}"
         result_of(nodes.group.ready(), within(PLACE_SECONDS, late, cluster.check), is_cancelled)
         check_nodes(nodes, config, placement.gpu_per_node, cluster.check)
     return replace(placement, nodes=nodes)
@@ -170,11 +170,11 @@ def check_nodes(nodes: ReservedNodes, config: Config, gpu_per_node: int, check: 
     problems = []
     for address, findings in zip(addresses, _on_each_node(nodes, check, look_for_room, places), strict=True):
         for finding in findings:
-            named = replace(finding, message=f"node {address}: {finding.message}")
+            located = replace(finding, message=f"node {address}: {finding.message}")
             if finding.severity == "error":
-                problems.append(named)
+                problems.append(located)
             else:
-                log.warning("%s", named)
+                log.warning("%s", located)
     if problems:
         raise ConfigError(problems)
 
@@ -227,9 +227,9 @@ def software(plugins: str) -> dict[str, str]:
 
     The version is "" if missing. Ours is the release with the digest of its source, `0.1.0+4f1b…`.
     """
-    own = {"trinity_core": f"{__version__}+{_digest(Path(__file__).parent.parent)}"}
+    project = {"trinity_core": f"{__version__}+{_digest(Path(__file__).parent.parent)}"}
     added = {"plugin_dir": _digest(Path(plugins))} if plugins else {}
-    return {"Python": platform.python_version()} | own | added | versions_of(PACKAGES)
+    return {"Python": platform.python_version()} | project | added | versions_of(PACKAGES)
 
 
 def _digest(folder: Path) -> str:

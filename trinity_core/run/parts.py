@@ -81,11 +81,11 @@ def shared_ray(parts: Sequence[Part], opened: Cluster) -> Iterator[CancelToken]:
         nodes = opened.nodes
         opened.nodes = [replace(node, cpus=max(node.cpus // len(parts), 1)) for node in nodes]
         token = CancelToken()
-        before = CANCEL_TOKEN.set(token)
+        reset_token = CANCEL_TOKEN.set(token)
         try:
             yield token
         finally:
-            CANCEL_TOKEN.reset(before)
+            CANCEL_TOKEN.reset(reset_token)
             opened.nodes = nodes
     finally:
         close_cluster(opened)
@@ -142,8 +142,8 @@ def _explores_again(config: Config, trained: Event, token: CancelToken) -> bool:
     with open_run_store(config) as store:
         lineage = -1
         while not trained.wait(LOOK_SECONDS) and not token.cancelled:
-            before, lineage = lineage, store.lineage()
-            explorer = None if lineage == before else store.stats().explorers.get(name)
+            earlier_lineage, lineage = lineage, store.lineage()
+            explorer = None if lineage == earlier_lineage else store.stats().explorers.get(name)
             if explorer and explorer.is_expected and not store.trainer().finished:
                 step = explorer.step + 1
                 log.warning("the trainer went back to a checkpoint: %s explores again from step %d", name, step)

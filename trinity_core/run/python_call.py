@@ -162,10 +162,10 @@ def _refuse_in_progress(root: Path) -> None:
 @contextmanager
 def _written(files: Mapping[Path, bytes]) -> Iterator[None]:
     """Write the files; if the block raises, restore what an earlier call wrote."""
-    before = {file: file.read_bytes() if file.exists() else None for file in files}
+    originals = {file: file.read_bytes() if file.exists() else None for file in files}
 
     def restore() -> None:
-        for file, earlier in before.items():
+        for file, earlier in originals.items():
             if earlier is None:
                 file.unlink(missing_ok=True)
             else:
@@ -275,7 +275,7 @@ def _listed(rows: Iterable[Row] | Mapping[str, Any]) -> Iterable[Row]:
 
 def _format(row: Row, has_rewards: bool) -> dict[str, Any]:
     """Return which columns hold what, in the formats that TRL knows. Raises InputError for other rows."""
-    prompt, completion, chosen = row.get(PROMPT), row.get("completion"), row.get("chosen")
+    prompt, completion, preferred = row.get(PROMPT), row.get("completion"), row.get("chosen")
     if isinstance(row.get("label"), bool | int | np.bool_) and completion is not None and not has_rewards:
         raise InputError(
             "rows have a 'label' (KTO's form), and there is no training on single answers that are good or bad here: "
@@ -285,12 +285,12 @@ def _format(row: Row, has_rewards: bool) -> dict[str, Any]:
     every_answer = {"enable_concatenated_multi_turn": not has_rewards}
     if "messages" in row or isinstance(completion, list):
         return {"prompt_type": "messages", "messages_key": "messages", **_tools(row), **every_answer}
-    if isinstance(prompt, list) or (prompt is None and isinstance(chosen, list)):
+    if isinstance(prompt, list) or (prompt is None and isinstance(preferred, list)):
         return {"prompt_type": "messages", "messages_key": PROMPT, **_tools(row)}
     if isinstance(prompt, str):
         answer = next((name for name in ("completion", "answer") if name in row), None)
         return {"prompt_key": PROMPT, **({"response_key": answer} if answer else {}), **_tools(row)}
-    if isinstance(chosen, str):
+    if isinstance(preferred, str):
         raise InputError("'chosen' and 'rejected' are texts: rows need their 'prompt' in a column", key=PROMPT)
     raise InputError(
         f"a row needs 'prompt' (a text or messages) or 'messages'; row 0 has {', '.join(row) or 'nothing'}"
@@ -338,17 +338,17 @@ def _weighted(functions: Functions, weights: Sequence[float] | None) -> Function
 
 def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
     """Return functions by name, which their metrics use. Raises InputError for a missing or repeated name."""
-    named: dict[str, Callable[..., Any]] = {}
+    by_name: dict[str, Callable[..., Any]] = {}
     for function in functions:
         if not callable(function):
             raise InputError(f"rewards are functions, or one name of a reward; {function!r} is neither", key="rewards")
         name = name_of(function)
-        if not name.isidentifier() or name in named:
+        if not name.isidentifier() or name in by_name:
             raise InputError(f"each reward function needs its own name (def name(…)); {function!r} has {name!r}")
-        named[name] = function
-    if not named:
+        by_name[name] = function
+    if not by_name:
         raise InputError("rewards is an empty list; give functions, or leave it out to train on the rows as examples")
-    return named
+    return by_name
 
 
 def _plugin(folder: Path, functions: Functions, columns: Sequence[str], files: dict[Path, bytes]) -> str:

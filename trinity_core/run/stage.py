@@ -148,10 +148,12 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
     method, notice = sync_method(config, placement)
     # A run's own evaluation gives no notices: settings that it does not use are meant for training.
     idle = notices(config) if config.mode == written.mode else ()
-    chosen = notice if config.written("synchronizer.sync_method") else ""  # a replaced default is not worth a notice
+    notice_of_method = (
+        notice if config.written("synchronizer.sync_method") else ""
+    )  # a replaced default is not worth a notice
     memory = smallest_memory(survey()) if placement.on_gpu else 0
     unfilled = unfilled_engine(config, placement, memory)
-    warnings = (*idle, *filter(None, (chosen, unfilled)), *room_notices(config))
+    warnings = (*idle, *filter(None, (notice_of_method, unfilled)), *room_notices(config))
     # The style that validation assumed applies, whichever method replaces it on this machine.
     style = config.synchronizer.style
     config = config.with_values(

@@ -119,7 +119,7 @@ def _scored(config: Config, step: int, scores: Mapping[int, float], seconds: flo
         "project": config.project,
         "name": config.name,
         "step": step,
-        "scores": {f"step {place}": value for place, value in scores.items()},
+        "scores": {f"step {number}": value for number, value in scores.items()},
         "score": scores.get(step),
         "evaluation": evaluation_of(config, step),
         "seconds": round(seconds, 2),

@@ -46,10 +46,10 @@ class TrackingThread:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._info = info = _run_info(stage)
-        own = software(str(stage.config.plugin_dir or ""))
-        if not info.keeps_status and (changes := changes_since(info.job_dir, info.config, stage.stage, own)):
+        versions = software(str(stage.config.plugin_dir or ""))
+        if not info.keeps_status and (changes := changes_since(info.job_dir, info.config, stage.stage, versions)):
             log.warning("%s: %s", info.job_dir, changes)
-        self._record = record_start(info.job_dir, info.config, stage.stage, info.keeps_status, own)
+        self._record = record_start(info.job_dir, info.config, stage.stage, info.keeps_status, versions)
         self._writer: Writer | None = None
         self._forwarder: ForwarderThread | None = None
         self._page: PrometheusPage | None = None

@@ -78,12 +78,12 @@ def shown_tasks(buffer: ExperienceBufferConfig) -> list[ShownTask]:
     for rollout in find_rollouts(buffer.path or "", buffer.subset_name):
         if isinstance(rollout, EarlierRollout) and rollout.text:
             groups[rollout.experience.group].append(rollout)
-    wanted = buffer.human_verdicts
-    able = [task for group in groups.values() if (task := _shown(group, wanted.answers)) is not None]
+    settings = buffer.human_verdicts
+    able = [task for group in groups.values() if (task := _shown(group, settings.answers)) is not None]
     if not able:
         raise DataError(f"{buffer.path} has no task with two answers that differ, which a person could compare")
-    places = np.unique(np.linspace(0, len(able) - 1, min(wanted.tasks, len(able))).round().astype(int))
-    return [able[place] for place in places]
+    places = np.unique(np.linspace(0, len(able) - 1, min(settings.tasks, len(able))).round().astype(int))
+    return [able[index] for index in places]
 
 
 def _shown(group: Sequence[EarlierRollout], count: int) -> ShownTask | None:
@@ -94,9 +94,9 @@ def _shown(group: Sequence[EarlierRollout], count: int) -> ShownTask | None:
             distinct.setdefault(row.text, row.experience)
     if len(distinct) < 2:
         return None
-    ranked = sorted(distinct.values(), key=lambda one: -(one.total_reward or 0.0))
-    chosen = [ranked[0], ranked[-1], *ranked[1:-1]][:count]
-    return ShownTask(str(chosen[0].info.get("prompt", "")), chosen)
+    ranked = sorted(distinct.values(), key=lambda experience: -(experience.total_reward or 0.0))
+    shown = [ranked[0], ranked[-1], *ranked[1:-1]][:count]
+    return ShownTask(str(shown[0].info.get("prompt", "")), shown)
 
 
 def judged_rows(shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict], encoder: ChatEncoder) -> list[Experience]:

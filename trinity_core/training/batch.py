@@ -132,8 +132,8 @@ def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
     rollouts, or of expert rows if there are no rollouts.
     """
     rows = batch.experiences
-    own = [e for e in rows if not e.is_expert]
-    written = own or rows
+    rollouts = [e for e in rows if not e.is_expert]
+    written = rollouts or rows
     lengths = np.array([e.response_length for e in written])
     metrics = {
         "experience/rows": float(len(rows)),
@@ -144,8 +144,8 @@ def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
         "response_length/truncated": float(np.mean([e.truncated for e in written])),
         "prompt_length/mean": float(np.mean([e.prompt_length for e in written])),
     }
-    groups = _sampled_groups(own)
-    asked = [e for e in own if e.group in groups]
+    groups = _sampled_groups(rollouts)
+    asked = [e for e in rollouts if e.group in groups]
     keys = zip((e.group for e in asked), rollouts_of(asked), strict=True)
     reward_of = dict(zip(keys, rollout_rewards(asked), strict=True))
     rewards = [reward for reward in reward_of.values() if reward is not None]

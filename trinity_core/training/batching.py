@@ -97,17 +97,17 @@ def plan(units: Sequence[RowUnit], budget: int, ranks: int, largest_mask: int | 
     small as possible, so that ranks wait little for each other. A unit beyond the budget gets its own micro-batch.
     """
     order = sorted(units, key=lambda unit: (-unit.longest, unit.rows))
-    wanted = max(1, -(-len(_cut(order, budget, largest_mask)) // ranks)) * ranks
+    number = max(1, -(-len(_cut(order, budget, largest_mask)) // ranks)) * ranks
     low, high = 1, budget
     while low < high:
         middle = (low + high) // 2
-        if len(_cut(order, middle, largest_mask)) <= wanted:
+        if len(_cut(order, middle, largest_mask)) <= number:
             high = middle
         else:
             low = middle + 1
     bins = sorted(_cut(order, high, largest_mask), key=lambda unit: -unit.cost(largest_mask))
     rows: list[tuple[int, ...]] = [unit.rows for unit in bins]
-    rows += [()] * (wanted - len(bins))
+    rows += [()] * (number - len(bins))
     return [_share(rows, rank, ranks) for rank in range(ranks)]
 
 

@@ -213,9 +213,9 @@ def load(learner: Learner, folder: Path) -> TrainerState:
             state.loss_scales.get(part, {}),
         )
     learner.objective.load_state(state.objective)
-    own = folder / "actor" / shard_name("extra_state", learner.ranks.world_size, learner.ranks.rank)
-    if own.exists():
-        set_random_state(torch.load(own, weights_only=True))
+    extra_state = folder / "actor" / shard_name("extra_state", learner.ranks.world_size, learner.ranks.rank)
+    if extra_state.exists():
+        set_random_state(torch.load(extra_state, weights_only=True))
     return state
 
 

@@ -73,8 +73,8 @@ class TrainingEngine:
         """Copies of what is never trained, once it has been moved."""
         self._owners = dict(zip(trained, owners_of([p.numel() for p in trained], ranks.world_size), strict=True))
         """Rank that updates each trained parameter, if `plain`."""
-        own = [p for p in trained if not self.plain or self._owners[p] == ranks.rank]
-        self.masters = {p: _master(p) if self.plain else p for p in own}
+        mastered = [p for p in trained if not self.plain or self._owners[p] == ranks.rank]
+        self.masters = {p: _master(p) if self.plain else p for p in mastered}
         """The tensor that this rank's optimiser updates for a parameter: its float32 weights if `plain`, else the
         parameter itself."""
         self._sums = _sum_in_float32(trained) if self.plain else {}
@@ -159,9 +159,11 @@ class TrainingEngine:
     def _gradient_norm(self) -> Tensor:
         """Return the norm over all ranks' gradients, with the bits of a single rank that has them all. Collective."""
         gradients = [master.grad for master in self.masters.values() if master.grad is not None]
-        own = iter(torch._foreach_norm(gradients) if gradients else ())
+        local_norms = iter(torch._foreach_norm(gradients) if gradients else ())
         zero = torch.zeros((), device=self.device)
-        norms = torch.stack([next(own) if owner == self.ranks.rank else zero for owner in self._owners.values()])
+        norms = torch.stack(
+            [next(local_norms) if owner == self.ranks.rank else zero for owner in self._owners.values()]
+        )
         if self.ranks.world_size > 1:
             torch.distributed.all_reduce(norms)
         return torch.linalg.vector_norm(norms)

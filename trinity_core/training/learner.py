@@ -392,8 +392,8 @@ def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
     if fast is not None and fast.packing and next(lm.parameters()).device != ranks.device:  # ZeRO 3 on a GPU
         with beginning_on(ranks.device, lm):
             fast = find_fast_paths(lm)  # also sets the attention that works there
-    chosen = [fast and astuple(fast), lm.config._attn_implementation, current_flash_attention_impl()]
-    paths, implementation, kernel = json.loads(broadcast_bytes(json.dumps(chosen).encode() if fast else None, ranks))
+    choice = [fast and astuple(fast), lm.config._attn_implementation, current_flash_attention_impl()]
+    paths, implementation, kernel = json.loads(broadcast_bytes(json.dumps(choice).encode() if fast else None, ranks))
     if not ranks.first:
         lm.set_attn_implementation(implementation)
         if kernel is not None:

@@ -73,12 +73,12 @@ class Micros(Iterable[Micro]):
         return len(self._shares)
 
     def __iter__(self) -> Iterator[Micro]:
-        for place, share in enumerate(self._shares):
-            if place == len(self._built):
+        for index, share in enumerate(self._shares):
+            if index == len(self._built):
                 micro = self._build(share)
                 pinned = self._device.type == "cuda"
                 self._built.append(each_tensor(micro, Tensor.pin_memory) if pinned else micro)
-            yield self._built[place].to(self._device)
+            yield self._built[index].to(self._device)
 
 
 def build_micro(
@@ -90,17 +90,17 @@ def build_micro(
     Rows share their prompts if `packing` is true and the mask is small enough (None: no limit); otherwise they are
     padded.
     """
-    chosen = [experiences[row] for row in rows]
-    prompts = [e.tokens[: e.prompt_length] for e in chosen]
-    responses = [e.tokens[e.prompt_length :] for e in chosen]
+    members = [experiences[row] for row in rows]
+    prompts = [e.tokens[: e.prompt_length] for e in members]
+    responses = [e.tokens[e.prompt_length :] for e in members]
     longest_prompt, longest_response = max(map(len, prompts)), max(map(len, responses))
     inputs: Packed | Padded
     mask = mask_elements(len(rows), longest_prompt, longest_response)
     if packing and (largest_mask is None or mask <= largest_mask):
         inputs, last, first = pack(prompts, responses)
     else:
-        inputs, last, first = _pad(chosen)
-    columns = [np.flatnonzero(e.action_mask) for e in chosen]
+        inputs, last, first = _pad(members)
+    columns = [np.flatnonzero(e.action_mask) for e in members]
     source = [np.where(c == 0, last[i], first[i] + c - 1) for i, c in enumerate(columns)]
     return Micro(
         torch.tensor(rows),
@@ -109,7 +109,7 @@ def build_micro(
         torch.from_numpy(np.concatenate([r[c] for r, c in zip(responses, columns, strict=True)]).astype(np.int64)),
         torch.from_numpy(np.concatenate([c + i * width for i, c in enumerate(columns)])),
         width,
-        _temperature([e.temperature for e in chosen], columns),
+        _temperature([e.temperature for e in members], columns),
     )
 
 

@@ -232,8 +232,8 @@ def attention(
     def padded(x: Tensor) -> tuple[Tensor, Tensor]:
         moved = cast("Tensor", _Pad.apply(x[0].transpose(0, 1), packed))
         prompt, response = moved.split([G * P, b * T])
-        own = moved.shape[1:]
-        return prompt.view(G, P, *own).transpose(1, 2), response.view(b, T, *own).transpose(1, 2)
+        shape = moved.shape[1:]
+        return prompt.view(G, P, *shape).transpose(1, 2), response.view(b, T, *shape).transpose(1, 2)
 
     (q_p, q_r), (k_p, k_r), (v_p, v_r) = padded(query), padded(key), padded(value)
     grouped = key.shape[1] != heads

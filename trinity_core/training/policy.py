@@ -114,10 +114,10 @@ class Policy(Backbone):
         nobody uses them they are 0 and cost nothing.
         """
         if self.sequence is not None:
-            part, own = share_of(micro, self.sequence)
+            part, indices = share_of(micro, self.sequence)
             logprobs, entropy = self._values(part, temperature, entropy_use)
             count = len(micro.targets)
-            return whole(logprobs, own, count, self.sequence), whole(entropy, own, count, self.sequence)
+            return whole(logprobs, indices, count, self.sequence), whole(entropy, indices, count, self.sequence)
         return self._values(micro, temperature, entropy_use)
 
     def _values(self, micro: Micro, temperature: float, entropy_use: EntropyUse) -> tuple[Tensor, Tensor]:
@@ -159,8 +159,8 @@ class ValueModel(Backbone):
     def forward(self, micro: Micro) -> Tensor:
         """float32 [K]: the value of the state in which each token was chosen."""
         if self.sequence is not None:
-            part, own = share_of(micro, self.sequence)
-            return whole(self._values(part), own, len(micro.targets), self.sequence)
+            part, indices = share_of(micro, self.sequence)
+            return whole(self._values(part), indices, len(micro.targets), self.sequence)
         return self._values(micro)
 
     def _values(self, micro: Micro) -> Tensor:
@@ -185,12 +185,12 @@ def _logprobs(
     elif temperature != 1.0:
         logits = logits / temperature
     logprobs = log_softmax(logits, -1)
-    chosen = -nll_loss(logprobs, targets, reduction="none")
+    of_targets = -nll_loss(logprobs, targets, reduction="none")
     if entropy_use == "none":
-        return chosen, torch.zeros_like(chosen)
+        return of_targets, torch.zeros_like(of_targets)
     if entropy_use == "metric":
         logprobs = logprobs.detach()
-    return chosen, -(logprobs.exp() * logprobs).sum(-1)
+    return of_targets, -(logprobs.exp() * logprobs).sum(-1)
 
 
 def load_causal_lm(

@@ -166,12 +166,12 @@ class Publisher:
 
     def _to_publish(self, step: int, kept: Collection[int]) -> list[int]:
         """Return the versions that `resume` must publish, on every rank; `kept` are those in the checkpoint."""
-        wanted: list[int] = []
+        missing: list[int] = []
         if self.learner.ranks.first:
             available, loadable = {*self.versions.there_at_start(), *kept}, self.versions.whole()
             needed = self._schedule.resumed_versions(step, self._oldest_needed(step), available)
-            wanted = [version for version in needed if version == step or version not in loadable]
-        message = json.dumps(wanted).encode() if self.learner.ranks.first else None
+            missing = [version for version in needed if version == step or version not in loadable]
+        message = json.dumps(missing).encode() if self.learner.ranks.first else None
         return list(json.loads(broadcast_bytes(message, self.learner.ranks)))
 
     def keep_for_resume(self, step: int, copying: Copying) -> None:

@@ -285,11 +285,11 @@ class _Writing:
 
     def _await_turn(self, number: int) -> None:
         """Wait until ranks with earlier turns have written their file `number`, and the others file `number - 1`."""
-        own = self._turns[self._ranks.rank]
+        my_turn = self._turns[self._ranks.rank]
         for rank, turn in enumerate(self._turns):
-            if turn < own:
+            if turn < my_turn:
                 self._of_rank(f"{number}_{rank}", rank)
-            elif turn > own and number:
+            elif turn > my_turn and number:
                 self._of_rank(f"{number - 1}_{rank}", rank)
 
     def _mark(self, name: str, content: dict[str, Any]) -> None:

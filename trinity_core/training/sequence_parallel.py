@@ -33,10 +33,10 @@ def split_sequences(ranks: Ranks, size: int) -> Ranks:
         raise TrinityError(f"{KEY} is {size}, which does not divide the {ranks.world_size} trainer worker(s)", key=KEY)
     start_deepspeed(ranks)
     sharing = [range(first, first + size) for first in range(0, ranks.world_size, size)]
-    alike = [range(place, ranks.world_size, size) for place in range(size)]
+    alike = [range(rank, ranks.world_size, size) for rank in range(size)]
     groups = {tuple(members): torch.distributed.new_group(list(members)) for members in [*sharing, *alike]}
-    own = [groups[tuple(members)] for kind in (sharing, alike) for members in kind if ranks.rank in members]
-    return replace(ranks, sequence=SequenceGroup(ranks.rank % size, size, own[0]), data_group=own[1])
+    my_groups = [groups[tuple(members)] for kind in (sharing, alike) for members in kind if ranks.rank in members]
+    return replace(ranks, sequence=SequenceGroup(ranks.rank % size, size, my_groups[0]), data_group=my_groups[1])
 
 
 def install(lm: Any, sequence: SequenceGroup) -> None:
@@ -103,24 +103,24 @@ def share_of(micro: Micro, sequence: SequenceGroup) -> tuple[Micro, Tensor]:
     def part(x: Tensor) -> Tensor:
         return pad(x, (0, length * sequence.size - tokens))[:, first : first + length]
 
-    own = ((micro.source >= first) & (micro.source < first + length)).nonzero()[:, 0]
-    temperature = micro.temperature[own] if isinstance(micro.temperature, Tensor) else micro.temperature
+    indices = ((micro.source >= first) & (micro.source < first + length)).nonzero()[:, 0]
+    temperature = micro.temperature[indices] if isinstance(micro.temperature, Tensor) else micro.temperature
     inputs = replace(packed, tokens=part(packed.tokens), positions=part(packed.positions))
-    source, targets = micro.source[own] - first, micro.targets[own]
-    return replace(micro, inputs=inputs, source=source, targets=targets, temperature=temperature), own
+    source, targets = micro.source[indices] - first, micro.targets[indices]
+    return replace(micro, inputs=inputs, source=source, targets=targets, temperature=temperature), indices
 
 
-def whole(values: Tensor, own: Tensor, count: int, sequence: SequenceGroup) -> Tensor:
+def whole(values: Tensor, indices: Tensor, count: int, sequence: SequenceGroup) -> Tensor:
     """[k] of this rank -> [K] of the group. Backward passes each rank the gradient of its own values. Collective."""
-    result: Tensor = _Whole.apply(values, own, count, sequence.group)
+    result: Tensor = _Whole.apply(values, indices, count, sequence.group)
     return result
 
 
 class _Whole(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, own: Tensor, count: int, group: Any) -> Tensor:
-        ctx.save_for_backward(own)
-        result = values.new_zeros(count).index_copy_(0, own, values)
+    def forward(ctx: Any, values: Tensor, indices: Tensor, count: int, group: Any) -> Tensor:
+        ctx.save_for_backward(indices)
+        result = values.new_zeros(count).index_copy_(0, indices, values)
         torch.distributed.all_reduce(result, group=group)
         return result
 

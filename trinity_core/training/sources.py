@@ -183,8 +183,8 @@ class RolloutSource(BatchSource):
             if time.monotonic() >= looked + LOOK_SECONDS:
                 looked = time.monotonic()
                 stats = self.store.stats()
-                known = describe_explorers(stats.explorers, stats.now)
-                tell(wait.note(f"{stats.ready} of {self.rows} rows are there; {known}"))
+                explorers = describe_explorers(stats.explorers, stats.now)
+                tell(wait.note(f"{stats.ready} of {self.rows} rows are there; {explorers}"))
             return stop()
 
         return stop_and_tell
@@ -264,8 +264,8 @@ def open_source(config: Config, kind: Kind) -> BatchSource:
 def _expert(config: Config) -> tuple[ExpertSource | None, dict[str, Any]]:
     """Return the auxiliary buffers, if the sampling strategy uses them, and what their order depends on."""
     buffers = config.buffer.trainer_input.auxiliary_buffers
-    wanted = make_strategy(config.algorithm.sample_strategy, config.algorithm.sample_strategy_args).expert_ratio > 0
-    if not wanted:
+    is_needed = make_strategy(config.algorithm.sample_strategy, config.algorithm.sample_strategy_args).expert_ratio > 0
+    if not is_needed:
         return None, {}
     opened = [
         open_supervised(config, source, "demonstrations", number) for number, source in enumerate(buffers.values())
@@ -305,10 +305,10 @@ def _taken(config: Config, each: int) -> TasksTaken:
             sizes[resumed] = each
             log.warning(CHANGED, resumed, each)
     update_meta(meta, **{TAKEN: sizes})
-    taken = TasksTaken(sizes[0])
+    tasks = TasksTaken(sizes[0])
     for step in sorted(sizes):
-        taken = TasksTaken(sizes[step], step, taken.by(step))
-    return taken
+        tasks = TasksTaken(sizes[step], step, tasks.by(step))
+    return tasks
 
 
 def wait_lease(
@@ -323,7 +323,7 @@ def wait_lease(
     if explorers have stored steps but operators dropped all their rows.
     """
     lease = partial(store.lease, step, rows, newest_version, strategy, expert, whole_step=whole_step)
-    before, seen = store.explorer_steps(), -1
+    steps_before, seen = store.explorer_steps(), -1
     with store.watching() as changes:
         for times in range(1, BUSY_TIMES + 1):
             for _ in poll(timeout):
@@ -335,31 +335,33 @@ def wait_lease(
                 if stop is not None and stop():
                     return None
             stats = store.stats()
-            if stats.ready or not _may_bring_rows(before, stats):
+            if stats.ready or not _may_bring_rows(steps_before, stats):
                 break
             log.warning(BUSY, step, times * timeout, describe_explorers(stats.explorers, stats.now))
     if not stats.ready:
-        raise _nothing_came(step, times * timeout, before, stats)
+        raise _nothing_came(step, times * timeout, steps_before, stats)
     if batch := lease(final=True):
-        known = describe_explorers(stats.explorers, stats.now)
-        wanted = "a whole explore step" if whole_step else rows
-        log.warning(SHORT, step, len(batch), wanted, timeout, known)
+        explorers = describe_explorers(stats.explorers, stats.now)
+        what = "a whole explore step" if whole_step else rows
+        log.warning(SHORT, step, len(batch), what, timeout, explorers)
     return batch
 
 
-def _may_bring_rows(before: Mapping[str, int], stats: Stats) -> bool:
+def _may_bring_rows(steps_before: Mapping[str, int], stats: Stats) -> bool:
     """True if an explorer is at work, in an evaluation or in a step that may still bring rows."""
-    known = stats.explorers.values()
-    is_at_work = any(explorer.is_at_work(stats.now) and explorer.waiting is None for explorer in known)
-    return is_at_work and not all_is_dropped(stats.explorers, before, stats.now)
+    explorers = stats.explorers.values()
+    is_at_work = any(explorer.is_at_work(stats.now) and explorer.waiting is None for explorer in explorers)
+    return is_at_work and not all_is_dropped(stats.explorers, steps_before, stats.now)
 
 
-def _nothing_came(step: int, timeout: float, before: Mapping[str, int], stats: Stats) -> TrinityError | TransientFault:
+def _nothing_came(
+    step: int, timeout: float, steps_before: Mapping[str, int], stats: Stats
+) -> TrinityError | TransientFault:
     nothing = f"no experience came for train step {step} in {timeout:g} s (max_read_timeout); "
-    known = describe_explorers(stats.explorers, stats.now)
-    if all_is_dropped(stats.explorers, before, stats.now):
+    explorers = describe_explorers(stats.explorers, stats.now)
+    if all_is_dropped(stats.explorers, steps_before, stats.now):
         return TrinityError(
-            f"{nothing}{known}. Explorers work, but operators drop all their rows: see their metrics "
+            f"{nothing}{explorers}. Explorers work, but operators drop all their rows: see their metrics "
             "experiences and experiences/kept, and data_processor.experience_pipeline.operators"
         )
-    return TransientFault(nothing + known)
+    return TransientFault(nothing + explorers)

@@ -86,9 +86,9 @@ class RewardSignal:
         if "advantages/zero_rows" not in metrics:
             return
         judged = {row.group for row in batch if not row.is_expert and not row.is_unscored}
-        before, self.groups = self.groups, self.groups + len(judged)
+        earlier_groups, self.groups = self.groups, self.groups + len(judged)
         self.is_absent &= metrics["advantages/zero_rows"] == 1.0
-        if before < FEW_GROUPS <= self.groups and self.flat_groups:
+        if earlier_groups < FEW_GROUPS <= self.groups and self.flat_groups:
             log.warning(NO_SIGNAL_WARNING, self.groups)
 
     @property

@@ -53,7 +53,7 @@ def micro_batches(batch: Batch, limits: MicroBatchLimits, ranks: Ranks, chosen: 
     A rank without work gets real rows with no loss, so that all ranks run the same collectives.
     """
     places = range(len(batch)) if chosen is None else chosen
-    rows = [batch.experiences[place] for place in places]
+    rows = [batch.experiences[row] for row in places]
     if limits.rows is None:
         prompts, responses = [e.prompt_length for e in rows], [e.response_length for e in rows]
         budget, largest_mask = limits.max_tokens, limits.largest_mask if limits.packing else 0
@@ -176,8 +176,8 @@ def at_actions(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """
     columns = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     first = mask_BT.int().argmax(-1, keepdim=True)
-    place = torch.maximum((mask_BT * columns).cummax(-1).values, first)
-    return torch.zeros_like(token_rewards_BT).scatter_add_(1, place, token_rewards_BT)
+    action = torch.maximum((mask_BT * columns).cummax(-1).values, first)
+    return torch.zeros_like(token_rewards_BT).scatter_add_(1, action, token_rewards_BT)
 
 
 def _require_teachers_temperature(rows: Sequence[Experience]) -> None:
@@ -203,7 +203,7 @@ def spare_backward(
     learns = objective.learns_from(prepared.batch.mask, prepared.advantages).tolist()
     if limits.rows_per_unit > 1 or all(learns) or not any(learns):
         return micros, None
-    learning, idle = ([row for row, flag in enumerate(learns) if flag is wanted] for wanted in (True, False))
+    learning, idle = ([row for row, flag in enumerate(learns) if flag is value] for value in (True, False))
     return micro_batches(prepared.batch, limits, ranks, learning), micro_batches(prepared.batch, limits, ranks, idle)
 
 

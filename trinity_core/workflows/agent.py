@@ -93,7 +93,7 @@ class AgentWorkflow(Workflow):
                 "explorer.rollout_model.enable_openai_api: true"
             )
         rollouts = await all_of([self._rollout(model, run) for run in range(self.task.repeat_times)])
-        return [one for experiences in rollouts for one in experiences]
+        return [experience for experiences in rollouts for experience in experiences]
 
     async def _rollout(self, model: OpensSessions, run: int) -> list[Experience]:
         with model.session(run) as session:
@@ -164,10 +164,10 @@ class CommandWorkflow(AgentWorkflow):
     async def rollout(self, session: RolloutSession, run: int) -> Reward | float | None:
         arguments = CommandArguments.model_validate(self.task.workflow_args)
         with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as folder:
-            place = Path(folder)
-            task, report = place / "task.json", place / "report.json"
+            directory = Path(folder)
+            task, report = directory / "task.json", directory / "report.json"
             task.write_text(json.dumps(self._task_json(run), default=str))
-            (place / "work").mkdir()
+            (directory / "work").mkdir()
             if absent := [name for name in arguments.secrets if name not in os.environ]:
                 raise TrinityError(
                     f"workflow_args.secrets: the explorer has no {', '.join(absent)} in its environment",
@@ -175,7 +175,7 @@ class CommandWorkflow(AgentWorkflow):
                 )
             passed_on = (*PASSED_ON, *arguments.secrets)
             environment = {name: os.environ[name] for name in passed_on if name in os.environ} | {
-                "HOME": str(place / "work"),
+                "HOME": str(directory / "work"),
                 "OPENAI_BASE_URL": session.base_url,
                 "OPENAI_API_KEY": session.api_key,
                 "OPENAI_MODEL": session.model_name,
@@ -183,7 +183,7 @@ class CommandWorkflow(AgentWorkflow):
                 "TRINITY_REPORT": str(report),
                 **arguments.env,
             }
-            await run_command(arguments, place / "work", environment)
+            await run_command(arguments, directory / "work", environment)
             return await self._verdict(_report(report))
 
     def _task_json(self, run: int) -> dict[str, Any]:

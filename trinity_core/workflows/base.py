@@ -38,42 +38,46 @@ def exclude_unscored(experiences: Sequence[Experience]) -> None:
     verifier error. The last turn of a run judges the run: an earlier turn without a reward gets the last turn's, and
     all turns are excluded if the last one was not judged. Expert data is unchanged.
     """
-    for turns in runs_of([one for one in experiences if not one.is_expert]):
+    for turns in runs_of([experience for experience in experiences if not experience.is_expert]):
         final = turns[-1]
-        for one in turns:
-            if not _is_judged(final) or _failed(one):
-                _exclude(one)
-            elif not _is_judged(one):
-                one.reward = final.total_reward
-                if one.reward is None:
-                    _exclude(one)
+        for experience in turns:
+            if not _is_judged(final) or _failed(experience):
+                _exclude(experience)
+            elif not _is_judged(experience):
+                experience.reward = final.total_reward
+                if experience.reward is None:
+                    _exclude(experience)
 
 
 def runs_of(experiences: Sequence[Experience]) -> list[list[Experience]]:
     """Return the turns of each run in order. Experiences that share both run and turn are separate runs."""
     by_run: dict[tuple[str, int], list[Experience]] = defaultdict(list)
-    for one in experiences:
-        by_run[one.group, one.run].append(one)
+    for experience in experiences:
+        by_run[experience.group, experience.run].append(experience)
     runs: list[list[Experience]] = []
     for members in by_run.values():
-        numbered = len({one.turn for one in members}) == len(members)
-        runs += [sorted(members, key=lambda one: one.turn)] if numbered else [[one] for one in members]
+        numbered = len({experience.turn for experience in members}) == len(members)
+        runs += (
+            [sorted(members, key=lambda experience: experience.turn)]
+            if numbered
+            else [[experience] for experience in members]
+        )
     return runs
 
 
-def _failed(one: Experience) -> bool:
-    return one.metrics.get(VERIFIER_ERRORS, 0.0) > 0
+def _failed(experience: Experience) -> bool:
+    return experience.metrics.get(VERIFIER_ERRORS, 0.0) > 0
 
 
-def _is_judged(one: Experience) -> bool:
-    scores = (one.reward, one.token_rewards, one.teacher_logprobs)
-    return not _failed(one) and any(score is not None for score in scores)
+def _is_judged(experience: Experience) -> bool:
+    scores = (experience.reward, experience.token_rewards, experience.teacher_logprobs)
+    return not _failed(experience) and any(score is not None for score in scores)
 
 
-def _exclude(one: Experience) -> None:
-    one.reward = one.token_rewards = None
-    one.action_mask = np.zeros_like(one.action_mask)
-    one.metrics = {**one.metrics, VERIFIER_ERRORS: 1.0}
+def _exclude(experience: Experience) -> None:
+    experience.reward = experience.token_rewards = None
+    experience.action_mask = np.zeros_like(experience.action_mask)
+    experience.metrics = {**experience.metrics, VERIFIER_ERRORS: 1.0}
 
 
 class CountedRewards:
@@ -92,7 +96,10 @@ class CountedRewards:
     def warn_if_ignored(self, workflow: str, experiences: Sequence[Experience]) -> None:
         """Log a warning if verifiers failed and no metric of an experience shows it (`…verifier_errors`)."""
         counted = any(
-            value > 0 for one in experiences for name, value in one.metrics.items() if name.endswith(VERIFIER_ERRORS)
+            value > 0
+            for experience in experiences
+            for name, value in experience.metrics.items()
+            if name.endswith(VERIFIER_ERRORS)
         )
         if self.errors and not counted:
             log.warning(
@@ -177,26 +184,28 @@ async def run_workflow(
     """
     counted = None if rewards is None else CountedRewards(rewards)
     # The user's code may change these, and the task may be retried or its row drawn again.
-    own = {name: copy.deepcopy(getattr(task, name)) for name in ("raw", "workflow_args", "reward_fn_args")}
-    workflow = WORKFLOWS.resolve(task.workflow)(replace(task, **own), model, auxiliary, counted)
+    copies = {name: copy.deepcopy(getattr(task, name)) for name in ("raw", "workflow_args", "reward_fn_args")}
+    workflow = WORKFLOWS.resolve(task.workflow)(replace(task, **copies), model, auxiliary, counted)
     if inspect.iscoroutinefunction(workflow.run):
         experiences = await workflow.run()
     else:
         experiences = await asyncio.get_running_loop().run_in_executor(threads, workflow.run)
     if not experiences:
         raise NothingReturned(f"workflow '{task.workflow}' returned no experience")
-    if not isinstance(experiences, list) or not all(isinstance(one, Experience) for one in experiences):
+    if not isinstance(experiences, list) or not all(isinstance(experience, Experience) for experience in experiences):
         raise TrinityError(f"workflow '{task.workflow}' must return a list of Experience", key=task.workflow)
-    unnumbered = len(experiences) == task.repeat_times and not any(one.run or one.turn for one in experiences)
-    for number, one in enumerate(experiences):
-        _plain_numbers(one, task.workflow)
-        if one.group not in ("", task.group):
-            one.group = f"{task.group}/{one.group.removeprefix(task.group)}"
-        one.group, one.task_index = one.group or task.group, task.index
-        one.info = {**one.info, "taskset": task.taskset}
-        require_json(one.info, f"workflow '{task.workflow}'", task.workflow)
+    unnumbered = len(experiences) == task.repeat_times and not any(
+        experience.run or experience.turn for experience in experiences
+    )
+    for number, experience in enumerate(experiences):
+        _plain_numbers(experience, task.workflow)
+        if experience.group not in ("", task.group):
+            experience.group = f"{task.group}/{experience.group.removeprefix(task.group)}"
+        experience.group, experience.task_index = experience.group or task.group, task.index
+        experience.info = {**experience.info, "taskset": task.taskset}
+        require_json(experience.info, f"workflow '{task.workflow}'", task.workflow)
         if unnumbered:
-            one.run = number
+            experience.run = number
     _warn_if_short(experiences, task)
     exclude_unscored(experiences)
     if counted is not None:
@@ -206,7 +215,11 @@ async def run_workflow(
 
 def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
     """Log a warning if there are fewer rollouts than `task.repeat_times`. Expert data does not count."""
-    turns = [(one.run, one.turn) for one in experiences if not one.is_expert and one.group == task.group]
+    turns = [
+        (experience.run, experience.turn)
+        for experience in experiences
+        if not experience.is_expert and experience.group == task.group
+    ]
     alone = len(set(turns)) < len(turns)
     rollouts = len(turns) if alone else len({run for run, _ in turns})
     if rollouts < task.repeat_times:
@@ -272,7 +285,7 @@ class SimpleWorkflow(Workflow):
     async def run(self) -> list[Experience]:
         """Return `repeat_times` experiences, in the order of their runs."""
         completions = await self.answers()
-        rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
+        rewards = await self.rewards.score(self.reward_name, [self.reward_item(answer) for answer in completions])
         return [
             self.experience(completion, reward, run)
             for run, (completion, reward) in enumerate(zip(completions, rewards, strict=True))

@@ -102,16 +102,16 @@ class MathBoxedWorkflow(SimpleWorkflow):
 
     @property
     def chat_template(self) -> str | None:
-        own = self.task.format.chat_template
-        return BASE_TEMPLATE if self._arguments.use_base and own is None else own
+        template = self.task.format.chat_template
+        return BASE_TEMPLATE if self._arguments.use_base and template is None else template
 
     def reward_item(self, completion: Completion) -> RewardItem:
         """Pass `with_think` to the workflow's own reward function."""
         item = super().reward_item(completion)
         if self.reward_name != self.default_reward:
             return item
-        own = {"with_think": self._arguments.with_think, "format_score_coef": self._arguments.format_score_coef}
-        return replace(item, args={**own, **item.args})
+        defaults = {"with_think": self._arguments.with_think, "format_score_coef": self._arguments.format_score_coef}
+        return replace(item, args={**defaults, **item.args})
 
     @property
     def _arguments(self) -> BoxedArguments:
@@ -149,11 +149,11 @@ class MathRulerWorkflow(SimpleWorkflow):
     async def run(self) -> list[Experience]:
         """Return `repeat_times` experiences with the judge's rewards."""
         completions = await self.answers()
-        gold = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
-        judged = await self.rewards.score("llm_judge", [self._judge_item(one) for one in completions])
+        gold = await self.rewards.score(self.reward_name, [self.reward_item(answer) for answer in completions])
+        judged = await self.rewards.score("llm_judge", [self._judge_item(answer) for answer in completions])
         return [
-            self.experience(completion, _with_gold(reward, known), run)
-            for run, (completion, reward, known) in enumerate(zip(completions, judged, gold, strict=True))
+            self.experience(completion, _with_gold(reward, gold_reward), run)
+            for run, (completion, reward, gold_reward) in enumerate(zip(completions, judged, gold, strict=True))
         ]
 
     def _judge_item(self, completion: Completion) -> RewardItem:
@@ -162,8 +162,8 @@ class MathRulerWorkflow(SimpleWorkflow):
 
 def _with_gold(reward: Reward, gold: Reward) -> Reward:
     """Add another reward to the metrics of a reward. An error of the other reward does not affect this one."""
-    known = {} if gold.value is None else {"gold_reward": gold.value, **(gold.parts or {})}
-    return replace(reward, counts={**reward.counts, **known, f"gold_{VERIFIER_ERRORS}": float(gold.error is not None)})
+    parts = {} if gold.value is None else {"gold_reward": gold.value, **(gold.parts or {})}
+    return replace(reward, counts={**reward.counts, **parts, f"gold_{VERIFIER_ERRORS}": float(gold.error is not None)})
 
 
 @WORKFLOWS.register("greedy_baseline_workflow")
@@ -178,10 +178,10 @@ class GreedyBaselineWorkflow(MathWorkflow):
         )
         completions, [baseline] = await all_of([self.answers(), greedy])
         items = [self.reward_item(completion) for completion in (*completions, baseline)]
-        *rewards, known = await self.rewards.score(self.reward_name, items)
-        if known.value is None:
-            rewards = [Reward(error=f"the greedy answer was not judged: {known.error}")] * len(completions)
-        counts = {} if known.value is None else {"greedy_reward": known.value}
+        *rewards, of_greedy = await self.rewards.score(self.reward_name, items)
+        if of_greedy.value is None:
+            rewards = [Reward(error=f"the greedy answer was not judged: {of_greedy.error}")] * len(completions)
+        counts = {} if of_greedy.value is None else {"greedy_reward": of_greedy.value}
         return [
             self.experience(completion, replace(reward, counts={**reward.counts, **counts}), run)
             for run, (completion, reward) in enumerate(zip(completions, rewards, strict=True))

@@ -55,7 +55,7 @@ class ConversationWorkflow(SimpleWorkflow):
     async def run(self) -> list[Experience]:
         """Return the experiences of all `task.repeat_times` rollouts."""
         rollouts = await all_of([self.rollout(run) for run in range(self.task.repeat_times)])
-        return [one for experiences in rollouts for one in experiences]
+        return [experience for experiences in rollouts for experience in experiences]
 
     async def rollout(self, run: int) -> list[Experience]:
         """Run one rollout and return its experiences."""

@@ -223,10 +223,10 @@ class RecordingModel:
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
         """Return the experiences of all answers since the record was last cleared. The caller sets their rewards."""
-        taken = list(self._history)
+        experiences = list(self._history)
         if clear_history:
             self._history.clear()
-        return taken
+        return experiences
 
     def _kept(self, completions: list[Completion]) -> list[Completion]:
         self._history += [completion.experience() for completion in completions]

@@ -29,8 +29,8 @@ def returns(rewards: Sequence[Reward | float | None], discount: float) -> list[R
         return [failed] * len(rewards)
     values, later = [], 0.0
     for reward in reversed(rewards):
-        own = reward.value if isinstance(reward, Reward) else reward
-        later = (own or 0.0) + discount * later
+        value = reward.value if isinstance(reward, Reward) else reward
+        later = (value or 0.0) + discount * later
         values.append(later)
     return list(reversed(values))
 
@@ -127,11 +127,11 @@ class Trajectory:
         """
         values = list(rewards) if discount is None else returns(rewards, discount)
         steps = []
-        for turn, (call, own, value) in enumerate(zip(self._all_calls(), rewards, values, strict=True)):
+        for turn, (call, judgement, value) in enumerate(zip(self._all_calls(), rewards, values, strict=True)):
             so_far = blake2b(call.prompt.tobytes(), digest_size=16).hexdigest()
             own_fields = {"turn": turn, "state": states[turn] if states else so_far, **fields}
-            if isinstance(own, Reward) and not isinstance(value, Reward):
-                own_fields["metrics"] = own.metrics | fields.get("metrics", {})
+            if isinstance(judgement, Reward) and not isinstance(value, Reward):
+                own_fields["metrics"] = judgement.metrics | fields.get("metrics", {})
             steps.append(self._experience(joined([call]), value, own_fields))
         return steps
 
@@ -164,8 +164,8 @@ class Trajectory:
             text = None
         if text is None:  # tool calls hide the end of the answer; render a plain one instead
             answer = {"role": "assistant", "content": ""}
-            before, after = messages[: self._answered - 1], messages[self._answered :]
-            text = text_after_answer(render, [*before, answer, *after], self._answered)
+            earlier, later = messages[: self._answered - 1], messages[self._answered :]
+            text = text_after_answer(render, [*earlier, answer, *later], self._answered)
         if text is None:
             raise TrinityError(
                 "the chat template does not show where an answer ends, so the conversation cannot go on after it; "
@@ -188,11 +188,11 @@ class Trajectory:
             "metrics": metrics | fields.get("metrics", {}),
             "info": {"prompt": self._asked, "response": response} | fields.get("info", {}),
         }
-        one = sequence.experience(**judged(reward, fields))
-        one.truncated = truncated
+        experience = sequence.experience(**judged(reward, fields))
+        experience.truncated = truncated
         if self._calls[0].sample.reason == "prompt_too_long":
-            one.action_mask[:] = False
-        return one
+            experience.action_mask[:] = False
+        return experience
 
 
 def _renderable(message: Message) -> Message:

@@ -60,8 +60,8 @@ def _external_model(model: Any, _: Values, top: Values) -> Values | Refusal:
     variable = str(model.get("base_url_env") or "OPENAI_BASE_URL")
     if not (address := value_at(top, ["explorer", "env_vars", variable]) or os.environ.get(variable)):
         return Refusal(f"needs the API's address in {variable} or explorer.env_vars.{variable}.")
-    named = {"model_name": model.get("model_name"), "api_key_env": model.get("api_key_env") or "OPENAI_API_KEY"}
-    return {"/explorer.external_model": {"base_url": address, **named}}
+    settings = {"model_name": model.get("model_name"), "api_key_env": model.get("api_key_env") or "OPENAI_API_KEY"}
+    return {"/explorer.external_model": {"base_url": address, **settings}}
 
 
 def m2po(loss: Any, algorithm: Values, _: Values) -> Values | Refusal | None:

@@ -71,9 +71,9 @@ class _Translation:
 
     def whole(self, tree: Tree, key: str, above: Mapping[str, Any]) -> None:
         """Translate a configuration or a stage, which inherits the sections `above`."""
-        before = -1
-        while before != self._moves:
-            before = self._moves
+        moves = -1
+        while moves != self._moves:
+            moves = self._moves
             self._section(Config, (_place(key, tree, above),))
 
     def _section(self, cls: type[BaseModel], chain: Chain) -> None:
@@ -219,7 +219,7 @@ def _entries(typed: Type, key: str, value: Any, above: Any) -> Iterator[Place]:
         if isinstance(value, dict):
             yield _place(key, value, above)
         return
-    named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, entry in named:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, entry in items:
         if isinstance(entry, dict):
             yield _place(join_key(key, name), entry, {})

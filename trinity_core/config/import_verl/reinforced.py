@@ -285,21 +285,21 @@ def _reward(draft: Draft) -> dict[str, Any]:
 
 def _dapo(draft: Draft) -> dict[str, Any]:
     arguments = {"wrong_score": draft.written(-1.0, "veRL's score of a wrong answer")}
-    for place in (
+    for section in (
         "reward_model.reward_kwargs.overlong_buffer_cfg",
         "reward_model.overlong_buffer",
         "custom_reward_function.overlong_buffer",
     ):
         enabled, length, factor, _ = (
-            draft.get(f"{place}.{name}") for name in ("enable", "len", "penalty_factor", "log")
+            draft.get(f"{section}.{name}") for name in ("enable", "len", "penalty_factor", "log")
         )
         if enabled and length is not None:
             longest = draft.get("data.max_response_length", 512)
             arguments |= {
-                "enable_overlong_penalty": draft.written(True, f"{place}.enable"),
+                "enable_overlong_penalty": draft.written(True, f"{section}.enable"),
                 "max_response_length": draft.written(longest, "data.max_response_length"),
-                "cache_length": draft.written(length, f"{place}.len"),
-                "penalty_factor": draft.written(1.0 if factor is None else factor, f"{place}.penalty_factor"),
+                "cache_length": draft.written(length, f"{section}.len"),
+                "penalty_factor": draft.written(1.0 if factor is None else factor, f"{section}.penalty_factor"),
             }
     draft.get("reward_model.reward_kwargs.max_resp_len")
     reward = draft.written("math_dapo_reward", "reward_model.reward_manager")

@@ -144,17 +144,17 @@ def _room(config: Config, most: int) -> Iterator[Finding]:
     schedule, buffer = SyncSchedule.of(config), config.buffer
     repeats = max((taskset.repeat_times or 1 for taskset in buffer.explorer_input.tasksets), default=1)
     rows = (buffer.batch_size or 1) * repeats
-    taken = max(round((buffer.train_batch_size or 1) * (1 - expert_share(config.algorithm))), 1)
-    fills = -(-rows // taken)
+    per_step = max(round((buffer.train_batch_size or 1) * (1 - expert_share(config.algorithm))), 1)
+    fills = -(-rows // per_step)
     rests_on = ("buffer.batch_size", "buffer.train_batch_size", "synchronizer.sync_interval", STYLE, "mode")
     if not config.is_synchronous:
-        least, offset = least_staleness(rows, taken, schedule.publish_every), ""
+        least, offset = least_staleness(rows, per_step, schedule.publish_every), ""
     elif fills == 1:
         least, offset = schedule.largest_lag, f", sync_offset is {schedule.offset}"
     else:
         message = (
-            f"cannot be kept with sync_style fixed: an explore step gives {rows} rows, a train step takes {taken}, so "
-            "the trainer runs ahead further and further."
+            f"cannot be kept with sync_style fixed: an explore step gives {rows} rows, a train step takes {per_step}, "
+            "so the trainer runs ahead further and further."
         )
         yield conflict(config, MAX_STALENESS, message, *rests_on)
         return

@@ -88,8 +88,8 @@ def _unfilled(weights: list[dict[int, float]]) -> int | None:
 
     def zero(points: dict[int, float], step: int) -> bool:
         steps = sorted(points)
-        place = bisect_right(steps, step)
-        around = {steps[max(place - 1, 0)]} if step in points else set(steps[max(place - 1, 0) : place + 1])
+        index = bisect_right(steps, step)
+        around = {steps[max(index - 1, 0)]} if step in points else set(steps[max(index - 1, 0) : index + 1])
         return all(points[neighbour] == 0 for neighbour in around)
 
     for step in sorted({step for points in weights for step in points}):

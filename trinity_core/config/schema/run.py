@@ -203,8 +203,10 @@ class Config(Section):
     @property
     def is_part(self) -> bool:
         """True if explorer and trainer are separate runs, and this is one of them."""
-        known = ALGORITHMS.get(self.algorithm.algorithm_type)
-        return self.explores_alone or (self.mode == "train" and known is not None and known.uses_rollouts)
+        algorithm_type = ALGORITHMS.get(self.algorithm.algorithm_type)
+        return self.explores_alone or (
+            self.mode == "train" and algorithm_type is not None and algorithm_type.uses_rollouts
+        )
 
     @property
     def explores(self) -> bool:
@@ -239,8 +241,8 @@ class Config(Section):
     @property
     def is_supervised(self) -> bool:
         """True if the trainer learns from a data set, without an explorer and an experience store."""
-        known = ALGORITHMS.get(self.algorithm.algorithm_type)
-        return known is not None and not known.uses_rollouts
+        algorithm_type = ALGORITHMS.get(self.algorithm.algorithm_type)
+        return algorithm_type is not None and not algorithm_type.uses_rollouts
 
     @property
     def engine_adapter(self) -> LoraConfig | None:

@@ -132,11 +132,11 @@ def write_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], fold
     from safetensors.torch import save_file
 
     write_json(folder / CONFIG, config)
-    named = {f"{PEFT_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()}
+    by_name = {f"{PEFT_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()}
     temporary = temporary_sibling(folder / WEIGHTS)
     with clear_errors("writing", folder / WEIGHTS):
         try:
-            when_room(partial(save_file, named, temporary, {"format": "pt"}), temporary)
+            when_room(partial(save_file, by_name, temporary, {"format": "pt"}), temporary)
             sync_file(temporary)
             temporary.replace(folder / WEIGHTS)
         finally:
@@ -185,8 +185,8 @@ def linear_names(lm: Any, among: Collection[str] = ()) -> list[str]:
     """
     head, ends = lm.get_output_embeddings(), tuple(f".{name}" for name in among)
     names = [name for name, m in _linear_layers(lm) if m is not head]
-    chosen = {name.rpartition(".")[2] for name in names if not among or f".{name}".endswith(ends)}
-    return sorted(chosen - set(router_names(lm)))
+    leaves = {name.rpartition(".")[2] for name in names if not among or f".{name}".endswith(ends)}
+    return sorted(leaves - set(router_names(lm)))
 
 
 def router_names(lm: Any) -> list[str]:

@@ -67,17 +67,17 @@ def write_manifest(folder: Path, step: int, written: Mapping[str, Entry] | None 
 
     `written` holds entries that the files' writers have computed. Raises TrinityError if such a file is missing.
     """
-    known, names = dict(written or {}), files_of(folder)
-    if lost := sorted(known.keys() - {name.as_posix() for name in names}):
+    manifest, names = dict(written or {}), files_of(folder)
+    if lost := sorted(manifest.keys() - {name.as_posix() for name in names}):
         raise TrinityError(
             f"{folder} lacks {lost[0]}, which a trainer worker has written: checkpoint_root_dir must be a folder that "
             "all nodes share"
         )
-    others = [name for name in names if name.as_posix() not in known]
+    others = [name for name in names if name.as_posix() not in manifest]
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         entries = list(pool.map(lambda name: entry_of(folder / name), others))
-    known |= {name.as_posix(): entry for name, entry in zip(others, entries, strict=True)}
-    write_json(folder / MANIFEST, {"format": FORMAT, "step": step, "files": dict(sorted(known.items()))})
+    manifest |= {name.as_posix(): entry for name, entry in zip(others, entries, strict=True)}
+    write_json(folder / MANIFEST, {"format": FORMAT, "step": step, "files": dict(sorted(manifest.items()))})
 
 
 def damage(folder: Path, deep: bool = True) -> str | None:
@@ -215,13 +215,13 @@ def _remove_all_but_published(folder: Path) -> None:
     with clear_errors("removing", folder):
         (folder / MANIFEST).unlink()
         kept = {folder / name for name in PUBLISHED}
-        for place, folders, files in os.walk(folder, topdown=False):
-            links = [name for name in folders if Path(place, name).is_symlink()]
-            for path in {Path(place, name) for name in files + links} - kept:
+        for current, folders, files in os.walk(folder, topdown=False):
+            links = [name for name in folders if Path(current, name).is_symlink()]
+            for path in {Path(current, name) for name in files + links} - kept:
                 path.unlink(missing_ok=True)
             for name in folders:
                 with suppress(OSError):  # the folder of the published weights is not empty
-                    Path(place, name).rmdir()
+                    Path(current, name).rmdir()
 
 
 def _carry_over(target: Path, temporary: Path) -> None:

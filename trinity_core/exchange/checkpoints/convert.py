@@ -263,9 +263,9 @@ def _merged(
     tensors, value_of = names.converted(stored, stored.__getitem__)
     adapter = {_on_hub(name, names): tensor for name, tensor in adapter.items()}
     adapters.require_matrices(adapter, tensors)
-    own, scale = next(iter(adapter.values())).dtype, adapters.scaling(config)
+    dtype, scale = next(iter(adapter.values())).dtype, adapters.scaling(config)
     dtypes = {
-        name: torch.promote_types(tensor.dtype, own) if tensor.is_floating_point() else tensor.dtype
+        name: torch.promote_types(tensor.dtype, dtype) if tensor.is_floating_point() else tensor.dtype
         for name, tensor in tensors.items()
     }
     like = {name: torch.empty_like(t, dtype=dtypes[name], device="meta") for name, t in tensors.items()}
@@ -359,9 +359,9 @@ def write_model(tensors: Tensors, value_of: Callable[[str], torch.Tensor], targe
     when_room(temporary.mkdir, temporary)
     try:
         for name, members in plan.filename_to_tensors.items():
-            chosen = {key: value_of(key).contiguous().clone() for key in members}
-            when_room(partial(save_file, chosen, temporary / name, {"format": "pt"}), temporary / name)
-            del chosen
+            shard = {key: value_of(key).contiguous().clone() for key in members}
+            when_room(partial(save_file, shard, temporary / name, {"format": "pt"}), temporary / name)
+            del shard
             sync_file(temporary / name)
         for name in plan.filename_to_tensors:
             (temporary / name).replace(target / name)

@@ -111,7 +111,9 @@ def _by_kind(conversions: list[Any]) -> tuple[list[Any], list[Any]]:
     from transformers.core_model_loading import WeightConverter, WeightRenaming
 
     kinds = (WeightRenaming, WeightConverter)
-    renamings, converters = ([one for one in conversions if isinstance(one, kind)] for kind in kinds)
+    renamings, converters = (
+        [conversion for conversion in conversions if isinstance(conversion, kind)] for kind in kinds
+    )
     return renamings, converters
 
 

@@ -131,8 +131,8 @@ def newest_run(root: Path, name: str, stage: str = "") -> str:
     refused starts, without identity, stages and checkpoints, are ignored.
     """
     time = r"(_\d{14}(_\d+)?)?"
-    own = re.compile(re.escape(name) + time + (re.escape(stage) + time if stage else ""))
-    claims = [path for path in root.glob(f"{glob.escape(name)}*/{CLAIM}") if own.fullmatch(path.parent.name)]
+    pattern = re.compile(re.escape(name) + time + (re.escape(stage) + time if stage else ""))
+    claims = [path for path in root.glob(f"{glob.escape(name)}*/{CLAIM}") if pattern.fullmatch(path.parent.name)]
     for path in sorted(claims, key=lambda claimed: claimed.stat().st_mtime, reverse=True):
         layout = JobLayout(path.parent)
         if layout.identity.exists() or layout.stages.exists() or layout.steps():

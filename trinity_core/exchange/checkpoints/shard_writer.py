@@ -102,11 +102,11 @@ def _mapped(piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
     if piece.bytes:
         with Path(piece.memory).open("r+b") as file:
             memory = mmap.mmap(file.fileno(), piece.bytes)
-    for place in piece.tensors:
-        dtype: torch.dtype = vars(torch)[place.dtype]
-        count = torch.Size(place.shape).numel()
-        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=place.offset) if count else None
-        yield place.name, torch.empty(place.shape, dtype=dtype) if flat is None else flat.view(place.shape)
+    for slot in piece.tensors:
+        dtype: torch.dtype = vars(torch)[slot.dtype]
+        count = torch.Size(slot.shape).numel()
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=slot.offset) if count else None
+        yield slot.name, torch.empty(slot.shape, dtype=dtype) if flat is None else flat.view(slot.shape)
 
 
 class Segment:

@@ -189,12 +189,12 @@ def read_megatron(folder: Path) -> dict[str, torch.Tensor]:
 
     reader = _reader(folder)
     entries = reader.read_metadata().state_dict_metadata
-    wanted: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, entry in entries.items():
         if isinstance(entry, TensorStorageMetadata) and "optimizer" not in name and "_extra_state" not in name:
-            wanted[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
-    dcp.load(wanted, storage_reader=reader, no_dist=True)
-    return wanted
+            tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
 
 
 def _reader(folder: Path) -> Any:

@@ -157,7 +157,7 @@ def as_line(step: int, experience: Experience) -> Line:
     Step and group come first, so that they can be read without the texts (`line_header`).
     """
     versions = experience.versions
-    own = {
+    fields = {
         "step": step,
         "group": experience.group,
         "run": experience.run,
@@ -171,4 +171,4 @@ def as_line(step: int, experience: Experience) -> Line:
         "is_expert": experience.is_expert,
         "metrics": experience.metrics,
     }
-    return {"step": step, "group": experience.group} | experience.info | own
+    return {"step": step, "group": experience.group} | experience.info | fields

@@ -118,10 +118,14 @@ def read(connection: Connection, t: Tables) -> Snapshot:
 
 def _sampled(blob: bytes) -> list[SampledAnswers]:
     sampled = []
-    for one in from_bytes(blob):
-        if SESSION in one.info and one.action_mask.any():
-            digests, others = answers_in_loss(one)
-            sampled.append(SampledAnswers(one.group, one.info[SESSION], digests, others, int(one.action_mask.sum())))
+    for experience in from_bytes(blob):
+        if SESSION in experience.info and experience.action_mask.any():
+            digests, others = answers_in_loss(experience)
+            sampled.append(
+                SampledAnswers(
+                    experience.group, experience.info[SESSION], digests, others, int(experience.action_mask.sum())
+                )
+            )
     return sampled
 
 
@@ -169,14 +173,14 @@ def _judge_steps(seen: Snapshot, audit: Audit) -> None:
     last: dict[str, Row[Any]] = {}
     for step in seen.steps:
         where = f"explore step {step.step} of {step.explorer}"
-        before = last.get(step.explorer)
-        for missing in range((before.step if before else 0) + 1, step.step):
+        previous = last.get(step.explorer)
+        for missing in range((previous.step if previous else 0) + 1, step.step):
             audit.problems.append(f"explore step {missing} of {step.explorer} is missing")
             audit.lost += max(0, step.tasks - _tasks(entries.get((step.explorer, missing), ())))
         last[step.explorer] = step
-        own = entries.pop((step.explorer, step.step), [])
-        _compare_tasks(where, step, own, audit)
-        stored = sum(group.size for group in own)
+        groups = entries.pop((step.explorer, step.step), [])
+        _compare_tasks(where, step, groups, audit)
+        stored = sum(group.size for group in groups)
         if stored != step.rows:
             audit.problems.append(f"{where} stored {step.rows} experiences, its groups have {stored}")
         position = json.loads(step.position).get("step", step.step)
@@ -186,10 +190,10 @@ def _judge_steps(seen: Snapshot, audit: Audit) -> None:
         audit.problems.append(f"there are tasks of explore step {number} of {explorer}, which is not recorded")
 
 
-def _compare_tasks(where: str, step: Row[Any], own: Sequence[Row[Any]], audit: Audit) -> None:
+def _compare_tasks(where: str, step: Row[Any], groups: Sequence[Row[Any]], audit: Audit) -> None:
     audit.tasks_drawn += step.tasks
-    repeated = [name for name, times in Counter(g.name for g in own if g.task is not None).items() if times > 1]
-    missing = step.tasks - (_tasks(own) - len(repeated))
+    repeated = [name for name, times in Counter(g.name for g in groups if g.task is not None).items() if times > 1]
+    missing = step.tasks - (_tasks(groups) - len(repeated))
     if missing > 0:
         audit.lost += missing
         audit.problems.append(f"{where} drew {step.tasks} tasks, {missing} of them are not in the ledger")
@@ -271,8 +275,8 @@ def _judge_batches(seen: Snapshot, audit: Audit) -> None:
             audit.problems.append(f"the batch of train step {step} has groups that are not in the ledger: {unknown}")
         rows = sum(groups[group_id].size for group_id in ids if group_id in groups)
         if rows != seen.leases[step].rows:
-            wanted = seen.leases[step].rows
-            audit.problems.append(f"the batch of train step {step} had {wanted} experiences, its groups have {rows}")
+            recorded = seen.leases[step].rows
+            audit.problems.append(f"the batch of train step {step} had {recorded} experiences, its groups have {rows}")
         for group_id in ids:
             if group_id in groups and groups[group_id].newest >= step:
                 name, newest = groups[group_id].name, groups[group_id].newest
@@ -294,21 +298,21 @@ def _judge_sessions(seen: Snapshot, sessions: Mapping[str, Counter[str]], audit:
     """Check that each token with a loss was sampled, with its log-prob, in a completed session, and each answer used
     once."""
     left = {name: answers.copy() for name, answers in sessions.items()}
-    for one in seen.sampled:
-        where = f"an experience of group {one.group}, of session {one.session},"
-        if one.session not in left:
+    for sample in seen.sampled:
+        where = f"an experience of group {sample.group}, of session {sample.session},"
+        if sample.session not in left:
             audit.problems.append(f"{where} is stored, but the session has not ended")
             continue
         unknown = 0
-        for digest in one.digests:
-            unknown += left[one.session][digest] <= 0
-            left[one.session][digest] -= 1
+        for digest in sample.digests:
+            unknown += left[sample.session][digest] <= 0
+            left[sample.session][digest] -= 1
         if unknown:
             audit.problems.append(f"{where} has {unknown} answers that the session did not sample, or once only")
-        if one.others:
-            audit.problems.append(f"{where} has {one.others} tokens with a loss outside of answers")
-        if not unknown and not one.others:
-            audit.sampled_tokens += one.tokens
+        if sample.others:
+            audit.problems.append(f"{where} has {sample.others} tokens with a loss outside of answers")
+        if not unknown and not sample.others:
+            audit.sampled_tokens += sample.tokens
 
 
 def _judge_archive(seen: Snapshot, archive: Lines, audit: Audit) -> None:
@@ -326,5 +330,5 @@ def _judge_archive(seen: Snapshot, archive: Lines, audit: Audit) -> None:
                 expected - archived
             )
             parts += [f"{(archived - expected).total()} others are"] * bool(archived - expected)
-            named = ", ".join(sorted((expected - archived) | (archived - expected))[:3])
-            audit.problems.append(f"the archive of train step {step} is another: {' and '.join(parts)} ({named})")
+            names = ", ".join(sorted((expected - archived) | (archived - expected))[:3])
+            audit.problems.append(f"the archive of train step {step} is another: {' and '.join(parts)} ({names})")

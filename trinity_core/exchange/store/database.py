@@ -267,10 +267,10 @@ class Database:
         p, boot = self.tables.presence.c, BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
         return connection.scalar(select(p.seen).where(p.role == BOOT, p.name == boot))
 
-    def _check_schema(self, known: int | None) -> None:
-        if known != SCHEMA_VERSION:
+    def _check_schema(self, version: int | None) -> None:
+        if version != SCHEMA_VERSION:
             raise DataError(
-                f"the experience store {self.name} has schema {known}, this release reads "
+                f"the experience store {self.name} has schema {version}, this release reads "
                 f"{SCHEMA_VERSION}: finish the run with the release it began with (monitor/run.json names it), or "
                 "start a new one"
             )

@@ -45,8 +45,8 @@ class EarlierRollout:
     @property
     def conversation(self) -> EncodedConversation:
         """The tokens, with all sampled tokens as the answer, including those without a loss."""
-        before = np.zeros(self.experience.prompt_length, dtype=np.bool_)
-        return EncodedConversation(self.experience.tokens, np.concatenate([before, self.experience.sampled]))
+        prompt = np.zeros(self.experience.prompt_length, dtype=np.bool_)
+        return EncodedConversation(self.experience.tokens, np.concatenate([prompt, self.experience.sampled]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ def read_answers(
     rows: list[list[EncodedConversation]] = []
     locations: list[RowLocation] = []
     mark = hashlib.blake2b(digest_size=6)
-    for chosen in _chosen(groups, config.rollouts, kind):
-        conversations = [answer.conversation for answer in chosen]
+    for answers in _chosen(groups, config.rollouts, kind):
+        conversations = [answer.conversation for answer in answers]
         if problem := next(filter(None, (too_long(conversation, max_tokens) for conversation in conversations)), None):
-            rejected.append(RejectedRow(chosen[0].location, str(problem)))
+            rejected.append(RejectedRow(answers[0].location, str(problem)))
             continue
         rows.append(conversations)
-        locations.append(chosen[0].location)
+        locations.append(answers[0].location)
         for conversation in conversations:
             mark.update(conversation.tokens.tobytes())
     count = sum(map(len, groups.values()))
@@ -99,7 +99,7 @@ def read_answers(
 
 
 def _chosen(
-    groups: dict[str, list[EarlierRollout]], wanted: EarlierRolloutsConfig, kind: Kind
+    groups: dict[str, list[EarlierRollout]], rollouts: EarlierRolloutsConfig, kind: Kind
 ) -> Iterator[list[EarlierRollout]]:
     """Yield each data-set row: one row of a rollout, or a preferred row and another one with the same prompt.
 
@@ -110,14 +110,14 @@ def _chosen(
         runs = _runs(group)
         whole = sorted((run for run in runs if run.is_whole), key=lambda run: -run.reward)
         if kind == "preferences":
-            yield from _pairs(whole[:1], runs, wanted.min_gap)
+            yield from _pairs(whole[:1], runs, rollouts.min_gap)
             continue
-        if wanted.min_reward is not None:
-            chosen = [run for run in whole if run.reward >= wanted.min_reward]
+        if rollouts.min_reward is not None:
+            selected = [run for run in whole if run.reward >= rollouts.min_reward]
         else:
             least = min(run.reward for run in runs)
-            chosen = [run for run in whole[:1] if run.reward > least]
-        yield from ([row] for run in chosen for row in run.rows)
+            selected = [run for run in whole[:1] if run.reward > least]
+        yield from ([row] for run in selected for row in run.rows)
 
 
 def _runs(group: Sequence[EarlierRollout]) -> list[JudgedRun]:
@@ -137,9 +137,9 @@ def _runs(group: Sequence[EarlierRollout]) -> list[JudgedRun]:
 
 def _pairs(best: Sequence[JudgedRun], runs: Sequence[JudgedRun], min_gap: float) -> Iterator[list[EarlierRollout]]:
     """Pair each row of the best rollouts with the row of the worst rollout that answers the same prompt, if any."""
-    for chosen in best:
-        worse = sorted((run for run in runs if chosen.reward - run.reward > min_gap), key=lambda run: run.reward)
-        for row in chosen.rows:
+    for better in best:
+        worse = sorted((run for run in runs if better.reward - run.reward > min_gap), key=lambda run: run.reward)
+        for row in better.rows:
             others = [other for run in worse for other in run.rows if other.prompt == row.prompt]
             if others:
                 yield [row, others[0]]
@@ -150,11 +150,14 @@ def _check_tokenizer(
 ) -> None:
     """Raise DataError if the tokens come from another tokenizer: they would decode to other text."""
     for answer in (answer for group in groups.values() for answer in group):
-        one, text = answer.experience, answer.text
-        if text is None or not one.sampled.all():
+        experience, text = answer.experience, answer.text
+        if text is None or not experience.sampled.all():
             continue
-        known = int(one.tokens.max()) < len(encoder.tokenizer)
-        if not known or encoder.tokenizer.decode(one.tokens[one.prompt_length :], skip_special_tokens=True) != text:
+        in_vocabulary = int(experience.tokens.max()) < len(encoder.tokenizer)
+        if (
+            not in_vocabulary
+            or encoder.tokenizer.decode(experience.tokens[experience.prompt_length :], skip_special_tokens=True) != text
+        ):
             raise DataError(f"the rollouts of {config.path} were made with another tokenizer than the model's")
         return
 
@@ -187,10 +190,10 @@ def _in_file(path: str) -> Iterator[EarlierRollout | RejectedRow]:
 
 def _in_store(url: str, subset: str | None) -> Iterator[EarlierRollout]:
     """Yield the rollouts in a run's store. `subset` selects a run of a shared database by its folder or folder name."""
-    known = namespaces(url)
-    names = [name for name in known if subset is None or Path(name).name == subset or name == subset]
+    stored = namespaces(url)
+    names = [name for name in stored if subset is None or Path(name).name == subset or name == subset]
     if len(names) != 1:
-        where, runs = without_password(url), ", ".join(known) or "none"
+        where, runs = without_password(url), ", ".join(stored) or "none"
         raise DataError(f"{where} has the runs {runs}: name one as subset_name")
     database = Database(url, tables(names[0]), names[0], read_only=True)
     try:

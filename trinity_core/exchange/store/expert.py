@@ -55,11 +55,11 @@ class ExpertData:
 
         The same position always gives the same rows. Raises DataError if a whole epoch gives none.
         """
-        taken: list[Experience] = []
+        batch: list[Experience] = []
         epoch, offset = position["epoch"], position["offset"]
         order = self._order(epoch)
         barren = 0
-        while len(taken) < rows:
+        while len(batch) < rows:
             if barren >= self.length:
                 raise DataError(f"the expert data set ({self.length} rows) gives no usable experience")
             if offset >= self.length:
@@ -70,9 +70,9 @@ class ExpertData:
             barren = 0 if experiences else barren + 1
             for experience in experiences:
                 group = experience.group or f"expert/{epoch}/{row}"
-                taken.append(replace(experience, is_expert=True, group=group))
+                batch.append(replace(experience, is_expert=True, group=group))
             offset += 1
-        return taken, ExpertPosition(epoch=epoch, offset=offset)
+        return batch, ExpertPosition(epoch=epoch, offset=offset)
 
     def _order(self, epoch: int) -> np.ndarray:
         if self.seed is None:

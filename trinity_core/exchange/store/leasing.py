@@ -58,8 +58,10 @@ def sunk_since(connection: Connection, t: Tables, step: int, cooldown: float) ->
     Such a group could have been taken again in each of the last `RETENTION` train steps before `step` and was not, so
     others always rank above it.
     """
-    before = select(t.leases.c.at).where(t.leases.c.step <= step - RETENTION).order_by(t.leases.c.step.desc()).limit(1)
-    at = connection.scalar(before)
+    last_use = (
+        select(t.leases.c.at).where(t.leases.c.step <= step - RETENTION).order_by(t.leases.c.step.desc()).limit(1)
+    )
+    at = connection.scalar(last_use)
     return -inf if at is None else at - cooldown
 
 
@@ -204,12 +206,12 @@ def _release(connection: Connection, t: Tables, step: int) -> list[int]:
     g, lg = t.groups.c, t.lease_groups.c
     ids = list(connection.scalars(select(lg.group_id).where(lg.step > step).distinct()))
     there = g.state != State.PRUNED
-    before = g.id.in_(select(lg.group_id).where(lg.step <= step))
+    used_before = g.id.in_(select(lg.group_id).where(lg.step <= step))
     pruned: list[int] = []
     for some in chunks(ids):
-        pruned += connection.scalars(select(g.id).where(g.id.in_(some), ~there, ~before))
-        connection.execute(update(t.groups).where(g.id.in_(some), there, ~before).values(state=State.READY))
-        connection.execute(update(t.groups).where(g.id.in_(some), there, before).values(state=State.TRAINED))
+        pruned += connection.scalars(select(g.id).where(g.id.in_(some), ~there, ~used_before))
+        connection.execute(update(t.groups).where(g.id.in_(some), there, ~used_before).values(state=State.READY))
+        connection.execute(update(t.groups).where(g.id.in_(some), there, used_before).values(state=State.TRAINED))
     stale = (g.state == State.STALE) & (g.stale_at > step)
     connection.execute(update(t.groups).where(stale).values(state=State.READY, stale_at=None))
     connection.execute(delete(t.lease_groups).where(lg.step > step))

@@ -29,9 +29,9 @@ def trainer_state(connection: Connection, t: Tables) -> TrainerPresence:
 
 def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now: float) -> None:
     """Record that a trainer of `total` steps begins. Explorers that are now behind it count as unfinished."""
-    before = trainer_state(connection, t).total
+    earlier_total = trainer_state(connection, t).total
     note(connection, t, TRAINER, name, total=total, seen=now, expected=False, left=False)
-    has_more, at_work = before is not None and before < total, not trainer_state(connection, t).finished
+    has_more, at_work = earlier_total is not None and earlier_total < total, not trainer_state(connection, t).finished
     for explorer in connection.scalars(select(t.explorers.c.name)).all():
         length = _length(connection, t, explorer).trainer_begins(has_more, at_work)
         _set_length(connection, t, explorer, length)
@@ -48,12 +48,12 @@ def join_explorer(
     while the trainer was active.
     """
     at_work = not trainer_state(connection, t).finished
-    known, outlasts = _length(connection, t, name), False
+    lengths, outlasts = _length(connection, t, name), False
     if length is not None:
-        if known.agreed is None:
-            known = replace(known, agreed=_length_before(connection, t, name, total, length))
-        outlasts = known.outlasts(length)
-        _set_length(connection, t, name, known.explorer_begins(length, at_work))
+        if lengths.agreed is None:
+            lengths = replace(lengths, agreed=_length_before(connection, t, name, total, length))
+        outlasts = lengths.outlasts(length)
+        _set_length(connection, t, name, lengths.explorer_begins(length, at_work))
     note(connection, t, EXPLORER, name, seen=now, left=False, total=total)
     return not at_work and not outlasts
 
@@ -62,8 +62,8 @@ def _length_before(connection: Connection, t: Tables, name: str, total: int | No
     """Return the previous length, which older versions did not record; it was less than `length` if there were fewer
     explore steps."""
     p = t.presence.c
-    before = connection.scalar(select(p.total).where(p.role == EXPLORER, p.name == name))
-    return None if before is None else length - (total is not None and total > before)
+    earlier_total = connection.scalar(select(p.total).where(p.role == EXPLORER, p.name == name))
+    return None if earlier_total is None else length - (total is not None and total > earlier_total)
 
 
 def _length(connection: Connection, t: Tables, explorer: str) -> Length:
@@ -114,8 +114,8 @@ def contributions(connection: Connection, t: Tables, step: int | None = None) ->
     )
     query = query.group_by(g.explorer) if step is None else query.where(lg.step == step).group_by(g.explorer)
     return {
-        name: Contribution(int(rows), float(lag) / int(known) if known else None)
-        for name, rows, known, lag in connection.execute(query)
+        name: Contribution(int(rows), float(lag) / int(with_lag) if with_lag else None)
+        for name, rows, with_lag, lag in connection.execute(query)
     }
 
 

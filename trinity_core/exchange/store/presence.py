@@ -150,48 +150,50 @@ class ExplorerPresence:
 Explorers = Mapping[str, ExplorerPresence]
 
 
-def all_have_finished(known: Explorers) -> bool:
+def all_have_finished(explorers: Explorers) -> bool:
     """True if every explorer has finished. Explorers that left are ignored unless all have."""
-    present = [explorer for explorer in known.values() if not explorer.left]
+    present = [explorer for explorer in explorers.values() if not explorer.left]
     return bool(present) and all(explorer.finished for explorer in present)
 
 
-def nothing_more_comes(known: Explorers, newest_version: int, now: float) -> bool:
+def nothing_more_comes(explorers: Explorers, newest_version: int, now: float) -> bool:
     """True if every explorer has finished or waits for weights that need a further train step.
 
     If at least one explorer waits this way, lost ones are ignored: they may come back, but not before it continues.
     Explorers that left are ignored unless all have.
     """
-    present = {name: explorer for name, explorer in known.items() if not explorer.left}
-    waits = {name for name, one in present.items() if one.waiting is not None and one.waiting > newest_version}
+    present = {name: explorer for name, explorer in explorers.items() if not explorer.left}
+    waits = {name for name, state in present.items() if state.waiting is not None and state.waiting > newest_version}
     lost = {name for name, explorer in present.items() if explorer.is_lost(now)}
     ignored = waits | lost if waits - lost else waits
     return bool(present) and all(explorer.finished or name in ignored for name, explorer in present.items())
 
 
-def begun_by_others(known: Explorers, name: str, now: float) -> list[tuple[int, int]]:
+def begun_by_others(explorers: Explorers, name: str, now: float) -> list[tuple[int, int]]:
     """Return rows and version of the steps begun by explorers other than `name`, without lost ones."""
-    others = [explorer for other, explorer in known.items() if other != name and not explorer.is_lost(now)]
+    others = [explorer for other, explorer in explorers.items() if other != name and not explorer.is_lost(now)]
     return [explorer.begun for explorer in others if explorer.begun is not None]
 
 
-def all_is_dropped(known: Explorers, before: Mapping[str, int], now: float) -> bool:
+def all_is_dropped(explorers: Explorers, before: Mapping[str, int], now: float) -> bool:
     """True if explorers are active, and each has put steps since `before` (name → step), the last ones without a row.
 
     Waiting is then pointless. A lost explorer, or one in the middle of a long step, may still bring rows.
     """
-    expected = {name: explorer for name, explorer in known.items() if explorer.is_expected}
+    expected = {name: explorer for name, explorer in explorers.items() if explorer.is_expected}
     return bool(expected) and all(
         explorer.empty_steps and explorer.step > before.get(name, 0) and explorer.is_at_work(now)
         for name, explorer in expected.items()
     )
 
 
-def describe_explorers(known: Explorers, now: float) -> str:
+def describe_explorers(explorers: Explorers, now: float) -> str:
     """Describe all explorers in logs: `explorers known: explorer (step 12 of 60, last seen 3 s ago)`."""
-    if not known:
+    if not explorers:
         return "no explorer is ready yet"
-    return "explorers known: " + ", ".join(f"{name} ({one.describe(now)})" for name, one in sorted(known.items()))
+    return "explorers known: " + ", ".join(
+        f"{name} ({explorer.describe(now)})" for name, explorer in sorted(explorers.items())
+    )
 
 
 def _of(total: int | None) -> str:

@@ -81,16 +81,16 @@ def identify(config: Config) -> Identity:
     Raises TrinityError for a copied run folder if both runs would share a store.
     """
     folder = config.job_dir
-    known = read_identity(folder)
-    if known is not None and _is_here(known, folder):
-        return known
+    identity = read_identity(folder)
+    if identity is not None and _is_here(identity, folder):
+        return identity
     with one_at_a_time(folder / LOCK):
-        known = read_identity(folder)
-        if known is None:
-            known = _first(config)
-        elif _is_copy(known, folder):
-            known = _branched(known, config)
-        here = replace(known, folder=str(folder.resolve()), inode=folder.stat().st_ino)
+        identity = read_identity(folder)
+        if identity is None:
+            identity = _first(config)
+        elif _is_copy(identity, folder):
+            identity = _branched(identity, config)
+        here = replace(identity, folder=str(folder.resolve()), inode=folder.stat().st_ino)
         write_json(JobLayout(folder).identity, asdict(here))
     return here
 
@@ -111,10 +111,10 @@ def read_identity(folder: Path) -> Identity | None:
 def identity_of(folder: Path) -> str:
     """Return the id of the run in a folder; for a copy, the id that it will get when started. Empty if there is none
     yet."""
-    known = read_identity(folder)
-    if known is None or not _is_copy(known, folder):
-        return known.id if known else ""
-    return uuid5(NAMESPACE_OID, f"{known.id} {folder.resolve()} {folder.stat().st_ino}").hex
+    identity = read_identity(folder)
+    if identity is None or not _is_copy(identity, folder):
+        return identity.id if identity else ""
+    return uuid5(NAMESPACE_OID, f"{identity.id} {folder.resolve()} {folder.stat().st_ino}").hex
 
 
 def file_owner(config: Config, path: Path) -> dict[str, str]:
@@ -128,33 +128,33 @@ def file_owner(config: Config, path: Path) -> dict[str, str]:
 def is_own_file(url: str, folder: Path) -> bool:
     """True if the database is a file in the run's `buffer` folder, and so is copied with the folder."""
     parsed = parsed_url(url)
-    own = JobLayout(folder).buffer.resolve()
-    return is_of_one_machine(url) and Path(parsed.database or "").resolve().parent == own
+    buffer = JobLayout(folder).buffer.resolve()
+    return is_of_one_machine(url) and Path(parsed.database or "").resolve().parent == buffer
 
 
-def _is_here(known: Identity, folder: Path) -> bool:
-    return known.folder == str(folder.resolve()) and known.inode == folder.stat().st_ino
+def _is_here(identity: Identity, folder: Path) -> bool:
+    return identity.folder == str(folder.resolve()) and identity.inode == folder.stat().st_ino
 
 
-def _is_copy(known: Identity, folder: Path) -> bool:
+def _is_copy(identity: Identity, folder: Path) -> bool:
     """True if the folder was copied, and the original still exists at its old path."""
-    original = Path(known.folder)
-    if known.folder == str(folder.resolve()) or known.inode == folder.stat().st_ino or not original.is_dir():
+    original = Path(identity.folder)
+    if identity.folder == str(folder.resolve()) or identity.inode == folder.stat().st_ino or not original.is_dir():
         return False
     there = read_identity(original)
-    return there is not None and there.id == known.id
+    return there is not None and there.id == identity.id
 
 
-def _branched(known: Identity, config: Config) -> Identity:
+def _branched(identity: Identity, config: Config) -> Identity:
     """Return the identity of a copied run folder: a separate run, whose store is the copied file."""
     if not config.is_supervised and not is_own_file(store_url(config), config.job_dir):
         raise TrinityError(
-            f"{config.job_dir} is a copy of {known.folder}, and both would write the same store in their database "
+            f"{config.job_dir} is a copy of {identity.folder}, and both would write the same store in their database "
             f"(buffer.trainer_input.experience_buffer.path). Remove one of the two folders, or begin a run with "
             "another `name` from the checkpoint's weights: model.model_path = .../global_step_N/actor/huggingface",
             key="name",
         )
-    return replace(known, id=identity_of(config.job_dir))
+    return replace(identity, id=identity_of(config.job_dir))
 
 
 def _first(config: Config) -> Identity:
@@ -173,8 +173,10 @@ def _of_older_release(config: Config) -> str | None:
     parsed = parsed_url(url)
     if is_of_one_machine(url) and not Path(parsed.database or "").exists():
         return None
-    known = namespaces(url)
-    mine = [name for name in known if name and Path(name).is_absolute() and Path(name).resolve() == folder.resolve()]
-    if not mine and len(known) == 1 and is_own_file(url, folder):
-        mine = known  # the folder was moved
+    names_of_runs = namespaces(url)
+    mine = [
+        name for name in names_of_runs if name and Path(name).is_absolute() and Path(name).resolve() == folder.resolve()
+    ]
+    if not mine and len(names_of_runs) == 1 and is_own_file(url, folder):
+        mine = names_of_runs  # the folder was moved
     return mine[0] if mine else None

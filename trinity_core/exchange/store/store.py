@@ -208,11 +208,11 @@ class ExperienceStore:
         with self._database.write() as connection:
             now = self._database.now(connection) if now is None else now
             self._check_lineage(connection, explorer)
-            known = members.explorers(connection, self._tables)
+            explorers = members.explorers(connection, self._tables)
             leased = members.newest_leased(connection, self._tables)
             ready = members.untrained_rows(connection, self._tables)
-            needed = awaited(version, rows, leased, ready, begun_by_others(known, explorer, now))
-            if needed is not None and explorer in known and needed == known[explorer].waiting:
+            needed = awaited(version, rows, leased, ready, begun_by_others(explorers, explorer, now))
+            if needed is not None and explorer in explorers and needed == explorers[explorer].waiting:
                 raise Unchanged
             step = {"begun_rows": rows, "begun_version": version} if needed is None else {"begun_rows": 0}
             self._set_explorer(connection, explorer, waiting=needed, finished=False, **step)
@@ -244,10 +244,10 @@ class ExperienceStore:
         """Update an explorer's row. A step that it had begun no longer counts, unless `values` include it."""
         e, values = self._tables.explorers, {"begun_rows": None, "begun_version": None} | values
         if "waiting" in values:
-            known = statements(self._tables).set_explorer.run(connection, key=explorer, **values)
+            result = statements(self._tables).set_explorer.run(connection, key=explorer, **values)
         else:
-            known = connection.execute(update(e).where(e.c.name == explorer).values(**values))
-        if not known.rowcount:
+            result = connection.execute(update(e).where(e.c.name == explorer).values(**values))
+        if not result.rowcount:
             connection.execute(insert(e).values(name=explorer, **values))
 
     # ---- trainer ----
@@ -295,7 +295,7 @@ class ExperienceStore:
         checkpoint, or if rows come from a newer policy than the trainer's.
         """
         strategy, t = strategy or Fifo(), self._tables
-        wanted, experts = split_rows(rows, strategy.expert_ratio if expert else 0.0)
+        rollout_rows, experts = split_rows(rows, strategy.expert_ratio if expert else 0.0)
         with self._database.write() as connection:
             committed, rows_before, experts_before = statements(t).lease.run(connection, key=step).fetchone()
             if rows_before is not None:
@@ -304,10 +304,10 @@ class ExperienceStore:
             if step <= committed:
                 raise TrinityError(f"trainer step {step} lies before checkpoint {committed}: rewind the store first")
             now = self._database.now(connection) if now is None else now
-            most = leasing.EVERY_ROW if whole_step else wanted
+            most = leasing.EVERY_ROW if whole_step else rollout_rows
             groups = leasing.candidates(connection, t, strategy, most, now, step)
             choice = strategy.choose(groups, most, newest_version)
-            full = choice.rows >= wanted
+            full = choice.rows >= rollout_rows
             if whole_step:
                 choice = replace(choice, take=first_explore_step(choice.take))
                 full = bool(choice.take)

@@ -131,14 +131,14 @@ STRATEGIES: Registry[type[Strategy]] = Registry("sample strategy")
 
 def take_until(candidates: Sequence[Candidate], rows: int) -> list[Candidate]:
     """Return the shortest prefix of `candidates` with at least `rows` rows."""
-    taken: list[Candidate] = []
+    groups_taken: list[Candidate] = []
     count = 0
     for group in candidates:
         if count >= rows:
             break
-        taken.append(group)
+        groups_taken.append(group)
         count += group.size
-    return taken
+    return groups_taken
 
 
 @STRATEGIES.register("fifo")

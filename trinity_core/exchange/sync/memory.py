@@ -253,9 +253,9 @@ class MemoryVersions(WeightVersions):
 
     def _free_slot(self, size: int) -> _Slot:
         """Return a slot of `size` bytes that no record names and no reader has mapped, locked for writing."""
-        named = self._named_slots()
+        in_use = self._named_slots()
         for path in self._slot_paths():
-            if path not in named and _locked(self._slot(path).file, fcntl.LOCK_EX):
+            if path not in in_use and _locked(self._slot(path).file, fcntl.LOCK_EX):
                 try:
                     self._slot(path).sized(size)
                     return self._slot(path)
@@ -288,8 +288,8 @@ class MemoryVersions(WeightVersions):
 
     def _trim(self, spare: int) -> None:
         """Delete free slots beyond `spare`; a slow reader of old versions made them necessary for a while."""
-        named = self._named_slots()
-        for path in [path for path in self._slot_paths() if path not in named]:
+        in_use = self._named_slots()
+        for path in [path for path in self._slot_paths() if path not in in_use]:
             if not _locked(self._slot(path).file, fcntl.LOCK_EX):
                 continue
             fcntl.flock(self._slot(path).file, fcntl.LOCK_UN)

@@ -99,8 +99,8 @@ class Payload:
         return VersionRecord(version, file, self.layout.size, uuid4().hex, self.aliases, check, digests | shared)
 
 
-def gather(named: Iterable[tuple[str, torch.Tensor]], specs: Sequence[TensorSpec] | None) -> Payload:
-    """Plan the file of `named`.
+def gather(tensors: Iterable[tuple[str, torch.Tensor]], specs: Sequence[TensorSpec] | None) -> Payload:
+    """Plan the file of `tensors`.
 
     With `specs` the tensors are consumed one at a time, so that gathered partitions need no second copy of the model.
     Without, all tensors are held at once. Tied tensors are stored once: they are marked in `specs`, or share memory.
@@ -108,17 +108,17 @@ def gather(named: Iterable[tuple[str, torch.Tensor]], specs: Sequence[TensorSpec
     aliases: dict[str, str]
     if specs is not None:
         aliases = {spec.name: spec.same_as for spec in specs if spec.same_as}
-        stored = ((name, tensor) for name, tensor in named if name not in aliases)
+        stored = ((name, tensor) for name, tensor in tensors if name not in aliases)
         return Payload(plan(spec for spec in specs if not spec.same_as), stored, aliases)
     seen: dict[tuple[object, ...], str] = {}
     aliases = {}
     kept: list[tuple[str, torch.Tensor]] = []
-    for name, tensor in named:
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if tensor.numel() and place in seen:
-            aliases[name] = seen[place]
+    for name, tensor in tensors:
+        storage = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and storage in seen:
+            aliases[name] = seen[storage]
         else:
-            seen[place] = name
+            seen[storage] = name
             kept.append((name, tensor))
     return Payload(plan(spec_of(name, tensor) for name, tensor in kept), kept, aliases)
 

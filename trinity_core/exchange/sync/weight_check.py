@@ -123,13 +123,15 @@ def verify_parameters(
 
 def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[str, int | None]:
     """Keep one name per parameter: one under which a tensor was published, or else the shortest."""
-    chosen: dict[str, int | None] = {}
+    digests: dict[str, int | None] = {}
     for names, value in rank.items():
         kind = next((kind for kind in KINDS if names.endswith(kind)), "")
         aliases = names.removesuffix(kind).split(SAME)
-        own = [name for name in aliases if name in published] or [min(aliases, key=lambda name: name.count("."))]
-        chosen |= {f"{name}{kind}": value for name in own}
-    return chosen
+        published_names = [name for name in aliases if name in published] or [
+            min(aliases, key=lambda name: name.count("."))
+        ]
+        digests |= {f"{name}{kind}": value for name in published_names}
+    return digests
 
 
 def match(
@@ -143,20 +145,26 @@ def match(
     """
     bare = {name: name.removesuffix(next(filter(name.endswith, KINDS), "")) for name in parameters}
     taken = {name.removesuffix(PACKED) for name in others}
-    yield from (([name], [own]) for name, own in bare.items() if own in tensors)
-    left = ({name: own for name, own in bare.items() if own not in tensors}, set(tensors) - set(bare.values()) - taken)
+    yield from (([name], [tensor_name]) for name, tensor_name in bare.items() if tensor_name in tensors)
+    left = (
+        {name: tensor_name for name, tensor_name in bare.items() if tensor_name not in tensors},
+        set(tensors) - set(bare.values()) - taken,
+    )
     depths = range(max((name.count(".") for name in left[0].values()), default=-1), -1, -1)
     for by_leaf in (True, False):
         for depth in depths:
             groups: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
-            for name, own in left[0].items():
-                groups.setdefault(_place(own, depth, by_leaf), ([], []))[0].append(name)
+            for name, tensor_name in left[0].items():
+                groups.setdefault(_place(tensor_name, depth, by_leaf), ([], []))[0].append(name)
             for name in sorted(left[1]):
                 groups.get(_place(name, depth, by_leaf), ([], []))[1].append(name)
             for members, sources in groups.values():
                 if sources:
                     yield members, sources
-                    left = ({n: own for n, own in left[0].items() if n not in members}, left[1] - set(sources))
+                    left = (
+                        {n: tensor_name for n, tensor_name in left[0].items() if n not in members},
+                        left[1] - set(sources),
+                    )
     yield from (([name], []) for name in left[0])
 
 

@@ -66,15 +66,15 @@ class LearningCurve:
         """Return the curves to draw: one per source, and the accuracy (or reward) of each eval set."""
         for line in self._metrics.read():
             self.step = max(self.step, line.step)
-            own = self._points.setdefault(line.source, {})
+            series = self._points.setdefault(line.source, {})
             for name in (name for name in line.metrics if name in REWARDS + LOSSES or _is_score(name)):
-                own.setdefault(name, {})[line.step] = line.metrics[name]
+                series.setdefault(name, {})[line.step] = line.metrics[name]
         curves: dict[str, dict[int, float]] = {}
-        for source, own in sorted(self._points.items()):
-            evals = sorted(name for name in own if source.startswith("eval") and _is_score(name))
+        for source, series in sorted(self._points.items()):
+            evals = sorted(name for name in series if source.startswith("eval") and _is_score(name))
             first = LOSSES + REWARDS if source == "trainer" else REWARDS + LOSSES
-            for name in evals or [name for name in first if name in own][:1]:
-                curves[name if source in name else f"{source}: {name}"] = dict(sorted(own[name].items()))
+            for name in evals or [name for name in first if name in series][:1]:
+                curves[name if source in name else f"{source}: {name}"] = dict(sorted(series[name].items()))
         return curves
 
     def _forget(self) -> None:

@@ -78,15 +78,15 @@ def start_log() -> Path | None:
     folder, actor = os.environ.get(FOLDER), os.environ.get(ACTOR)
     if not folder or not actor:
         return None
-    place = Path(folder) / own_address() if os.environ.get(BY_NODE) == "1" else Path(folder)
-    path = place / f"{actor}.log"
+    log_folder = Path(folder) / own_address() if os.environ.get(BY_NODE) == "1" else Path(folder)
+    path = log_folder / f"{actor}.log"
     root, level = logging.getLogger(), os.environ.get(LEVEL, "INFO")
     for handler in [handler for handler in root.handlers if isinstance(handler, ActorLog)]:
         if handler.baseFilename == str(path):
             return path
         root.removeHandler(handler)
         handler.close()
-    private_folder(place)
+    private_folder(log_folder)
     handler = ActorLog(path, encoding="utf-8", delay=True)
     handler.setFormatter(Masking("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     handler.setLevel(level)
@@ -138,8 +138,8 @@ class LogEntry:
     text: str
 
 
-def parse(text: str, actor: str, before: LogEntry | None = None) -> list[LogEntry]:
-    """Parse complete lines of a log file; continuation lines of the entry `before` get its time and level."""
+def parse(text: str, actor: str, previous: LogEntry | None = None) -> list[LogEntry]:
+    """Parse complete lines of a log file; continuation lines of the entry `previous` get its time and level."""
     entries: list[LogEntry] = []
     for line in text.splitlines():
         begin = _BEGIN.match(line)
@@ -148,8 +148,8 @@ def parse(text: str, actor: str, before: LogEntry | None = None) -> list[LogEntr
             entries.append(LogEntry(begin["time"], begin["level"], actor, line[begin.end() :]))
         elif last:
             entries[-1] = LogEntry(last.time, last.level, actor, f"{last.text}\n{line}")
-        elif before:
-            entries.append(LogEntry(before.time, before.level, actor, line))
+        elif previous:
+            entries.append(LogEntry(previous.time, previous.level, actor, line))
         else:
             entries.append(LogEntry("", "INFO", actor, line))
     return entries
@@ -216,8 +216,8 @@ def entry_filter(level: str, actors: Sequence[str]) -> Callable[[LogEntry], bool
 
     def passes(entry: LogEntry) -> bool:
         names = (entry.actor, entry.actor.rpartition("/")[2])
-        named = any(fnmatchcase(name, pattern) for name in names for pattern in actors)
-        return _severity(entry.level) >= least and (named or not actors)
+        is_selected = any(fnmatchcase(name, pattern) for name in names for pattern in actors)
+        return _severity(entry.level) >= least and (is_selected or not actors)
 
     return passes
 

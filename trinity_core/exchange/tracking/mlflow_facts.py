@@ -159,13 +159,13 @@ def _spans(trace_id: str, name: str, rollout: SampledRollout, began: int, ended:
     turns = rollout.turns or [
         {"role": "user", "content": rollout.prompt}, {"role": "assistant", "content": rollout.response},
     ]  # fmt: skip
-    before: Any = None
+    previous: Any = None
     for number, turn in enumerate(turns, 1):
         role = str(turn.get("role", ""))
         if role in KINDS or (number > 1 and role != "system"):
             kind = KINDS.get(role, "UNKNOWN")
-            yield span(trace_id, _span_id(trace_id, number), root, role, kind, before, turn)
-        before = turn
+            yield span(trace_id, _span_id(trace_id, number), root, role, kind, previous, turn)
+        previous = turn
 
 
 def _span(

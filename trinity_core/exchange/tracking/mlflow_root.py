@@ -36,13 +36,13 @@ def follow_moved_root(root: Path) -> None:
             # A root that is closed to this user, such as the original of a copy, is no root of theirs.
             if os.access(artifact_folder(old), os.F_OK) and not os.access(old / "mlflow.db", os.F_OK):
                 continue
-            for before, after in ((f"file://{quoted}/", f"{root.as_uri()}/"), (f"{old}/", f"{root}/")):
+            for old_prefix, new_prefix in ((f"file://{quoted}/", f"{root.as_uri()}/"), (f"{old}/", f"{root}/")):
                 for table, columns in ADDRESSES.items():
                     for column in columns:
                         database.execute(
                             f"UPDATE {table} SET {column} = :after || substr({column}, :length + 1) "  # noqa: S608
                             f"WHERE substr({column}, 1, :length) = :before",
-                            {"before": before, "after": after, "length": len(before)},
+                            {"before": old_prefix, "after": new_prefix, "length": len(old_prefix)},
                         )
 
 

@@ -246,7 +246,11 @@ class MlflowWriter(Writer):
         Versions that the user registered from the run are ignored.
         """
         versions = self._client.search_model_versions(f"run_id = '{self.run_id}'")
-        return {int(one.tags["step"]): one for one in versions if one.name == self._name and "step" in one.tags}
+        return {
+            int(version.tags["step"]): version
+            for version in versions
+            if version.name == self._name and "step" in version.tags
+        }
 
     def _open_experiment(self) -> str:
         from mlflow.exceptions import MlflowException
@@ -288,17 +292,17 @@ class MlflowWriter(Writer):
             return self._open_run_locked(job_dir, name, parent)
 
     def _open_run_locked(self, job_dir: Path, name: str, parent: str | None) -> str:
-        kept = _noted(job_dir)
-        is_own = job_dir != self._info.job_dir or self._info.is_own(kept)
-        if is_own and kept.get("run_id") and _has_run(self._client, job_dir, kept["run_id"]):
-            kept = _kept_at(self.uri, job_dir, kept)
-            self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
+        note = _noted(job_dir)
+        is_own = job_dir != self._info.job_dir or self._info.is_own(note)
+        if is_own and note.get("run_id") and _has_run(self._client, job_dir, note["run_id"]):
+            note = _kept_at(self.uri, job_dir, note)
+            self._client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
             if not self._info.keeps_status:
-                self._client.update_run(kept["run_id"], status="RUNNING")
+                self._client.update_run(note["run_id"], status="RUNNING")
                 if job_dir == self._info.job_dir and self._info.config.get("mode") != "explore":
-                    self._log_changes(kept["run_id"])
-                self._begin(job_dir, kept)
-            return kept["run_id"]
+                    self._log_changes(note["run_id"])
+                self._begin(job_dir, note)
+            return note["run_id"]
         tags = {"project": self._info.project, "job_dir": str(job_dir)}
         if job_dir == self._info.job_dir:
             tags |= self._info.tags
@@ -324,11 +328,15 @@ class MlflowWriter(Writer):
         """
         run, now = self._client.get_run(run_id), parameters(self._info.config)
         starts = int(run.data.tags.get(STARTS, "1"))
-        known = dict(run.data.params)
+        logged = dict(run.data.params)
         for start in range(2, starts + 1):
-            before = f"start_{start}."
-            known |= {name.removeprefix(before): v for name, v in run.data.params.items() if name.startswith(before)}
-        changed = {name: value for name, value in now.items() if known.get(name) != value[:VALUE_LENGTH]}
+            start_prefix = f"start_{start}."
+            logged |= {
+                name.removeprefix(start_prefix): v
+                for name, v in run.data.params.items()
+                if name.startswith(start_prefix)
+            }
+        changed = {name: value for name, value in now.items() if logged.get(name) != value[:VALUE_LENGTH]}
         if changed:
             prefix = f"start_{starts + 1}."
             self._log_params(run_id, {allowed_name(prefix + name): value for name, value in changed.items()})
@@ -336,13 +344,13 @@ class MlflowWriter(Writer):
         for name, value in self._info.tags.items():
             self._client.set_tag(run_id, name, value)
 
-    def _begin(self, job_dir: Path, kept: Mapping[str, Any]) -> None:
+    def _begin(self, job_dir: Path, note: Mapping[str, Any]) -> None:
         """Record that the run ends with this writer, unless another one reopens it meanwhile."""
-        own = {"identity": self._info.identity} if job_dir == self._info.job_dir and self._info.identity else {}
+        identity = {"identity": self._info.identity} if job_dir == self._info.job_dir and self._info.identity else {}
         write_json(
-            _note(job_dir), {**kept, **own, "ends": self._ends}, mode=0o600
+            _note(job_dir), {**note, **identity, "ends": self._ends}, mode=0o600
         )  # the address may contain a password
-        self._begun[job_dir] = kept["run_id"]
+        self._begun[job_dir] = note["run_id"]
 
 
 def keep_parent_open(job_dir: Path) -> None:
@@ -371,12 +379,12 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
     uri = default_uri(checkpoint_root_dir)
     notes = checkpoint_root_dir.glob("*/*/monitor/mlflow.json")
     job_dirs = [note.parent.parent for note in notes if os.access(note, os.R_OK)]  # in a shared root, ours
-    kept = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("run_id")}
-    if not kept or fault_of(uri, checkpoint_root_dir):
+    noted = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("run_id")}
+    if not noted or fault_of(uri, checkpoint_root_dir):
         return
     try:
         client = open_client(uri, None, None, checkpoint_root_dir)
-        for job_dir, note in kept.items():
+        for job_dir, note in noted.items():
             if _has_run(client, job_dir, note["run_id"]):
                 _kept_at(uri, job_dir, note)
                 client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
@@ -392,13 +400,13 @@ def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = (
     If it finished, its summary is added, provided the artifact store takes it.
     """
     _held.discard(job_dir)
-    if not (kept := _noted(job_dir)):
+    if not (note := _noted(job_dir)):
         return
     try:
-        client = open_client(kept["uri"], None, None, job_dir.parent.parent)
+        client = open_client(note["uri"], None, None, job_dir.parent.parent)
         for stage, score in enumerate(scores):
-            client.log_metric(kept["run_id"], "eval/score", score, step=stage)
-        client.set_terminated(kept["run_id"], STATUS[outcome])
+            client.log_metric(note["run_id"], "eval/score", score, step=stage)
+        client.set_terminated(note["run_id"], STATUS[outcome])
     except Exception as error:
         if not is_away(error):
             raise
@@ -406,7 +414,7 @@ def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = (
         return
     if outcome is RunOutcome.FINISHED and (summary := job_dir / "summary.json").is_file():
         try:
-            client.log_artifact(kept["run_id"], str(summary))
+            client.log_artifact(note["run_id"], str(summary))
         except Exception as error:  # noqa: BLE001 - each kind of artifact store has errors of its own
             log.warning("the pipeline's run in MLflow has no summary.json: %s", error)
 

@@ -79,11 +79,13 @@ def save_rollouts(
 
 
 def read_rollouts(path: Path) -> list[SampledRollout]:
-    known = set(SampledRollout.__dataclass_fields__)
+    fields = set(SampledRollout.__dataclass_fields__)
     lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 and U+0085 may occur within a line
     rows: list[Mapping[str, object]] = [json.loads(line) for line in lines if line]
-    sampled = [SampledRollout(**{name: row[name] for name in row if name in known}) for row in rows]  # type: ignore[arg-type]
-    return [replace(one, span=(one.span[0], one.span[1])) if one.span else one for one in sampled]
+    sampled = [SampledRollout(**{name: row[name] for name in row if name in fields}) for row in rows]  # type: ignore[arg-type]
+    return [
+        replace(rollout, span=(rollout.span[0], rollout.span[1])) if rollout.span else rollout for rollout in sampled
+    ]
 
 
 def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple[str, int, Path]]:

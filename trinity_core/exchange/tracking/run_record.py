@@ -93,8 +93,10 @@ def record_start(
     """
     if keeps and record_path(job_dir).exists():
         return None
-    pid, host, before = os.getpid(), socket.gethostname(), read_record(job_dir)
-    earlier = 0.0 if before is None else before.earlier + max((before.ended or before.began) - before.began, 0.0)
+    pid, host, previous = os.getpid(), socket.gethostname(), read_record(job_dir)
+    earlier = (
+        0.0 if previous is None else previous.earlier + max((previous.ended or previous.began) - previous.began, 0.0)
+    )
     record = RunRecord(
         RunState.RUNNING.value, time.time(), None, stage, pid, host, start_mark(pid), earlier, dict(software or {})
     )
@@ -108,16 +110,18 @@ def record_start(
 def changes_since(job_dir: Path, config: Mapping[str, Any], stage: str, software: Mapping[str, str]) -> str:
     """Describe how a stage's start differs from the previous attempt, in software and in settings known to both. Empty
     without differences or without a previous attempt. Call it before `record_start`."""
-    before = read_record(job_dir)
-    if before is None or before.stage != stage:
+    previous = read_record(job_dir)
+    if previous is None or previous.stage != stage:
         return ""
     parts = []
-    if other := [name for name in software if before.software.get(name, "") != software[name]]:
-        was = ", ".join(f"{name} {before.software.get(name) or '–'}" for name in other)
+    if other := [name for name in software if previous.software.get(name, "") != software[name]]:
+        was = ", ".join(f"{name} {previous.software.get(name) or '–'}" for name in other)
         now = ", ".join(f"{name} {software[name] or '–'}" for name in other)
-        parts = [f"the run was begun by {was if before.software else 'an older release'}, this is {now}"]
-    known, present = dict(leaves(read_config(job_dir))), leaves(yaml.load(_as_yaml(config), yaml.CSafeLoader))
-    if differ := [f"{key} ({known[key]}, now {value})" for key, value in present if known.get(key, value) != value]:
+        parts = [f"the run was begun by {was if previous.software else 'an older release'}, this is {now}"]
+    recorded, present = dict(leaves(read_config(job_dir))), leaves(yaml.load(_as_yaml(config), yaml.CSafeLoader))
+    if differ := [
+        f"{key} ({recorded[key]}, now {value})" for key, value in present if recorded.get(key, value) != value
+    ]:
         parts.append(f"settings whose value differs: {', '.join(differ)}")
     return "; ".join(parts)
 
@@ -140,17 +144,17 @@ def record_kill(job_dir: Path, stages: Iterable[Path] = ()) -> None:
     write_json(record_path(job_dir), asdict(record) | {"ended": ended}, durable=False)
 
 
-def record_end(job_dir: Path, own: RunRecord | None, outcome: RunOutcome) -> None:
-    """Record how the work recorded in `own` ended. Another's record is left unchanged, even of this same process."""
-    if own is not None and own == read_record(job_dir):
-        ended = asdict(own) | {"state": RunState(outcome.value).value, "ended": time.time()}
+def record_end(job_dir: Path, record: RunRecord | None, outcome: RunOutcome) -> None:
+    """Record how the work recorded in `record` ended. Another's record is left unchanged, even of this same process."""
+    if record is not None and record == read_record(job_dir):
+        ended = asdict(record) | {"state": RunState(outcome.value).value, "ended": time.time()}
         write_json(record_path(job_dir), ended)
 
 
 def read_record(job_dir: Path) -> RunRecord | None:
-    known = {entry.name for entry in fields(RunRecord)}
+    names = {entry.name for entry in fields(RunRecord)}
     record = read_json(record_path(job_dir))
-    return RunRecord(**{name: value for name, value in record.items() if name in known}) if record else None
+    return RunRecord(**{name: value for name, value in record.items() if name in names}) if record else None
 
 
 def read_config(job_dir: Path) -> dict[str, Any]:

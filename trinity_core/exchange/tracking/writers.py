@@ -136,8 +136,8 @@ def full_names(line: MetricLine) -> dict[str, float]:
     trainer has too, and names without a group are prefixed with their source.
     """
     below = stream_of(line.source) == "explorer"
-    own = {name: f"{line.source}/{name}" if below or "/" not in name else name for name in line.metrics}
-    return {own[name]: value for name, value in line.metrics.items()}
+    names = {name: f"{line.source}/{name}" if below or "/" not in name else name for name in line.metrics}
+    return {names[name]: value for name, value in line.metrics.items()}
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, str]:
@@ -227,8 +227,8 @@ class WandbWriter(Writer):
         self.faults: tuple[type[Exception], ...] = (Error, OSError)
         folder = info.job_dir / "monitor"
         private_folder(folder)
-        kept = _kept(folder / (f"wandb_{info.explorer}.json" if info.explorer else "wandb.json"), info)
-        self.run_id = str(kept["id"])
+        note = _kept(folder / (f"wandb_{info.explorer}.json" if info.explorer else "wandb.json"), info)
+        self.run_id = str(note["id"])
         self.evals_id = info.identity if any(folder.glob("wandb_*.json")) else self.run_id
         # By default all parts of an asynchronous run in one process would write to the run opened first.
         settings: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
@@ -276,10 +276,10 @@ class WandbWriter(Writer):
 
 def _kept(note: Path, info: RunInfo) -> dict[str, Any]:
     """Read the note in the job dir with the run's `id`. A resumed run continues the same W&B run; a copy does not."""
-    kept = read_json(note) or {}
-    if "id" not in kept or not info.is_own(kept):
-        kept = {"id": uuid4().hex[:12]}
+    content = read_json(note) or {}
+    if "id" not in content or not info.is_own(content):
+        content = {"id": uuid4().hex[:12]}
     if info.identity:
-        kept["identity"] = info.identity
-    write_json(note, kept)
-    return kept
+        content["identity"] = info.identity
+    write_json(note, content)
+    return content

@@ -138,7 +138,7 @@ def data_juicer(
     file. Raises TrinityError if an operator changes a prompt or a response, because the tokens would not change with
     it, or if a changed reward is not a finite number.
     """
-    rows = [_row(place, experience) for place, experience in enumerate(experiences)]
+    rows = [_row(index, experience) for index, experience in enumerate(experiences)]
     kept = []
     for left in process_rows(rows, data_juicer_server, operators, config_path):
         row = rows[left[PLACE]]
@@ -168,9 +168,9 @@ def _rewarded(experience: Experience, reward: Any) -> Experience:
     return replace(experience, reward=number - total + (experience.reward or 0.0))
 
 
-def _row(place: int, experience: Experience) -> Row:
+def _row(index: int, experience: Experience) -> Row:
     texts = {name: str(experience.info.get(name, "")) for name in TEXTS}
-    return {PLACE: place, **texts, "text": "\n".join(texts.values()), "reward": experience.total_reward}
+    return {PLACE: index, **texts, "text": "\n".join(texts.values()), "reward": experience.total_reward}
 
 
 def _numbers(statistics: Mapping[str, Any]) -> dict[str, float]:

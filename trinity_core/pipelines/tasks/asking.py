@@ -297,14 +297,14 @@ class RewriteMapper(Solving):
         ]
         rewrites = _shares(self.ask(asked), self._rewrites)
         rewritten = [
-            (place, text.strip())
-            for place, (row, texts) in enumerate(zip(rows, rewrites, strict=True))
+            (index, text.strip())
+            for index, (row, texts) in enumerate(zip(rows, rewrites, strict=True))
             for text in dict.fromkeys(text for text in texts if isinstance(text, str))
             if text.strip() and text.strip() != text_of(row, key).strip()
         ]
-        rates = self.rates([(text, rows[place]) for place, text in rewritten], self._checks)
+        rates = self.rates([(text, rows[index]) for index, text in rewritten], self._checks)
         outcomes: list[list[Row]] = [[{**row, "rewritten": False}] for row in rows]
-        for (place, text), rate in zip(rewritten, rates, strict=True):
+        for (index, text), rate in zip(rewritten, rates, strict=True):
             if not isinstance(rate, Unusable) and rate >= self._agreement:
-                outcomes[place].append({**rows[place], key: text, "rewritten": True})
+                outcomes[index].append({**rows[index], key: text, "rewritten": True})
         return list(outcomes)

@@ -94,7 +94,7 @@ def curate(
     exist, too many rows are rejected, or no row is left; TransientFault if the wait gets too long.
     """
     operators = [
-        made_operator(config, place, models, data_juicer) for place, config in enumerate(pipeline.operators, 1)
+        made_operator(config, number, models, data_juicer) for number, config in enumerate(pipeline.operators, 1)
     ]
     files = [file for path in pipeline.inputs for file in data_files(path, pipeline.split)]
     choices = {
@@ -123,7 +123,7 @@ def _finished(folder: Path) -> CuratedDataset | None:
 
 def made_operator(
     configured: OperatorConfig,
-    place: int = 1,
+    number: int = 1,
     models: TaskModels | None = None,
     data_juicer: Processes | None = None,
 ) -> TaskOperator:
@@ -132,10 +132,10 @@ def made_operator(
     Raises TrinityError for an unknown name and for arguments that do not fit each other.
     """
     kind = TASK_OPERATORS.resolve(configured.name)
-    known = {"models": models, "data_juicer_server": data_juicer}
-    inputs = {name: value for name, value in known.items() if TASK_OPERATORS.uses(configured.name, name)}
+    available = {"models": models, "data_juicer_server": data_juicer}
+    inputs = {name: value for name, value in available.items() if TASK_OPERATORS.uses(configured.name, name)}
     operator = kind(**{**configured.args, **inputs})
-    operator.label = f"{place} {configured.name}"
+    operator.label = f"{number} {configured.name}"
     return operator
 
 

@@ -182,11 +182,11 @@ class LanguageIdScoreFilter(TaskOperator):
             raise InputError("language_id_score_filter: lang must name at least one language", key="lang")
 
     def start(self) -> None:
-        known = _identifier().labels
-        if unknown := [code for code in self._lang if code not in known]:
+        labels = _identifier().labels
+        if unknown := [code for code in self._lang if code not in labels]:
             raise InputError(
                 f"language_id_score_filter: no language {', '.join(unknown)} is known; lang takes codes of ISO 639, "
-                f"as {', '.join(sorted(code for code in known if len(code) == 2))}",
+                f"as {', '.join(sorted(code for code in labels if len(code) == 2))}",
                 key="lang",
             )
 
@@ -195,12 +195,12 @@ class LanguageIdScoreFilter(TaskOperator):
 
     def _fits(self, text: str) -> bool:
         likely = dict(_identifier().rank(text))
-        wanted = sum(likely.pop(code, 0.0) for lang in self._lang for code in (lang, *WITHIN.get(lang, ())))
+        score = sum(likely.pop(code, 0.0) for lang in self._lang for code in (lang, *WITHIN.get(lang, ())))
         wordless = likely.pop(WORDLESS)
         others = max(likely.values(), default=0.0)
-        if max(wanted, others) < max(wordless, EVIDENCE):
+        if max(score, others) < max(wordless, EVIDENCE):
             return self._min_score == 0
-        return wanted >= max(others, self._min_score)
+        return score >= max(others, self._min_score)
 
 
 @cache
@@ -254,11 +254,11 @@ class DataJuicerOperators(TaskOperator):
         """See `TaskOperator`. Raises TransientFault if the server is away, TrinityError if an operator fails."""
         assert self._server is not None, "whoever runs the pipeline gives the server"
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        sent = [{PLACE: place, **{key: row.get(key) for key in columns}} for place, row in enumerate(rows)]
+        sent = [{PLACE: index, **{key: row.get(key) for key in columns}} for index, row in enumerate(rows)]
         outcomes: list[list[Row]] = [[] for _ in rows]
         for left in self._server.process(sent, self._steps):
-            place = left[PLACE]
-            outcomes[place].append(_row(left, rows[place]))
+            index = left[PLACE]
+            outcomes[index].append(_row(left, rows[index]))
         return list(outcomes)
 
 

@@ -67,9 +67,9 @@ def own_model(config: Config, asked: AskedModel) -> AuxiliaryModelConfig | None:
     """
     if asked.base_url:
         return None
-    wanted = asked.name.lower()
+    lowered = asked.name.lower()
     for model in (*config.explorer.auxiliary_models, policy_as_judge(config)):
-        if wanted in {name.lower() for name in (model.name or "", model.model_path, PurePath(model.model_path).name)}:
+        if lowered in {name.lower() for name in (model.name or "", model.model_path, PurePath(model.model_path).name)}:
             return model
     return None
 

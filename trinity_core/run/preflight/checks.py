@@ -91,8 +91,8 @@ def _policy(config: Config) -> tuple[ChatEncoder | None, list[Finding]]:
     model = config.model
     if config.external_model or config.cluster.ray_address or not Path(model.model_path).is_dir():
         return None, []
-    place = "chat_template_path" if model.chat_template_path else "custom_chat_template"
-    key, value = f"model.{place}", getattr(model, place)
+    setting = "chat_template_path" if model.chat_template_path else "custom_chat_template"
+    key, value = f"model.{setting}", getattr(model, setting)
     try:
         encoder = policy_encoder(model)
     except TrinityError as error:  # training on sampled tokens needs no template
@@ -211,14 +211,14 @@ def unwritable_folders(config: Config) -> Iterator[Finding]:
     """Yield the folders of a run that cannot be created or written to. Each is tried in place, and nothing is left
     behind."""
     pipeline = config.data_processor.task_pipeline
-    wanted: list[tuple[str, str, Path | None]] = [
+    targets: list[tuple[str, str, Path | None]] = [
         ("checkpoint_root_dir", config.checkpoint_root_dir, config.job_dir),
         ("buffer.trainer_input.experience_buffer.path", "", _folder_of(explored_file(config))),
         ("data_processor.experience_pipeline.input_save_path", "", _folder_of(operator_input_file(config))),
     ]
     if pipeline is not None and uses_pipeline(config):
-        wanted.append(("data_processor.task_pipeline.output.path", pipeline.output.path or "", output_root(config)))
-    for key, value, folder in wanted:
+        targets.append(("data_processor.task_pipeline.output.path", pipeline.output.path or "", output_root(config)))
+    for key, value, folder in targets:
         if folder is not None and (fault := folder_fault(folder)):
             yield Finding(key, value, "unavailable", fault)
 

@@ -52,8 +52,8 @@ def trial_of_rows(
     """
     pipeline = config.data_processor.task_pipeline
     if pipeline is not None and uses_pipeline(config):
-        for place, path in enumerate(pipeline.inputs):
-            yield from _missing(f"{PIPELINE}.inputs[{place}]", path, partial(data_files, split=pipeline.split))
+        for index, path in enumerate(pipeline.inputs):
+            yield from _missing(f"{PIPELINE}.inputs[{index}]", path, partial(data_files, split=pipeline.split))
     if config.mode != "train":
         training = training_tasksets(config) if config.explores else []
         with closing(RewardPool(1, plugin_dir=config.plugin_dir)) as pool:
@@ -99,12 +99,12 @@ def _unusable_tasks(
 
 def _unread_answers(key: str, taskset: TasksetConfig, rows: list[Row]) -> Iterator[Finding]:
     """Yield a column of reference answers that was named and is in no row."""
-    named = taskset.format.response_key
-    if named != FormatConfig().response_key and not any(formats.has_column(row, named) for row in rows):
+    column = taskset.format.response_key
+    if column != FormatConfig().response_key and not any(formats.has_column(row, column) for row in rows):
         columns = ", ".join(dict.fromkeys(str(name) for row in rows for name in row))
         message = f"is in none of the first {len(rows)} usable rows of {taskset.path}; their columns are {columns}."
         severity: Severity = "error" if reward_of(taskset) else "warning"  # a workflow may need none
-        yield Finding(f"{key}.format.response_key", named, "unavailable", message, severity=severity)
+        yield Finding(f"{key}.format.response_key", column, "unavailable", message, severity=severity)
 
 
 def _unjudged(key: str, taskset: TasksetConfig, rows: list[Row], pool: RewardPool) -> Iterator[Finding]:
@@ -112,7 +112,7 @@ def _unjudged(key: str, taskset: TasksetConfig, rows: list[Row], pool: RewardPoo
     faults: list[Finding] = []
     tasks = Taskset(taskset, rows, [RowLocation(taskset.path, 0)] * len(rows))
     where = f"{key}.default_reward_fn_type"
-    for number in sorted({place * len(rows) // JUDGED for place in range(JUDGED)}):
+    for number in sorted({part * len(rows) // JUDGED for part in range(JUDGED)}):
         task = tasks[number]
         name = task.reward_fn or reward_of(taskset)
         if name is None or name in MODEL_REWARDS:
@@ -124,8 +124,8 @@ def _unjudged(key: str, taskset: TasksetConfig, rows: list[Row], pool: RewardPoo
             [reward] = pool.score_sync(name, [item])
         except DataError as error:
             column, value = f"{key}.format.response_key", taskset.format.response_key
-            place, at = (column, value) if error.key else (where, name)
-            faults.append(Finding(place, at, "unavailable", f"{error}."))
+            part, at = (column, value) if error.key else (where, name)
+            faults.append(Finding(part, at, "unavailable", f"{error}."))
         except RewardError as error:
             faults.append(Finding(where, name, "unavailable", f"{error}."))
         except TransientFault as error:
@@ -157,13 +157,13 @@ def _unusable_answers(
         if encoder is None:
             read: Callable[..., Any] = formats.preference if kind == "preferences" else formats.demonstration
             return _each(lambda row: read(row, buffer.format), rows)
-        own = encoder.with_template(buffer.format.chat_template)
+        row_encoder = encoder.with_template(buffer.format.chat_template)
         try:
-            encoded = encode_rows(rows, buffer.format, own, kind, config.model.max_model_len)
+            encoded = encode_rows(rows, buffer.format, row_encoder, kind, config.model.max_model_len)
         except DataError as error:  # of the tokenizer
             return [error] * len(rows)
         usable = [row for row in encoded if not isinstance(row, DataError)]
-        thoughtless[:] = [any(has_empty_thought(one, own) for one in row) for row in usable]
+        thoughtless[:] = [any(has_empty_thought(conversation, row_encoder) for conversation in row) for row in usable]
         return [row if isinstance(row, DataError) else None for row in encoded]
 
     yield from _unusable(key, buffer, problems_of, buffer.name)

@@ -88,13 +88,13 @@ def missing_folders(config: Config, keys: Container[str]) -> Iterator[Finding]:
 def _named_models(config: Config, is_first: bool) -> list[tuple[str, str, bool]]:
     """Return key and path of each model that a run loads, and whether it needs a tokenizer."""
     model = config.model
-    named = [("model.model_path", model.model_path, True)] if is_first else []
-    if named and model.critic_model_path != model.model_path and config.needs_critic:
-        named.append(("model.critic_model_path", model.critic_model_path, False))
+    models = [("model.model_path", model.model_path, True)] if is_first else []
+    if models and model.critic_model_path != model.model_path and config.needs_critic:
+        models.append(("model.critic_model_path", model.critic_model_path, False))
     if config.mode != "train":
         listed = enumerate(config.explorer.auxiliary_models)
-        named += [(f"explorer.auxiliary_models[{i}].model_path", model.model_path, True) for i, model in listed]
-    return named
+        models += [(f"explorer.auxiliary_models[{i}].model_path", model.model_path, True) for i, model in listed]
+    return models
 
 
 def _unapplied(model_path: str, lora: LoraConfig) -> str:
@@ -171,8 +171,8 @@ def too_long_sequences(config: Config) -> Iterator[Finding]:
     model = config.model
     key = "max_model_len" if config.written("model.max_model_len") else "max_response_tokens"
     lengths = [(f"model.{key}", model.model_path, model.max_model_len)]
-    for place, extra in enumerate(config.explorer.auxiliary_models):
-        lengths.append((f"explorer.auxiliary_models[{place}].max_model_len", extra.model_path, extra.max_model_len))
+    for index, extra in enumerate(config.explorer.auxiliary_models):
+        lengths.append((f"explorer.auxiliary_models[{index}].max_model_len", extra.model_path, extra.max_model_len))
     for key, path, longest in lengths:
         try:
             described = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))

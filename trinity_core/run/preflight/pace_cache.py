@@ -113,10 +113,10 @@ def pace_of(lines: Sequence[MetricLine], began: float, left_out: int, measured: 
 def _parts(
     lines: Sequence[MetricLine], steps: Sequence[int], parts: Mapping[str, tuple[str, ...]], source: str
 ) -> dict[str, float]:
-    own = [line for line in lines if line.source == source]
+    of_source = [line for line in lines if line.source == source]
     means = {}
     for part, names in parts.items():
-        timings = [series(own, f"timing_s/{name}") for name in names]
+        timings = [series(of_source, f"timing_s/{name}") for name in names]
         means[part] = fmean(sum(timing.get(step, 0.0) for timing in timings) for step in steps)
     return means
 

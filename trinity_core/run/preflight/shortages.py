@@ -61,16 +61,16 @@ def _disk_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
 def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
     """Yield shortages of host memory. For processes on a GPU their host memory counts."""
     needs = [(process, process.host if process.gpus else process.memory or ()) for process in stage.processes]
-    of_gpus = sum(one.shared_memory for one in stage.processes if one.gpus)  # on the CPU it is part of the needs
-    wanted = sum(max(process.number * least(memory), process.reading) for process, memory in needs)
+    of_gpus = sum(group.shared_memory for group in stage.processes if group.gpus)  # on the CPU it is part of the needs
+    needed = sum(max(process.number * least(memory), process.reading) for process, memory in needs)
     writers = sum(process.number for process in stage.processes if process.kind == TRAINER) * WRITER_BYTES
-    wanted += of_gpus + writers + OTHER_PROCESSES.bytes
-    if any(memory for _, memory in needs) and wanted > room.memory:
-        parts = [f"{one.number} × {one.kind}, {size(least(memory))} ({_parts(memory)})" for one, memory in needs]
+    needed += of_gpus + writers + OTHER_PROCESSES.bytes
+    if any(memory for _, memory in needs) and needed > room.memory:
+        parts = [f"{group.number} × {group.kind}, {size(least(memory))} ({_parts(memory)})" for group, memory in needs]
         parts += [f"{size(of_gpus)} published weights"] * bool(of_gpus)
         parts += [f"{size(writers)} processes that write checkpoints"] * bool(writers)
         listed = "; ".join([*parts, f"{size(OTHER_PROCESSES.bytes)} {OTHER_PROCESSES.what}"])
-        yield f"the run needs about {size(wanted)} of memory, and there are {size(room.memory)}: {listed}."
+        yield f"the run needs about {size(needed)} of memory, and there are {size(room.memory)}: {listed}."
 
 
 def shared_memory_shortage(stage: StagePlan, room: Room) -> str:
@@ -101,15 +101,15 @@ def _gpu_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
                 f"each {process.kind} needs about {size(total(process.memory))} of a GPU's memory, and a GPU has "
                 f"{size(gpu_memory)}: {_parts(process.memory)}."
             )
-    sharing = [one for one in on_gpu if one.gpus < 1]
-    if all(one.resting for one in sharing):
+    sharing = [group for group in on_gpu if group.gpus < 1]
+    if all(group.resting for group in sharing):
         yield from _colocation_shortages(sharing, gpu_memory)
         return
-    wanted = sum(one.bytes or 0 for one in sharing)
-    if len(sharing) > 1 and wanted > gpu_memory:
-        parts = "; ".join(f"{one.kind}, {size(one.bytes or 0)} ({_parts(one.memory or ())})" for one in sharing)
+    needed = sum(group.bytes or 0 for group in sharing)
+    if len(sharing) > 1 and needed > gpu_memory:
+        parts = "; ".join(f"{group.kind}, {size(group.bytes or 0)} ({_parts(group.memory or ())})" for group in sharing)
         yield (
-            f"the processes on one GPU need about {size(wanted)} of its memory together, and it has "
+            f"the processes on one GPU need about {size(needed)} of its memory together, and it has "
             f"{size(gpu_memory)}: {parts}."
         )
 
@@ -118,14 +118,14 @@ def _colocation_shortages(sharing: Sequence[ProcessEstimate], gpu_memory: int) -
     """Yield shortages on a GPU that processes use in turn: each has what the resting ones leave."""
     for process in sharing:
         resting = sum(total(other.resting) for other in sharing if other is not process)
-        wanted = (process.bytes or 0) + resting
-        if (process.bytes or 0) <= gpu_memory < wanted:
+        needed = (process.bytes or 0) + resting
+        if (process.bytes or 0) <= gpu_memory < needed:
             yield (
-                f"the {process.kind} needs about {size(wanted)} of the GPU's memory in its turn (cluster.colocate), "
+                f"the {process.kind} needs about {size(needed)} of the GPU's memory in its turn (cluster.colocate), "
                 f"and a GPU has {size(gpu_memory)}: {_parts(process.memory or ())}, {size(resting)} the other side."
             )
 
 
 def _parts(needs: tuple[Need, ...]) -> str:
-    taken = sorted((need for need in needs if not need.spared), key=lambda need: -need.bytes)
-    return ", ".join(f"{size(need.bytes)} {need.what}" for need in taken)
+    largest = sorted((need for need in needs if not need.spared), key=lambda need: -need.bytes)
+    return ", ".join(f"{size(need.bytes)} {need.what}" for need in largest)

@@ -126,14 +126,14 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
     tasks = config.buffer.batch_size if explores else None
     rollouts = tasks * config.algorithm.repeat_times if tasks else None
     sampled = rollouts * config.model.max_response_tokens if rollouts else None
-    known = steps_of(config) if explores or trains else Steps(None)
-    steps = known.count
+    run_steps = steps_of(config) if explores or trains else Steps(None)
+    steps = run_steps.count
     placement, processes, unplaced = _placed(config, machine, gpu_memory)
     evaluates = config.mode == "bench" or explores
     external = config.explorer.external_model if config.external_model else None
     model = config.model.model_path if external is None else f"{external.model_name} at {external.base_url}"
     shape = None if external else shape_of(config.model.model_path)
-    disk, disk_unknown = _disk(config, known, placement) if explores or trains else (None, "")
+    disk, disk_unknown = _disk(config, run_steps, placement) if explores or trains else (None, "")
     return StagePlan(
         name=config.name,
         project=config.project,
@@ -143,7 +143,7 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
         model=model,
         parameters=shape.parameters if shape else None,
         total_steps=steps,
-        steps_why=known.why,
+        steps_why=run_steps.why,
         tasks_a_step=tasks,
         rollouts_a_step=rollouts,
         sampled_tokens_a_step=sampled,
@@ -223,8 +223,8 @@ def _lines(stage: StagePlan) -> Iterator[str]:
 
 
 def _facts(stage: StagePlan) -> Iterator[str]:
-    known = "" if stage.parameters is None else f" ({stage.parameters:,} parameters)"
-    yield _line("model", f"{stage.model}{known}")
+    parameters = "" if stage.parameters is None else f" ({stage.parameters:,} parameters)"
+    yield _line("model", f"{stage.model}{parameters}")
     if stage.tasks_a_step or stage.experiences_a_step:
         if stage.total_steps is None:
             yield _line("steps", f"not known before the run: {stage.steps_why}")

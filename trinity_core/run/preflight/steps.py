@@ -90,8 +90,8 @@ def _check_readable(sources: Iterable[tuple[str, str, str, str | None]]) -> None
         if storage != "file":
             raise DataError(f"data of storage_type {storage} is not read for a plan")
         if not is_local(path):
-            place = f"there is no data in {path} yet" if looks_local(path) else f"{path} is on the hub"
-            raise DataError(f"{place}, so that its rows are not known")
+            reason = f"there is no data in {path} yet" if looks_local(path) else f"{path} is on the hub"
+            raise DataError(f"{reason}, so that its rows are not known")
         size += sum(file.stat().st_size for file in data_files(path, split, subset))
     if size > MOST_BYTES:
         raise DataError(f"the data is larger than {MOST_BYTES >> 20} MiB, which is not read for a plan")
@@ -117,7 +117,7 @@ def evaluations(config: Config, steps: int) -> int:
 
 def evaluating_stage(stages: Sequence[Config]) -> int | None:
     """Return the index of the stage whose eval sets score a pipeline's model: the last one that has any."""
-    with_sets = [place for place, stage in enumerate(stages) if stage.buffer.explorer_input.eval_tasksets]
+    with_sets = [index for index, stage in enumerate(stages) if stage.buffer.explorer_input.eval_tasksets]
     return with_sets[-1] if with_sets else None
 
 

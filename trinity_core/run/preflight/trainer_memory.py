@@ -207,12 +207,10 @@ class TrainedModel:
     def weights(self) -> Need:
         """The weights that this worker holds."""
         share = self.workers if self.stage == 3 else 1
-        taken = (base_bytes(self.shape, self.width, self.lora) + self.width * self.adapter) // share
-        taken *= not self.holds_weights_on_host
-        why = f"{self.kept:,} parameters × {self.width} bytes" + ", in 4 bits" * (
-            taken < self.width * self.kept - share
-        )
-        return Need(f"{self.name} weights", taken, why, held=True)
+        held = (base_bytes(self.shape, self.width, self.lora) + self.width * self.adapter) // share
+        held *= not self.holds_weights_on_host
+        why = f"{self.kept:,} parameters × {self.width} bytes" + ", in 4 bits" * (held < self.width * self.kept - share)
+        return Need(f"{self.name} weights", held, why, held=True)
 
     @property
     def holds_weights_on_host(self) -> bool:
@@ -225,9 +223,9 @@ class TrainedModel:
         offloaded = (16 * self.part + part) * self.is_offloaded
         offloaded += self.width * self.kept * self.holds_weights_on_host
         offloaded += (self.weights().bytes + self.optimizer().bytes) * self.colocated
-        taken = offloaded + self.largest_file
+        held = offloaded + self.largest_file
         why = f"{size(offloaded)} offloaded, a file of a checkpoint"
-        return Need(f"{self.name} in host memory", taken, why, held=True)
+        return Need(f"{self.name} in host memory", held, why, held=True)
 
     @property
     def reduced_at_once(self) -> int:
@@ -265,14 +263,14 @@ class TrainedModel:
     def kept_gradients(self) -> Need:
         """Gradient memory that ZeRO 3 allocates once and never frees."""
         part = FLOAT * self.part * (not self.is_offloaded)
-        taken = part + self.width * self.bucket_elements if self.stage == 3 else 0
-        return Need(f"{self.name} buffers of gradients", taken, f"{self.part:,} gradients, and those being reduced")
+        held = part + self.width * self.bucket_elements if self.stage == 3 else 0
+        return Need(f"{self.name} buffers of gradients", held, f"{self.part:,} gradients, and those being reduced")
 
     def loaded(self) -> Need:
         """The whole model on the worker that reads it for ZeRO 3, before moments exist."""
         is_whole = self.stage == 3 and not self.on_gpu
-        taken = max(0, self.width * self.parameters - 2 * FLOAT * self.part) * is_whole
-        return Need(f"{self.name} as loaded", taken, "the whole model, before there are moments")
+        peak = max(0, self.width * self.parameters - 2 * FLOAT * self.part) * is_whole
+        return Need(f"{self.name} as loaded", peak, "the whole model, before there are moments")
 
     def passes(self) -> Need:
         """The end of a forward pass, with the gradients present at that time."""
@@ -286,8 +284,8 @@ class TrainedModel:
             is_summed = self.micro.count > 1
             gradients = FLOAT * self.trained * is_summed
             if self.width < FLOAT and self.trained == self.parameters:  # the embeddings' own, before it is summed
-                own = self.width + FLOAT * (not is_summed or not self.on_gpu)
-                gradients += own * self.shape.embedding
+                per_number = self.width + FLOAT * (not is_summed or not self.on_gpu)
+                gradients += per_number * self.shape.embedding
         parts = {"activations": activations, "logits": logits, "gradients": gradients, "weights": self.gathered}
         why = ", ".join(f"{size(count)} of {what}" for what, count in parts.items() if count)
         why = f"{self.micro.tokens:,} tokens through {self.shape.layers} layers: {why}"
@@ -297,19 +295,19 @@ class TrainedModel:
         """Gradients being passed to the optimizer."""
         if self.stage == 3:
             updated = self.part if self.on_gpu else min(self.part, AT_ONCE_ON_CPU + self.shape.embedding)
-            taken = FLOAT * updated * (not self.is_offloaded)
-            return Need(f"{self.name} gradients", taken, "of the parameters that are updated at a time")
+            peak = FLOAT * updated * (not self.is_offloaded)
+            return Need(f"{self.name} gradients", peak, "of the parameters that are updated at a time")
         copies = 1 if self.is_offloaded else 2
         if self.stage:
-            taken = self.bucket + copies * FLOAT * self.part
+            peak = self.bucket + copies * FLOAT * self.part
         else:
-            taken = FLOAT * (self.trained + min(self.trained, self.bucket_elements) * (self.workers > 1))
-        return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")
+            peak = FLOAT * (self.trained + min(self.trained, self.bucket_elements) * (self.workers > 1))
+        return Need(f"{self.name} gradients", peak, "all of them, and the buffer in which they are summed")
 
     def saved(self) -> Need:
         """The copy of the largest checkpoint file, without which none is written."""
-        taken = 0 if self.on_gpu else self.largest_file
-        return Need(f"{self.name} file of a checkpoint", taken, f"weights, or at most {size(PIECE)} of the optimizer")
+        peak = 0 if self.on_gpu else self.largest_file
+        return Need(f"{self.name} file of a checkpoint", peak, f"weights, or at most {size(PIECE)} of the optimizer")
 
     def copied(self) -> Need:
         """The copy of this worker's part of a checkpoint, written in the background."""

@@ -185,7 +185,7 @@ def _reasons(data: Mapping[str, Any]) -> str:
     if not isinstance(errors, list):
         return str(data.get("message", ""))
     return "; ".join(
-        f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg')}" for one in errors if isinstance(one, dict)
+        f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in errors if isinstance(error, dict)
     )
 
 

@@ -150,12 +150,12 @@ class Hosts:
                 raise EnvironmentFailed(f"the rollout no longer waits for a process of environment '{where.name}'")
             self._used[where] += 1
             waiting = self.idle.setdefault(where, [])
-            kept = waiting.pop() if waiting else None
+            idle = waiting.pop() if waiting else None
         with on_failure(partial(self._release, where)):
-            if kept is not None and not kept.alive:
-                kept.close()
-                kept = None
-            environment = kept or ProcessEnvironment(where, time_limit)
+            if idle is not None and not idle.alive:
+                idle.close()
+                idle = None
+            environment = idle or ProcessEnvironment(where, time_limit)
         environment.time_limit = time_limit
         end = partial(self.give, environment, False)
         self._taken[environment] = partial(queueing.let_go, end)
@@ -188,10 +188,10 @@ class Hosts:
 
     def close(self) -> None:
         with self._changed:
-            ended = [one for waiting in self.idle.values() for one in waiting]
+            ended = [environment for waiting in self.idle.values() for environment in waiting]
             self.idle.clear()
-        for one in ended:
-            one.close()
+        for environment in ended:
+            environment.close()
 
     def _wait(self, where: Where, most: int, patience: float) -> None:
         """Wait for a change. Raises EnvironmentFailed if there is none for `patience` seconds."""

@@ -49,15 +49,15 @@ def _is_harmless(node: ast.AST) -> bool:
         case ast.Name(id=name):
             return "_" not in name
         case ast.BinOp(op=ast.Pow(), right=exponent):
-            return _exponent(exponent) is not None or any(isinstance(one, ast.Name) for one in ast.walk(exponent))
+            return _exponent(exponent) is not None or any(isinstance(part, ast.Name) for part in ast.walk(exponent))
         case _:
             return isinstance(node, DATA) and not isinstance(node, ast.Call)
 
 
 def _power(node: ast.AST) -> float:
     """Return the largest product of exponents on a path to a number."""
-    own = _exponent(node.right) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else None
-    return max(1.0, own or 1.0) * max((_power(child) for child in ast.iter_child_nodes(node)), default=1.0)
+    exponent = _exponent(node.right) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else None
+    return max(1.0, exponent or 1.0) * max((_power(child) for child in ast.iter_child_nodes(node)), default=1.0)
 
 
 def _exponent(node: ast.expr) -> float | None:

@@ -42,11 +42,14 @@ def configured_args(stages: Sequence[Config], name: str) -> dict[str, Any]:
     """Return the `workflow_args` of a task set. Raises InputError if no task set of that name has an environment."""
     inputs = [config.buffer.explorer_input for config in stages]
     sets = [
-        one for part in inputs for one in (*part.tasksets, *part.eval_tasksets) if "environment" in one.workflow_args
+        taskset_config
+        for part in inputs
+        for taskset_config in (*part.tasksets, *part.eval_tasksets)
+        if "environment" in taskset_config.workflow_args
     ]
-    taskset = next((one for one in sets if one.name == name), None)
+    taskset = next((taskset_config for taskset_config in sets if taskset_config.name == name), None)
     if taskset is None:
-        names = ", ".join(dict.fromkeys(str(one.name) for one in sets)) or "none"
+        names = ", ".join(dict.fromkeys(str(taskset_config.name) for taskset_config in sets)) or "none"
         raise InputError(f"no task set '{name}' with an environment in its workflow_args; there is {names}", key=name)
     return dict(taskset.workflow_args)
 

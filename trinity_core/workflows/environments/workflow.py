@@ -76,8 +76,8 @@ class EnvArguments(Arguments):
     @property
     def separate(self) -> bool:
         """True if the environment runs in its own process."""
-        wanted = wants_process(ENVIRONMENTS.get(self.environment)) if self.process is None else self.process
-        return wanted or self.python is not None or ":" in self.environment
+        separate = wants_process(ENVIRONMENTS.get(self.environment)) if self.process is None else self.process
+        return separate or self.python is not None or ":" in self.environment
 
     @property
     def reply_seconds(self) -> float:
@@ -120,7 +120,7 @@ def _check(model: Any, values: Mapping[str, Any], name: str) -> None:
     try:
         model.model_validate(values)
     except ValidationError as error:
-        wrong = [one for one in error.errors() if one["type"] != "missing"]
+        wrong = [detail for detail in error.errors() if detail["type"] != "missing"]
         if wrong:
             raise InputError(f"arguments of environment '{name}': {faults_text(wrong)}") from None
 
@@ -175,7 +175,7 @@ class EnvWorkflow(Workflow):
         """Return the experiences of all `task.repeat_times` rollouts."""
         arguments = self.given()
         rollouts = await all_of([self._rollout(arguments, run) for run in range(self.task.repeat_times)])
-        return [one for experiences in rollouts for one in experiences]
+        return [experience for experiences in rollouts for experience in experiences]
 
     def given(self) -> EnvArguments:
         return with_columns(self.arguments.model_validate(self.task.workflow_args), self.task.raw)
@@ -217,8 +217,8 @@ def with_columns(arguments: EnvArguments, row: Mapping[str, Any]) -> EnvArgument
     if arguments.python is None:
         check_installed(arguments.environment, kind)
     model = ENVIRONMENTS.arguments(kind, arguments.environment)
-    own = {name: row[name] for name in (model.model_fields if model else ()) if name in row}
-    return arguments.model_copy(update={"environment_args": {**arguments.all_arguments, **own}})
+    columns = {name: row[name] for name in (model.model_fields if model else ()) if name in row}
+    return arguments.model_copy(update={"environment_args": {**arguments.all_arguments, **columns}})
 
 
 def seed_of(task: Task) -> int:
@@ -276,10 +276,10 @@ async def opened(arguments: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterat
     await called(environment.close, arguments.time_limit)
 
 
-def _give_back(taken: Future[ProcessEnvironment]) -> None:
+def _give_back(future: Future[ProcessEnvironment]) -> None:
     """Return an unused process that arrived after its rollout had ended."""
-    if not taken.cancelled() and taken.exception() is None:
-        HOSTS.give(taken.result(), True)
+    if not future.cancelled() and future.exception() is None:
+        HOSTS.give(future.result(), True)
 
 
 async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwargs: Any) -> Any:
@@ -333,6 +333,6 @@ def experiences_of(trajectory: Trajectory, episode: Episode, arguments: EnvArgum
         steps = trajectory.step_experiences([sum(episode.rewards)] * len(episode.rewards), **fields)
     else:
         steps = trajectory.step_experiences(episode.rewards, arguments.discount, **fields)
-    for one, state in zip(steps, episode.states, strict=False):
-        one.state, one.info = state, {**one.info, "state": state}
+    for experience, state in zip(steps, episode.states, strict=False):
+        experience.state, experience.info = state, {**experience.info, "state": state}
     return steps

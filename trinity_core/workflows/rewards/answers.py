@@ -180,7 +180,9 @@ def _items(text: str, question: str) -> tuple[str, list[str]] | Answer | None:
     comma = "," if shape else r"(?:,(?!\d{3}(?!\d))|(?<!\d),)"  # not 1,234
     items = _split(inner, rf"(?:{comma}|;)(?:\s*(?:and|or)\b)?|(?<!\w)(?:and|or)(?!\w)")
     if all(item.count("\\pm") < 2 for item in items):
-        items = [one for item in items for one in dict.fromkeys(item.replace("\\pm", sign) for sign in "+-")]
+        items = [
+            alternative for item in items for alternative in dict.fromkeys(item.replace("\\pm", sign) for sign in "+-")
+        ]
     shape = "()" if shape == "[]" and len(items) > 2 else shape  # no interval
     if len(items) == 1 and items[0] and shape in ("[]", "{}"):
         return read(items[0], question)
@@ -220,7 +222,7 @@ def _equation(text: str, question: str) -> Answer | None:
         return None
     answers = [read(value, question) for value in values]
     agree = answers[-1].kind not in ("text", "choice") and all(
-        _equal(one, answers[-1], question) for one in answers[:-1]
+        _equal(left, answers[-1], question) for left in answers[:-1]
     )
     return replace(answers[-1], whole=text, name=_closely(name)) if agree else None
 
@@ -245,9 +247,13 @@ def _sentence(text: str, question: str) -> Answer | None:
     match = _SENTENCE.fullmatch(_WORDS.sub(word, text))
     if match is None or not words:
         return None
-    before, core, after = match[1].count("\0"), match[2].lstrip(" :").rstrip(" (/-:"), words[match[1].count("\0") :]
-    scale = next((scale for scale in _SCALES if after and after[0].removesuffix("s") == scale), None)
-    if _OTHER_NUMBER.search(" ".join([*words[:before], "0", *after[scale is not None :]])):
+    words_before, core, words_after = (
+        match[1].count("\0"),
+        match[2].lstrip(" :").rstrip(" (/-:"),
+        words[match[1].count("\0") :],
+    )
+    scale = next((scale for scale in _SCALES if words_after and words_after[0].removesuffix("s") == scale), None)
+    if _OTHER_NUMBER.search(" ".join([*words[:words_before], "0", *words_after[scale is not None :]])):
         return None
     answer = read(core.rstrip(".,") if core.count("(") == core.count(")") else core, question)
     if scale and not re.search(rf"\b(how many ([\w'-]+ ){{0,3}}{scale}|in {scale}s\b)", question, re.IGNORECASE):
@@ -316,11 +322,11 @@ def same(answer: str, truth: str, question: str = "") -> bool:
     """True if two final answers are equal. Raises ValueError if the reference is empty or unreadable mathematics."""
     if len(answer) > max(LONGEST_ANSWER, 2 * len(truth)):
         return False
-    given, wanted = plain(answer), plain(truth)
-    if wanted and _closely(given) == _closely(wanted):
+    plain_answer, plain_truth = plain(answer), plain(truth)
+    if plain_truth and _closely(plain_answer) == _closely(plain_truth):
         return True
-    gold = read(wanted, question)
-    if _equal(read(given, question), gold, question):
+    gold = read(plain_truth, question)
+    if _equal(read(plain_answer, question), gold, question):
         return True
     if not gold.text or (gold.kind == "formula" and _expression(gold, {}) is None):
         raise ValueError(f"math-verify cannot read the reference answer {truth!r:.80}")
@@ -337,13 +343,13 @@ def without_verifier(answer: str, truth: str) -> bool | None:
 
 def _equal(given: Answer, gold: Answer, question: str) -> bool:
     if given.name != gold.name:
-        equations = [_formula(one.whole or one.text, question) or "" for one in (given, gold)]
+        equations = [_formula(side.whole or side.text, question) or "" for side in (given, gold)]
         if all("=" in equation for equation in equations):
             given, gold = (Answer("formula", equation, equation) for equation in equations)
             return _formulas_equal(given, gold)
     if given.kind == gold.kind and _closely(given.text) == _closely(gold.text) and given.words == gold.words:
         return True
-    told, telling = ({word[:3] for word in one.words} for one in (given, gold))
+    told, telling = ({word[:3] for word in side.words} for side in (given, gold))
     if any(told & group and telling & group and told & group != telling & group for group in _TELLING):
         return False
     match given.kind, gold.kind:
@@ -379,47 +385,49 @@ def _numbers_equal(given: Number, gold: Number, question: str) -> bool:
         readings = [(share.value / 100, plain_value)]
         if plain_value.denominator == 1 or abs(plain_value) > 1 or re.search("percent|%", question):
             readings.append((share.value, plain_value))
-    return any(abs(one - other) <= max(given.rounding, gold.rounding) for one, other in readings)
+    return any(abs(left - right) <= max(given.rounding, gold.rounding) for left, right in readings)
 
 
 def _lists_equal(given: tuple[str, list[str]], gold: tuple[str, list[str]], question: str) -> bool:
     """Compare item by item: in order in pairs and intervals, in any order in sets and lists without brackets."""
-    (shape, items), (form, wanted) = given, gold
-    if len(items) != len(wanted) or (shape != form and {shape, form} not in ({"", "()"}, {"", "{}"})):
+    (shape, items), (form, gold_items) = given, gold
+    if len(items) != len(gold_items) or (shape != form and {shape, form} not in ({"", "()"}, {"", "{}"})):
         return False
-    left, right = ([read(item, question) for item in side] for side in (items, wanted))
+    left, right = ([read(item, question) for item in side] for side in (items, gold_items))
     ordered = bool({shape, form} - {"", "{}"})
     for side, other in ((left, right), (right, left)):
-        if "()" in (shape, form) and len({one.name for one in side}) == 1 and side[0].name and not other[0].name:
+        if "()" in (shape, form) and len({entry.name for entry in side}) == 1 and side[0].name and not other[0].name:
             return False  # x = 1 or x = 2
-        names = {re.sub("_.*", "", one.name) for one in side} - {""}
-        if len(names) == len(side) and not any(one.name for one in other):  # y = 2, x = 1 for (1, 2)
-            side.sort(key=lambda one: one.name)
+        names = {re.sub("_.*", "", entry.name) for entry in side} - {""}
+        if len(names) == len(side) and not any(entry.name for entry in other):  # y = 2, x = 1 for (1, 2)
+            side.sort(key=lambda entry: entry.name)
             ordered = True
     for want in right:
-        place = next((n for n, one in enumerate(left[: 1 if ordered else None]) if _equal(one, want, question)), None)
-        if place is None:
+        index = next(
+            (n for n, entry in enumerate(left[: 1 if ordered else None]) if _equal(entry, want, question)), None
+        )
+        if index is None:
             return False
-        del left[place]
+        del left[index]
     return True
 
 
 def _formulas_equal(given: Answer, gold: Answer, rounding: Fraction = Fraction(0)) -> bool:
     """Compare numbers by their values, up to a rounding, and other formulas with math-verify."""
-    letters = [set(re.sub(r"\\[A-Za-z]+", "", one.text)) for one in (given, gold)]
+    letters = [set(re.sub(r"\\[A-Za-z]+", "", formula.text)) for formula in (given, gold)]
     capitals = sorted({c for side in letters for c in side if c.isupper() and c.lower() in side})
     renamed = dict(zip(capitals, sorted(set("abchjklmnopqrstuvwxyz").difference(*letters)), strict=False))
-    wanted, answer = _expression(gold, renamed), _expression(given, renamed)
-    if wanted is None or answer is None or len(_split(given.text, "=")) != len(_split(gold.text, "=")):
+    truth, answer = _expression(gold, renamed), _expression(given, renamed)
+    if truth is None or answer is None or len(_split(given.text, "=")) != len(_split(gold.text, "=")):
         return False
-    if _is_astronomic(wanted) or _is_astronomic(answer):
-        return bool(wanted == answer)
-    if all(getattr(one, "is_number", False) for one in (wanted, answer)):
-        rounding = max(rounding, *(getattr(one.value, "rounding", Fraction(0)) for one in (given, gold)))
-        return _values_equal(answer, wanted, rounding)
+    if _is_astronomic(truth) or _is_astronomic(answer):
+        return bool(truth == answer)
+    if all(getattr(formula, "is_number", False) for formula in (truth, answer)):
+        rounding = max(rounding, *(getattr(formula.value, "rounding", Fraction(0)) for formula in (given, gold)))
+        return _values_equal(answer, truth, rounding)
     from math_verify import verify
 
-    return bool(verify(wanted, answer, numeric_precision=60, timeout_seconds=None, raise_on_error=True))
+    return bool(verify(truth, answer, numeric_precision=60, timeout_seconds=None, raise_on_error=True))
 
 
 def _is_astronomic(expression: Any) -> bool:
@@ -434,19 +442,19 @@ def _is_astronomic(expression: Any) -> bool:
     )
 
 
-def _values_equal(one: Any, other: Any, rounding: Fraction) -> bool:
+def _values_equal(left: Any, right: Any, rounding: Fraction) -> bool:
     """Compare two numbers of SymPy, up to a rounding: rational ones exactly, others to 40 digits."""
     from sympy import Rational, simplify
 
-    one, other = one.doit(), other.doit()
-    if one == other or not (one.is_finite and other.is_finite):
-        return bool(one == other)
-    if not (one.is_Rational and other.is_Rational):
-        size = max(abs(one.evalf(60)), abs(other.evalf(60)))
+    left, right = left.doit(), right.doit()
+    if left == right or not (left.is_finite and right.is_finite):
+        return bool(left == right)
+    if not (left.is_Rational and right.is_Rational):
+        size = max(abs(left.evalf(60)), abs(right.evalf(60)))
         if size < Rational(1, 10**40):
-            return bool(simplify(one - other) == 0)
-        one, other, rounding = one.evalf(60), other.evalf(60), max(rounding, Fraction(str(size)) / 10**40)
-    return bool(abs(one - other) <= Rational(rounding.numerator, rounding.denominator))
+            return bool(simplify(left - right) == 0)
+        left, right, rounding = left.evalf(60), right.evalf(60), max(rounding, Fraction(str(size)) / 10**40)
+    return bool(abs(left - right) <= Rational(rounding.numerator, rounding.denominator))
 
 
 @lru_cache(maxsize=1)

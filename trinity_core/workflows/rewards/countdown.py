@@ -140,7 +140,7 @@ def _spelling(call: Any) -> str | None:
 def _plain(value: Any) -> Any:
     """Return a JSON value in which a whole number is always an int."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [*map(_plain, value)]
     return int(value) if isinstance(value, float) and value.is_integer() else value

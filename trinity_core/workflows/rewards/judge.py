@@ -90,10 +90,10 @@ async def llm_judge(
     rewards: list[Reward | None] = [None] * len(items)
     compare = judge.wins if mode == "pairwise" else judge.scores
     for question in dict.fromkeys(seen):
-        places = [place for place, other in enumerate(seen) if other == question]
-        compared = await compare(question, [answers[place] for place in places])
-        for place, reward in zip(places, compared, strict=True):
-            rewards[place] = reward
+        places = [index for index, other in enumerate(seen) if other == question]
+        compared = await compare(question, [answers[index] for index in places])
+        for index, reward in zip(places, compared, strict=True):
+            rewards[index] = reward
     return [reward for reward in rewards if reward is not None]
 
 
@@ -134,7 +134,7 @@ class _Judge:
                 won[a].append(verdict)
                 won[b].append(1.0 - verdict)
         none = errors[0] if errors else "pairwise comparison needs two answers to the same question"
-        return [Reward({"judge": sum(one) / len(one)}) if one else Reward(error=none) for one in won]
+        return [Reward({"judge": sum(duels) / len(duels)}) if duels else Reward(error=none) for duels in won]
 
     async def _win(self, question: str, a: str, b: str) -> float | str:
         """Return 1 if A is better, 0 if B is, 0.5 for a tie; or the error."""
@@ -201,14 +201,14 @@ def rubric_text(rubric: Any) -> str:
         return rubric or ""
     rubric = [rubric] if isinstance(rubric, Mapping) else rubric
     lines = []
-    for number, one in enumerate(rubric if isinstance(rubric, Sequence) else [rubric], 1):
-        if isinstance(one, Mapping) and "description" in one:
-            weight = f" (weight {one['weight']})" if "weight" in one else ""
-            lines.append(f"{number}. {one['description']}{weight}")
-        elif isinstance(one, str):
-            lines.append(f"{number}. {one}")
+    for number, criterion in enumerate(rubric if isinstance(rubric, Sequence) else [rubric], 1):
+        if isinstance(criterion, Mapping) and "description" in criterion:
+            weight = f" (weight {criterion['weight']})" if "weight" in criterion else ""
+            lines.append(f"{number}. {criterion['description']}{weight}")
+        elif isinstance(criterion, str):
+            lines.append(f"{number}. {criterion}")
         else:
             raise TrinityError(
-                f"a rubric is a text, or a list of texts or of {{description, weight}}, not {one!r}", key="rubric"
+                f"a rubric is a text, or a list of texts or of {{description, weight}}, not {criterion!r}", key="rubric"
             )
     return "\n".join(lines)

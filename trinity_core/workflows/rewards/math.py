@@ -60,10 +60,10 @@ def _outside_tags(line: str) -> str:
 def braced(text: str, start: int) -> str | None:
     """Return the text up to the brace that closes an already open one."""
     depth = 1
-    for place in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for end in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
         if depth == 0:
-            return text[start:place].strip() or None
+            return text[start:end].strip() or None
     return None
 
 

@@ -77,10 +77,10 @@ class ModelRewards:
             return await self.pool.score(name, items)
         rewards: list[Reward | None] = [None] * len(items)
         for places in _groups_of_equals([item.args for item in items]):
-            alike = [items[place] for place in places]
+            alike = [items[index] for index in places]
             scored = await function(items=alike, models=self.models, **alike[0].args)
-            for place, reward in zip(places, scored, strict=True):
-                rewards[place] = reward
+            for index, reward in zip(places, scored, strict=True):
+                rewards[index] = reward
         return [reward for reward in rewards if reward is not None]
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
@@ -91,12 +91,12 @@ class ModelRewards:
 
 def _groups_of_equals(arguments: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     groups: list[list[int]] = []
-    for place, own in enumerate(arguments):
-        group_of_equals = next((group for group in groups if arguments[group[0]] == own), None)
+    for index, mine in enumerate(arguments):
+        group_of_equals = next((group for group in groups if arguments[group[0]] == mine), None)
         if group_of_equals is None:
-            groups.append([place])
+            groups.append([index])
         else:
-            group_of_equals.append(place)
+            group_of_equals.append(index)
     return groups
 
 

@@ -25,8 +25,8 @@ def last_program(text: str) -> str | None:
     A block in a list is indented as a whole; its lines lose the indentation of the fence.
     """
     blocks = _FENCE.findall(text)
-    known = [block for block in blocks if block[2].lower() in PYTHON]
-    for indentation, _, _, body in (known or blocks)[-1:]:
+    python_blocks = [block for block in blocks if block[2].lower() in PYTHON]
+    for indentation, _, _, body in (python_blocks or blocks)[-1:]:
         return "".join(line.removeprefix(indentation) for line in body.splitlines(keepends=True))
     return None
 

@@ -44,7 +44,7 @@ def main(line: Line) -> None:
         if what == "call" and (changed := encoded(arguments[1:], kept)) != sent[1:]:
             reply["changed"] = changed
         if what == "call" and type(value) in (list, dict, set):
-            reply["given"] = next((place for place, one in enumerate(arguments[1]) if one is value), None)
+            reply["given"] = next((index for index, argument in enumerate(arguments[1]) if argument is value), None)
         return reply
 
     while True:

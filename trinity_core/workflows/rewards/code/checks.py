@@ -70,7 +70,7 @@ def prepared(source: str, name: str = "") -> dict[str, Any]:
     first = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     statements = first + [node for node in tree.body if node not in first]
     lines = [line.encode() for line in source.split("\n")]
-    texts = [_written(lines, one) if _is_data(one) else _text(one) for one in statements]
+    texts = [_written(lines, node) if _is_data(node) else _text(node) for node in statements]
     return {"python": "\n".join(texts), "names": sorted(names), "quoted": _quoted(source)}
 
 
@@ -242,12 +242,12 @@ class _Rewriter(ast.NodeTransformer):
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         self.generic_visit(node)
-        for place, decorator in enumerate(node.decorator_list):
+        for index, decorator in enumerate(node.decorator_list):
             text = ast.unparse(decorator)
             if FIXTURE.match(text):
                 if "autouse" in text or "params" in text:
                     raise Unjudged(f"the tests have a fixture that code_reward cannot provide: {text}")
-                node.decorator_list[place] = ast.Name("__fixture__", ast.Load())
+                node.decorator_list[index] = ast.Name("__fixture__", ast.Load())
         if node.name.startswith("test"):
             node.body.insert(0, ast.Expr(_call("__ran__", ast.Constant(node.name))))
         return node

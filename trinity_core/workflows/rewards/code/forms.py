@@ -101,9 +101,9 @@ def _read(tests: Any, name: str, setup: str) -> Tests:
         return _python([tests], name, setup)
     if not isinstance(tests, Sequence):
         tests = list(tests) if hasattr(tests, "__iter__") else []
-    if all(isinstance(one, str) for one in tests):
+    if all(isinstance(item, str) for item in tests):
         return _python(tests, name, setup)
-    if all(isinstance(one, Mapping) and {"input", "output"} <= one.keys() for one in tests):
+    if all(isinstance(item, Mapping) and {"input", "output"} <= item.keys() for item in tests):
         return _cases(tests, name)
     raise DataError(f"code_reward cannot read the row's unit tests; {FORMS}")
 
@@ -134,19 +134,19 @@ def _object(tests: Mapping[str, Any], name: str, setup: str) -> Tests:
 
 def _cases(tests: Sequence[Mapping[str, Any]], name: str) -> Tests:
     programs, calls = [], []
-    for one in tests:
-        is_call = one.get("fn_name") or (name and _named(one["input"]))
-        kind = one.get("testtype") or one.get("type") or ("functional" if is_call else "stdin")
+    for case in tests:
+        is_call = case.get("fn_name") or (name and _named(case["input"]))
+        kind = case.get("testtype") or case.get("type") or ("functional" if is_call else "stdin")
         if kind in PROGRAM_KINDS:
-            programs.append(_program(one["input"], one["output"]))
+            programs.append(_program(case["input"], case["output"]))
             continue
         if kind not in PYTHON_KINDS:
             raise DataError(f"code_reward does not know tests of the type {kind!r}; {FORMS}")
-        metadata = _parsed(one.get("metadata"))
-        called = _function_name(one) or (_function_name(metadata) if isinstance(metadata, Mapping) else "") or name
+        metadata = _parsed(case.get("metadata"))
+        called = _function_name(case) or (_function_name(metadata) if isinstance(metadata, Mapping) else "") or name
         if not called:
             raise DataError("code_reward needs the name of the function that functional tests call: entry_point")
-        calls.append(_called(called, one["input"], one["output"]))
+        calls.append(_called(called, case["input"], case["output"]))
     return Tests(tuple(programs), tuple(calls))
 
 
@@ -157,8 +157,8 @@ def _called(name: str, given: Any, expected: Any) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return made | {"named": dict(given), "wrapped": True}
     if isinstance(given, str):
-        if named := _named(given):
-            return made | {"named": named, "expected": _parsed(expected), "wrapped": False}
+        if arguments := _named(given):
+            return made | {"named": arguments, "expected": _parsed(expected), "wrapped": False}
         try:
             made["arguments"] = [json.loads(line) for line in given.splitlines() if line.strip()]
             made["expected"] = json.loads(expected) if isinstance(expected, str) else expected
@@ -175,7 +175,7 @@ def _named(text: Any) -> dict[str, Any]:
     try:
         match ast.parse(f"f({text})", mode="eval").body:
             case ast.Call(args=[], keywords=keywords):
-                return {str(one.arg): ast.literal_eval(one.value) for one in keywords}
+                return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         pass
     return {}

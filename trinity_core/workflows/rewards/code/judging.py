@@ -181,9 +181,10 @@ def _count(verdict: dict[str, Any], counts: Outcomes) -> None:
 def same_output(output: bytes, expected: str) -> bool:
     """True if an output is the expected one: line by line the same words, or numbers of the same value (`3.0` for `3`),
     to 1e-6 if a number with a point is expected."""
-    lines, wanted = (_words(text) for text in (output.decode(errors="replace"), expected))
-    return len(lines) == len(wanted) and all(
-        len(one) == len(other) and all(map(_same_word, one, other)) for one, other in zip(lines, wanted, strict=True)
+    lines, expected_lines = (_words(text) for text in (output.decode(errors="replace"), expected))
+    return len(lines) == len(expected_lines) and all(
+        len(words) == len(expected_words) and all(map(_same_word, words, expected_words))
+        for words, expected_words in zip(lines, expected_lines, strict=True)
     )
 
 

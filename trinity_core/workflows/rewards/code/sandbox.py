@@ -129,12 +129,12 @@ class Sandbox:
             return f"used more than {self.limits.memory_bytes >> 20} MiB of memory"
         if len(members) > self.limits.processes:
             return f"started more than {self.limits.processes} processes"
-        taken = time.monotonic() - self._began
-        if taken <= self.limits.seconds:
+        elapsed = time.monotonic() - self._began
+        if elapsed <= self.limits.seconds:
             return ""
-        if len(members) == 1 and taken - run_queue_seconds(members[0].pid) <= self.limits.seconds:
-            if taken > BUSY * self.limits.seconds:
-                raise SandboxFailed(f"the machine was too busy to run it: {taken:.0f} s, most of them without a CPU")
+        if len(members) == 1 and elapsed - run_queue_seconds(members[0].pid) <= self.limits.seconds:
+            if elapsed > BUSY * self.limits.seconds:
+                raise SandboxFailed(f"the machine was too busy to run it: {elapsed:.0f} s, most of them without a CPU")
             return ""
         return f"took longer than {self.limits.seconds:g} s"
 

@@ -76,9 +76,9 @@ def encoded(value: Any, keep: Callable[[Any], Any]) -> Any:
     if type(value) in SCALARS:
         return value
     if type(value) is list:
-        return [encoded(one, keep) for one in value]
+        return [encoded(item, keep) for item in value]
     if type(value) is dict:
-        return {"d": [[encoded(key, keep), encoded(one, keep)] for key, one in value.items()]}
+        return {"d": [[encoded(key, keep), encoded(item, keep)] for key, item in value.items()]}
     if name := NAMES.get(type(value)):
         return {name: encoded(STANDARD[name][1](value), keep)}
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
@@ -88,22 +88,22 @@ def encoded(value: Any, keep: Callable[[Any], Any]) -> Any:
     return {"o": keep(value)}
 
 
-def decoded(value: Any, known: Callable[[Any], Any]) -> Any:
+def decoded(value: Any, resolve: Callable[[Any], Any]) -> Any:
     """The inverse of `encoded`. Raises ValueError for invalid values."""
     if type(value) is list:
-        return [decoded(one, known) for one in value]
+        return [decoded(item, resolve) for item in value]
     if not isinstance(value, dict):
         return value
     [(tag, content)] = value.items()
     if tag == "o":
-        return known(content)
+        return resolve(content)
     if tag == "d":
-        return {decoded(key, known): decoded(one, known) for key, one in content}
+        return {decoded(key, resolve): decoded(item, resolve) for key, item in content}
     if tag == "a" and re.fullmatch("[<>|][biufc][0-9]+", content[0]):
         import numpy as np
 
-        return np.array(decoded(content[2], known), content[0]).reshape(content[1])
-    return STANDARD[tag][2](decoded(content, known))
+        return np.array(decoded(content[2], resolve), content[0]).reshape(content[1])
+    return STANDARD[tag][2](decoded(content, resolve))
 
 
 class Line:

@@ -160,15 +160,15 @@ class Remote:
         answer, _ = self.__dict__["_remote"]
         answer.ask("set", self, name, value)
 
-    def __eq__(self, other: object) -> bool:
-        own, other = _data(self), _data(other)
-        if type(own) is Remote and other is not own and not isinstance(other, PLAIN):
+    def __eq__(self, other_data: object) -> bool:
+        data, other_data = _data(self), _data(other_data)
+        if type(data) is Remote and other_data is not data and not isinstance(other_data, PLAIN):
             raise Unjudged("the tests compare objects of the answer's own classes, which only the answer could judge")
-        return own is other if type(own) is Remote else bool(own == other)
+        return data is other_data if type(data) is Remote else bool(data == other_data)
 
     def __hash__(self) -> int:
-        own = _data(self)
-        return hash(own if type(own) is not Remote else self.__dict__["_remote"][1])
+        data = _data(self)
+        return hash(data if type(data) is not Remote else self.__dict__["_remote"][1])
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -206,11 +206,11 @@ def _special(name: str) -> Callable[..., Any]:
 
 
 def _two_sided(name: str) -> Callable[..., Any]:
-    def method(self: Remote, other: Any) -> Any:
-        own, other = _data(self), _data(other)
-        if type(own) is type(other) is Remote:
+    def method(self: Remote, other_data: Any) -> Any:
+        data, other_data = _data(self), _data(other_data)
+        if type(data) is type(other_data) is Remote:
             raise Unjudged(f"the tests apply '{name}' to objects of the answer's own classes")
-        return NotImplemented if type(own) is Remote else getattr(operator, name)(own, other)
+        return NotImplemented if type(data) is Remote else getattr(operator, name)(data, other_data)
 
     return method
 
@@ -307,11 +307,11 @@ class Checks:
             elif isinstance(part, type) and name.startswith("Test") and not hasattr(part, "assertEqual"):
                 self._step(part, "setup_class", part)
                 for test in (member for member in dir(part) if member.startswith("test")):
-                    one = part()
-                    self._step(one, "setup", None)
-                    self._step(one, "setup_method", getattr(one, test))
-                    self._call(getattr(one, test), getattr(part, "pytestmark", []))
-                    self._step(one, "teardown_method", getattr(one, test))
+                    instance = part()
+                    self._step(instance, "setup", None)
+                    self._step(instance, "setup_method", getattr(instance, test))
+                    self._call(getattr(instance, test), getattr(part, "pytestmark", []))
+                    self._step(instance, "teardown_method", getattr(instance, test))
 
     def _step(self, owner: Any, name: str, argument: Any) -> None:
         """Call a function that prepares tests, if there is one. It may take an argument."""
@@ -385,11 +385,11 @@ class Printed(io.StringIO):
 def _sized(close: Callable[..., Any]) -> Callable[..., Any]:
     """Return one of NumPy's comparisons, which fails where only one of the two is empty."""
 
-    def compare(one: Any, other: Any, *rest: Any, **named: Any) -> Any:
-        sizes = [getattr(part, "size", len(part) if hasattr(part, "__len__") else 1) for part in (one, other)]
+    def compare(left: Any, right: Any, *rest: Any, **named: Any) -> Any:
+        sizes = [getattr(part, "size", len(part) if hasattr(part, "__len__") else 1) for part in (left, right)]
         if (sizes[0] == 0) != (sizes[1] == 0):
             raise AssertionError("one of the two is empty")
-        return close(one, other, *rest, **named)
+        return close(left, right, *rest, **named)
 
     return compare
 
@@ -414,8 +414,8 @@ def same(actual: Any, expected: Any) -> bool:
     if isinstance(actual, list | tuple) and isinstance(expected, list | tuple):
         return len(actual) == len(expected) and all(map(same, actual, expected))
     if isinstance(actual, dict) and isinstance(expected, dict):
-        named = {str(key): value for key, value in actual.items()}
-        return named.keys() == expected.keys() and all(same(named[key], expected[key]) for key in expected)
+        by_key = {str(key): value for key, value in actual.items()}
+        return by_key.keys() == expected.keys() and all(same(by_key[key], expected[key]) for key in expected)
     return bool(actual == expected)
 
 
