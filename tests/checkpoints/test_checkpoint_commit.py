@@ -258,6 +258,7 @@ def _save_for_ever(root):
         step += 1
 
 
+@pytest.mark.campaign
 def test_killed_at_any_moment(layout):
     last = 0
     for milliseconds in range(0, 32, 4):

@@ -217,6 +217,7 @@ main()
 """
 
 
+@pytest.mark.campaign
 def test_up_leaves_nothing_where_it_is_terminated(tmp_path: Path) -> None:
     (tmp_path / "prefect.yaml").touch()
     command = [sys.executable, "-c", TERMINATED_UP, str(free_port())]
@@ -268,6 +269,7 @@ def test_a_folder_has_one_key_which_only_its_owner_reads(tmp_path: Path) -> None
     assert client_environment("", tmp_path)["PREFECT_API_AUTH_STRING"] == key != server_key(tmp_path / "other")
 
 
+@pytest.mark.campaign
 def test_another_server_does_not_get_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even from our `prefect.toml`, if PREFECT_API_URL names it."""
     monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
@@ -403,6 +405,7 @@ def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert prefect_environment(tmp_path)["PREFECT_HOME"] == str(tmp_path / ".trinity" / "prefect")
 
 
+@pytest.mark.campaign
 def test_a_temporary_server_does_not_outlive_a_killed_run(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from flows.local.server import start_process\n"

@@ -129,6 +129,7 @@ def test_a_script_is_not_run_without_a_sandbox(tmp_path: Path, monkeypatch: pyte
     assert "trinity import-verl --" in str(caught.value)
 
 
+@pytest.mark.campaign
 def test_a_script_that_does_not_end_is_cut_off(tmp_path: Path) -> None:
     config, _ = imported(tmp_path, f"{COMMAND} {MODEL} trainer.nnodes=2\nwhile :; do :; done\n")
     assert config.cluster.node_num == 2

@@ -318,6 +318,7 @@ def contents(folder):
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file() and not file.name.startswith(".")}
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_the_notebook_runs_and_its_run_goes_on(tmp_path):
     """In a loop that runs, as in a notebook. How a run goes on is tested on real parts elsewhere."""

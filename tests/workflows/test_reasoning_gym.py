@@ -144,6 +144,7 @@ def test_data_and_formulas_are_evaluated(text):
     assert is_evaluable(text)
 
 
+@pytest.mark.campaign
 def test_a_verifier_that_hangs_is_killed():
     """Sympy would differentiate this answer for hours: no rollout of the task is judged, but the next task is."""
     asked = [row["prompt"] for row in rows("simple_integration", 1, 1, {})]
