@@ -182,6 +182,21 @@ def studio(
     serve_studio(Path.cwd(), file, plugin_dir, host, port)
 
 
+@app.command()
+def mcp(
+    port: Annotated[
+        int, typer.Option(help="Serve on 127.0.0.1 over HTTP, to those who have the folder's key; 0: on stdin/stdout.")
+    ] = 0,
+) -> None:
+    """Let an agent plan, run, follow, examine and stop runs: tools of the Model Context Protocol.
+
+    Add to an agent, from the project's folder: claude mcp add trinity -- trinity mcp
+    """
+    from flows.local.commands import serve_mcp
+
+    serve_mcp(Path.cwd(), port)
+
+
 def main() -> None:
     from flows.local.connection import ServerLost
 

@@ -85,6 +85,7 @@ CAMPAIGN = (
     "run/test_runtime_asked_models.py",
     "run/test_runtime_ray_node.py",
     "run/test_runtime_run.py",
+    "studio/test_mcp.py",
     "studio/test_studio_hub.py",
     "studio/test_studio_page.py",
     "test_examples.py",

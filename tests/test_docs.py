@@ -28,7 +28,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`((?:trinity_core|flows|studio|tasks)/[a-z_/]+[a-z_.]*)`")
 """The path of a file or folder of code; pages about parts to add have NAME in such a path."""
 SETTING = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*=")
-PROGRAM = re.compile(r"trinity|prefect|make|ray|python[\d.]*|pip|uv|curl|export|cd|cp|\.|~?/.+|\w+=.+")
+PROGRAM = re.compile(r"trinity|claude|prefect|make|ray|python[\d.]*|pip|uv|curl|export|cd|cp|\.|~?/.+|\w+=.+")
 FREE = ("_args", "env_vars", "engine_args")
 """Settings whose keys belong to somebody else end so."""
 

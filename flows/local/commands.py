@@ -375,7 +375,16 @@ def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, por
         )
     command = [sys.executable, "-m", "studio", str(file), "--host", host, "--port", str(port)]
     command += ["--plugin-dir", str(plugin_dir)] if plugin_dir else []
-    env = prefect_environment(root) | server
+    _become(command, root, prefect_environment(root) | server)
+
+
+def serve_mcp(root: Path, port: int) -> NoReturn:
+    """Replace this process by the server of tools for agents; without a port it talks over stdin and stdout."""
+    command = [sys.executable, "-m", "studio.mcp_server", "--port", str(port)]
+    _become(command, root, prefect_environment(root) | known_server(root))
+
+
+def _become(command: list[str], root: Path, env: Mapping[str, str]) -> NoReturn:
     with suppress(OSError):  # Prefect creates its home but no folder above it, and would warn
         make_state_dir(root)
         Path(env["PREFECT_HOME"]).expanduser().mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from trinity_core.config.training import dtype_of
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.hosting.gpus import survey
-from trinity_core.hosting.placement import Machine, place, weakest
+from trinity_core.hosting.placement import Machine, flow_of, place, weakest
 from trinity_core.pipelines.named_parts import missing_names
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.preflight.first_rows import trial_of_rows
@@ -146,6 +146,11 @@ class Validation:
     stages: list[dict[str, Any]]
     """Name, project, algorithm, mode, folder and notices of each."""
     problems: list[Finding]
+    flow: str = ""
+    """The flow that runs the configuration."""
+    run: str = ""
+    """`project/name` of the whole run, whose folder is `job_dir`."""
+    job_dir: str = ""
 
     @property
     def accepted(self) -> bool:
@@ -186,7 +191,9 @@ def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Valid
         }
         for stage in stages(config)
     ]
-    return Validation(not offline and not config.cluster.ray_address, listed, [])
+    run = f"{config.project}/{config.name}"
+    opened = not offline and not config.cluster.ray_address
+    return Validation(opened, listed, [], flow_of(config), run, str(config.job_dir))
 
 
 def _opened(config: Config, is_first: bool, encoder: ChatEncoder | None) -> Iterator[Finding]:

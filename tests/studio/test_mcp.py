@@ -1,0 +1,120 @@
+"""`trinity mcp` as an agent's client uses it: over stdin and stdout, and over HTTP with the folder's key."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import httpx
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from ports import free_port
+
+COMMAND = ["-m", "flows.cli", "mcp"]
+RUN_SECONDS = 300.0
+TEXT = """
+project: p
+name: agents
+checkpoint_root_dir: {folder}/checkpoints
+model: {{model_path: {model}, max_prompt_tokens: 96, max_response_tokens: 16}}
+algorithm: {{algorithm_type: grpo, repeat_times: 4}}
+cluster: {{gpu_per_node: 0}}
+buffer:
+  batch_size: 4
+  total_steps: 400
+  explorer_input:
+    taskset: {{path: {data}, split: train, format: {{prompt_key: question, response_key: answer}}}}
+    eval_tasksets:
+      - {{name: held-out, path: {data}, split: train, format: {{prompt_key: question, response_key: answer}}}}
+explorer: {{eval_interval: 2}}
+"""
+
+
+async def called(session: ClientSession, tool: str, **arguments: Any) -> Any:
+    answer = await session.call_tool(tool, arguments)
+    assert not answer.is_error, answer.content
+    content = answer.structured_content
+    return content["result"] if content.keys() == {"result"} else content
+
+
+async def refused(session: ClientSession, tool: str, **arguments: Any) -> str:
+    answer = await session.call_tool(tool, arguments)
+    assert answer.is_error
+    return answer.content[0].text
+
+
+def test_an_agent_runs_an_experiment_finds_its_fault_and_stops_it(tiny_folders, tmp_path):
+    """With nothing but the tools: the eval set is the training set, until the agent has asked the doctor."""
+    (tmp_path / "work").mkdir()
+    environment = {**os.environ, "TRINITY_CHECKPOINT_ROOT_DIR": f"{tmp_path}/checkpoints"}
+    server = StdioServerParameters(command=sys.executable, args=COMMAND, env=environment, cwd=tmp_path / "work")
+    text = TEXT.format(folder=tmp_path, model=tiny_folders.model, data=tiny_folders.data)
+
+    async def work() -> None:
+        async with stdio_client(server) as streams, ClientSession(*streams) as session:
+            await session.initialize()
+            assert (await called(session, "recipes"))[0]["file"].endswith("quickstart.yaml")
+            assert "above" in await refused(session, "write_config", file="../above.yaml", text=text)
+            await called(session, "write_config", file="mine.yaml", text=text.replace("grpo", "gprpo"))
+            checked = await called(session, "validate", config="mine.yaml")
+            assert (checked["problems"][0]["key"], checked["problems"][0]["suggestion"]) == (
+                "algorithm.algorithm_type", "grpo",
+            )  # fmt: skip
+            assert "algorithm.algorithm_type" in await refused(session, "run", config="mine.yaml")
+            await called(session, "write_config", file="mine.yaml", text=text)
+            assert (await called(session, "plan", config="mine.yaml"))["stages"][0]["total_steps"] == 400
+            begun = await called(session, "run", config="mine.yaml")
+            assert (begun["run"], begun["state"]) == ("p/agents", "running")
+            end = time.monotonic() + RUN_SECONDS
+            findings: list[str] = []
+            while "eval-leak" not in findings and time.monotonic() < end:
+                await asyncio.sleep(1)
+                if (await called(session, "status", run="p/agents"))["score"] is not None:
+                    found = await called(session, "doctor", run="p/agents")
+                    findings = [finding["check"] for run in found["runs"].values() for finding in run]
+            assert "eval-leak" in findings
+            assert (await called(session, "rollouts", run="p/agents", count=2))[0]["prompt"]
+            metrics = await called(session, "metrics", run="p/agents", names=["explorer/reward/mean"], last=2)
+            assert len(metrics["explorer/reward/mean"]) == 2
+            await called(session, "stop", run="p/agents")
+            while (state := (await called(session, "status", run="p/agents"))["state"]) == "running":
+                assert time.monotonic() < end
+                await asyncio.sleep(1)
+            assert state == "cancelled"
+            assert (await called(session, "status", run="p/agents"))["checkpoints"]
+            assert "over" in await refused(session, "stop", run="p/agents")
+
+    asyncio.run(work())
+
+
+def test_over_http_the_server_asks_for_the_key(tmp_path):
+    port = free_port()
+    process = subprocess.Popen([sys.executable, *COMMAND, "--port", str(port)], cwd=tmp_path)
+    hello = {
+        "jsonrpc": "2.0", "id": 1, "method": "initialize",
+        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+    }  # fmt: skip
+    headers = {"Accept": "application/json, text/event-stream"}
+    try:
+        for _ in range(240):
+            try:
+                answer = httpx.post(f"http://127.0.0.1:{port}/mcp", json=hello, headers=headers)
+                break
+            except httpx.TransportError:
+                time.sleep(0.5)
+        assert answer.status_code == 401
+        user, _, password = (tmp_path / ".trinity/prefect.key").read_text().partition(":")
+        answer = httpx.post(f"http://127.0.0.1:{port}/mcp", json=hello, headers=headers, auth=(user, password))
+        assert answer.status_code == 200 and "trinity" in answer.text
+        foreign = httpx.post(
+            f"http://127.0.0.1:{port}/mcp", json=hello, headers={**headers, "Origin": "http://elsewhere"},
+            auth=(user, password),
+        )  # fmt: skip
+        assert foreign.status_code == 403
+    finally:
+        process.terminate()
+        process.wait(30)
