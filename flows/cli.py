@@ -1,4 +1,4 @@
-"""`trinity` with the commands that run flows and serve pages: run, evaluate, curate, up, studio …"""
+"""`trinity` with the commands that run flows, serve pages or look at several runs: run, evaluate, up, compare …"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from flows.local.worker import RESTARTS
 from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT
-from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
+from trinity_core.cli import RESULTS, ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
 
 Restarts = Annotated[int, typer.Option(help="Restarts of a killed run within an hour; 0: none.", min=0)]
 MlflowPort = Annotated[int, typer.Option(help="Port of MLflow on 127.0.0.1; 0: do not serve it.", min=0, max=65535)]
@@ -68,6 +68,25 @@ def evaluate(
         summary = prefect.run("evaluate", loaded, config, settings, is_ready=True, stage=stage, which=which, run=run)
     typer.echo(json.dumps(summary["scores"], indent=2))
     typer.echo(evaluation_text(summary["evaluation"]), err=True)
+
+
+@app.command(rich_help_panel=RESULTS)
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN RUN…", help="Folders of runs, pipelines or checkpoints.", show_default=False),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text, with all samples.")] = False,
+) -> None:
+    """Compare runs: configuration, data and code, then scores paired by task, and samples that changed sides.
+
+    Runs that differ in their seeds alone form one group. The first group is the baseline. Changes nothing.
+    """
+    from trinity_core.run.compare import compare as compared
+    from trinity_core.run.compare import comparison_text
+
+    comparison = compared(runs)
+    typer.echo(json.dumps(comparison.json(), indent=2, default=str) if as_json else comparison_text(comparison))
 
 
 @app.command()

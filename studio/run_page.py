@@ -23,6 +23,7 @@ from trinity_core.base.addresses import rollouts_page
 from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.run_record import RunState
 from trinity_core.exchange.tracking.writers import flatten
+from trinity_core.run.compare import compare, comparison_text
 from trinity_core.run.made_from import normalised
 from trinity_core.view.viewed_run import RunFolders
 
@@ -75,6 +76,10 @@ def show_comparison(chosen: Sequence[Run], settings: StudioSettings) -> None:
     st.markdown(f"### {' · '.join(escaped(run.name) for run in chosen)}")
     st.markdown("**Configuration**")
     show_difference({run.name: run.files.config for run in chosen})
+    folders = [run.folder for run in chosen if run.folder is not None and run.files.config]
+    if len(folders) > 1:
+        st.markdown("**Scores, data and code**")
+        st.code(comparison_text(compare(folders)), language=None, wrap_lines=True)
     st.markdown("**Curves**")
     show_curves(chosen)
     st.markdown("**Rollouts**")

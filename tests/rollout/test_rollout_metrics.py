@@ -10,7 +10,7 @@ import pytest
 from trinity_core.base.errors import Unanswered
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
-from trinity_core.rollout.metrics import eval_numbers, step_numbers
+from trinity_core.rollout.metrics import eval_numbers, step_numbers, task_answers
 from trinity_core.rollout.runner import Outcome
 from trinity_core.rollout.step_source import _groups
 
@@ -187,3 +187,17 @@ def test_a_fully_masked_group_is_replaced_by_another():
     masked, trained = experience(1.0), experience(0.0)
     masked.group, masked.action_mask = "cut", np.zeros(2, bool)
     assert _groups([masked]) == 0 and _groups([masked, trained]) == 1
+
+
+def test_answers_of_a_task_are_stored_together():
+    """Two repeats that were separate tasks, one of which failed; another task that was judged."""
+    told = experience(1.0)
+    told.info.update(prompt="How many?", response="x" * 1000 + "#### 9")
+    first, second = task_answers([
+        outcome(told, index=3), outcome(error=ValueError("no"), index=3), outcome(experience(0.5), index=4),
+    ])  # fmt: skip
+    assert (first.task, first.scores, first.prompt) == (3, [1.0, 0.0], "How many?")
+    assert first.answers[0].endswith("#### 9") and len(first.answers[0]) == 400
+    assert second.scores == [0.5]
+    assert outcome(error=Unanswered("away"), index=5).failed
+    assert task_answers([outcome(error=Unanswered("away"), index=5)])[0].scores == [None]

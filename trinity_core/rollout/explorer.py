@@ -473,8 +473,7 @@ class Explorer:
                 self._evaluation = None
             check_failures(f"the evaluation of version {version} on {taskset.name}", outcomes)
             numbers |= eval_numbers(taskset.name, outcomes)
-            sampled = experiences_of(outcomes)
-            await asyncio.to_thread(self._records.sample, f"eval_{taskset.name}", version, sampled)
+            await asyncio.to_thread(self._records.evaluated, taskset.name, version, outcomes)
         numbers["eval/seconds"] = time.perf_counter() - began
         if missing := unscored_sets(numbers):
             log.warning(

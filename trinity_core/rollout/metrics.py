@@ -12,6 +12,7 @@ import numpy as np
 
 from trinity_core.base.errors import Unanswered
 from trinity_core.data.experience import Experience, mean_reward
+from trinity_core.exchange.tracking.answers import SHOWN, TaskAnswers, row_digest
 from trinity_core.rollout.runner import Outcome
 from trinity_core.workflows.base import runs_of
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
@@ -130,14 +131,39 @@ def answers_by_task(outcomes: Sequence[Outcome]) -> list[list[float | None]]:
 
     The last turn of a run is its answer. A task may have several outcomes, one for each repeat.
     """
-    tasks: dict[int, list[float | None]] = defaultdict(list)
+    return [[score for outcome in task for score in _scores(outcome)] for task in _by_task(outcomes)]
+
+
+def task_answers(outcomes: Sequence[Outcome]) -> list[TaskAnswers]:
+    """Return what is stored of each task's answers; `answers_by_task` scores them."""
+    stored = []
+    for of_task in _by_task(outcomes):
+        task, runs = of_task[0].task, [turns for outcome in of_task for turns in runs_of(outcome.of_task)]
+        prompts = [str(turns[0].info.get("prompt", "")) for turns in runs]
+        stored.append(
+            TaskAnswers(
+                task=task.index,
+                digest=row_digest(task.raw),
+                location=task.location,
+                scores=[score for outcome in of_task for score in _scores(outcome)],
+                prompt=prompts[0][:SHOWN] if prompts else "",
+                answers=[str(turns[-1].info.get("response", ""))[-SHOWN:] for turns in runs],
+            )
+        )
+    return stored
+
+
+def _by_task(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    tasks: dict[int, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        if outcome.failed:
-            score = None if _is_unanswered(outcome) else 0.0
-            tasks[outcome.task.index] += [score] * outcome.task.repeat_times
-        else:
-            tasks[outcome.task.index] += [_score(turns[-1]) for turns in runs_of(outcome.of_task)]
+        tasks[outcome.task.index].append(outcome)
     return list(tasks.values())
+
+
+def _scores(outcome: Outcome) -> list[float | None]:
+    if outcome.failed:
+        return [None if _is_unanswered(outcome) else 0.0] * outcome.task.repeat_times
+    return [_score(turns[-1]) for turns in runs_of(outcome.of_task)]
 
 
 def _accuracy_numbers(judged: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -17,9 +17,11 @@ from trinity_core.exchange.store.archive import Archive, whole_line
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.run_store import file_owner
 from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.tracking.answers import save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, explorer_source
 from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
 from trinity_core.rollout.inference.requests import WeightSyncReport
+from trinity_core.rollout.metrics import experiences_of, task_answers
 from trinity_core.rollout.runner import Outcome, cause
 
 SAMPLED = 16
@@ -95,6 +97,11 @@ class StepRecords:
         """Write the `numbers` of a stored step whose process died before it wrote them."""
         if not self._metrics.has(step):
             self._metrics.write(step, numbers)
+
+    def evaluated(self, taskset: str, version: int, outcomes: Sequence[Outcome]) -> None:
+        """Save an evaluation's answers, and a sample of them as rollouts."""
+        save_answers(self._job_dir, taskset, version, task_answers(outcomes))
+        self.sample(f"eval_{taskset}", version, experiences_of(outcomes))
 
     def sample(self, source: str, step: int, experiences: list[Experience]) -> None:
         """Save an evenly spaced sample of these rollouts."""

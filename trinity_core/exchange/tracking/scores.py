@@ -132,6 +132,12 @@ def best_steps(config: Config, among: Collection[int]) -> list[int]:
     return sorted({step for steps in best for step in steps})
 
 
+def evaluated_sets(metrics: Mapping[str, float]) -> list[str]:
+    """Return the eval sets of an evaluation that have an accuracy."""
+    names = (name for name in metrics if name.startswith("eval/") and name.endswith("/accuracy"))
+    return [name.removeprefix("eval/").removesuffix("/accuracy") for name in names]
+
+
 def unscored_sets(metrics: Mapping[str, float]) -> list[str]:
     """Return the eval sets of an evaluation that have no score because no answer has a verdict."""
     return sorted(name for name, value in _by_set(metrics).items() if value is None)

@@ -1,0 +1,142 @@
+"""Two runs compared: intervals against simulation, and what is read from folders of runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.cli import main
+from tests.commands import called
+from trinity_core.base.errors import DataError
+from trinity_core.base.files import write_json
+from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.run_record import record_start
+from trinity_core.run.compare import compare
+from trinity_core.run.paired import by_blocks, of_seeds, paired
+
+SCORES = st.dictionaries(st.sampled_from("abcdef"), st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), max_size=3))
+
+
+@given(SCORES, SCORES)
+def test_a_difference_turns_its_sign_with_its_sides(before: dict[str, Any], after: dict[str, Any]) -> None:
+    one, other = paired(before, after), paired(after, before)
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert (one.before, one.after) == pytest.approx((other.after, other.before))
+        assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
+        assert (one.won, one.lost) == (other.lost, other.won)
+        assert one.low < one.high
+
+
+@pytest.mark.parametrize(("tasks", "repeats", "gain"), [(100, 1, 0.05), (60, 4, 0.0), (400, 1, 0.01)])
+def test_intervals_contain_the_true_difference(tasks: int, repeats: int, gain: float) -> None:
+    """Tasks of differing difficulty, on which the second model is better by `gain` on average."""
+    rng, hits = np.random.default_rng(7), 0
+    for _ in range(200):
+        ease = rng.beta(2, 2, tasks) * 0.8
+        drawn = [
+            {str(i): (rng.random(repeats) < p).astype(float).tolist() for i, p in enumerate(chances)}
+            for chances in (ease, ease + gain)
+        ]
+        difference = paired(*drawn)
+        assert difference is not None
+        hits += difference.low <= gain <= difference.high
+    assert 0.92 <= hits / 200 <= 0.995
+
+
+def test_difference_between_seeds_widens_the_interval() -> None:
+    """Of two configurations that are equally good, 95 % of the intervals contain 0, however much seeds differ."""
+    rng, hits, alone = np.random.default_rng(3), 0, 0
+    for _ in range(200):
+        sides = [
+            [
+                {
+                    str(i): [float(rng.random() < p)]
+                    for i, p in enumerate(np.full(200, min(max(rng.normal(0.5, 0.06), 0), 1)))
+                }
+                for _ in range(3)
+            ]
+            for _ in range(2)
+        ]
+        difference, single = of_seeds(*sides), paired(sides[0][0], sides[1][0])
+        assert difference is not None and single is not None
+        hits += difference.verdict == "not distinguishable"
+        alone += single.verdict == "not distinguishable"
+    assert hits / 200 >= 0.94
+    assert alone / 200 < 0.8
+
+
+def test_only_common_tasks_and_verdicts_are_paired() -> None:
+    before = {"a": [1.0, None], "b": [0.0], "c": [1.0], "d": [0.0]}
+    after = {"a": [1.0, 0.0], "b": [1.0], "c": [None], "e": [0.0]}
+    difference = paired(before, after)
+    assert difference is not None
+    assert (difference.pairs, difference.won, difference.lost, difference.told()["difference"]) == (2, 1, 0, 0.5)
+    assert paired({"a": [1.0]}, {"a": [0.0]}) is None
+
+
+def test_curves_are_compared_at_common_steps() -> None:
+    curve = {step: 0.5 + 0.01 * (step % 3) for step in range(100)}
+    higher = by_blocks(curve, {step: value + 0.1 + 0.01 * (step % 2) for step, value in curve.items()})
+    assert higher is not None and higher.verdict == "better" and higher.pairs == 100
+    assert by_blocks(curve, {0: 1.0}) is None
+
+
+def run_folder(root: Path, name: str, accuracy: float, seed: int, lr: float = 1e-5, answers: bool = True) -> Path:
+    folder = root / "p" / name
+    record_start(folder, {"name": name, "seed": seed, "algorithm": {"lr": lr}}, "rft", software={"torch": "2.0"})
+    write_json(folder / "summary.json", {"made_from": {"inputs": {"/data/train.jsonl": f"digest {lr}"}}})
+    rng = np.random.default_rng(seed)
+    right = [float(rng.random() < accuracy) for _ in range(100)]
+    if answers:
+        tasks = [
+            TaskAnswers(i, f"row {i}", f"test.jsonl:{i + 1}", [s], f"q{i}", [f"a{s}"]) for i, s in enumerate(right)
+        ]
+        save_answers(folder, "test", 10, tasks)
+    score, metrics = float(np.mean(right)), MetricsFile(folder, "eval")
+    metrics.write(10, {
+        "eval/test/accuracy": score, "eval/test/accuracy_low": score - 0.1, "eval/test/accuracy_high": score + 0.1,
+        "eval/test/judged": 100.0,
+    }, made_with="x")  # fmt: skip
+    return folder
+
+
+def test_runs_are_compared_by_what_they_stored(tmp_path: Path) -> None:
+    folders = [run_folder(tmp_path, f"low{seed}", 0.4, seed) for seed in (1, 2)]
+    folders += [run_folder(tmp_path, f"high{seed}", 0.9, seed, lr=1e-4) for seed in (1, 2)]
+    done = called(main, "compare", *map(str, folders), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["baseline"] == ["p/low1", "p/low2"]
+    assert told["configuration"] == {"seed": [1, 2, 1, 2], "algorithm.lr": [1e-5, 1e-5, 1e-4, 1e-4]}
+    assert list(told["data"]) == ["/data/train.jsonl"] and told["code"] == {}
+    [group] = told["others"]
+    compared = group["sets"]["test"]
+    assert compared["difference"]["verdict"] == "better"
+    assert [len(scores) for scores in compared["seeds"]] == [2, 2]
+    assert compared["difference"]["pairs"] == 100
+    assert compared["changed"][0]["location"].startswith("test.jsonl:")
+    text = called(main, "compare", *map(str, folders)).stdout
+    assert "better" in text and "algorithm.lr" in text
+
+
+def test_seeds_of_one_configuration_and_runs_without_answers(tmp_path: Path) -> None:
+    seeds = compare([run_folder(tmp_path, f"run{seed}", 0.5, seed) for seed in (1, 2, 3)])
+    assert (seeds.baseline, [group.runs for group in seeds.others]) == (["p/run1"], [["p/run2", "p/run3"]])
+    old = compare([run_folder(tmp_path, "old", 0.3, 1, lr=2e-5, answers=False), tmp_path / "p" / "run1"])
+    assert old.others[0].sets == {} and any("p/old" in note for note in old.notes)
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        compare([run_folder(tmp_path, "alone", 0.5, 1)])
+    with pytest.raises(DataError) as refused:
+        compare([tmp_path, tmp_path])
+    assert refused.value.key == str(tmp_path)

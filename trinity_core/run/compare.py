@@ -1,0 +1,234 @@
+"""`trinity compare`: how runs differ in what they were made from, and in their scores, answer by answer.
+
+Runs whose configurations differ in nothing but seed and name form one group: its scores are a band. The first group is
+the baseline. Reads what the runs have stored, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trinity_core.base.errors import DataError
+from trinity_core.base.files import read_json
+from trinity_core.base.layout import step_of
+from trinity_core.exchange.tracking.answers import TaskAnswers, read_answers
+from trinity_core.exchange.tracking.metrics_file import read_evaluations, read_metrics, series
+from trinity_core.exchange.tracking.run_record import read_config, read_record
+from trinity_core.exchange.tracking.scores import evaluated_sets, latest_scores
+from trinity_core.exchange.tracking.writers import leaves
+from trinity_core.run.audit import runs_in
+from trinity_core.run.made_from import normalised
+from trinity_core.run.paired import Difference, by_blocks, means, of_seeds
+
+NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
+"""Settings that always differ between runs, or in notation."""
+NOISE = (*NAMES, "project", "seed")
+"""Settings in which the runs of one group may differ."""
+SHOWN, LISTED = 3, 20
+"""Samples that changed sides, and differing settings, that are shown without `--json`."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """What a run has stored, with the answers of one evaluation."""
+
+    name: str
+    step: int | None
+    """Step of the evaluation; None without any."""
+    config: Mapping[str, Any]
+    data: Mapping[str, Any]
+    """Data file or plugin → digest; empty before the run has ended."""
+    software: Mapping[str, str]
+    answers: Mapping[str, Mapping[str, TaskAnswers]]
+    """Eval set → digest of the row → its answers."""
+    rewards: Mapping[int, float]
+    """Train step → mean training reward."""
+
+    def scores(self, taskset: str) -> dict[str, Sequence[float | None]]:
+        return {digest: task.scores for digest, task in self.answers.get(taskset, {}).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A sample whose score rose or fell."""
+
+    location: str
+    prompt: str
+    scores: tuple[float, float]
+    answers: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class SetComparison:
+    """One eval set of two groups."""
+
+    difference: Difference
+    seeds: tuple[Sequence[float], Sequence[float]]
+    """Score of each run of either group."""
+    changed: Sequence[Changed]
+
+
+@dataclass(frozen=True)
+class GroupComparison:
+    """A group beside the baseline."""
+
+    runs: Sequence[str]
+    sets: Mapping[str, SetComparison]
+    rewards: Difference | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    runs: Sequence[str]
+    baseline: Sequence[str]
+    configuration: Mapping[str, Sequence[Any]]
+    """Setting → its value in each run, None where it is not set; only settings that differ. Alike the next two."""
+    data: Mapping[str, Sequence[Any]]
+    code: Mapping[str, Sequence[Any]]
+    others: Sequence[GroupComparison]
+    notes: Sequence[str]
+
+    def json(self) -> dict[str, Any]:
+        tree = asdict(self)
+        for group, shown in zip(self.others, tree["others"], strict=True):
+            shown["rewards"] = group.rewards and group.rewards.told()
+            for name, compared in group.sets.items():
+                shown["sets"][name]["difference"] = compared.difference.told()
+        return tree
+
+
+def compare(paths: Sequence[Path]) -> Comparison:
+    """Compare the runs in these folders, or checkpoints of theirs.
+
+    Raises DataError for fewer than two, and for a folder that is no run.
+    """
+    if len(paths) < 2:
+        raise DataError(f"give two runs to compare, not {len(paths)}")
+    runs = [read_run(path) for path in paths]
+    groups: dict[tuple[str, str], list[ComparedRun]] = {}
+    for path, run in zip(paths, runs, strict=True):
+        settings = sorted((key, str(value)) for key, value in run.config.items() if key not in NOISE)
+        groups.setdefault((str(settings), str(path) if step_of(path) else ""), []).append(run)
+    baseline, *others = groups.values()
+    if not others:
+        baseline, others = runs[:1], [runs[1:]]  # they differ in their seeds alone
+    return Comparison(
+        [run.name for run in runs],
+        [run.name for run in baseline],
+        _differing([run.config for run in runs], NAMES),
+        _differing([run.data for run in runs]),
+        _differing([run.software for run in runs]),
+        [_compared(baseline, group) for group in others],
+        list(_notes(runs)),
+    )
+
+
+def read_run(path: Path) -> ComparedRun:
+    """Read a run from its folder, that of its pipeline (whose last scored stage counts), or one of its checkpoints."""
+    path = path.resolve()
+    step = step_of(path)
+    folder = path if step is None else path.parent
+    folder = next((run for run in reversed(runs_in(folder)) if read_evaluations(run)), folder)
+    if not (folder / "monitor").is_dir():
+        raise DataError(
+            f"{path} is no run: give a folder <checkpoint_root_dir>/<project>/<name>, or its global_step_N",
+            key=str(path),
+        )
+    at = max(latest_scores(folder), default=None) if step is None else step
+    metrics = [line.metrics for line in read_evaluations(folder) if line.step == at]
+    answers = {name: read_answers(folder, name, at or 0) for name in (evaluated_sets(metrics[-1]) if metrics else ())}
+    made_from, record = (read_json(folder / "summary.json") or {}).get("made_from") or {}, read_record(folder)
+    return ComparedRun(
+        f"{folder.parent.name}/{folder.name}" + ("" if step is None else f" step {step}"),
+        at if metrics else None,
+        dict(leaves(normalised(read_config(folder)))),
+        {name: value for name, value in made_from.get("inputs", {}).items() if name.startswith("/")},
+        record.software if record is not None else {},
+        {name: {task.digest: task for task in tasks} for name, tasks in answers.items() if tasks},
+        series(read_metrics(folder), "reward/mean", "trainer"),
+    )
+
+
+def _differing(trees: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """Return key → value in each, for keys that differ. What is empty has recorded nothing, and differs in nothing."""
+    recorded = [tree for tree in trees if tree]
+    keys = dict.fromkeys(key for tree in recorded for key in tree if key not in ignored)
+    values = {key: [tree.get(key) for tree in trees] for key in keys}
+    return {key: values[key] for key in keys if any(tree.get(key) != recorded[0].get(key) for tree in recorded)}
+
+
+def _compared(baseline: Sequence[ComparedRun], group: Sequence[ComparedRun]) -> GroupComparison:
+    sets: dict[str, SetComparison] = {}
+    for name in baseline[0].answers:
+        before, after = ([run.scores(name) for run in side] for side in (baseline, group))
+        if difference := of_seeds(before, after):
+            changed = _changed(baseline[0].answers[name], group[0].answers[name])
+            sets[name] = SetComparison(difference, (means(before), means(after)), list(changed))
+    return GroupComparison([run.name for run in group], sets, by_blocks(baseline[0].rewards, group[0].rewards))
+
+
+def _changed(before: Mapping[str, TaskAnswers], after: Mapping[str, TaskAnswers]) -> Iterator[Changed]:
+    """Yield of each task the first repeat whose score differs."""
+    for first, second in ((before[digest], after[digest]) for digest in before if digest in after):
+        for i, scores in enumerate(zip(first.scores, second.scores, strict=False)):
+            if None not in scores and scores[0] != scores[1]:
+                answers = [task.answers[i] if i < len(task.answers) else "" for task in (first, second)]
+                yield Changed(second.location, second.prompt, scores, (answers[0], answers[1]))  # type: ignore[arg-type]
+                break
+
+
+def _notes(runs: Sequence[ComparedRun]) -> Iterator[str]:
+    if missing := [run.name for run in runs if not run.answers]:
+        yield f"without stored answers: {', '.join(missing)}; `trinity evaluate --config FILE --which all` stores them"
+    if missing := [run.name for run in runs if not run.data]:
+        yield f"data not compared: {', '.join(missing)} recorded no digests, which a run does at its end"
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return differences of what the runs were made from, then of their scores, then the samples that changed."""
+    lines = [f"{chr(ord('A') + i)}  {name}" for i, name in enumerate(comparison.runs)]
+    for title in ("configuration", "data", "code"):
+        differing = getattr(comparison, title)
+        lines += ["", title if differing else f"{title}: no difference"]
+        lines += [f"  {key}  {' | '.join(map(_value, values))}" for key, values in [*differing.items()][:LISTED]]
+        lines += [f"  … {len(differing) - LISTED} more: --json"] if len(differing) > LISTED else []
+    for group in comparison.others:
+        lines += ["", f"{', '.join(group.runs)} against {', '.join(comparison.baseline)}"]
+        for name, compared in group.sets.items():
+            lines += _set_lines(name, compared)
+        if group.rewards is not None:
+            lines.append(f"  training reward: {_difference(group.rewards)} common steps; no held-out score")
+    return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])
+
+
+def _set_lines(name: str, compared: SetComparison) -> list[str]:
+    difference = compared.difference
+    tied = difference.pairs - difference.won - difference.lost
+    bands = [f"{min(s):.3f}–{max(s):.3f} ({len(s)} runs)" if len(s) > 1 else "1 run" for s in compared.seeds]
+    lines = [
+        f"  {name}: {difference.verdict}. {_difference(difference)} tasks",
+        f"    {difference.won} tasks won, {difference.lost} lost, {tied} tied; seeds: {' | '.join(bands)}",
+    ]
+    if min(map(len, compared.seeds)) == 1:
+        lines.append("    the interval does not cover another seed: that needs two runs of each configuration")
+    for title, samples in (
+        ("gained", [one for one in compared.changed if one.scores[1] > one.scores[0]]),
+        ("lost", [one for one in compared.changed if one.scores[1] < one.scores[0]]),
+    ):
+        for one in samples[:SHOWN]:
+            lines.append(f"    {title} {one.location}  {one.scores[0]:g} → {one.scores[1]:g}  {one.prompt[:100]!r}")
+            before, after = (answer[-100:] for answer in one.answers)
+            lines += [f"      before …{before!r}", f"      after  …{after!r}"]
+        lines += [f"    … {len(samples) - SHOWN} more {title}: --json"] if len(samples) > SHOWN else []
+    return lines
+
+
+def _difference(of: Difference) -> str:
+    return f"{of.before:.3f} → {of.after:.3f}, {of.after - of.before:+.3f} [{of.low:+.3f}, {of.high:+.3f}], {of.pairs}"
+
+
+def _value(value: Any) -> str:
+    return "–" if value is None else str(value)
