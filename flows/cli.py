@@ -89,6 +89,76 @@ def compare(
     typer.echo(json.dumps(comparison.json(), indent=2, default=str) if as_json else comparison_text(comparison))
 
 
+@app.command(rich_help_panel=RESULTS)
+def lineage(
+    path: Annotated[
+        Path, typer.Argument(help="A checkpoint or a run; with --row, the folder whose runs are searched.")
+    ],
+    row: Annotated[str, typer.Option(help="FILE:LINE of a data row: which checkpoints saw it?")] = "",
+    rows: Annotated[bool, typer.Option("--rows", help="List every row that was trained on.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Say where a checkpoint comes from: runs, data rows, code, gates; or which checkpoints saw a row.
+
+    Changes nothing.
+    """
+    from dataclasses import asdict
+
+    from trinity_core.run import lineage as found
+
+    if row:
+        file, _, line = row.rpartition(":")
+        if not file or not line.isdigit():
+            raise typer.BadParameter(f"--row {row}: write FILE:LINE")
+        sighted = found.sightings(path, Path(file), int(line))
+        text = found.sightings_text(sighted)
+        typer.echo(json.dumps([asdict(one) for one in sighted], indent=2) if as_json else text)
+        return
+    links = found.lineage(path, rows)
+    text = found.lineage_text(links)
+    typer.echo(json.dumps([asdict(link) for link in links], indent=2, default=str) if as_json else text)
+
+
+@app.command(rich_help_panel=RESULTS)
+def promote(
+    config: ConfigOption,
+    overrides: Overrides = None,
+    plugin_dir: PluginDir = None,
+    candidate: Annotated[
+        str, typer.Option(help="Checkpoint or model folder; by default the run's latest checkpoint.")
+    ] = "",
+    stage: Annotated[str, typer.Option(help="Stage of a configuration that has several.")] = "",
+    back: Annotated[bool, typer.Option("--back", help="Make the champion before the present one champion.")] = False,
+) -> None:
+    """Let a candidate and the project's champion answer held-out tasks, and promote the candidate if it is better.
+
+    Exits with 1 if it is not promoted.
+    """
+    from flows.local.connection import PrefectConnection
+    from trinity_core.exchange.tracking.champions import go_back, point_alias
+    from trinity_core.run.configuration import load_checked
+    from trinity_core.run.lineage import newest_checkpoint
+    from trinity_core.run.promotion import PROMOTED, Verdict
+    from trinity_core.run.stage import job_dir_of, stage_names
+
+    settings = with_plugins(overrides, plugin_dir)
+    loaded = load_checked(config, settings)
+    if back:
+        entry = go_back(loaded.job_dir.parent)
+        point_alias(loaded, entry)
+        typer.echo(f"{entry.model} is the champion of {loaded.project} again")
+        return
+    if loaded.stages:
+        stage = stage or stage_names(loaded)[-1]
+        candidate = candidate or newest_checkpoint(job_dir_of(loaded))
+    with PrefectConnection() as prefect:
+        summary = prefect.run("gate", loaded, config, settings, stage=stage, model_path=candidate)
+    verdict = Verdict(**summary["gate"])
+    typer.echo(verdict.text)
+    if verdict.verdict != PROMOTED:
+        raise typer.Exit(1)
+
+
 @app.command()
 def curate(
     config: ConfigOption,

@@ -96,6 +96,8 @@ def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
     return command.with_options(on_crashed=[record_cancellation])
 
 
+NOT_PROMOTED = "Completed, not promoted"
+"""Name of the state of a flow whose gate has not promoted the candidate."""
 WITH_FINDINGS = "Completed, with findings"
 """Name of the state of a flow whose run has ended, but in which `trinity doctor` finds something."""
 
@@ -111,6 +113,8 @@ def run_stage(
         summary = run_request(
             StageRequest(loaded.config, kind, stage, model_path, which, run, loaded.is_ready), PREFECT
         )
+    if (gate := summary.get("gate")) and gate["verdict"] != "promoted":
+        return Completed(name=NOT_PROMOTED, message=f"{gate['verdict']}: {gate['candidate']}", data=summary)
     if not (findings := summary.get("findings")):
         return summary
     text = "; ".join(f"{finding['check']}: {finding['evidence']}" for finding in findings)

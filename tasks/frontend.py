@@ -88,6 +88,31 @@ def ask(stage: Stage) -> bool:
     return rows > 0
 
 
+class Approval(RunInput):
+    """The form that Prefect shows where a promotion waits for a person."""
+
+    promote: str = Field("", title="Promote the candidate? yes or no", pattern=r"^\s*(yes|no)\s*$")
+    reason: str = Field("", title="Reason, kept with the champion")
+
+
+@named_task("approve")
+def approve(config: Config, text: str) -> str | None:
+    """Pause the flow until a person approves a promotion, and return the reason. None if nobody does in time."""
+    log, timeout = get_run_logger(), config.gate.approval_timeout
+    key = artifact_key(config, "gate")
+    show_if_possible(lambda: create_markdown_artifact(f"```\n{text}\n```", key=key, description="A promotion"))
+    where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
+    log.info("A person is asked to approve the promotion, for %g s: resume this run at %s", timeout, where)
+    try:
+        form = pause_flow_run(Approval, math.ceil(timeout), POLL_SECONDS, key=uuid4().hex)
+    except FlowPauseTimeout:
+        _set_running()
+        log.warning("Nobody approved the promotion within %g s", timeout)
+        return None
+    log.info("A person says %s: %s", form.promote.strip(), form.reason)
+    return form.reason if form.promote.strip() == "yes" else None
+
+
 def _set_running() -> None:
     """Set the run to Running, because after a timed-out pause Prefect would only let it fail.
 
@@ -239,6 +264,9 @@ class PrefectFrontend(Frontend):
         if asks_person(stage.config) and not ask(stage):
             return stage
         return super().with_human_verdicts(stage)
+
+    def approves(self, config: Config, text: str) -> str | None:
+        return approve(config, text)
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
         if not is_pipeline:

@@ -68,6 +68,7 @@ compares its own."""
 CAMPAIGN = (
     "chaos/test_chaos.py",
     "flows/test_flows_curate.py",
+    "flows/test_flows_gate.py",
     "flows/test_flows_restarts.py",
     "flows/test_flows_retries.py",
     "flows/test_flows_runs.py",

@@ -29,7 +29,7 @@ ANSWER_SECONDS = 10.0
 """Time limit for the server of PREFECT_API_URL, which may be remote."""
 GIVEN_UP_AFTER = "2"
 """Retries of a request to a temporary server (6 s in all): once ended, it does not come back."""
-ASKING = ("pipeline", "sft")
+ASKING = ("pipeline", "sft", "gate")
 """Flows that may ask a person."""
 RESUMED = ("pipeline", "rft", "sft")
 """Flows whose runs can be resumed if they train."""
@@ -153,9 +153,11 @@ def _names_no_page(record: logging.LogRecord) -> bool:
 
 
 def require_nobody_asked(config: Config) -> None:
-    if asking := [stage.name for stage in stages(config) if asks_person(stage)]:
+    gates = (stage.name for stage in stages(config) if stage.gate.needs_approval)
+    if asking := [*(stage.name for stage in stages(config) if asks_person(stage)), *gates]:
         raise TrinityError(
-            f"{asking[0]} asks a person (human_verdicts) on Prefect's page, which this command does not serve: run "
+            f"{asking[0]} asks a person (human_verdicts, gate.needs_approval) on Prefect's page, which this command "
+            "does not serve: run "
             "`trinity up` in this folder first."
         )
 

@@ -274,7 +274,7 @@ def test_the_converted_model_is_what_was_trained(survivor: Deployed, tiny_model:
     assert torch.isfinite(gap) and gap > 1e-3, "both stages changed it"
 
 
-def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(survivor: Deployed, tmp_path: Path) -> None:
+def test_mlflow_has_parent_and_stages_with_steps_and_a_best_one(survivor: Deployed, tmp_path: Path) -> None:
     """None of them twice, although the flow was started twice; steps that were taken again have the same numbers.
 
     The run's link leads a browser that has never been there to its charts.
@@ -290,7 +290,7 @@ def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(survivor: Deploy
     points = sorted({(point.step, point.value) for point in history})
     assert [step for step, _ in points] == list(range(1, STEPS + 1))
     (model,) = [model for model in client.search_registered_models() if "rft" in model.name]
-    assert client.get_model_version_by_alias(model.name, "champion")
+    assert client.get_model_version_by_alias(model.name, "best")
     link = json.loads((survivor.job / "summary.json").read_text())["tracking"]
     assert link.startswith(survivor.up()["pages"]["mlflow"])
     asyncio.run(see_charts(survivor.with_key(link), tmp_path))

@@ -957,7 +957,7 @@ def test_evaluation_reports_progress(config, engine, tiny_folder, monkeypatch):
 
     def overheard(progress: EvaluationProgress) -> None:
         one_more(progress)
-        heard.append((progress.done, progress.total, progress.text == explorer._evaluation.text))
+        heard.append((progress.done, progress.total, progress.text == explorer._resources.evaluation.text))
 
     monkeypatch.setattr(EvaluationProgress, "one_more", overheard)
     scores = asyncio.run(explorer.evaluate(8, str(tiny_folder)))

@@ -408,7 +408,7 @@ def test_two_flows_of_one_job_register_a_checkpoint_once(root: Path) -> None:
     client = mlflow_client(root)
     [version] = client.search_model_versions("name = 'p.n'")
     assert version.tags == {"step": "1", "score": "0.5"}
-    assert client.get_model_version_by_alias("p.n", "champion").version == version.version
+    assert client.get_model_version_by_alias("p.n", "best").version == version.version
     assert len(client.get_metric_history(version.run_id, "eval/score")) == 1
 
 
@@ -429,11 +429,11 @@ def test_model_versions_registered_by_the_user_are_ignored(root: Path) -> None:
     Forwarder(info.job_dir, writer).poll()
     versions = {str(version.version): version.tags for version in client.search_model_versions("name = 'p.n'")}
     assert versions == {"1": {"step": "1", "score": "0.5"}, "2": {}, "3": {"step": "2", "score": "0.7"}}
-    assert str(client.get_model_version_by_alias("p.n", "champion").version) == "3"
+    assert str(client.get_model_version_by_alias("p.n", "best").version) == "3"
     Forwarder(info.job_dir, writer, scores=lambda: {1: 0.5}).poll()  # those of step 2 were made with something else
     versions = {str(version.version): version.tags for version in client.search_model_versions("name = 'p.n'")}
     assert versions == {"1": {"step": "1", "score": "0.5"}, "2": {}, "3": {"step": "2", "score": "0.7"}}
-    assert str(client.get_model_version_by_alias("p.n", "champion").version) == "1"
+    assert str(client.get_model_version_by_alias("p.n", "best").version) == "1"
 
 
 @pytest.mark.slow
@@ -733,7 +733,7 @@ def test_evaluations_of_separate_explorers_are_in_one_run_of_each_copy(tmp_path:
 
 
 @pytest.mark.slow
-def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
+def test_mlflow_keeps_runs_models_and_the_best(tmp_path: Path) -> None:
     parent = tmp_path / "project" / "name"
     config = {"algorithm": {"lr": 0.1}, "monitor": {"monitor_args": {"api_key": "hidden"}}}
     info = RunInfo(
@@ -770,8 +770,8 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     assert [point.step for point in history] == [1, 2, 3, 3]
     groups = {name.partition("/")[0] for name in run.data.metrics if not name.startswith("system/")}
     assert sorted(groups)[0] == "Results", "MLflow's charts begin with what is in it"
-    champion = client.get_model_version_by_alias("project.name_rft", "champion")
-    assert champion.tags["step"] == "2" and champion.source.endswith("name_rft/global_step_2")
+    best = client.get_model_version_by_alias("project.name_rft", "best")
+    assert best.tags["step"] == "2" and best.source.endswith("name_rft/global_step_2")
     assert len(client.search_model_versions("name = 'project.name_rft'")) == 3
     assert {item.path for item in client.list_artifacts(run.info.run_id)} == {"rollouts", "curve.png"}
     assert (tmp_path / "mlflow_artifacts").is_dir()

@@ -190,7 +190,7 @@ def test_scores_with_a_missing_eval_set_do_not_count(folder: Path) -> None:
     assert valid_scores(config) == {2: 0.5}
 
 
-def test_best_checkpoint_and_champion_take_scores_that_count(folder: Path) -> None:
+def test_best_checkpoint_takes_scores_that_count(folder: Path) -> None:
     """The prompt of the eval set changed between steps 4 and 6; step 7 is a folder of published weights alone."""
     prompt = "buffer.explorer_input.eval_tasksets.test.format.system_prompt={}"
     both = ("mode=both", "algorithm.repeat_times=2", "buffer.total_steps=9", "trainer.max_checkpoints_to_keep=1")

@@ -81,7 +81,7 @@ def flow_of(config: Config) -> str:
     if config.stages:
         return "pipeline"
     if config.mode == "bench":
-        return "evaluate"
+        return "gate" if config.gate.enable else "evaluate"
     return "rft" if config.algorithm_type.uses_rollouts else "sft"
 
 

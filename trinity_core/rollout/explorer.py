@@ -24,14 +24,15 @@ from trinity_core.exchange.store.run_store import present
 from trinity_core.exchange.store.schema import EXPLORER
 from trinity_core.exchange.store.store import LineageChanged
 from trinity_core.exchange.sync.versions import VersionGone, WeightVersions
+from trinity_core.exchange.tracking.answers import TaskAnswers
 from trinity_core.exchange.tracking.logs import Logged, start_log
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.scores import by_eval_set, score_fingerprint, scores_text, unscored_sets
 from trinity_core.rollout.inference.requests import WeightSource
-from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
+from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers, task_answers
 from trinity_core.rollout.records import StepRecords, StepRollouts, drawn_tasks
 from trinity_core.rollout.resources import Resources, open_resources
-from trinity_core.rollout.runner import EvaluationProgress, FailureWatch, check_failures
+from trinity_core.rollout.runner import FailureWatch
 from trinity_core.rollout.step_source import StepSource, loading_meanwhile, sample_step
 from trinity_core.rollout.trainer_watch import AdmissionWait, GpuTurn, TrainerWatch, VersionWait, staleness_bound
 
@@ -75,7 +76,6 @@ class Explorer:
         """The oldest version to which the trainer went back, until the engines have weights of the new lineage."""
         self._evaluated: int | None = None
         self._state = "starting"
-        self._evaluation: EvaluationProgress | None = None
         self._records = StepRecords(config)
         self._turn = GpuTurn(config, self._records)
         self._failures = FailureWatch(RejectedRows.of(config, self.name), judged_later=config.mode == "explore")
@@ -143,6 +143,17 @@ class Explorer:
         Loads the Hugging Face folder `path` if set, else the published version; version 0 is what the engines started
         with.
         """
+        await self._hold(version, path)
+        return await self._evaluate(version)
+
+    async def answer(self, version: int, path: str, taskset: str, rows: Sequence[int]) -> list[TaskAnswers]:
+        """Answer these rows of an eval set with the Hugging Face folder `path`, as an evaluation does; record
+        nothing."""
+        await self._hold(version, path)
+        [asked] = [one for one in self._open.eval_tasksets if one.name == taskset]
+        return task_answers(await self._open.evaluated(asked, version, rows))
+
+    async def _hold(self, version: int, path: str | None) -> None:
         await self.prepare()
         await self._turn.begin(self._open.pool, lambda: False)
         if path is not None:
@@ -151,7 +162,6 @@ class Explorer:
             self.version = version
         elif version != (self.version or 0) or not self._open.pool.holds_weights:
             await self.load(version)
-        return await self._evaluate(version)
 
     async def stop(self) -> None:
         self._stopping = True
@@ -159,7 +169,7 @@ class Explorer:
     async def progress(self) -> dict[str, Any]:
         """Return step, total_steps, version, state, what it waits for or evaluates (or ""), and metrics of the last
         step."""
-        work = self._wait or self._evaluation
+        work = self._wait or (self._resources and self._resources.evaluation)
         waits = work.text if work else ""
         return self._summary() | {"state": self._state, "waits": waits, "numbers": self._records.last}
 
@@ -461,17 +471,7 @@ class Explorer:
         resources, began = self._open, time.perf_counter()
         numbers: dict[str, float] = {}
         for taskset in resources.eval_tasksets:
-            tasks = resources.eval_tasks(taskset)
-            self._evaluation = progress = EvaluationProgress(
-                f"evaluates version {version} on {taskset.name}", len(tasks)
-            )
-            try:
-                outcomes = await resources.runner.run(
-                    tasks, resources.at_once_in_eval(taskset), ended=progress.one_more
-                )
-            finally:
-                self._evaluation = None
-            check_failures(f"the evaluation of version {version} on {taskset.name}", outcomes)
+            outcomes = await resources.evaluated(taskset, version)
             numbers |= eval_numbers(taskset.name, outcomes)
             await asyncio.to_thread(self._records.evaluated, taskset.name, version, outcomes)
         numbers["eval/seconds"] = time.perf_counter() - began

@@ -41,7 +41,7 @@ from trinity_core.rollout.inference.tool_parsing import ToolCallReader, asks_tem
 from trinity_core.rollout.openai_api import api_settings
 from trinity_core.rollout.openai_api.server import ApiServer
 from trinity_core.rollout.records import ExploredFile, OperatorInput
-from trinity_core.rollout.runner import Pace, TaskRunner
+from trinity_core.rollout.runner import EvaluationProgress, Outcome, Pace, TaskRunner, check_failures
 from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps, one_answer_each
 from trinity_core.rollout.workflow_loops import WorkflowLoop
 from trinity_core.workflows import WORKFLOWS, RewardPool, RolloutModel, load_plugins
@@ -73,6 +73,8 @@ class Resources:
     data_juicer: DataJuicer | LocalDataJuicer | None
     operator_input: OperatorInput
     api: ApiServer | None
+    evaluation: EvaluationProgress | None = None
+    """The evaluation in progress."""
 
     @cached_property
     def store(self) -> ExperienceStore:
@@ -87,7 +89,18 @@ class Resources:
         """Return totals so far: seconds of engines and of verifiers, and sampled tokens."""
         return self.pool.busy.seconds, self.runner.scoring.seconds, self.pool.tokens
 
-    def at_once_in_eval(self, taskset: Taskset) -> int:
+    async def evaluated(self, taskset: Taskset, version: int, rows: Sequence[int] | None = None) -> list[Outcome]:
+        """Let the model answer an eval set, or these rows of it. Raises TrinityError if every task fails."""
+        what, tasks = f"version {version} on {taskset.name}", self._eval_tasks(taskset, rows)
+        self.evaluation = progress = EvaluationProgress(f"evaluates {what}", len(tasks))
+        try:
+            outcomes = await self.runner.run(tasks, self._at_once_in_eval(taskset), ended=progress.one_more)
+        finally:
+            self.evaluation = None
+        check_failures(f"the evaluation of {what}", outcomes)
+        return outcomes
+
+    def _at_once_in_eval(self, taskset: Taskset) -> int:
         """Return the number of concurrent workflows in an evaluation: it has as many answers in flight as an explore
         step."""
         if self.config.external_model:
@@ -95,9 +108,9 @@ class Resources:
         repeats = self.config.algorithm.repeat_times
         return max(self.runner.at_once, self.runner.at_once * repeats // taskset.config.repeat_times)
 
-    def eval_tasks(self, taskset: Taskset) -> list[Task]:
+    def _eval_tasks(self, taskset: Taskset, rows: Sequence[int] | None) -> list[Task]:
         """Return the tasks of an evaluation; for an external model one task for each answer."""
-        tasks = taskset.tasks()
+        tasks = taskset.tasks() if rows is None else [taskset[row] for row in rows]
         return one_answer_each(tasks) if self.config.external_model else tasks
 
     def close(self) -> None:

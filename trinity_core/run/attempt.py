@@ -8,7 +8,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from dataclasses import replace
@@ -17,11 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from trinity_core.base.errors import on_failure
+from trinity_core.base.errors import TrinityError, on_failure
 from trinity_core.base.program import end_if_hung_up
 from trinity_core.config import Config
 from trinity_core.exchange.checkpoints.huggingface import huggingface_folder
 from trinity_core.exchange.sync.versions import run_versions
+from trinity_core.exchange.tracking.answers import TaskAnswers
 from trinity_core.exchange.tracking.metrics_file import explorer_source, metrics_path
 from trinity_core.exchange.tracking.progress import ActorWaits, ProgressReport
 from trinity_core.exchange.tracking.writers import RunOutcome, Writer
@@ -175,6 +176,14 @@ class RunAttempt:
 
         The weights are those of a Hugging Face folder, or (None) those that the engines started with.
         """
+        return self._evaluated(lambda explorer: explorer.evaluate.remote(step, str(folder) if folder else None))
+
+    def answer(self, version: int, folder: Path, taskset: str, rows: Sequence[int]) -> list[TaskAnswers]:
+        """Answer these rows of an eval set with the weights of a Hugging Face folder, called `version` here."""
+        return self._evaluated(lambda explorer: explorer.answer.remote(version, str(folder), taskset, rows))
+
+    def _evaluated(self, begin: Callable[[Any], Any]) -> Any:
+        """Return the result of a call of the explorer that samples."""
         explorer, check = self.explorer(), self._explorer_heartbeat()
         result_of(explorer.prepare.remote(), self._engines_wait(check), self.is_stopping)
         waits = ActorWaits(lambda: explorer.progress.remote().future())
@@ -184,8 +193,7 @@ class RunAttempt:
             if news := waits.news():
                 log.info("%s", news)
 
-        scores = explorer.evaluate.remote(step, str(folder) if folder else None)
-        return result_of(scores, check_and_tell, self.is_stopping)
+        return result_of(begin(explorer), check_and_tell, self.is_stopping)
 
     # ---- its processes ----
 
@@ -330,6 +338,14 @@ class Frontend:
         """Return the stage with a person's verdicts as its data, if it needs them. Raises TrinityError if there are
         none."""
         return replace(stage, config=with_verdicts(stage.config))
+
+    def approves(self, config: Config, text: str) -> str | None:
+        """Ask a person whether the candidate is promoted; return the reason, or None if not. Raises TrinityError, as
+        only a flow can ask."""
+        raise TrinityError(
+            "gate.needs_approval asks a person, which only a flow can: use `trinity promote` or a deployment",
+            key="gate.needs_approval",
+        )
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
         """Show the results of a run, or of a whole pipeline."""

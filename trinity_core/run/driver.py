@@ -33,6 +33,7 @@ from trinity_core.run.loop import run
 from trinity_core.run.made_from import differences, made_from, normalised
 from trinity_core.run.nodes import software
 from trinity_core.run.preflight.steps import evaluating_stage, scores_base
+from trinity_core.run.promotion import run_gate
 from trinity_core.run.stage import (
     Stage,
     StageRequest,
@@ -64,6 +65,8 @@ def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, 
     stage = frontend.call("resolve", lambda: resolve(request, frontend))
     if request.kind == "evaluate":
         return evaluate_stage(stage, request.which, frontend)
+    if request.kind == "gate":
+        return run_gate(stage, frontend)
     with on_failure(lambda: unlock_run(stage)):
         return run(frontend.with_human_verdicts(stage), frontend)
 

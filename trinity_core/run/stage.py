@@ -33,6 +33,7 @@ from trinity_core.exchange.checkpoints.beginning import (
 from trinity_core.exchange.checkpoints.resume import abandon_after, fresh_folder, latest_whole, newest_run, update_meta
 from trinity_core.exchange.store.run_store import identify, open_run_store
 from trinity_core.exchange.sync.versions import run_versions
+from trinity_core.exchange.tracking.champions import champion
 from trinity_core.exchange.tracking.metrics_file import rewind
 from trinity_core.exchange.tracking.run_record import record_kill
 from trinity_core.hosting.cluster import placement_of
@@ -40,6 +41,7 @@ from trinity_core.hosting.faults import withdraw
 from trinity_core.hosting.gpus import smallest_memory, survey
 from trinity_core.hosting.placement import Placement, components_of, flow_of, runners, sync_method, unfilled_engine
 from trinity_core.run.configuration import start_from
+from trinity_core.run.lineage import newest_checkpoint, weights_of
 from trinity_core.run.made_from import check_shared_settings, made_from
 from trinity_core.run.preflight.checks import require_ready, room_notices
 from trinity_core.run.preflight.resource_estimate import zero_stage_that_fits
@@ -122,11 +124,13 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
     not exist yet, the pipeline runs here.
     """
     config, parent_dir = pick_stage(request.config, request.stage)
-    evaluates = (request.kind or flow_of(config)) == "evaluate"
+    kind = request.kind or flow_of(config)
+    evaluates = kind in ("evaluate", "gate")
     if request.is_base and parent_dir:
         config, parent_dir = config.with_values({"name": request.config.name}), None
     if request.run:
         config = config.with_values({"name": request.run})
+    before_training = config.model.model_path
     if request.model_path:
         config = start_from(config, request.model_path)
     if not evaluates or (parent_dir and request.model_path):
@@ -134,14 +138,16 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
     elif not request.run:
         config = in_newest_folder(config, parent_dir)
     written = config
-    if evaluates:
+    if kind == "gate":
+        config = for_gate(config, request.model_path, before_training)
+    elif evaluates:
         config = for_evaluation(config, request.is_base)
     if parent_dir and (not evaluates or request.model_path) and not is_held(parent_dir, PIPELINE):
         private_folder(parent_dir)
         update_meta(JobLayout(parent_dir).stages, **{request.stage: config.name})
     if request.model_path or not is_ready:
         require_ready(config)
-    placement, origin = placement_of(config), {} if evaluates else made_from(config)
+    placement, origin = placement_of(config), {} if kind == "evaluate" else made_from(written)
     takes_over = request.is_base and bool(request.config.stages)  # the first stage reuses the engines
     if takes_over and not placement.on_gpu and (training := placement_of(written)).engines:
         placement = replace(placement, engine_threads=training.engine_threads)
@@ -197,6 +203,18 @@ def for_evaluation(config: Config, base: bool = False) -> Config:
         key_of_endpoint(config)
     model = re.sub(r"[^A-Za-z0-9.-]+", "-", external.model_name).strip("-.")
     return config.with_values({"name": f"{config.name}_{model}"})
+
+
+def for_gate(config: Config, candidate: str, before_training: str) -> Config:
+    """Return the configuration in mode `bench` whose model is the candidate, by default the run's latest checkpoint.
+
+    `gate.champion` becomes the project's champion if it is not set; before the first one, the model `before_training`.
+    Raises DataError if there is no candidate.
+    """
+    present = champion(config.job_dir.parent)
+    before = config.gate.champion or (present.model if present is not None else before_training)
+    values = {"mode": "bench", "explorer.external_model": None, "gate.champion": before, "model.lora_configs": ()}
+    return start_from(config.with_values(values), str(weights_of(candidate or newest_checkpoint(config.job_dir))))
 
 
 def _moved_with(config: Config, began: Beginning) -> str:

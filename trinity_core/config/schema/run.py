@@ -16,6 +16,7 @@ from trinity_core.config.findings import Finding, value_at
 from trinity_core.config.schema.algorithm import AlgorithmConfig
 from trinity_core.config.schema.buffer import BufferConfig
 from trinity_core.config.schema.explorer import ExplorerConfig, ExternalModelConfig, RolloutModelConfig
+from trinity_core.config.schema.gate import GateConfig
 from trinity_core.config.schema.model import LoraConfig, ModelConfig
 from trinity_core.config.schema.monitor import DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
 from trinity_core.config.schema.synchronizer import SynchronizerConfig
@@ -79,6 +80,8 @@ class StageConfig(Section):
     """Settings of `synchronizer`."""
     data_processor: Args = EMPTY
     """Settings of `data_processor`."""
+    gate: Args = EMPTY
+    """Settings of `gate`."""
 
 
 class Config(Section):
@@ -122,6 +125,8 @@ class Config(Section):
     """Services."""
     data_processor: DataProcessorConfig = Field(default_factory=DataProcessorConfig)
     """Pipelines over tasks and experiences."""
+    gate: GateConfig = Field(default_factory=GateConfig)
+    """What a candidate must show before it becomes the champion."""
     log: LogConfig = Field(default_factory=LogConfig)
     """Logs of the actors."""
     stages: Many[StageConfig] = ()

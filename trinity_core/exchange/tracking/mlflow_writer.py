@@ -2,7 +2,7 @@
 
 A pipeline is a parent run and each stage a child. The run's id is kept in `<job_dir>/monitor/mlflow.json`, so that a
 resumed run continues the same MLflow run; a copy of the folder begins its own. Every checkpoint is a version of one
-registered model, without a copy of its weights; the best by eval has the alias `champion`.
+registered model, without a copy of its weights; the best by eval has the alias `best`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHAMPION = "champion"
+BEST = "best"
 KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
 """Tag of the experiment that makes MLflow's page open with runs and charts. Without it, MLflow infers agent evaluations
 from our sampled rollouts."""
@@ -185,7 +185,7 @@ class MlflowWriter(Writer):
         )
 
     def score(self, step: int, value: float) -> bool:
-        """Record a checkpoint's score. The highest valid score is the champion (the earlier one of equals)."""
+        """Record a checkpoint's score. The highest valid score is the best (the earlier one of equals)."""
         versions = self._versions()
         if step not in versions:
             return False
@@ -201,7 +201,7 @@ class MlflowWriter(Writer):
         }
         scores[step] = float(score)
         best = max(sorted(scores), key=lambda candidate: scores[candidate])
-        self._client.set_registered_model_alias(self._registered, CHAMPION, versions[best].version)
+        self._client.set_registered_model_alias(self._registered, BEST, versions[best].version)
         return True
 
     def close(self, outcome: RunOutcome) -> None:

@@ -1,7 +1,7 @@
 """Scores of a run's checkpoints, and fingerprints of what they depend on.
 
-Scores are comparable only with the same eval sets, sampling, workflow, reward and model. The summary, `evaluate`, the
-best checkpoint and the champion all use `valid_scores`.
+Scores are comparable only with the same eval sets, sampling, workflow, reward and model. The summary, `evaluate` and
+the best checkpoint all use `valid_scores`.
 """
 
 from __future__ import annotations

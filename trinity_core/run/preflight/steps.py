@@ -116,8 +116,10 @@ def evaluations(config: Config, steps: int) -> int:
 
 
 def evaluating_stage(stages: Sequence[Config]) -> int | None:
-    """Return the index of the stage whose eval sets score a pipeline's model: the last one that has any."""
-    with_sets = [index for index, stage in enumerate(stages) if stage.buffer.explorer_input.eval_tasksets]
+    """Return the index of the stage whose eval sets score a pipeline's model: the last one that has any and is no
+    gate."""
+    scored = (index for index, stage in enumerate(stages) if not stage.gate.enable)
+    with_sets = [index for index in scored if stages[index].buffer.explorer_input.eval_tasksets]
     return with_sets[-1] if with_sets else None
 
 

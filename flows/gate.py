@@ -1,0 +1,22 @@
+"""Compare a candidate with the project's champion, and promote it if it is better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from flows.loaded import run_stage
+from flows.parameters import NO_OVERRIDES, ConfigFile, ModelPath, Overrides, StageName
+from tasks.retries import RETRIES, RETRY_DELAY
+
+
+@flow(
+    name="gate", flow_run_name="gate {config}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False
+)
+def gate(
+    config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "", model_path: ModelPath = ""
+) -> dict[str, Any]:
+    """Let candidate and champion answer held-out tasks until the evidence suffices; without a model, the candidate is
+    the run's latest checkpoint."""
+    return run_stage("gate", config, overrides, stage, model_path)

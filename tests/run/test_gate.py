@@ -1,0 +1,259 @@
+"""The gate: its statistics under optional stopping, what it requires, leaked tasks, and the champion's file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.config import Config, load_config
+from trinity_core.config.findings import ConfigError
+from trinity_core.config.schema.buffer import FormatConfig
+from trinity_core.data.task import Task
+from trinity_core.exchange.tracking.answers import TaskAnswers
+from trinity_core.exchange.tracking.champions import champion, champion_steps, go_back, history, point_alias, promote
+from trinity_core.exchange.tracking.run_record import record_start
+from trinity_core.run.leakage import leaked_tasks
+from trinity_core.run.promotion import HeldOut, compare, read_held_out
+from trinity_core.run.sequential import BettingTest, Finding, GateTest
+from trinity_core.run.stage import for_gate
+
+
+@given(st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=12))
+def test_capital_is_a_fair_game_whatever_came_before(won: float, lost: float, earlier: Sequence[float]) -> None:
+    """Under the null the capital is not expected to grow in any next step, so that no rule of stopping can help."""
+    if won > lost:
+        won, lost = lost, won
+    before = BettingTest(0.0, 0.05)
+    for value in earlier:
+        before.add(value)
+    expected = 0.0
+    for value, chance in ((1.0, won), (-1.0, lost), (0.0, 1 - won - lost)):
+        after = BettingTest(0.0, 0.05)
+        for one in [*earlier, value]:
+            after.add(one)
+        expected += chance * after.capital
+    assert expected <= before.capital * (1 + 1e-9)
+
+
+@given(st.floats(0.0, 0.9), st.integers(1, 6))
+def test_expected_capital_is_at_most_one_at_any_time(rate: float, tasks: int) -> None:
+    """By enumeration of all answers: the floor test, where the candidate lies exactly at the floor."""
+    expected = 0.0
+    for answers in product((0.0, 1.0), repeat=tasks):
+        test = BettingTest(rate, min(rate + 0.05, 1.0), low=0.0)
+        for answer in answers:
+            test.add(answer)
+        expected += prod(rate if answer else 1 - rate for answer in answers) * test.capital
+    assert expected <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(("gain", "low", "high"), [(-0.02, 0.0, 0.05), (0.0, 0.0, 0.06), (0.1, 0.93, 1.0)])
+def test_promotions_when_one_looks_after_every_task(gain: float, low: float, high: float) -> None:
+    rng, promoted, comparisons = np.random.default_rng(11), 0, 250
+    for _ in range(comparisons):
+        test = GateTest(["test"])
+        for draw in rng.random(1500):
+            test.add("test", float(draw > 0.9 + gain / 2), float(draw < 0.1 + gain / 2))
+            if test.finding is not Finding.OPEN:
+                break
+        promoted += test.finding is Finding.SHOWN
+    assert low <= promoted / comparisons <= high
+
+
+def test_every_requirement_must_be_shown() -> None:
+    test = GateTest(["new"], ["old"], {"new": 0.5})
+    for _ in range(200):
+        test.add("new", 0.0, 1.0)
+    assert test.finding is Finding.OPEN and test.needs("old") and not test.needs("new")
+    while test.finding is Finding.OPEN:
+        test.add("old", 1.0, 0.0)
+    assert test.finding is Finding.RULED_OUT
+    assert {told["requirement"]: told["finding"] for told in (one.told() for one in test.requirements)} == {
+        "gain": "shown", "no loss": "ruled out", "floor": "shown",
+    }  # fmt: skip
+
+
+def test_a_finding_stays_and_scores_outside_are_refused() -> None:
+    test = BettingTest(0.0, 0.05)
+    while test.finding is Finding.OPEN:
+        test.add(1.0)
+    for _ in range(500):
+        assert test.add(-1.0) is Finding.SHOWN
+    with pytest.raises(ValueError):
+        test.add(1.5)
+
+
+def configured(root: Path, data: Path, *overrides: str) -> Config:
+    rows = [json.dumps({"question": f"How many are {i}?", "answer": f"#### {i}"}) for i in range(40)]
+    for split in ("test", "old"):
+        (data / f"{split}.jsonl").write_text("\n".join(rows))
+    path = root / "gate.yaml"
+    path.write_text(f"""
+mode: bench
+project: p
+name: gate
+checkpoint_root_dir: {root}
+model: {{model_path: {root}/base, max_model_len: 64, max_response_tokens: 8}}
+buffer:
+  explorer_input:
+    eval_tasksets:
+      - &set {{name: test, path: {data}, split: test, format: {{prompt_key: question, response_key: answer}}}}
+      - {{<<: *set, name: old, split: old}}
+gate: {{enable: true, no_loss: [old], tasks_per_look: 8}}
+""")
+    return load_config(path, list(overrides))
+
+
+class Answering:
+    """An attempt whose models answer as told: (version, set) → score of each row."""
+
+    def __init__(self, config: Config, scores: dict[tuple[int, str], Any]) -> None:
+        self.config, self.scores, self.asked = config, scores, 0
+
+    def answer(self, version: int, folder: Path, taskset: str, rows: Sequence[int]) -> list[TaskAnswers]:
+        self.asked += len(rows)
+        return [TaskAnswers(row, "", f"file:{row}", [self.scores[version, taskset](row)]) for row in rows]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return configured(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "old", "finding"),
+    [(1.0, 1.0, Finding.SHOWN), (0.0, 1.0, Finding.RULED_OUT), (1.0, 0.0, Finding.RULED_OUT)],
+)
+def test_models_answer_until_the_evidence_suffices(
+    config: Config, candidate: float, old: float, finding: Finding
+) -> None:
+    config = config.with_values({"gate.min_gain": 0.4, "gate.max_loss": 0.4})
+    held_out = read_held_out(config, "nowhere")
+    assert {name: len(tasks) for name, tasks in held_out.tasks.items()} == {"test": 40, "old": 40}
+    assert [task.index for task in held_out.tasks["test"]] != list(range(40)), "in random order"
+    scores = {
+        (1, "test"): lambda row: 0.5, (2, "test"): lambda row: candidate,
+        (1, "old"): lambda row: 1.0, (2, "old"): lambda row: old,
+    }  # fmt: skip
+    attempt = Answering(config, scores)
+    test = compare(attempt, Path("a"), Path("b"), held_out)  # type: ignore[arg-type]
+    assert test.finding is finding
+    assert attempt.asked < 160, "not all tasks are needed"
+
+
+def test_answers_without_a_verdict_do_not_count_and_rewards_are_refused(config: Config) -> None:
+    held_out = HeldOut({"test": read_held_out(config, "nowhere").tasks["test"]}, {}, False)
+    config = config.with_values({"gate.no_loss": ()})
+    scores = {(1, "test"): lambda row: 0.0, (2, "test"): lambda row: None if row % 2 else 1.0}
+    test = compare(Answering(config, scores), Path("a"), Path("b"), held_out)  # type: ignore[arg-type]
+    assert 0 < test.tasks["test"] <= 20
+    scores[2, "test"] = lambda row: 7.0
+    with pytest.raises(TrinityError):
+        compare(Answering(config, scores), Path("a"), Path("b"), held_out)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("gate.no_loss=[other]", "gate.no_loss"),
+        ("gate.no_loss=[test,old]", "gate.no_loss"),
+        ("gate.floors={other: 0.5}", "gate.floors"),
+        ("mode=both", "gate.enable"),
+        ("gate.error_rate=0", "gate.error_rate"),
+    ],
+)
+def test_contradictions_of_the_gate(tmp_path: Path, override: str, key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured(tmp_path, tmp_path, override)
+    assert key in [finding.key for finding in refused.value.problems]
+
+
+def task(index: int, question: str) -> Task:
+    return Task(index, {"question": question}, "test", "math_workflow", format=FormatConfig(prompt_key="question"))
+
+
+def test_tasks_that_a_model_or_its_ancestors_were_trained_on(tmp_path: Path) -> None:
+    """The parent learned from a file, the run itself from rollouts; steps after the checkpoint do not count."""
+    (tmp_path / "sft.jsonl").write_text(json.dumps({"question": "What is  TWO?", "answer": "2"}) + "\n")
+    parent, run = tmp_path / "p" / "sft", tmp_path / "p" / "rft"
+    buffer = {"storage_type": "file", "path": str(tmp_path / "sft.jsonl"), "format": {"prompt_key": "question"}}
+    record_start(parent, {"buffer": {"trainer_input": {"experience_buffer": buffer}}}, "sft")
+    record_start(run, {}, "rft")
+    state = run / "global_step_4" / "trainer_state.json"
+    state.parent.mkdir()
+    state.write_text(json.dumps({"began": {"model": str(parent / "global_step_9" / "actor" / "huggingface")}}))
+    archive = run / "buffer" / "experience_buffer.jsonl"
+    archive.parent.mkdir()
+    rows = [{"step": step, "group": f"g{step}", "prompt": f"What is {step}?"} for step in (3, 4, 5)]
+    archive.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ["What is two?", "What is 4?", "What is 5?", "What is nine?"]
+    tasks = [task(index, question) for index, question in enumerate(asked)]
+    leaked = leaked_tasks(str(run / "global_step_4"), tasks)
+    assert [one.index for one in leaked] == [0, 1]
+    assert leaked_tasks("org/model", tasks) == []
+
+
+def test_the_gate_refuses_leaked_sets_beyond_the_share(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_core.run.promotion.leaked_tasks", lambda model, tasks: list(tasks[:4]))
+    held_out = read_held_out(config, "model")
+    assert held_out.is_refused and len(held_out.leaked["test"]) == 4 and len(held_out.tasks["test"]) == 36
+    assert not read_held_out(config.with_values({"gate.max_leaked_share": 0.1}), "model").is_refused
+
+
+def test_the_champion_moves_by_the_gate_and_back(tmp_path: Path) -> None:
+    project = tmp_path / "p"
+    models = [str(project / "run" / f"global_step_{step}" / "actor" / "huggingface") for step in (1, 2, 3)]
+    assert champion(project) is None
+    with pytest.raises(TrinityError):
+        go_back(project)
+    before = None
+    for model in models:
+        before = promote(project, model, before, {"verdict": "promoted"}).model
+    with pytest.raises(TrinityError):
+        promote(project, models[0], models[1], {})  # compared with one that is the champion no more
+    assert champion_steps(project / "run") == {2, 3}
+    assert [go_back(project).model, go_back(project).model] == models[1::-1]
+    with pytest.raises(TrinityError):
+        go_back(project)
+    assert [entry.by for entry in history(project)] == ["gate"] * 3 + ["back"] * 2
+    assert champion(project).model == models[0]  # type: ignore[union-attr]
+    (project / "champions.json").write_text("[")
+    with pytest.raises(DataError):
+        champion(project)
+
+
+def test_mlflow_names_the_champion(config: Config, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    folder = tmp_path / "p" / "run" / "global_step_3" / "actor" / "huggingface"
+    folder.mkdir(parents=True)
+    entry = promote(tmp_path / "p", str(folder), None, {})
+    assert point_alias(config, entry) == point_alias(config, entry) == "p/1"
+    version = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_model_version_by_alias("p", "champion")
+    assert (version.source, version.tags["run"], version.tags["step"]) == (folder.as_uri(), "run", "3")
+    assert point_alias(config.with_values({"monitor.monitor_type": "tensorboard"}), entry) == ""
+    assert champion(tmp_path / "p") == entry
+
+
+def test_the_gate_compares_with_the_champion_and_before_the_first_with_the_base(config: Config, tmp_path: Path) -> None:
+    for name in ("base", "new", "best"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    new, base = str(tmp_path / "new"), str(tmp_path / "base")
+    first = for_gate(config, new, base)
+    assert (first.mode, first.model.model_path, first.gate.champion) == ("bench", new, base)
+    promote(tmp_path / "p", str(tmp_path / "best"), None, {})
+    assert for_gate(config, new, base).gate.champion == str(tmp_path / "best")
+    assert for_gate(config.with_values({"gate.champion": base}), new, base).gate.champion == base
+    with pytest.raises(DataError):
+        for_gate(config, "", base)

@@ -1,0 +1,106 @@
+"""The data sets of a run as it recorded them, and their rows: number ↔ file and line.
+
+Rows are numbered without those that the run's readers rejected. JSON lines are counted without parsing them, so that a
+row among a million is found within a second. A data set whose files are gone has no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, repeat, takewhile
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from trinity_core.base.errors import DataError
+from trinity_core.base.files import expanded
+from trinity_core.base.layout import JobLayout
+from trinity_core.data.files import data_files, is_local, read_rows
+from trinity_core.exchange.tracking.run_record import read_config
+
+
+@dataclass(frozen=True)
+class DataSet:
+    run: Path
+    name: str
+    settings: Mapping[str, Any]
+    """Its section of the recorded configuration."""
+
+    @cached_property
+    def path(self) -> str:
+        return str(self.settings.get("path") or "")
+
+    @cached_property
+    def split(self) -> tuple[str, str | None]:
+        """Its split and subset."""
+        return self.settings.get("split") or "train", self.settings.get("subset_name")
+
+    @cached_property
+    def files(self) -> list[Path]:
+        try:
+            return data_files(self.path, *self.split) if self.path and is_local(self.path) else []
+        except DataError:
+            return []
+
+    @cached_property
+    def rejected(self) -> set[tuple[str, int]]:
+        """File and line of the rows that a reader rejected."""
+        files = JobLayout(self.run).rejected_rows.glob(f"*/{quote(self.name, safe='')}.jsonl")
+        return {(row["source"], row["line"]) for file in files for row in read_rows(str(file)).rows}
+
+    def rows(self) -> Iterator[tuple[str, int]]:
+        """Yield file and line of each row, in order."""
+        for file in self.files:
+            places = zip(repeat(str(file)), _lines(file), strict=False)
+            yield from (place for place in places if place not in self.rejected) if self.rejected else places
+
+    def places(self, numbers: Sequence[int]) -> list[str]:
+        """Return `file:line` of these rows, in ascending order; `<data set>/<number>` for those that are gone."""
+        rows, places, position = self.rows(), [], 0
+        for number in numbers:
+            at = next(islice(rows, number - position, None), None)
+            position = number + 1
+            places.append(f"{self.name}/{number}" if at is None else f"{at[0]}:{at[1]}")
+        return places
+
+    def number_of(self, file: Path, line: int) -> int | None:
+        """Return the number of a row of a resolved file; None if it is no row of this data set."""
+        if not self.path or not file.is_relative_to(expanded(self.path).resolve()):
+            return None
+        number = 0
+        for one in self.files:
+            is_it, name = one.resolve() == file, str(one)
+            number += sum(1 for _ in (takewhile(line.__gt__, _lines(one)) if is_it else _lines(one)))
+            number -= sum(other == name and (not is_it or at < line) for other, at in self.rejected)
+            if is_it:
+                is_row = next((at for at in _lines(one) if at >= line), None) == line
+                return number if is_row and (name, line) not in self.rejected else None
+        return None
+
+
+def task_sets(run: Path) -> dict[str, DataSet]:
+    """Return the training task sets of a run by name, as its ledger calls them."""
+    inputs = (read_config(run).get("buffer") or {}).get("explorer_input") or {}
+    listed = inputs.get("tasksets") or ([inputs["taskset"]] if inputs.get("taskset") else [])
+    return {name: DataSet(run, name, taskset) for taskset in listed for name in [str(taskset.get("name") or "taskset")]}
+
+
+def supervised_sets(run: Path) -> list[DataSet]:
+    """Return the data sets that a run's trainer reads."""
+    inputs = (read_config(run).get("buffer") or {}).get("trainer_input") or {}
+    buffers = [inputs.get("experience_buffer") or {}, *(inputs.get("auxiliary_buffers") or {}).values()]
+    read = [one for one in buffers if one.get("storage_type") in ("file", "sql") and one.get("path")]
+    return [DataSet(run, str(one.get("name") or one["path"]), one) for one in read]
+
+
+def _lines(file: Path) -> Iterable[int]:
+    """Yield the lines on which the rows of a file begin."""
+    if file.suffix == ".jsonl":
+        with file.open("rb") as lines:
+            if not next((raw for raw in lines if raw.strip()), b"").lstrip().startswith(b"["):
+                lines.seek(0)
+                yield from (number for number, blank in enumerate(map(bytes.isspace, lines), 1) if not blank)
+                return
+    yield from (location.line for location in read_rows(str(file)).locations)
