@@ -17,7 +17,7 @@ from studio.launch import Launch
 from studio.prefect_runs import FlowRunSeen
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
 from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout, step_of
+from trinity_core.base.layout import JobLayout
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
 from trinity_core.config.secrets import MASK, without_secrets
@@ -25,6 +25,7 @@ from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_ste
 from trinity_core.exchange.tracking.metrics_file import metrics_path
 from trinity_core.exchange.tracking.run_record import RunState, config_path, read_config, read_record, record_path
 from trinity_core.exchange.tracking.scores import latest_scores, scores_like_the_newest
+from trinity_core.run.lineage import ancestry, made_by
 
 PREFECT_STATES = {
     "SCHEDULED": RunState.WAITING,
@@ -195,17 +196,14 @@ def ancestors(job_dir: Path) -> list[Ancestor]:
 
     A run below another checkpoint root has no page here: its checkpoint is listed as a plain model.
     """
-    model = read_meta(JobLayout(job_dir).trainer_meta).get("model")
     chain: list[Ancestor] = []
-    seen: set[Path] = set()
-    while isinstance(model, str):
-        run, step = _made_by(model)
-        if run is None or run in seen or run.parent.parent.resolve() != job_dir.parent.parent.resolve():
-            chain.append(Ancestor(model))
+    model = read_meta(JobLayout(job_dir).trainer_meta).get("model")
+    for one in ancestry(model) if isinstance(model, str) else ():
+        run = one.folder
+        if run is None or run.parent.parent.resolve() != job_dir.parent.parent.resolve():
+            chain.append(Ancestor(one.model))
             break
-        seen.add(run)
-        chain.append(Ancestor(model, f"{run.parent.name}/{run.name}", step, latest_scores(run).get(step)))
-        model = read_meta(JobLayout(run).trainer_meta).get("model")
+        chain.append(Ancestor(one.model, f"{run.parent.name}/{run.name}", one.step, latest_scores(run).get(one.step)))
     return chain[::-1]
 
 
@@ -273,14 +271,8 @@ def _interval(curves: Curves, step: int) -> tuple[float, float] | None:
 
 def _short_model(model: str) -> str:
     """Return a hub name, the last two names of a folder's path, or the run and step of a checkpoint."""
-    run, step = _made_by(model)
+    run, step = made_by(model)
     return f"{run.name} step {step}" if run else "/".join(Path(model).parts[-2:])
-
-
-def _made_by(model: str) -> tuple[Path | None, int]:
-    """Return run folder and step of a model that is a checkpoint; (None, 0) for other models."""
-    steps = ((folder, step_of(folder)) for folder in Path(model).parents)
-    return next(((folder.parent, step) for folder, step in steps if step is not None), (None, 0))
 
 
 def _is_run(path: Path) -> bool:
