@@ -115,7 +115,8 @@ def run_stage(
         )
     if (gate := summary.get("gate")) and gate["verdict"] != "promoted":
         return Completed(name=NOT_PROMOTED, message=f"{gate['verdict']}: {gate['candidate']}", data=summary)
+    reason = summary.get("stopped_early")
     if not (findings := summary.get("findings")):
-        return summary
+        return Completed(message=reason, data=summary) if reason else summary
     text = "; ".join(f"{finding['check']}: {finding['evidence']}" for finding in findings)
     return Completed(name=WITH_FINDINGS, message=text, data=summary)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from trinity_core.config import load_config
-from trinity_core.data.tiny import TinyFolders
+from trinity_core.data.tiny import TinyFolders, make_tiny
 from trinity_core.exchange.tracking.champions import champion
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 def written(root: Path, tiny: TinyFolders) -> Path:
     data = {"path": str(tiny.data), "format": {"prompt_key": "question", "response_key": "answer"}}
     examples = {"name": "examples", "split": "sft", **data}
-    held_out = {"name": "test", "split": "train", "rollout_args": {"temperature": 0.0}, **data}
+    held_out = {"name": "test", "split": "test", "rollout_args": {"temperature": 0.0}, **data}
     tree = {
         "project": "p",
         "name": "gated",
@@ -37,12 +37,12 @@ def written(root: Path, tiny: TinyFolders) -> Path:
                 "mode": "train",
                 "algorithm": {"algorithm_type": "sft", "optimizer": {"lr": 1e-3}},
                 "trainer": {"worker_num": 1, "save_interval": 100},
-                "buffer": {"train_batch_size": 64, "total_steps": 60, "trainer_input": {"experience_buffer": examples}},
+                "buffer": {"train_batch_size": 64, "total_steps": 80, "trainer_input": {"experience_buffer": examples}},
             },
             {
                 "stage_name": "gate",
                 "mode": "bench",
-                "gate": {"enable": True, "floors": {"test": 0.02}, "max_leaked_share": 1.0},
+                "gate": {"enable": True, "floors": {"test": 0.02}},
                 "buffer": {"explorer_input": {"eval_tasksets": [held_out]}},
             },
         ],
@@ -54,16 +54,17 @@ def written(root: Path, tiny: TinyFolders) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_pipeline_promotes_what_its_gate_finds_better(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+def test_a_pipeline_promotes_what_its_gate_finds_better(tmp_path: Path) -> None:
     """Run again, the finished stages are skipped; promoted again, the candidate is the champion already."""
-    file = str(written(tmp_path, tiny_folders))
+    tiny = make_tiny(tmp_path / "tiny", seed=0, count_train=8, count_test=300, count_sft=1000)
+    file = str(written(tmp_path, tiny))
     run = [sys.executable, "-m", "trinity_core.run", "--config", file]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     gated = json.loads((tmp_path / "p" / "gated_gate" / "summary.json").read_text())["gate"]
     assert gated["verdict"] == "promoted", gated
-    assert gated["champion"] == str(tiny_folders.model) and 0 < gated["tasks"]["test"] < 400
-    model = tmp_path / "p" / "gated_sft" / "global_step_60" / "actor" / "huggingface"
+    assert gated["champion"] == str(tiny.model) and 0 < gated["tasks"]["test"] < 300
+    model = tmp_path / "p" / "gated_sft" / "global_step_80" / "actor" / "huggingface"
     assert champion(tmp_path / "p").model == str(model)  # type: ignore[union-attr]
     again = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0 and "nothing is run again" in again.stderr, again.stderr

@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from raising import raising
@@ -34,6 +35,11 @@ TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets":
 def config(tmp_path: Path) -> Config:
     model = {"model_path": "m", "max_model_len": 8}
     return config_from_dict({"model": model, "mode": "bench", "buffer": TASKS, "checkpoint_root_dir": str(tmp_path)})
+
+
+def attempt_at(config: Config, began: float) -> Any:
+    stage, rules = SimpleNamespace(made_from={}), SimpleNamespace(reason="")
+    return SimpleNamespace(config=config, began=began, stage=stage, tracking_link=lambda: "", stop_rules=rules)
 
 
 @pytest.mark.parametrize("left", ["", '{"step": ', "[]", "\udcff"])
@@ -72,16 +78,14 @@ def test_the_seconds_of_a_training_are_those_of_all_its_attempts(config: Config,
     record_path(config.job_dir).parent.mkdir(parents=True)
     write_json(record_path(config.job_dir), {"state": "failed", "began": 100.0, "ended": 140.0, "earlier": 20.0})
     record_start(config.job_dir, {}, "rft")
-    stage = SimpleNamespace(made_from={})
-    attempt = SimpleNamespace(config=config, began=time.monotonic() - 5.0, stage=stage, tracking_link=lambda: "")
-    assert summarise(attempt, {})["seconds"] == pytest.approx(seconds, abs=4.0)  # type: ignore[arg-type]
+    attempt = attempt_at(config, time.monotonic() - 5.0)
+    assert summarise(attempt, {})["seconds"] == pytest.approx(seconds, abs=4.0)
 
 
 def test_the_summary_compares_the_first_rewards_with_the_last(config: Config) -> None:
     config = config.with_values({"mode": "both"})
     metrics = MetricsFile(config.job_dir, "trainer")
-    stage = SimpleNamespace(made_from={})
-    attempt = SimpleNamespace(config=config, began=time.monotonic(), stage=stage, tracking_link=lambda: "")
+    attempt = attempt_at(config, time.monotonic())
     assert summarise(attempt, {})["reward"] is None  # type: ignore[arg-type]
     for step, reward in enumerate((0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), 1):
         metrics.write(step, {"reward/mean": reward})

@@ -247,10 +247,12 @@ def run_until_done(
     grace: float,
     check: Callable[[], None],
     report: ProgressReport,
+    has_enough: Callable[[], bool],
 ) -> list[Any]:
     """Wait for `runs` (references to results of `run`), report progress, and return their results.
 
-    The first failure is raised.
+    The first failure is raised. Once `has_enough()` is true, `stop` is called, and the runs take the time that they
+    need to save and return.
 
     Once `stopping()` is true, `stop` is called, which makes the runs save and return. Raises Stopped if they do not
     return within `grace` seconds. If `check` raises, they save and return before its error is raised, unless it is
@@ -259,7 +261,7 @@ def run_until_done(
     import ray
 
     asked_at: float | None = None
-    waiting = list(runs)
+    is_ending, waiting = False, list(runs)
     while waiting:
         ready, waiting = ray.wait(waiting, num_returns=1, timeout=0)
         if ready:
@@ -267,6 +269,9 @@ def run_until_done(
             continue
         if asked_at is None and stopping():
             asked_at = time.monotonic()
+            stop()
+        if not is_ending and has_enough():
+            is_ending = True
             stop()
         if asked_at is not None and time.monotonic() - asked_at > grace:
             raise Stopped("The run was stopped before its next step boundary.")
@@ -306,13 +311,15 @@ class Trainers:
         check: Callable[[], None],
         stopping: Callable[[], bool],
         make_room: Callable[[], None] = lambda: None,
+        has_enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`make_room` is called before the workers start, and waits for what must not start at the same time."""
+        """`make_room` is called before the workers start, and waits for what must not start at the same time.
+        `has_enough` is true once the run must save and end, in its own time."""
         self.workers: list[Any] = []
         self._connected = 0
         """Number of times that the workers became ready for a step."""
         self._actors, self._cluster, self._config = actors, actors.cluster, actors.config
-        self._check, self._stopping, self._make_room = check, stopping, make_room
+        self._check, self._stopping, self._make_room, self._has_enough = check, stopping, make_room, has_enough
         self._ended = threading.Event()
 
     def train(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
@@ -391,8 +398,8 @@ class Trainers:
                 worker.stop.remote()
 
         runs = [worker.run.remote(loop) for worker in self.workers]
-        summaries = run_until_done(runs, stop, self._stopping, SAVE_SECONDS, check, report)
-        if summaries[0].get("stopped") and not self._stopping():
+        summaries = run_until_done(runs, stop, self._stopping, SAVE_SECONDS, check, report, self._has_enough)
+        if summaries[0].get("stopped") and not self._stopping() and not self._has_enough():
             raise Stopped(f"The trainer got SIGTERM and has saved step {summaries[0]['step']}. {AGAIN}")
         return summaries[0]
 

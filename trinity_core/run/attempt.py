@@ -44,6 +44,7 @@ from trinity_core.hosting.faults import (
 from trinity_core.hosting.placement import components_of
 from trinity_core.run.nodes import reserve
 from trinity_core.run.stage import Stage, StageRequest, unlock_run
+from trinity_core.run.stop import StopRules
 from trinity_core.run.tracking_thread import TrackingThread
 from trinity_core.run.verdicts import with_verdicts
 
@@ -86,7 +87,10 @@ class RunAttempt:
         self._explorer: Any = None
         self._engines_started = False
         self._actors = actors.Actors(cluster, self.config, self.placement)
-        self.trainers = Trainers(self._actors, self.check, self.is_stopping, self._wait_for_shared_gpu)
+        self.stop_rules = StopRules(self.config, self.placement.gpu_per_node * self.config.cluster.node_num)
+        self.trainers = Trainers(
+            self._actors, self.check, self.is_stopping, self._wait_for_shared_gpu, self.stop_rules.has_enough
+        )
         self._tracking: TrackingThread | None = None
 
     def start(self) -> RunAttempt:
@@ -159,8 +163,9 @@ class RunAttempt:
         report.actor = ActorWaits(lambda: explorer.progress.remote().future())
         run = explorer.run.remote(loop)
         [summary] = actors.run_until_done(
-            [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, check, report
-        )
+            [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, check, report,
+            self.stop_rules.has_enough,
+        )  # fmt: skip
         return summary
 
     def train(self, loop: Callable[..., Any], report: type[ProgressReport] = ProgressReport) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from trinity_core.exchange.tracking.forwarder import run_note
 from trinity_core.exchange.tracking.metrics_file import explorer_source, read_metrics, series
 from trinity_core.exchange.tracking.run_record import read_record
 from trinity_core.exchange.tracking.scores import (
+    best_steps,
     evaluation_of,
     evaluation_text,
     scores_text,
@@ -73,12 +74,24 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
         "made_from": attempt.stage.made_from,
         "curated_tasks": curated_folder(config),
         "results": results,
+        "stopped_early": attempt.stop_rules.reason,
+        "best": _best(config),
         "findings": [asdict(diagnosis) for diagnosis in _diagnoses(config)],
     }
     write_summary(config, summary)
     if steps := uncounted_steps(config):
         log.warning(UNCOUNTED, ", ".join(map(str, steps)))
     return summary
+
+
+def _best(config: Config) -> dict[str, Any] | None:
+    """Return step, score and folder of the best checkpoint by held-out score; None without any."""
+    scores = valid_scores(config)
+    best = [step for step in best_steps(config, whole_steps(config.job_dir)) if step in scores]
+    if not best:
+        return None
+    step = max(best, key=lambda step: (scores[step], -step))
+    return {"step": step, "score": scores[step], "checkpoint_dir": str(config.layout.step(step))}
 
 
 def _diagnoses(config: Config) -> list[Diagnosis]:
@@ -135,6 +148,10 @@ def summary_text(summary: dict[str, Any]) -> str:
         lines.append(f"{'reward':11}{reward[0]:.3g} → {reward[1]:.3g} (first and last {REWARD_STEPS} steps)")
     for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
         lines.append(f"{title:11}{summary[key]}")
+    if (best := summary.get("best")) and best["step"] != summary["step"]:
+        lines.append(f"{'best':11}step {best['step']}, score {best['score']:.3f}: {best['checkpoint_dir']}")
+    if summary.get("stopped_early"):
+        lines.append(f"{'ended by':11}{summary['stopped_early']}")
     for name, result in summary.get("results", {}).items():
         left = f", {result['untrained_rows']} untrained rows left" if result.get("untrained_rows") else ""
         if "ended" in result:

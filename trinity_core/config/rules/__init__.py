@@ -20,6 +20,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         algorithm.model_rules,
         resources.colocation_rules,
         resources.cluster_rules,
+        resources.stop_rules,
         experiences.batch_rules,
         tasks.task_rules,
         algorithm.sampling_rules,

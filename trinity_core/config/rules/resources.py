@@ -60,6 +60,12 @@ def colocation_rules(config: Config, asked: bool | None = None) -> Iterator[Find
             yield Finding(COLOCATE, True, "conflict", message, tuple(rests_on))
 
 
+def stop_rules(config: Config) -> Iterator[Finding]:
+    price = "cluster.price_per_hour"
+    if config.monitor.stop.price is not None and config.cluster.price_per_hour is None:
+        yield conflict(config, "monitor.stop.price", f"needs the price of an hour: set {price}.", price)
+
+
 def cluster_rules(config: Config) -> Iterator[Finding]:
     """Several nodes are joined, not started. GPUs are checked if their number is given; 0 means the CPU."""
     per_node = config.cluster.gpu_per_node

@@ -10,14 +10,35 @@ from pydantic import Field
 from trinity_core.config.types import (
     EMPTY,
     Args,
+    Count,
     Flag,
     Integer,
     Many,
     Named,
     Natural,
     Number,
+    Positive,
     Section,
+    Share,
 )
+
+
+class StopConfig(Section):
+    """Ends a stage early: it saves, is evaluated, and completes with the reason."""
+
+    patience: Count | None = None
+    """Evaluations in a row of which none is better than the best one before them, by the 95 % interval of the
+    difference paired by task."""
+    target: Share | None = None
+    """Score that is enough."""
+    tokens: Count | None = None
+    """Budget of sampled tokens; for supervised runs, of tokens trained on."""
+    hours: Positive | None = None
+    """Budget of hours, of all attempts together."""
+    gpu_hours: Positive | None = None
+    """Budget of hours times GPUs of the run."""
+    price: Positive | None = None
+    """Budget of money, at `cluster.price_per_hour`."""
 
 
 class MonitorConfig(Section):
@@ -31,6 +52,8 @@ class MonitorConfig(Section):
     """Rollouts per explore step that MLflow shows as traces: turns, tools, rewards; 0: none."""
     prometheus_port: Annotated[Integer, Ge(0), Le(65535)] = 0
     """Port on 127.0.0.1 where the run serves its newest metrics for Prometheus; 0: none."""
+    stop: StopConfig = Field(default_factory=StopConfig)
+    """When a stage ends before its last step."""
     enable_ray_timeline: Flag = False
     """Write `monitor/timeline.json`, for Chrome's chrome://tracing."""
 

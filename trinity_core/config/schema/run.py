@@ -31,6 +31,7 @@ from trinity_core.config.types import (
     Flag,
     Many,
     Natural,
+    Positive,
     Section,
     Seed,
 )
@@ -49,6 +50,9 @@ class ClusterConfig(Section):
     colocate: Flag | None = None
     """Engine and trainer use the same GPU in turns: the engine sleeps while the trainer works, and the trainer's state
     moves to host memory while the engine works. Null: true if a synchronous run has a single GPU."""
+    price_per_hour: Positive | None = None
+    """Price of an hour of all machines of the run, in any currency: `trinity plan` shows what a run costs, and
+    `monitor.stop.price` limits it."""
     allow_oversized: Flag = False
     """Start a run even if weights and optimizer, or the disk that it writes, do not fit on this machine."""
 

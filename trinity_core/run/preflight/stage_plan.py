@@ -77,6 +77,7 @@ class StagePlan:
     disk: tuple[Need, ...] | None
     """Contents of the run's folder at the end."""
     disk_unknown: str
+    price_per_hour: float | None
     settings: dict[str, Any]
     """The resolved configuration, without secrets."""
     pace: Pace | None = None
@@ -160,6 +161,7 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
         unplaced=unplaced,
         disk=disk,
         disk_unknown=disk_unknown,
+        price_per_hour=config.cluster.price_per_hour,
         settings=public_dict(config),
     )
 
@@ -251,6 +253,8 @@ def _facts(stage: StagePlan) -> Iterator[str]:
     if stage.unplaced:
         yield _line("place", f"not on this machine: {stage.unplaced}")
     yield _line("time", _time(stage))
+    if stage.price_per_hour is not None:
+        yield _line("price", _price(stage, stage.price_per_hour))
 
 
 def _time(stage: StagePlan) -> str:
@@ -262,6 +266,12 @@ def _time(stage: StagePlan) -> str:
     whole = f"; {duration(pace.whole(stage.total_steps))} in all" if stage.total_steps else ""
     line = f"{pace.step:.3g} s a step{f' ({parts})' if parts else ''} after {pace.start:.0f} s to start{whole}"
     return f"{line}, without evaluations and saves; measured {pace.measured}"
+
+
+def _price(stage: StagePlan, per_hour: float) -> str:
+    if stage.pace is None or not stage.total_steps:
+        return f"{per_hour:g} an hour"
+    return f"{per_hour * stage.pace.whole(stage.total_steps) / 3600:.2f} in all, at {per_hour:g} an hour"
 
 
 def duration(seconds: float) -> str:

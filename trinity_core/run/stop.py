@@ -1,0 +1,90 @@
+"""Ends a run early by `monitor.stop`: it saves, is evaluated, and completes with the reason."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+
+from trinity_core.config import Config
+from trinity_core.config.schema.monitor import StopConfig
+from trinity_core.exchange.tracking.answers import read_answers
+from trinity_core.exchange.tracking.metrics_file import MetricsReader, stream_of
+from trinity_core.exchange.tracking.run_record import read_record
+from trinity_core.exchange.tracking.scores import evaluated_sets, scores_like_the_newest
+from trinity_core.run.paired import Scores, paired
+
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 5.0
+
+
+class StopRules:
+    """Looks at most every few seconds at what the run has recorded. Thread-safe."""
+
+    def __init__(self, config: Config, gpus: int) -> None:
+        self.reason = ""
+        self._config, self._rules, self._gpus = config, config.monitor.stop, gpus
+        self._tokens: dict[tuple[str, int], float] = {}
+        self._reader = MetricsReader(config.job_dir, self._tokens.clear)
+        self._looked, self._lock = 0.0, Lock()
+        self._judged = -1
+        """Newest evaluation that `patience` has been applied to."""
+
+    def has_enough(self) -> bool:
+        """True once a rule applies; `reason` then says which."""
+        with self._lock:
+            if not self.reason and self._rules != StopConfig() and time.monotonic() - self._looked > LOOK_SECONDS:
+                self._looked = time.monotonic()
+                if reason := self._applies():
+                    self.reason = f"monitor.stop.{reason}"
+                    log.info("the run saves and ends: %s", self.reason)
+            return bool(self.reason)
+
+    def _applies(self) -> str:
+        counted = "experience/tokens" if self._config.is_supervised else "tokens"
+        for line in self._reader.read():
+            if stream_of(line.source) != "eval" and counted in line.metrics:
+                self._tokens[line.source, line.step] = line.metrics[counted]
+        record = read_record(self._config.job_dir)
+        hours = 0.0 if record is None else (record.earlier + time.time() - record.began) / 3600
+        spent = {
+            "tokens": sum(self._tokens.values()),
+            "hours": hours,
+            "gpu_hours": hours * self._gpus,
+            "price": hours * (self._config.cluster.price_per_hour or 0.0),
+        }
+        for name, amount in spent.items():
+            if (budget := getattr(self._rules, name)) is not None and amount >= budget:
+                return f"{name}: {amount:.4g} of {budget:g} are spent"
+        return self._scored()
+
+    def _scored(self) -> str:
+        scores = scores_like_the_newest(self._reader.evaluations)
+        steps = sorted(scores)
+        if self._rules.target is not None and steps and scores[steps[-1]] >= self._rules.target:
+            return f"target: step {steps[-1]} scores {scores[steps[-1]]:.3f}"
+        patience = self._rules.patience
+        if patience is None or len(steps) <= patience or steps[-1] == self._judged:
+            return ""
+        self._judged = steps[-1]
+        recent = steps[-patience:]
+        best = max(steps[:-patience], key=lambda step: scores[step])
+        sets = sorted({name for line in self._reader.evaluations for name in evaluated_sets(line.metrics)})
+        if any(_is_better(self._config.job_dir, sets, best, step) for step in recent):
+            return ""
+        return (
+            f"patience: no evaluation of steps {', '.join(map(str, recent))} is better than that of step {best} "
+            f"({scores[best]:.3f}) beyond noise"
+        )
+
+
+def _is_better(job_dir: Path, sets: Sequence[str], before: int, after: int) -> bool:
+    """True if the interval of the paired difference of two evaluations lies above 0."""
+    difference = paired(_answers(job_dir, sets, before), _answers(job_dir, sets, after))
+    return difference is not None and difference.verdict == "better"
+
+
+def _answers(job_dir: Path, sets: Sequence[str], step: int) -> Scores:
+    return {f"{name} {task.digest}": task.scores for name in sets for task in read_answers(job_dir, name, step)}
