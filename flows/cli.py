@@ -215,7 +215,7 @@ def up(
     from flows.local.commands import mlflow_page, studio_page
     from flows.local.commands import up as start
     from flows.project import require_own_packages
-    from trinity_core.base.gate import asked_for, on_screen, server_key
+    from trinity_core.base.gate import asked_for, server_key
     from trinity_core.base.program import ending_on_sigterm
     from trinity_core.hosting.gpus import survey
 
@@ -224,11 +224,11 @@ def up(
     pages += [studio_page(Path.cwd(), studio_port)] if studio_port else []
     with ending_on_sigterm():
         state = start(Path.cwd(), port, typer.echo, restarts, pages)
-    key = server_key(Path.cwd())
-    typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}   (asks once for the key {on_screen(key)})")
+    typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}")
     for page in pages:
         if page.name in state.pages:
-            typer.echo(f"{page.title:11} {state.pages[page.name]}{page.home}   ({asked_for(key)})")
+            typer.echo(f"{page.title:11} {state.pages[page.name]}{page.home}")
+    typer.echo(f"Key         each page {asked_for(server_key(Path.cwd()))}")
     typer.echo(f"Try         {first_try(bool(survey()))}")
 
 

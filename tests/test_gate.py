@@ -143,12 +143,13 @@ def wait_for(servers: Servers, kind: str) -> None:
 def test_every_server_asks_for_the_key(servers: Servers, kind: str) -> None:
     wrong = {"Authorization": "Basic " + base64.b64encode(b"trinity:guess").decode()}
     assert servers.status(kind, PAGES[kind]) == 401
+    assert servers.status(kind, "/") == 401, "the browser asks before anything is drawn"
     assert servers.status(kind, PAGES[kind], **wrong) == 401
     assert servers.status(kind, PAGES[kind], **servers.login) == 200
     assert [servers.status(kind, path) for path in (HEALTH.get(kind),) if path] in ([200], [])
 
 
-@pytest.mark.parametrize("kind", ["mlflow", "studio", "view"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_foreign_page_or_name_is_refused_with_the_key_too(servers: Servers, kind: str) -> None:
     """A browser sends the key that it knows along with the requests of other sites' pages."""
     port = servers.ports[kind]

@@ -31,6 +31,7 @@ from flows.local.server import (
     is_healthy,
     log_file,
     prefect_environment,
+    serve_command,
     server_environment,
     start_process,
     wait_until_healthy,
@@ -58,7 +59,8 @@ from trinity_core.base.processes import require_limits
 from trinity_core.base.runlock import one_at_a_time
 from trinity_core.base.waits import poll
 from trinity_core.exchange.tracking.mlflow_server import HEALTH as MLFLOW_HEALTH
-from trinity_core.exchange.tracking.mlflow_writer import default_uri, describe_runs, fault_of, serve_command
+from trinity_core.exchange.tracking.mlflow_writer import default_uri, describe_runs, fault_of
+from trinity_core.exchange.tracking.mlflow_writer import serve_command as mlflow_command
 
 SETTINGS_FILE = "prefect.toml"
 SETTINGS_NOTE = (
@@ -178,7 +180,7 @@ def _free_api_url(root: Path, port: int) -> str:
 
 def _start_server(root: Path, port: int, state: UpState, say: Say) -> None:
     say(f"Starting the Prefect server on port {port} …")
-    start = _command("server", "start", "--host", LOOPBACK, "--port", str(port))
+    start = serve_command("--host", LOOPBACK, "--port", str(port), "--log-level", "warning")
     server = start_process("server", start, server_environment(state.api_url, root), root)
     state.add(Process.of("server", server.pid))
     wait_until_healthy(state.api_url, server, log_file("server", root))
@@ -348,7 +350,7 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     """Return MLflow's page for the runs below TRINITY_CHECKPOINT_ROOT_DIR or `./checkpoints`, each with links to it."""
     checkpoints = _checkpoints(root)
     uri = default_uri(checkpoints)
-    command = [*serve_command(uri, checkpoints), "--port", str(port)]
+    command = [*mlflow_command(uri, checkpoints), "--port", str(port)]
     home, notes = "/#/experiments?workflowType=machine_learning", {page_note(checkpoints, "mlflow"): uri}
     return Page("mlflow", "MLflow", port, command, MLFLOW_HEALTH, home, notes, unfit=fault_of(uri, root))
 

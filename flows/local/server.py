@@ -138,7 +138,15 @@ def client_environment(api_url: str, root: Path | None = None) -> dict[str, str]
 
 
 def server_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
-    return client_environment(api_url, root) | {"PREFECT_SERVER_API_AUTH_STRING": server_key(root)}
+    return client_environment(api_url, root) | {
+        "PREFECT_SERVER_API_AUTH_STRING": server_key(root),
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    }
+
+
+def serve_command(*options: str) -> list[str]:
+    """Return the command that serves Prefect in the current directory's folder."""
+    return [sys.executable, "-m", "uvicorn", "--factory", "flows.local.prefect_app:make_app", *options]
 
 
 def _without_proxy() -> dict[str, str]:
@@ -190,12 +198,10 @@ class TemporaryServer:
         self.log = log_file("temporary-server", root)
         with socket.create_server((LOOPBACK, 0)) as listener:
             self.api_url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
-            command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
-            command += ["--fd", str(listener.fileno()), "--log-level", "error", "--lifespan", "on"]
+            command = serve_command("--fd", str(listener.fileno()), "--log-level", "error", "--lifespan", "on")
             environment = server_environment(self.api_url, root) | {
                 "PREFECT_UI_ENABLED": "0",
                 "PREFECT__SERVER_EPHEMERAL": "1",
-                "PREFECT__SERVER_FINAL": "1",
                 "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
                 "PREFECT_API_DATABASE_MIGRATE_ON_START": "true",
             }

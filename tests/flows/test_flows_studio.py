@@ -27,7 +27,7 @@ def deployed(client: Any, name: str, schema: dict[str, Any]) -> Any:
 
 def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_path: Path) -> None:
     from prefect import flow, task
-    from prefect.states import AwaitingRetry, Cancelled, Failed, Paused, Pending, Running, Suspended
+    from prefect.states import AwaitingRetry, Cancelled, Cancelling, Failed, Paused, Pending, Running, Suspended
 
     def nothing() -> None: ...
 
@@ -71,6 +71,9 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
             client.update_flow_run(UUID(started), infrastructure_pid="1")
             assert runs.cancel(started), "it has a process"
             assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLING"
+        client.set_flow_run_state(UUID(started), Paused(timeout_seconds=60), force=True)
+        client.set_flow_run_state(UUID(started), Cancelling())
+        assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLING", "by `prefect flow-run cancel`"
         client.set_flow_run_state(UUID(started), Suspended(timeout_seconds=60), force=True)
         assert not runs.cancel(started), "its process has ended"
         assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLED"

@@ -91,13 +91,17 @@ class Gate:
     along. Links to our pages work from everywhere. A path `open_path` needs no key.
     """
 
-    def __init__(self, app: Any, key: str, host: str = "127.0.0.1", open_path: str | None = None) -> None:
-        """`host`: the address or name that the application is served on."""
+    def __init__(
+        self, app: Any, key: str, host: str = "127.0.0.1", open_path: str | None = None, asks_sockets: bool = True
+    ) -> None:
+        """`host`: the address or name that the application is served on. Without `asks_sockets` the application itself
+        asks for the key on its WebSockets."""
         self._app = app
         self._expected = b"Basic " + base64.b64encode(key.encode())
         # Other machines' clients may know names of this one that it does not.
         self._hosts = OWN_NAMES | {host.lower()} if is_loopback(host) else None
         self._open_path = open_path
+        self._asks_sockets = asks_sockets
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         refusal = None if scope["type"] == "lifespan" else self._refusal(scope)
@@ -120,7 +124,7 @@ class Gate:
             is_foreign and headers.get(b"sec-fetch-dest") != b"document"
         ):
             return 403, "pages of other origins may not use this server"
-        if scope["path"] == self._open_path:
+        if scope["path"] == self._open_path or (scope["type"] == "websocket" and not self._asks_sockets):
             return None
         if not compare_digest(headers.get(b"authorization", b""), self._expected):
             return 401, "this server asks for the key in .trinity/prefect.key of the folder that it was started in"

@@ -1,0 +1,28 @@
+"""Prefect's server as we serve it: behind the gate of all pages, and with pauses that can be cancelled."""
+
+from __future__ import annotations
+
+from trinity_core.base.gate import Gate, server_key
+
+HEALTH = "/api/health"
+
+
+def make_app() -> Gate:
+    """Return Prefect's pages and API for uvicorn; the key is that of the current directory's folder.
+
+    Prefect's own page for the key would first show two failed requests and an advertisement. Its clients send the key
+    with each request, except on WebSockets, where they send it in the first message, which Prefect checks.
+    """
+    from prefect.server.api.server import create_app
+
+    let_paused_runs_be_cancelled()
+    return Gate(create_app(final=True), server_key(), open_path=HEALTH, asks_sockets=False)
+
+
+def let_paused_runs_be_cancelled() -> None:
+    """Let a paused run be cancelled: Prefect 3.7.7 drops the request, and tells `prefect flow-run cancel` that it was
+    heard."""
+    from prefect.server.orchestration.core_policy import HandleResumingPausedFlows
+    from prefect.server.schemas.states import StateType
+
+    HandleResumingPausedFlows.TO_STATES = HandleResumingPausedFlows.TO_STATES - {StateType.CANCELLING}
