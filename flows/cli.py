@@ -1,4 +1,4 @@
-"""`trinity` with the commands that run flows, serve pages or look at several runs: run, evaluate, up, compare …"""
+"""`trinity` with the commands that run flows, serve pages, load models or look at several runs: run, up, chat …"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from flows.local.worker import RESTARTS
 from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT
-from trinity_core.cli import RESULTS, ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
+from trinity_core.cli import RESULTS, ConfigOption, Overrides, PluginDir, RunFolder, app, run_app, with_plugins
 
 Restarts = Annotated[int, typer.Option(help="Restarts of a killed run within an hour; 0: none.", min=0)]
 MlflowPort = Annotated[int, typer.Option(help="Port of MLflow on 127.0.0.1; 0: do not serve it.", min=0, max=65535)]
@@ -284,6 +284,45 @@ def mcp(
     from flows.local.commands import serve_mcp
 
     serve_mcp(Path.cwd(), port)
+
+
+@app.command(rich_help_panel=RESULTS)
+def report(
+    checkpoint_dir: RunFolder,
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
+    against: Annotated[
+        Path | None, typer.Option(help="Folder of another run: the settings that differ from its settings.")
+    ] = None,
+) -> None:
+    """Write a run as one HTML file: scores, findings, curve, settings that differ, samples."""
+    from trinity_core.base.files import write_atomically
+    from trinity_core.run.report import report as report_of
+
+    write_atomically(out, report_of(checkpoint_dir, against).encode(errors="replace"))
+    typer.echo(f"wrote {out}")
+
+
+@app.command(rich_help_panel=RESULTS)
+def chat(
+    checkpoint_dir: RunFolder,
+    prompt: Annotated[list[str] | None, typer.Argument(help="Ask this, and end.", show_default=False)] = None,
+    step: Annotated[int | None, typer.Option(help="Checkpoint to talk to.", show_default="the latest")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest answer, not a sampled one.")] = False,
+    base: Annotated[bool, typer.Option("--base/--no-base", help="Ask the model that the run began with too.")] = True,
+) -> None:
+    """Talk to a run's model, and to the one it began with, with the run's chat template and sampling.
+
+    Lines are read from the terminal, or from a pipe; /new begins a new conversation, Ctrl+D ends.
+    """
+    from trinity_core.run.chat import Conversation, chat_models
+    from trinity_core.run.chat import chat as talk
+
+    models = chat_models(checkpoint_dir, step, base)
+    name = checkpoint_dir.resolve().name
+    typer.echo(f"To serve {[*models][-1]}: {[*models.values()][-1].serve_command(name)}\n", err=True)
+    if prompt is None and sys.stdin.isatty():
+        typer.echo("A question, /new for a new conversation, Ctrl+D to end.", err=True)
+    talk(Conversation(models, greedy), sys.stdin if prompt is None else [" ".join(prompt)], typer.echo)
 
 
 def main() -> None:

@@ -187,6 +187,12 @@ def _move_into(temporary: Path, target: Path) -> None:
     sync_file(target)
 
 
+def is_converted(step_folder: Path) -> bool:
+    """True if `convert` has nothing left to do for this checkpoint."""
+    actor = step_folder / "actor"
+    return (actor / ADAPTER / adapters.WEIGHTS).is_file() or is_complete(actor / "huggingface")
+
+
 def is_complete(folder: Path) -> bool:
     """True if `folder` holds a loadable model: configuration and all weight files."""
     if not (folder / "config.json").is_file():

@@ -1,0 +1,169 @@
+"""`trinity chat`: a run's model beside the one that the run began with, with the run's template and sampling.
+
+Plain transformers in this process, on a GPU if there is one: for a look at a model, not for traffic. `serve_command` is
+the line that serves it with vLLM.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from trinity_core.base.errors import DataError
+from trinity_core.base.layout import ADAPTER, JobLayout
+from trinity_core.base.plugins import load_plugins
+from trinity_core.config import ModelConfig
+from trinity_core.config.findings import value_at
+from trinity_core.config.schema import TasksetConfig
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.files import looks_local
+from trinity_core.data.taskset import task_format
+from trinity_core.data.tokenizer import policy_encoder, stop_tokens
+from trinity_core.exchange.checkpoints.adapters import read_config
+from trinity_core.exchange.checkpoints.convert import convert
+from trinity_core.exchange.checkpoints.resume import read_meta, whole_steps
+from trinity_core.exchange.tracking import run_record
+from trinity_core.rollout.inference.vllm_types import LORA_RANKS
+from trinity_core.run.audit import runs_in
+from trinity_core.run.preflight.models import model_fault
+
+NEW = "/new"
+"""The line that begins a new conversation."""
+
+
+@dataclass(frozen=True)
+class ChatModel:
+    """A model that answers as the engines of a run do."""
+
+    path: str
+    settings: ModelConfig
+    """With the template, the lengths and the sampling of the run."""
+    system: str | None = None
+    adapter: Path | None = None
+    """A LoRA adapter, in peft's format, of the model at `path`."""
+
+    @cached_property
+    def encoder(self) -> ChatEncoder:
+        return policy_encoder(self.settings.with_values({"model_path": self.path}))
+
+    @cached_property
+    def _model(self) -> Any:
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        trusted = self.settings.trust_remote_code
+        model: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype="auto", trust_remote_code=trusted)
+        if self.adapter is not None:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, str(self.adapter))
+        return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+    def answer(self, messages: Iterable[Mapping[str, Any]], greedy: bool = False) -> str:
+        """Return an answer to a conversation, sampled as in the run, or the likeliest one. Raises DataError if the
+        template refuses the conversation or it is too long."""
+        import torch
+
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        prompt, sampling = self.encoder.prompt([*system, *map(dict, messages)]).tokens, self.settings
+        room = (sampling.max_model_len or 2**31) - len(prompt)
+        if room < 1:
+            fault = f"the conversation has {len(prompt)} tokens, of at most {sampling.max_model_len}: begin a new one"
+            raise DataError(fault, key="model.max_model_len")
+        ends = list(stop_tokens(self.path, self.encoder))
+        choice: dict[str, Any] = {"do_sample": False}
+        if sampling.temperature and not greedy:
+            choice = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
+            choice["top_k"] = max(sampling.top_k, 0)  # transformers: 0 is all
+        tokens = torch.tensor([prompt], device=self._model.device)
+        made = self._model.generate(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), eos_token_id=ends, pad_token_id=ends[0],
+            max_new_tokens=min(room, sampling.max_response_tokens or room), **choice,
+        )  # fmt: skip
+        return str(self.encoder.tokenizer.decode(made[0, len(prompt) :], skip_special_tokens=True)).strip()
+
+    def serve_command(self, name: str) -> str:
+        """Return the command that serves the model with vLLM, with the run's template and sampling as defaults."""
+        command = ["vllm", "serve", self.path, "--served-model-name", name]
+        if self.adapter is not None:
+            rank = next(size for size in LORA_RANKS if size >= read_config(self.adapter)["r"])
+            command = ["vllm", "serve", self.path, "--enable-lora", "--max-lora-rank", str(rank)]
+            command += ["--lora-modules", f"{name}={self.adapter}"]
+        if template := self.settings.custom_chat_template or self.settings.chat_template_path:
+            command += ["--chat-template", template]
+        if self.settings.max_model_len:
+            command += ["--max-model-len", str(self.settings.max_model_len)]
+        sampling = {key: getattr(self.settings, key) for key in ("temperature", "top_p", "top_k")}
+        return shlex.join([*command, "--override-generation-config", dumps(sampling)])
+
+
+@dataclass
+class Conversation:
+    """One conversation with several models, each of which sees its own answers."""
+
+    models: Mapping[str, ChatModel]
+    greedy: bool = False
+    turns: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+
+    def ask(self, text: str) -> dict[str, str]:
+        """Return the answer of each model by its name."""
+        answers = {}
+        for name, model in self.models.items():
+            turns = [*self.turns.get(name, []), {"role": "user", "content": text}]
+            answers[name] = model.answer(turns, self.greedy)
+            self.turns[name] = [*turns, {"role": "assistant", "content": answers[name]}]
+        return answers
+
+
+def chat_models(folder: Path, step: int | None = None, base: bool = True) -> dict[str, ChatModel]:
+    """Return the model that the run in `folder` began with (if `base`) and that of `step` (default: the latest), which
+    is converted if need be, by the names under which they are shown.
+
+    Of a pipeline, the last stage's, beside the first stage's base. Raises DataError if there is no such checkpoint, or
+    the run has not recorded its configuration.
+    """
+    runs = [run for run in runs_in(folder.resolve()) if run.is_dir()]
+    trained = next((run for run in reversed(runs) if whole_steps(run)), folder.resolve())
+    steps, tree = whole_steps(trained), run_record.read_config(trained)
+    if not steps or (step is not None and step not in steps):
+        there = f"it has {', '.join(map(str, steps))}" if steps else "it has none"
+        raise DataError(f"{trained} has no checkpoint of step {step or 'any'}: {there}", key=str(folder))
+    if not tree:
+        raise DataError(f"{trained} has not recorded its configuration (monitor/config.yaml)", key=str(folder))
+    load_plugins(tree.get("plugin_dir"))
+    settings, system = ModelConfig(**tree["model"]), None
+    explorer_input = value_at(tree, "buffer.explorer_input") or {}
+    if tasksets := [*(explorer_input.get("tasksets") or ()), *(explorer_input.get("eval_tasksets") or ())]:
+        taskset = TasksetConfig(**tasksets[0])
+        sampling = {key: value for key, value in taskset.rollout_args if value is not None and key in SAMPLING}
+        settings, system = settings.with_values(sampling), task_format(taskset).system_prompt
+    start = str(read_meta(JobLayout(runs[0]).trainer_meta).get("model") or settings.model_path)
+    if (looks_local(start) and (fault := model_fault(Path(start)))) and base:
+        why = f"the model that the run began with: {fault} With --no-base the run's model answers alone"
+        raise DataError(why, key="model.model_path")
+    converted = convert(JobLayout(trained).step(chosen := step or max(steps)))
+    adapter = converted if converted.name == ADAPTER else None
+    path = start if adapter else str(converted)
+    named = {f"step {chosen}": ChatModel(path, settings, system, adapter)}
+    return ({"base": ChatModel(start, settings, system)} if base else {}) | named
+
+
+SAMPLING = ("temperature", "top_p", "top_k")
+
+
+def chat(conversation: Conversation, lines: Iterable[str], say: Callable[[str], object]) -> None:
+    """Answer each line with every model; `/new` begins a new conversation."""
+    width = max(map(len, conversation.models))
+    for line in lines:
+        if line.strip() == NEW:
+            conversation.turns.clear()
+        elif line.strip():
+            for name, answer in conversation.ask(line.strip()).items():
+                say(f"{name:{width}}  " + answer.replace("\n", "\n" + " " * (width + 2)))

@@ -1,0 +1,105 @@
+"""`trinity report`: a run as one HTML file to pass on, without scripts and without files beside it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from trinity_core.base.errors import DataError
+from trinity_core.base.files import read_json
+from trinity_core.config.fields import sections, settings
+from trinity_core.exchange.tracking.curve import LearningCurve
+from trinity_core.exchange.tracking.metrics_file import metrics_path
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.exchange.tracking.run_record import read_config, read_record
+from trinity_core.exchange.tracking.scores import latest_scores
+from trinity_core.exchange.tracking.writers import flatten
+from trinity_core.run.audit import runs_in
+from trinity_core.run.doctor import Diagnosis
+from trinity_core.run.made_from import normalised
+
+SAMPLES = 8
+STYLE = """
+:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
+body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: .5rem 0 } img { max-width: 100%; background: white }
+td, th { border: 1px solid #8886; padding: .2rem .6rem; text-align: left; vertical-align: top; overflow-wrap: anywhere }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 ui-monospace, monospace; margin: 0 }
+"""
+OF_PLACE = ("project", "name", "ray_namespace", "checkpoint_root_dir")
+"""Settings that say where a run is, not what it is."""
+Row = Sequence[object]
+
+
+def report(folder: Path, other: Path | None = None) -> str:
+    """Return the page of the run in `folder`, or of all stages of the pipeline in it: scores, findings, curve, settings
+    that differ from those of the run in `other` (by default from the defaults), samples of its last evaluation.
+
+    Raises DataError if there is no run in a folder.
+    """
+    for place in filter(None, (folder, other)):
+        if not any(metrics_path(run).exists() for run in runs_in(place.resolve())):
+            raise DataError(f"there is no run in {place}: give <checkpoint_root_dir>/<project>/<name>", key=str(place))
+    runs = runs_in(folder.resolve())
+    title = f"{runs[0].parent.name} / {folder.resolve().name}"
+    parts = [f"<h1>{escape(title)}</h1>", *(part for run in runs for part in _run(run, other))]
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+    return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>'
+
+
+def _run(folder: Path, other: Path | None) -> Iterable[str]:
+    record, config = read_record(folder), read_config(folder)
+    summary, scores = read_json(folder / "summary.json") or {}, latest_scores(folder)
+    facts = {
+        "state": record.present_state.value if record is not None else "",
+        "score": ", ".join(f"step {step}: {score:.3f}" for step, score in sorted(scores.items())),
+        "seconds": summary.get("seconds"),
+        "model": (config.get("model") or {}).get("model_path"),
+        "checkpoint": summary.get("checkpoint_dir"),
+    }
+    yield f"<h2>{escape(folder.name)}</h2>"
+    yield _table([(name, value) for name, value in facts.items() if value])
+    if findings := [Diagnosis(**finding) for finding in summary.get("findings") or ()]:
+        yield "<h3>Findings</h3>"
+        yield _table([(found.check, found.evidence, found.cause, found.next_step) for found in findings])
+    if picture := LearningCurve(folder).draw():
+        encoded = base64.b64encode(picture.read_bytes()).decode()
+        yield f'<h3>Curve</h3><img alt="" src="data:image/png;base64,{encoded}">'
+    than = other.name if other else "the defaults"
+    yield f"<h3>Settings that differ from {escape(than)}</h3>"
+    yield _table(_differences(config, read_config(other) if other else None), ("", escape(folder.name), escape(than)))
+    if samples := rollout_files(folder):
+        source, step, file = max(samples, key=lambda sample: (sample[0].startswith("eval"), sample[1]))
+        yield f"<h3>Samples: {escape(source)}, step {step}</h3>"
+        rows = [
+            (*(f"<pre>{escape(text)}</pre>" for text in (one.prompt, one.response, one.truth)), one.reward)
+            for one in read_rollouts(file)[:SAMPLES]
+        ]
+        yield _table(rows, ("prompt", "response", "reference", "reward"), is_html=True)
+
+
+def _differences(config: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[Row]:
+    """Return key, value, and value of the other configuration; or else the default, for settings that have one."""
+    own, defaults = flatten(normalised(config)), {}
+    if other is None:
+        defaults = {
+            f"{section}.{setting.name}".lstrip("."): setting.default
+            for section, cls in sections() for setting in settings(cls) if setting.section is None
+        }  # fmt: skip
+    beside = flatten(normalised(defaults if other is None else other))
+    keys = own.keys() & beside.keys() if other is None else own.keys() | beside.keys()
+    compared = (key for key in dict.fromkeys([*own, *beside]) if key in keys and key not in OF_PLACE)
+    return [(key, own.get(key, "–"), beside.get(key, "–")) for key in compared if own.get(key) != beside.get(key)]
+
+
+def _table(rows: Sequence[Row], head: Sequence[str] = (), is_html: bool = False) -> str:
+    def cell(value: object) -> str:
+        text = "–" if value is None else str(value)
+        return f"<td>{text if is_html else escape(text)}</td>"
+
+    titles = f"<tr>{''.join(f'<th>{title}</th>' for title in head)}</tr>" if head else ""
+    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
+    return f"<table>{titles}{body}</table>" if rows else "<p>none</p>"
