@@ -25,7 +25,7 @@ from trinity_core.view.app import make_app
 from trinity_core.view.viewed_run import RunFolders
 
 HEALTH = "/_stcore/health"
-PAGES = ("/", "/configuration", "/runs")
+PAGES = ("/", "/configuration", "/runs", "/chat", "/docs")
 INDEX = Path(streamlit.__file__).with_name("static") / "index.html"
 BASE = "<head><script>window.__streamlit = {BACKEND_BASE_URL: location.origin}</script>"
 """Tells Streamlit where its server is: at an address such as /runs it would first look below that, and be refused."""

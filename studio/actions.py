@@ -6,10 +6,11 @@ import os
 import signal
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 
 from studio.launch import Launch, start_process
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
-from studio.runs import PREFECT_STATES, Run
+from studio.runs import PREFECT_STATES, Run, checkpoints_of
 from studio.settings import StudioSettings
 from studio.texts import escaped
 from trinity_core.base.layout import JobLayout
@@ -38,6 +39,8 @@ def hindrance(action: Action, run: Run) -> str:
             return "The run is already stopping."
         case Action.RETRY if not run.state.is_over:
             return "The run is not over."
+        case Action.RETRY if run.state is RunState.FINISHED:
+            return "The run has finished: there is nothing left to do."
         case Action.CANCEL | Action.RETRY if run.parent:
             return f"This is a stage of {run.parent}, which has the button."
         case Action.CANCEL | Action.RETRY if run.is_part and not _deployed(run, action):
@@ -54,9 +57,16 @@ def hindrance(action: Action, run: Run) -> str:
             return ""
         case Action.EVALUATE | Action.CONVERT if run.folder is None or not JobLayout(run.folder).steps():
             return "The run has no checkpoints."
+        case Action.CONVERT if run.folder and _all_converted(run.folder):
+            return "Every checkpoint is converted."
         case Action.EVALUATE if run.folder and run.files.scores.keys() >= {*JobLayout(run.folder).steps()}:
             return "Every checkpoint has a score. To score them on other eval sets, use `trinity evaluate`."
     return ""
+
+
+def _all_converted(folder: Path) -> bool:
+    checkpoints = checkpoints_of(folder)
+    return bool(checkpoints) and all(checkpoint.is_converted for checkpoint in checkpoints)
 
 
 def perform(action: Action, run: Run, settings: StudioSettings) -> str:

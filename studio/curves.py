@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader
@@ -14,6 +15,15 @@ from trinity_core.exchange.tracking.writers import full_names
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
 """Endings of metrics shown by default, one metric each."""
 FEW_POINTS = 60
+RECENT = 5
+"""Steps whose mean a hint looks at."""
+HINTS = (
+    ("reward/zero_variance_groups", 0.8, "of the groups have equal rewards and teach nothing: tasks are too easy or "
+     "too hard. A curriculum, a larger `repeat_times`, or dapo's dynamic sampling"),
+    ("actor/pg_clipfrac", 0.2, "of the tokens are clipped: fewer updates a batch, or a lower learning rate"),
+    ("truncated/mean", 0.1, "of the answers are cut off at `max_response_tokens`: a larger limit, or a penalty"),
+)  # fmt: skip
+"""Ending of a share, its normal maximum and what to do above it, as in docs/troubleshooting.md."""
 
 
 @dataclass(slots=True)
@@ -61,6 +71,15 @@ class RunCurves:
 def _by_step(points: dict[int, float]) -> dict[int, float]:
     steps = sorted(points)
     return points if steps == list(points) else {step: points[step] for step in steps}
+
+
+def hints(curves: Curves) -> list[str]:
+    """Return a sentence for each share that is not normal in the latest steps."""
+    recent = {name: fmean([*curve.values.values()][-RECENT:]) for name, curve in curves.items()}
+    return [
+        f"{value:.0%} {text} (`{name}`, mean of {RECENT} steps)."
+        for ending, most, text in HINTS for name, value in recent.items() if name.endswith(ending) and value > most
+    ]  # fmt: skip
 
 
 def metric_names(curves: Mapping[str, Curves]) -> list[str]:

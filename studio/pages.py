@@ -7,7 +7,9 @@ from threading import Timer
 
 import streamlit as st
 
+from studio.chat_page import chat_page
 from studio.config_page import config_page
+from studio.docs_page import docs_page
 from studio.runs_page import runs_page
 from studio.settings import studio_settings
 from trinity_core.base.plugins import load_plugins
@@ -15,6 +17,9 @@ from trinity_core.view.viewed_run import import_for_pages
 
 IDLE_SECONDS = 3.0
 """Delay after the first page before packages are imported for other pages, which slows down drawing."""
+LOGO = """<svg xmlns="http://www.w3.org/2000/svg" width="150" height="24" viewBox="0 0 150 24">
+<text x="0" y="18" font-family="sans-serif" font-size="17" font-weight="600"
+  fill="#2f6f9f">Trinity Flows</text></svg>"""
 STYLE = """<style>
 .stMainBlockContainer { padding-top: 4rem; padding-bottom: 2rem }
 .stTextArea textarea, .hanging { font-family: "Source Code Pro", monospace; font-size: 0.8rem; white-space: pre }
@@ -39,6 +44,7 @@ def main() -> None:
     # No page icons: a browser would fetch them from other servers for its tab.
     st.set_page_config(page_title="Trinity Studio", layout="wide")
     st.html(STYLE)
+    st.logo(LOGO, size="large")
     settings = studio_settings(sys.argv[1:])
     load_plugins(settings.plugin_dir)
     runs = st.Page(lambda: runs_page(settings), title="Runs", url_path="runs")
@@ -49,7 +55,9 @@ def main() -> None:
         url_path="configuration",
         default=True,
     )
-    st.navigation([configuration, runs], position="top").run()
+    chat = st.Page(lambda: chat_page(settings), title="Chat", url_path="chat")
+    docs = st.Page(docs_page, title="Docs", url_path="docs")
+    st.navigation([configuration, runs, chat, docs], position="top").run()
     prepare_rollouts()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,8 @@ from trinity_core.config.findings import value_at
 from trinity_core.config.source import parse
 
 HEADER = re.compile(r"# yaml-language-server:[^\n]*\n")
-"""Schema line, relative to the recipe's own folder."""
+"""First line of a recipe, by which editors complete and check it; its path is relative to the file's folder."""
+SCHEMA = "configs/schema.json"
 FALLBACK = re.compile(r"\$\{oc\.env:\w+,([^}]*)\}")
 """A value that a variable may replace."""
 COMMENT = re.compile(r"\A((?:#[^\n]*\n)*)")
@@ -56,7 +58,10 @@ class Recipe:
         """Return its text for a new file, which also names the run. A part keeps its name, because the parts share
         it."""
         text = self.text_in(file.parent, root)
-        return text if self.is_part else changed(text, "name", file.stem)
+        own = root / SCHEMA
+        schema = os.path.relpath(own, file.parent) if own.is_file() else project_files() / SCHEMA
+        header = f"# yaml-language-server: $schema={schema}\n"
+        return header + (text if self.is_part else changed(text, "name", file.stem))
 
 
 def recipes() -> list[Recipe]:

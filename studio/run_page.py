@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import streamlit as st
 import yaml
 
 from studio.actions import MISSING, Action, hindrance, perform
-from studio.curves import chart, first_shown, metric_names, short_titles
+from studio.curves import chart, first_shown, hints, metric_names, short_titles
+from studio.run_table import show_table
 from studio.runs import Run, ancestors, checkpoints_of
 from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped, score_text, when
@@ -23,11 +25,16 @@ from trinity_core.base.addresses import rollouts_page
 from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.run_record import RunState
 from trinity_core.exchange.tracking.writers import flatten
+from trinity_core.run.audit import stores_of
 from trinity_core.run.compare import compare, comparison_text
+from trinity_core.run.doctor import Diagnosis, diagnose
+from trinity_core.run.evidence import gather
 from trinity_core.run.made_from import normalised
+from trinity_core.run.report import report
 from trinity_core.view.viewed_run import RunFolders
 
 LOG_BYTES = 40_000
+FINDINGS_SECONDS = 60.0
 STEP, MINUTES = "step", "minutes"
 NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
 """Keys that always differ between runs, or in notation."""
@@ -40,17 +47,23 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
     if run.detail:
         st.text(run.detail)
     show_facts(run)
+    show_note(run)
     show_buttons(run, settings)
     if stages := [stage for stage in runs if stage.parent == run.name]:
         show_stages(stages)
     if run.parent:
         st.page_link(page_of_runs(), label=f"Stage of {run.parent}", query_params={"run": run.parent})
+    if run.asks_person:
+        st.info(
+            "The run waits for a person's answers: press *Prefect*, then *Resume* on its page.", icon=":material/edit:"
+        )
     if run.folder is None:
         over = "The run ended before it wrote anything."
         if run.state is RunState.FAILED and run.launch is not None:
             over += f" Correct {settings.shown(Path(run.launch.config))} as said above, then retry it."
         waits = "The run has not written anything yet. Its state above is renewed every few seconds."
-        st.info(escaped(over) if run.state.is_over else waits)
+        if not run.asks_person:
+            st.info(escaped(over) if run.state.is_over else waits)
         return
     titles = ["Curves", "Rollouts", "Configuration", "Checkpoints", "Logs", "Commands"]
     chosen = st.segmented_control(
@@ -69,11 +82,13 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
         case "Commands":
             show_commands(run, settings)
         case _:
+            show_findings(stages or [run])
             show_curves([run, *stages])
 
 
 def show_comparison(chosen: Sequence[Run], settings: StudioSettings) -> None:
     st.markdown(f"### {' · '.join(escaped(run.name) for run in chosen)}")
+    show_table(chosen)
     st.markdown("**Configuration**")
     show_difference({run.name: run.files.config for run in chosen})
     folders = [run.folder for run in chosen if run.folder is not None and run.files.config]
@@ -105,6 +120,14 @@ def show_facts(run: Run) -> None:
             st.html(f'<div class="fact"><span>{escape(name)}</span><b>{escape(value)}</b></div>', width="content")
 
 
+def show_note(run: Run) -> None:
+    if run.folder is not None:
+        note = run.files.note
+        text = st.text_input("Note", note.text, placeholder="A note, shown in the list", label_visibility="collapsed")
+        if text != note.text:
+            replace(note, text=text).save(run.folder)
+
+
 def show_buttons(run: Run, settings: StudioSettings) -> None:
     """Show the actions on a run, why some are not possible, and links to other pages."""
     reasons: dict[str, list[str]] = {}
@@ -119,6 +142,9 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
             st.link_button("Prefect", settings.flow_run_page(run.flow_run.id), icon=":material/open_in_new:")
         if run.folder is not None and (address := served_run(run.folder)):
             st.link_button("MLflow", address, icon=":material/open_in_new:")
+        if run.folder is not None and run.files.curves:
+            file = f"{run.folder.name}.html"
+            st.download_button("Report", partial(report, run.folder), file, help="The run as one HTML file")
     if reasons:
         st.caption("  \n".join(f"**{', '.join(names)}**: {why_not}" for why_not, names in reasons.items()))
 
@@ -143,6 +169,23 @@ def show_stages(stages: Sequence[Run]) -> None:
             total = f" of {stage.files.total_steps}" if stage.files.total_steps else ""
             score = "" if stage.files.score is None else f" · {score_text(stage.files.score, stage.files.interval)}"
             st.caption(f"step {stage.files.step}{total}{score}")
+
+
+def show_findings(runs: Sequence[Run]) -> None:
+    """Show what the doctor finds, and which metrics are not normal, beside the curves that they look at."""
+    for run in runs:
+        for found in findings(run.folder, max(run.files.step, len(run.files.curves))) if run.folder else ():
+            name = "" if len(runs) == 1 else f"{escaped(run.name)}: "
+            text = f"**{name}{found.check}**: {escaped(found.evidence)}. {escaped(found.cause)}."
+            st.warning(f"{text}  \n{escaped(found.next_step)}.", icon=":material/stethoscope:")
+        for hint in hints(run.files.curves):
+            st.caption(f":material/lightbulb: {hint} [Reading a run](docs?page=troubleshooting.md)")
+
+
+@st.cache_data(ttl=FINDINGS_SECONDS, max_entries=64, show_spinner=False)
+def findings(folder: Path, _step: int) -> list[Diagnosis]:
+    """Return what `trinity doctor` finds without the audit, which reads every row."""
+    return diagnose(gather(folder, stores_of(folder).get(folder.name), audited=False))
 
 
 def show_curves(runs: Sequence[Run]) -> None:

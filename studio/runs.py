@@ -14,6 +14,7 @@ from typing import Any
 
 from studio.curves import Curves, RunCurves
 from studio.launch import Launch
+from studio.notes import Note, note_path
 from studio.prefect_runs import FlowRunSeen
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
 from trinity_core.base.files import read_json
@@ -21,6 +22,7 @@ from trinity_core.base.layout import JobLayout
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
 from trinity_core.config.secrets import MASK, without_secrets
+from trinity_core.exchange.checkpoints.convert import is_converted
 from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_steps
 from trinity_core.exchange.tracking.metrics_file import metrics_path
 from trinity_core.exchange.tracking.run_record import RunState, config_path, read_config, read_record, record_path
@@ -52,8 +54,13 @@ class RunFiles:
     scores: Mapping[int, float] = field(default_factory=dict)
     interval: tuple[float, float] | None = None
     """95 % interval of the latest score; None if that is the mean of several sets."""
+    note: Note = field(default_factory=Note)
+    first_score: tuple[float, tuple[float, float] | None] | None = None
+    """Score, with its interval, of the model that the run began with."""
     algorithm: str = ""
     model: str = ""
+    source: tuple[str, int] = ("", 0)
+    """`project/name` and step of the checkpoint that the run began with, if it is one."""
     began: datetime | None = None
     ended: datetime | None = None
     earlier: float = 0.0
@@ -124,6 +131,11 @@ class Run:
         return Launch(self.flow, str(config_path(self.folder)), run=run)
 
     @property
+    def asks_person(self) -> bool:
+        """True while its flow run is paused until a person has answered."""
+        return self.flow_run is not None and self.flow_run.kind == "PAUSED"
+
+    @property
     def is_part(self) -> bool:
         """True if the folder records a trainer or an explorer alone, each of which has its own command."""
         known, mode = ALGORITHMS.get(self.files.algorithm), value_at(self.files.config, "mode")
@@ -172,8 +184,19 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
     parents = {
         f"{name.partition('/')[0]}/{stage}": name for name, run in runs.items() for stage in run.files.steps.values()
     }
-    named = {name: replace(run, parent=parents.get(name, "")) for name, run in runs.items()}
+    named = {name: replace(run, parent=parents.get(name, "")) for name, run in _scored_by_successors(runs)}
     return list(_nested([_with_stages(run, named) for run in named.values()]))
+
+
+def _scored_by_successors(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
+    """Yield all runs by name. One that was not evaluated has the score that a run from its checkpoint began with."""
+    measured = {files.source: files.first_score for files in (run.files for run in runs.values()) if files.first_score}
+    for name, run in runs.items():
+        steps = [step for source, step in measured if source == name]
+        if steps and not run.files.scores:
+            score, interval = measured[name, max(steps)]
+            run = replace(run, files=replace(run.files, scores={max(steps): score}, interval=interval))
+        yield name, run
 
 
 def read_files(folder: Path) -> RunFiles:
@@ -186,7 +209,7 @@ def checkpoints_of(job_dir: Path) -> list[CheckpointRow]:
     """Return the complete checkpoints of a run, by step."""
     layout, scores = JobLayout(job_dir), latest_scores(job_dir)
     return [
-        CheckpointRow(step, layout.step(step), scores.get(step), (layout.huggingface(step) / "config.json").is_file())
+        CheckpointRow(step, layout.step(step), scores.get(step), is_converted(layout.step(step)))
         for step in whole_steps(layout.root)
     ]
 
@@ -217,7 +240,8 @@ class _Seen:
 
     def read(self) -> RunFiles:
         folder, layout = self._folder, JobLayout(self._folder)
-        paths = (metrics_path(folder), record_path(folder), config_path(folder), layout.trainer_meta, layout.stages)
+        paths = [metrics_path(folder), record_path(folder), config_path(folder), note_path(folder)]
+        paths += [layout.trainer_meta, layout.stages]
         with self._lock:  # each page runs in its own thread
             if (changed := [_changed_at(path) for path in paths]) != self._changed:
                 curves = self._curves.read()
@@ -239,15 +263,20 @@ def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> Ru
     finished = RunState.FINISHED if (folder / "summary.json").exists() else RunState.UNKNOWN
     began = record.began if record is not None else min(times, default=None)
     ended = record.ended if record is not None else max(times, default=None)
+    model = str(meta.get("model") or value_at(config, "model.model_path") or "")
+    origin, step = made_by(model)
     recent = list(trainer.times.values())[-RECENT_STEPS:] if trainer else []
     gaps = [after - before for before, after in pairwise(recent)]
     return RunFiles(
         config=config,
+        note=Note.of(folder),
         curves=curves,
         scores=scores,
         interval=_interval(curves, max(scores, default=-1)),
+        first_score=(scores[0], _interval(curves, 0)) if 0 in scores else None,
         algorithm=str(value_at(config, "algorithm.algorithm_type") or value_at(meta, "algorithm.algorithm_type") or ""),
-        model=_short_model(str(meta.get("model") or value_at(config, "model.model_path") or "")),
+        model=_short_model(model),
+        source=(f"{origin.parent.name}/{origin.name}", step) if origin else ("", 0),
         began=_time(began),
         ended=_time(ended),
         earlier=record.earlier if record is not None else 0.0,

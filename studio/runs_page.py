@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
 
 import streamlit as st
 
+from studio.notes import delete
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.run_page import page_of_runs, show_comparison, show_run
+from studio.run_table import show_table
 from studio.runs import Run, find_runs
 from studio.settings import StudioSettings
-from studio.texts import duration, score_text
+from studio.texts import escaped
 from tasks.retries import api_faults
+from trinity_core.base.errors import TrinityError
 
 LOOK_SECONDS = 5.0
-SPARKLINE = 40
-"""Maximum number of points of a run's curve in the list."""
+TICKED = "ticked"
+"""Key of the address for the names of ticked runs."""
 
 
 def runs_page(settings: StudioSettings) -> None:
@@ -67,28 +70,36 @@ def draw(names: Sequence[str], runs: Sequence[Run], away: str, settings: StudioS
 
 
 def show_list(runs: Sequence[Run]) -> None:
-    """Show a sortable table; a click on a cell opens the run, checkboxes select runs to compare.
+    """Show a sortable table; a click on a cell opens the run, checkboxes select runs to compare, archive or delete.
 
-    Keyboard focus first selects the first cell, a state, which must not open anything.
+    Keyboard focus first selects the first cell, a state, which must not open anything. Ticks are kept in the address,
+    because Streamlit's selections are row numbers, which a new run changes.
     """
-    now, names = datetime.now(UTC), [run.name for run in runs]
     above = st.container(horizontal=True)
-    event = st.dataframe(
-        [_row(run, now) for run in runs],
-        hide_index=True,
-        height="content",
-        key=f"runs {hash(tuple(names))}",  # selections are row numbers
+    archived = [run for run in runs if run.files.note.archived]
+    shows_all = bool(archived) and above.toggle(f"Archived ({len(archived)})", key="archived", bind="query-params")
+    listed = [run for run in runs if shows_all or not run.files.note.archived]
+    names = [run.name for run in listed]
+    if not listed:
+        st.info("All runs are archived.")
+        return
+    key = f"runs {hash(tuple(names))}"
+    if st.session_state.get(TICKED, ("", []))[0] != key:
+        ticked = [names.index(name) for name in st.query_params.get_all(TICKED) if name in names]
+        st.session_state[TICKED] = (key, ticked)
+    event = show_table(
+        listed,
+        key=key,
         on_select="rerun",
         selection_mode=["multi-row", "single-cell"],
-        column_config={
-            "run": st.column_config.TextColumn(width="medium"),
-            "curve": st.column_config.LineChartColumn(help="The scores, or else the reward, by step", width="small"),
-            "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
-        },
+        selection_default={"selection": {"rows": st.session_state[TICKED][1]}},
     )
     st.caption("Click a run's name to open it. Check two or more to compare them.")
     if (cells := event.selection.cells) and cells[0][1] != "state":
         st.switch_page(page_of_runs(), query_params={"run": names[cells[0][0]]})
+    rows = [names[row] for row in event.selection.rows]
+    if rows != st.query_params.get_all(TICKED):
+        st.query_params[TICKED] = rows
     with above:
         picked = st.multiselect(
             "Find runs",
@@ -98,32 +109,40 @@ def show_list(runs: Sequence[Run]) -> None:
             label_visibility="collapsed",
             width=420,
         )
-        chosen = list(dict.fromkeys([*picked, *(names[row] for row in event.selection.rows)]))
-        label = f"Compare {len(chosen)} runs" if len(chosen) > 1 else "Open"
-        if chosen and st.button(label, type="primary"):
-            st.switch_page(page_of_runs(), query_params={"run": chosen})
+        by_name = {run.name: run for run in listed}
+        if chosen := [by_name[name] for name in dict.fromkeys([*picked, *rows])]:
+            show_actions(chosen, runs)
 
 
-def _row(run: Run, now: datetime) -> dict[str, object]:
-    files = run.files
-    total = f" of {files.total_steps}" if files.total_steps else ""
-    return {
-        "state": run.state.value,
-        "run": f"{'↳ ' if run.parent else ''}{run.name}",
-        "score": score_text(files.score, files.interval),
-        "curve": _sparkline(run),
-        "step": f"{files.step}{total}" if files.step else "–",
-        "algorithm": " → ".join(files.steps) if files.steps else files.algorithm,
-        "model": files.model,
-        "began": run.began.astimezone() if run.began else None,
-        "took": duration(run.seconds(now)),
-    }
+def show_actions(chosen: Sequence[Run], runs: Sequence[Run]) -> None:
+    """Show what can be done with ticked runs: a pipeline stands for its stages too."""
+    label = f"Compare {len(chosen)} runs" if len(chosen) > 1 else "Open"
+    if st.button(label, type="primary"):
+        st.switch_page(page_of_runs(), query_params={"run": [run.name for run in chosen]})
+    names = {run.name for run in chosen}
+    whole = [run for run in runs if run.folder is not None and names & {run.name, run.parent}]
+    is_archived = all(run.files.note.archived for run in whole)
+    if whole and st.button("Restore" if is_archived else "Archive"):
+        for run in whole:
+            assert run.folder is not None
+            replace(run.files.note, archived=not is_archived).save(run.folder)
+        st.query_params[TICKED] = []
+        st.rerun()
+    if whole:
+        with st.popover("Delete", disabled=not all(run.state.is_over for run in whole)):
+            confirm_delete(whole, runs)
 
 
-def _sparkline(run: Run) -> list[float]:
-    """Return the scores of a run that has several, else its reward, thinned out."""
-    rewards = next((c for name, c in run.files.curves.items() if name.endswith("reward/mean")), None)
-    values = (
-        list(run.files.scores.values()) if len(run.files.scores) > 2 or rewards is None else [*rewards.values.values()]
-    )
-    return values[:: max(1, len(values) // SPARKLINE)]
+def confirm_delete(chosen: Sequence[Run], runs: Sequence[Run]) -> None:
+    st.markdown("\n".join(f"- {escaped(run.name)}: `{run.folder}`" for run in chosen))
+    st.warning("Checkpoints, rollouts and metrics are removed from the disk. MLflow keeps its own records.")
+    names = {run.name for run in chosen}
+    if heirs := [run.name for run in runs if run.name not in names and run.files.source[0] in names]:
+        st.warning(f"Begun from a checkpoint of these, and not to be resumed without it: {', '.join(heirs)}.")
+    if st.button("Delete for good", type="primary"):
+        try:
+            delete(run.folder for run in chosen if run.folder is not None)
+        except (OSError, TrinityError) as error:
+            st.error(str(error))
+        else:
+            st.rerun()

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from raising import raising
+from run.chat_run import chat_run
 from streamlit.proto.WidgetStates_pb2 import WidgetStates
 from streamlit.testing.v1 import AppTest
 
 from studio.__main__ import main
 from studio.config_draft import ConfigDraft
+from studio.notes import Note
 from studio.sections import SECTIONS
 from studio.settings import studio_settings
 from studio.start_form import validated, what_is_there
@@ -20,6 +22,7 @@ from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import read_json
 from trinity_core.base.gate import key_file, server_key
 from trinity_core.config import Config
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.run_record import record_end, record_start
 from trinity_core.exchange.tracking.writers import RunOutcome
 
@@ -223,7 +226,8 @@ def test_recipes_are_offered_once(folder: Path) -> None:
     page.radio[0].set_value("quickstart").run()
     name.set_value("mine.yaml").run()
     page.button(key="create").click().run()
-    assert not page.exception and "\nname: mine\n" in (folder / "mine.yaml").read_text()
+    assert not page.exception and "\nname: mine\n" in (text := (folder / "mine.yaml").read_text())
+    assert Path(text.partition("$schema=")[2].splitlines()[0]).is_file(), "editors complete the new file too"
 
 
 def test_all_settings_are_shown_by_section_or_search(folder: Path) -> None:
@@ -359,14 +363,93 @@ def test_a_plugin_folder_relative_to_the_file_is_found(folder: Path) -> None:
 
 
 def test_the_list_of_runs_may_be_empty(folder: Path) -> None:
-    def runs() -> None:
-        from studio.runs_page import runs_page
+    page = AppTest.from_function(runs_of_this_folder, default_timeout=60).run()
+    assert not page.exception and "quickstart" in page.info[0].value
+
+
+def runs_of_this_folder() -> None:
+    from studio.runs_page import runs_page
+    from studio.settings import studio_settings
+
+    runs_page(studio_settings([]))
+
+
+def test_runs_are_ticked_archived_and_deleted(folder: Path) -> None:
+    for name in ("one", "two"):
+        job = folder / "checkpoints/p" / name
+        record_end(job, record_start(job, {}, "rft"), RunOutcome.FINISHED)
+    page = AppTest.from_function(runs_of_this_folder, default_timeout=60)
+    page.query_params["ticked"] = "p/one"
+    page.run()
+    assert {"Open", "Archive", "Delete for good"} <= {*labels(page)}, "ticks come with the address"
+
+    def press(label: str) -> None:
+        [button] = [button for button in page.button if button.label == label]
+        button.click().run()
+        assert not page.exception
+
+    press("Archive")
+    assert [*page.dataframe[0].value["run"]] == ["p/two"]
+    page.toggle[0].set_value(True).run()
+    assert {*page.dataframe[0].value["run"]} == {"p/one", "p/two"}
+    page.multiselect[0].set_value(["p/two"]).run()
+    press("Delete for good")
+    assert [path.name for path in (folder / "checkpoints/p").iterdir()] == ["one"]
+
+
+def test_a_run_shows_its_note_what_it_waits_for_and_what_the_doctor_finds(folder: Path) -> None:
+    job = folder / "checkpoints/p/one"
+    record_start(job, {}, "sft")
+    for step in range(1, 9):
+        MetricsFile(job, "explorer").write(step, {"truncated/mean": 0.97, "reward/zero_variance_groups": 0.9})
+
+    def shown() -> None:
+        from pathlib import Path
+
+        from studio.prefect_runs import FlowRunSeen
+        from studio.run_page import show_run
+        from studio.runs import find_runs
         from studio.settings import studio_settings
 
-        runs_page(studio_settings([]))
+        seen = FlowRunSeen("1", "p/one", "sft", "PAUSED", tags={"project": "p", "name": "one"})
+        show_run(find_runs(Path("checkpoints"), [seen])[0], [], studio_settings([]))
 
-    page = AppTest.from_function(runs, default_timeout=60).run()
-    assert not page.exception and "quickstart" in page.info[0].value
+    page = AppTest.from_function(shown, default_timeout=60).run()
+    assert not page.exception and any("Resume" in info.value for info in page.info)
+    assert any("cut-off" in warning.value for warning in page.warning)
+    assert any("90% of the groups" in caption.value for caption in page.caption)
+    page.text_input[0].set_value("to be watched").run()
+    assert Note.of(job) == Note("to be watched")
+
+
+def test_two_models_answer_side_by_side(folder: Path, tiny_folder: Path) -> None:
+    chat_run(folder / "checkpoints/p/one", tiny_folder)
+
+    def chat() -> None:
+        from studio.chat_page import chat_page
+        from studio.settings import studio_settings
+
+        chat_page(studio_settings([]))
+
+    page = AppTest.from_function(chat, default_timeout=120).run()
+    page.toggle[0].set_value(True).run()
+    page.chat_input[0].set_value("How many?").run()
+    assert not page.exception and not page.error
+    answers = [message.children[0].value for message in page.chat_message if message.name == "assistant"]
+    assert len(answers) == 2 and answers[0] == answers[1], "the same weights, greedily"
+    assert "vllm serve" in page.code[0].value
+
+
+def test_docs_lead_from_page_to_page(folder: Path) -> None:
+    def docs() -> None:
+        from studio.docs_page import docs_page
+
+        docs_page()
+
+    page = AppTest.from_function(docs, default_timeout=60).run()
+    page.selectbox[0].set_value("studio.md").run()
+    text = page.markdown[0].value
+    assert not page.exception and "](?page=flows.md)" in text and "](pictures" not in text and "](../" not in text
 
 
 def test_a_pipeline_is_compared_with_its_stage_by_the_keys_of_its_file(folder: Path) -> None:

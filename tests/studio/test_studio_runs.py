@@ -21,14 +21,17 @@ from flows.evaluate import evaluate
 from studio.actions import Action, hindrance, perform, side_launch
 from studio.curves import Curve
 from studio.launch import Launch, start_run
+from studio.notes import Note, delete
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
-from studio.runs import PREFECT_STATES, Run, find_runs
+from studio.runs import PREFECT_STATES, Run, checkpoints_of, find_runs
 from studio.settings import studio_settings
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import read_json, write_json
 from trinity_core.base.layout import JobLayout
+from trinity_core.base.runlock import RUN_TRAINS, held
 from trinity_core.base.waits import poll
 from trinity_core.config.secrets import MASK
+from trinity_core.exchange.checkpoints.commit import write_manifest
 from trinity_core.exchange.checkpoints.resume import claim, update_meta
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
 from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_path, record_start
@@ -124,6 +127,31 @@ def test_stages_stand_below_their_pipeline_which_has_their_scores(tmp_path: Path
     assert runs[3].files.model == "all_sft step 9"
 
 
+def test_a_run_without_evaluations_has_the_score_that_its_successor_began_with(tmp_path: Path) -> None:
+    folder(tmp_path, "sft", outcome=RunOutcome.FINISHED)
+    rft = folder(tmp_path, "rft", 1, RunOutcome.FINISHED)
+    update_meta(JobLayout(rft).trainer_meta, model=f"{tmp_path}/p/sft/global_step_9/actor/huggingface")
+    interval = {"eval/test/accuracy_low": 0.4, "eval/test/accuracy_high": 0.6}
+    for step, score in ((0, 0.5), (8, 0.9)):
+        MetricsFile(rft, "eval").write(step, {"eval/test/accuracy": score} | interval)
+    files = {run.name: run.files for run in find_runs(tmp_path)}
+    assert (files["p/sft"].scores, files["p/sft"].interval, files["p/rft"].score) == ({9: 0.5}, (0.4, 0.6), 0.9)
+
+
+def test_a_note_stays_with_a_run_until_it_is_deleted(tmp_path: Path) -> None:
+    """A run that lies elsewhere loses its link here; one in progress loses nothing."""
+    job = folder(tmp_path, "one", outcome=RunOutcome.FINISHED)
+    Note("the good one", archived=True).save(job)
+    assert find_runs(tmp_path)[0].files.note == Note("the good one", archived=True)
+    linked = folder(tmp_path / "elsewhere", "two", outcome=RunOutcome.FINISHED)
+    (tmp_path / "p/two").symlink_to(linked)
+    with held(job, RUN_TRAINS), pytest.raises(TrinityError):
+        delete([tmp_path / "p/two", job])
+    assert len(find_runs(tmp_path)) == 2
+    delete([tmp_path / "p/two", job, tmp_path / "p/none"])
+    assert find_runs(tmp_path) == [] and linked.is_dir()
+
+
 def test_a_flow_run_stands_for_its_parts_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's `rft_async` run; its trainer and explorer begin after it and have its tags, but no deployment."""
     from prefect.client.schemas.objects import FlowRun
@@ -156,7 +184,7 @@ def test_every_state_of_prefect_has_a_word(kind: str, tmp_path: Path) -> None:
 
     assert {*PREFECT_STATES} == {state.value for state in StateType}
     [run] = find_runs(tmp_path, [flow_run("one", kind)])
-    assert run.state is PREFECT_STATES[kind]
+    assert run.state is PREFECT_STATES[kind] and run.asks_person == (kind == "PAUSED")
 
 
 def test_a_state_is_the_folders_unless_prefect_knows_better(tmp_path: Path) -> None:
@@ -189,7 +217,14 @@ def allowed(run: Run) -> set[Action]:
 def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
     folder(tmp_path / "going", "one")
     folder(tmp_path / "done", "one", outcome=RunOutcome.FINISHED)
-    folder(tmp_path / "secret", "one", outcome=RunOutcome.FINISHED, api_key="abc")
+    folder(tmp_path / "failed", "one", outcome=RunOutcome.FAILED)
+    checkpoint = JobLayout(folder(tmp_path / "converted", "one", outcome=RunOutcome.FINISHED)).step(1)
+    (checkpoint / "actor/huggingface").mkdir(parents=True)
+    write_json(checkpoint / "actor/huggingface/config.json", {})
+    write_manifest(checkpoint, 1)
+    assert not checkpoints_of(checkpoint.parent)[0].is_converted, "a trainer saves the configuration alone"
+    (checkpoint / "actor/huggingface/model.safetensors").touch()
+    folder(tmp_path / "secret", "one", outcome=RunOutcome.FAILED, api_key="abc")
     elsewhere = folder(tmp_path / "elsewhere", "one")
     JobLayout(folder(tmp_path / "early", "one", outcome=RunOutcome.FAILED)).step(1).rmdir()
     write_json(record_path(elsewhere), (read_json(record_path(elsewhere)) or {}) | {"host": "elsewhere"})
@@ -201,6 +236,8 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
     runs = {
         "running": find_runs(tmp_path / "going", [flow_run("one", "RUNNING")]),
         "done": find_runs(tmp_path / "done", [flow_run("one")]),
+        "failed": find_runs(tmp_path / "failed", [flow_run("one", "FAILED")]),
+        "converted": find_runs(tmp_path / "converted"),
         "waiting": find_runs(tmp_path / "none", [flow_run("one", "SCHEDULED")]),
         "by a command": find_runs(tmp_path / "going", [flow_run("one", "RUNNING", deployment="")]),
         "on another machine": find_runs(tmp_path / "elsewhere"),
@@ -218,15 +255,17 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
     both = {Action.EVALUATE, Action.CONVERT}
     assert actions == {
         "running": {Action.CANCEL} | both,
-        "done": {Action.RETRY} | both,
+        "done": both,
+        "failed": {Action.RETRY} | both,
         "waiting": {Action.CANCEL},
         "by a command": {Action.CANCEL} | both,
         "on another machine": both,
         "resumed there": both,
-        "without Prefect": {Action.RETRY} | both,
+        "without Prefect": both,
         "without a checkpoint": {Action.RETRY},
-        "with a score": {Action.RETRY, Action.CONVERT},
-        "of an external model": {Action.RETRY, Action.EVALUATE},
+        "with a score": {Action.CONVERT},
+        "converted": {Action.EVALUATE},
+        "of an external model": {Action.EVALUATE},
         "with a secret": {Action.CONVERT},
         "with a secret, by a worker": {Action.CONVERT, Action.RETRY},
     }

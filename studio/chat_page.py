@@ -1,0 +1,55 @@
+"""The chat page: a run's model, and the one that it began with, answer the same questions side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from studio.runs import checkpoints_of, find_runs
+from studio.settings import StudioSettings
+from trinity_core.base.errors import TrinityError
+from trinity_core.run.chat import ChatModel, Conversation, chat_models
+
+
+def chat_page(settings: StudioSettings) -> None:
+    folders = {run.name: run.folder for run in find_runs(settings.checkpoints) if run.folder is not None}
+    steps = {name: [row.step for row in checkpoints_of(folder)][::-1] for name, folder in folders.items()}
+    names = [name for name, saved in steps.items() if saved]
+    if not names:
+        st.info("There is no checkpoint to talk to yet.")
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        name = str(st.selectbox("Run", names, key="run", bind="query-params"))
+        step = int(st.selectbox("Checkpoint", steps[name]))
+        greedy = st.toggle("Greedy", help="The likeliest answer, instead of one by the run's sampling")
+        again = st.button("New conversation")
+    folder = folders[name]
+    try:
+        models = loaded(folder, step)
+    except (OSError, TrinityError) as error:
+        st.error(str(error))
+        return
+    shown, conversation = st.session_state.get("chat", (None, None))
+    if conversation is None or again or shown != (folder, step, greedy):
+        conversation = Conversation(models, greedy)
+        st.session_state["chat"] = ((folder, step, greedy), conversation)
+    if text := st.chat_input("A question to both models"):
+        try:
+            with st.spinner("Answering …"):
+                conversation.ask(text)
+        except (OSError, TrinityError) as error:
+            st.error(str(error))
+    for column, model in zip(st.columns(len(models)), models, strict=True):
+        with column, st.container(border=True):
+            st.caption(f"**{model}**")
+            for turn in conversation.turns.get(model, ()):
+                st.chat_message(turn["role"]).text(turn["content"])
+    st.caption(f"To serve {[*models][-1]} with vLLM:")
+    st.code([*models.values()][-1].serve_command(name.rpartition("/")[2]), "sh", wrap_lines=True)
+
+
+@st.cache_resource(max_entries=1, show_spinner="Loading the models …")
+def loaded(folder: Path, step: int) -> dict[str, ChatModel]:
+    """Return the models of one checkpoint; those before them leave the memory."""
+    return chat_models(folder, step)

@@ -1,0 +1,22 @@
+"""The docs of this release, one page at a time, at `/docs?page=studio.md`."""
+
+from __future__ import annotations
+
+import re
+
+import streamlit as st
+
+from trinity_core.base.files import project_files
+
+FIRST = "flows.md"
+LINK = re.compile(r"\]\((?!\w+:)([\w-]+\.md)(?:#[\w-]*)?\)")
+PICTURE_OR_FILE = re.compile(r"!\[[^]]*\]\([^)]*\)|(?<=\])\((?!\w+:|\?page=)[^)]*\)")
+"""Matches pictures, which a package leaves out, and the target of links that lead to no page."""
+
+
+def docs_page() -> None:
+    folder = project_files() / "docs"
+    names = sorted(path.name for path in folder.glob("*.md"))
+    name = str(st.selectbox("Page", names, names.index(FIRST), key="page", bind="query-params"))
+    text = LINK.sub(r"](?page=\1)", (folder / name).read_text(encoding="utf-8"))
+    st.markdown(PICTURE_OR_FILE.sub("", text))

@@ -1,0 +1,45 @@
+"""What people write about a run in Studio, kept in its folder; and its removal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import private_folder, read_json, remove_tree, write_json
+from trinity_core.base.runlock import PIPELINE, RUN_TRAINS, is_held
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    text: str = ""
+    archived: bool = False
+    """True if the list of runs leaves it out."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Note:
+        return cls(**(read_json(note_path(folder)) or {}))
+
+    def save(self, folder: Path) -> None:
+        """Write the note. Raises OSError."""
+        private_folder(note_path(folder).parent)
+        write_json(note_path(folder), asdict(self))
+
+
+def note_path(folder: Path) -> Path:
+    return folder / "monitor" / "note.json"
+
+
+def delete(folders: Iterable[Path]) -> None:
+    """Remove the folders of runs; of one that lies elsewhere, only the link. Raises OSError, and TrinityError, before
+    anything is removed, if a process trains one of them."""
+    present = [folder for folder in folders if folder.exists()]
+    for folder in present:
+        if any(is_held(folder, component) for component in (RUN_TRAINS, PIPELINE)):
+            raise TrinityError(f"{folder} is in use: cancel the run first")
+    for folder in present:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            remove_tree(folder)

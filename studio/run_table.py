@@ -1,0 +1,57 @@
+"""The table of runs, by which the list and a comparison show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import streamlit as st
+
+from studio.runs import Run
+from studio.texts import duration, score_text
+
+SPARKLINE = 40
+"""Maximum number of points of a run's curve in the table."""
+
+
+def show_table(runs: Sequence[Run], **options: Any) -> Any:
+    """Draw the table, with Streamlit's further options of a dataframe; return what is selected in it."""
+    columns = {
+        "run": st.column_config.TextColumn(width="medium"),
+        "curve": st.column_config.LineChartColumn(help="The scores, or else the reward, by step", width="small"),
+        "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
+    }
+    now = datetime.now(UTC)
+    rows = [_row(run, now) for run in runs]
+    unused = {"note"} if not any(row["note"] for row in rows) else set()
+    shown = [name for name in rows[0] if name not in unused]
+    return st.dataframe(
+        rows, hide_index=True, height="content", column_config=columns, column_order=shown, **options
+    )  # fmt: skip
+
+
+def _row(run: Run, now: datetime) -> dict[str, object]:
+    files = run.files
+    total = f" of {files.total_steps}" if files.total_steps else ""
+    return {
+        "state": run.state.value,
+        "run": f"{'↳ ' if run.parent else ''}{run.name}",
+        "score": score_text(files.score, files.interval),
+        "curve": _sparkline(run),
+        "step": f"{files.step}{total}" if files.step else "–",
+        "algorithm": " → ".join(files.steps) if files.steps else files.algorithm,
+        "model": files.model,
+        "began": run.began.astimezone() if run.began else None,
+        "took": duration(run.seconds(now)),
+        "note": files.note.text,
+    }
+
+
+def _sparkline(run: Run) -> list[float]:
+    """Return the scores of a run that has several, else its reward, thinned out."""
+    rewards = next((c for name, c in run.files.curves.items() if name.endswith("reward/mean")), None)
+    values = (
+        list(run.files.scores.values()) if len(run.files.scores) > 2 or rewards is None else [*rewards.values.values()]
+    )
+    return values[:: max(1, len(values) // SPARKLINE)] if len(values) > 1 else []
