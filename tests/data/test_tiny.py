@@ -64,7 +64,7 @@ def test_folder_loads_with_transformers_alone(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     size = tiny.TinySize(hidden_size=32, intermediate_size=64, layers=1, heads=1, key_value_heads=1)
-    folders = tiny.make_tiny(tmp_path, seed=1, count_train=20, count_test=5, count_sft=5, size=size)
+    folders = tiny.make_tiny(str(tmp_path), seed=1, count_train=20, count_test=5, count_sft=5, size=size)
     tokenizer = AutoTokenizer.from_pretrained(folders.model)
     model = AutoModelForCausalLM.from_pretrained(folders.model)
     assert model.config.vocab_size == len(tokenizer)

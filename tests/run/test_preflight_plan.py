@@ -222,8 +222,8 @@ def test_the_plan_names_what_each_stage_does(tiny_folders, tmp_path):
         *(re.fullmatch(r"( +\d+(?:\.\d+)? [KMG]iB)  (.+)", row).groups() for row in table), strict=True
     )
     assert len({len(amount) for amount in amounts}) == 1, "amounts end in one column"
-    titles = [what.split(", ")[0] for what in whats if what[0] != " "]
-    assert titles == ["engine", "trainer worker", "reward worker", "disk"]
+    titles = [re.split("[,;]", what)[0] for what in whats if what[0] != " "]
+    assert titles == ["engine", "trainer worker", "reward worker", "all processes at once", "disk"]
     assert not (tmp_path / "runs").exists(), "planning leaves nothing behind"
 
 

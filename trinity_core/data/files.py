@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTIONS = ("state.json", "dataset_info.json", "dataset_dict.json")
 """Files of `datasets.save_to_disk` without rows."""
+QUICKSTART = "runs/quickstart"
+"""Folder of the quick start's model and data."""
 WHOLE = "train"
 """The split of a single file or table, as in `datasets`."""
 _NAMES = re.compile(r"(?:^|\+)\s*([\w.-]+)")
@@ -107,9 +110,7 @@ def _located(path: str, split: str, subset: str | None, storage: str, table: str
             yield from ((RowLocation(str(file), line), row) for line, row in read_lines(file))
     elif looks_local(path):
         absent = next(part for part in path.split(SEVERAL) if not is_local(part))
-        raise DataError(
-            f"there is no file or folder {absent}; check the path and the folder the run was started in", key=absent
-        )
+        raise DataError(f"there is no file or folder {absent}; {remedy_of_missing(absent)}", key=absent)
     else:
         yield from _numbered(f"{path} ({split})", read_hub(path, subset, split))
 
@@ -162,6 +163,13 @@ def stream_rows(path: str, split: str = "train") -> Iterator[tuple[RowLocation, 
     """
     data_files(path, split)
     return ((location, _checked(row)) for location, row in _located(path, split, None, "file", None))
+
+
+def remedy_of_missing(path: str | Path) -> str:
+    """Return what to do about a path at which there is nothing."""
+    if QUICKSTART in str(path):
+        return f"`trinity quickstart` makes it, or `trinity tiny --out {QUICKSTART}`, which runs nothing"
+    return "check the path, and the folder that the run is started in"
 
 
 def looks_local(path: str) -> bool:
@@ -236,8 +244,13 @@ def _of_subset(folder: Path, split: str, subset: str) -> Path:
             + (f"; did you mean '{meant}'?" if meant else ""),
             key="subset_name",
         )
-    logger.warning("%s has no folder '%s' (subset_name): its own files are read", folder, subset)
+    _say_once(f"{folder} has no folder '{subset}' (subset_name): its own files are read")
     return folder
+
+
+@cache
+def _say_once(warning: str) -> None:
+    logger.warning(warning)
 
 
 def _suggestion(split: str, files: list[Path]) -> str:

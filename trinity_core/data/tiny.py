@@ -334,7 +334,7 @@ def write_jsonl(path: Path, rows: list[Row]) -> None:
 
 
 def make_tiny(
-    folder: Path,
+    folder: str | Path,
     seed: int = 42,
     count_train: int = 4000,
     count_test: int = 400,
@@ -344,6 +344,7 @@ def make_tiny(
     count_dpo: int = 1000,
 ) -> TinyFolders:
     """Make `folder/model` and `folder/data`; the same arguments always produce the same files."""
+    folder = Path(folder)
     data = folder / "data"
     splits = make_problems(seed, count_train, count_test, count_sft, difficulty)
     splits["dpo"] = make_pairs(seed, count_dpo, [row for rows in splits.values() for row in rows], difficulty)

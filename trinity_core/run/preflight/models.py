@@ -14,7 +14,7 @@ from trinity_core.base.files import expanded
 from trinity_core.config import Config, LoraConfig
 from trinity_core.config.findings import Finding
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.files import looks_local
+from trinity_core.data.files import looks_local, remedy_of_missing
 from trinity_core.data.tokenizer import endless_answers
 from trinity_core.exchange.checkpoints.adapters import start_fault
 from trinity_core.exchange.weights_digest import check_length, model_folder, safetensors_header, weight_files
@@ -211,7 +211,7 @@ def model_fault(folder: Path, speaks: bool = True) -> str:
     if not folder.exists():
         if str(folder).startswith("~") and folder.expanduser().exists():
             return f"write {folder.expanduser()}: `~` is not expanded in a model's path."
-        return f"there is no folder {folder}; check the path, and the folder that the run is started in."
+        return f"there is no folder {folder}; {remedy_of_missing(folder)}."
     if not folder.is_dir():
         return f"{folder} is a file; give the folder that holds config.json and the weights."
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.processes import cores, free_memory
+from trinity_core.base.processes import cores, free_memory, memory_limit
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.config.training import DTYPE_BYTES
@@ -206,7 +206,7 @@ def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tu
 
 
 def plan_text(plans: list[StagePlan]) -> str:
-    return "\n".join(line for plan in plans for line in _lines(plan))
+    return "\n".join([*(line for plan in plans for line in _lines(plan)), *(_whole(plans) if len(plans) > 1 else ())])
 
 
 def plan_json(plans: list[StagePlan]) -> str:
@@ -218,10 +218,35 @@ def _lines(stage: StagePlan) -> Iterator[str]:
     mode = f", mode {stage.mode}" if stage.algorithm else ""
     yield f"{stage.project}/{stage.name}: {stage.algorithm or stage.mode}{mode}, {stage.job_dir}"
     yield from _facts(stage)
-    needs = [*map(_process_rows, stage.processes), *_disk_rows(stage)]
-    if needs:
+    needs = [*map(_process_rows, stage.processes), _memory_rows(stage), *_disk_rows(stage)]
+    if any(needs):
         yield _line("takes", "by estimate: peak memory of each process, disk at the end")
         yield from _table([row for rows in needs for row in rows])
+
+
+def _memory_rows(stage: StagePlan) -> list[Row]:
+    """Return the memory of all processes of a stage beside what this machine has; none if one is unknown."""
+    needs = [(process, process.host if process.gpus else process.memory) for process in stage.processes]
+    if not needs or any(need is None for _, need in needs):
+        return []
+    asked = sum(process.number * total(need or ()) + process.shared_memory for process, need in needs)
+    beside = ", besides the GPUs" if any(process.gpus for process in stage.processes) else ""
+    here = f"of {size(memory_limit())} here, {size(free_memory())} are free"
+    return [(size(asked), f"all processes at once{beside}; {here}")]
+
+
+def _whole(plans: list[StagePlan]) -> Iterator[str]:
+    """Describe what all stages of a pipeline take together, as far as it is known."""
+    yield "all stages"
+    if all(plan.total_steps is not None for plan in plans):
+        tokens = sum(plan.sampled_tokens or 0 for plan in plans)
+        sampled = f", at most {tokens:,} sampled tokens a turn" if tokens else ""
+        yield _line("steps", f"{sum(plan.total_steps or 0 for plan in plans):,}{sampled}")
+    if all(plan.pace is not None and plan.total_steps for plan in plans):
+        seconds = sum(plan.pace.whole(plan.total_steps) for plan in plans if plan.pace and plan.total_steps)
+        yield _line("time", f"{duration(seconds)}, without evaluations and saves")
+    if all(plan.disk is not None for plan in plans):
+        yield _line("disk", size(sum(total(plan.disk or ()) for plan in plans)))
 
 
 def _facts(stage: StagePlan) -> Iterator[str]:
