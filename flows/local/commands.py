@@ -59,7 +59,7 @@ from trinity_core.base.processes import require_limits
 from trinity_core.base.runlock import one_at_a_time
 from trinity_core.base.waits import poll
 from trinity_core.exchange.tracking.mlflow_server import HEALTH as MLFLOW_HEALTH
-from trinity_core.exchange.tracking.mlflow_writer import default_uri, describe_runs, fault_of
+from trinity_core.exchange.tracking.mlflow_writer import default_uri, describe_runs, fault_of, runs_path
 from trinity_core.exchange.tracking.mlflow_writer import serve_command as mlflow_command
 
 SETTINGS_FILE = "prefect.toml"
@@ -351,7 +351,7 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     checkpoints = _checkpoints(root)
     uri = default_uri(checkpoints)
     command = [*mlflow_command(uri, checkpoints), "--port", str(port)]
-    home, notes = "/#/experiments?workflowType=machine_learning", {page_note(checkpoints, "mlflow"): uri}
+    home, notes = runs_path(checkpoints), {page_note(checkpoints, "mlflow"): uri}
     return Page("mlflow", "MLflow", port, command, MLFLOW_HEALTH, home, notes, unfit=fault_of(uri, root))
 
 

@@ -14,6 +14,7 @@ from flows.local.commands import Page, mlflow_page, port_is_free, serve_studio, 
 from flows.local.server import Process, UpState, answers
 from trinity_core.base.addresses import LOOPBACK
 from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import write_json
 from trinity_core.base.gate import state_dir
 
 API = "http://127.0.0.1:1/api"
@@ -29,6 +30,16 @@ def test_a_port_that_is_used_is_said_and_nothing_is_started(tmp_path: Path) -> N
     [warning] = said
     assert str(port) in warning and "--mlflow-port" in warning
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_mlflow_opens_with_the_charts_of_the_newest_run(tmp_path: Path) -> None:
+    assert mlflow_page(tmp_path).home == "/#/experiments?workflowType=machine_learning", "there is no run yet"
+    for number, name in enumerate(("one", "two")):
+        note = tmp_path / "checkpoints/p" / name / "monitor/mlflow.json"
+        note.parent.mkdir(parents=True)
+        write_json(note, {"job_dir": str(note.parent.parent), "run_id": "r", "experiment_id": str(7 + number)})
+        os.utime(note, (number, number))
+    assert mlflow_page(tmp_path).home.startswith("/#/experiments/8/runs?compareRunsMode=CHART&")
 
 
 def test_a_used_port_of_prefect_is_said_before_anything_starts(tmp_path: Path) -> None:

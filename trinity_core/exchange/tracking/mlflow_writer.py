@@ -374,6 +374,16 @@ def served_run(job_dir: Path) -> str:
     return run_page(server, note["experiment_id"], note["run_id"]) if server else ""
 
 
+def runs_path(checkpoint_root_dir: Path) -> str:
+    """Return the path of MLflow's page that people open first: the charts of the newest run's experiment, or the list
+    of experiments before the first run."""
+    notes = sorted(checkpoint_root_dir.glob("*/*/monitor/mlflow.json"), key=lambda note: note.stat().st_mtime)
+    known = (_noted(note.parent.parent).get("experiment_id") for note in reversed(notes) if os.access(note, os.R_OK))
+    newest = next(filter(None, known), None)
+    place = f"/{newest}/runs?compareRunsMode=CHART&" if newest else "?"
+    return f"/#/experiments{place}workflowType=machine_learning"
+
+
 def describe_runs(checkpoint_root_dir: Path) -> None:
     """Write the addresses of `trinity up` into the default store: the descriptions of runs."""
     uri = default_uri(checkpoint_root_dir)
