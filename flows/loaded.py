@@ -16,6 +16,7 @@ from prefect.states import Completed
 
 from flows.local.worker import mark_ended
 from tasks.frontend import PREFECT
+from tasks.prefect_api import NOT_PROMOTED, WITH_FINDINGS
 from tasks.retries import retry_only_transient_faults
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.program import TERMINATED
@@ -96,12 +97,6 @@ def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
     return command.with_options(on_crashed=[record_cancellation])
 
 
-NOT_PROMOTED = "Completed, not promoted"
-"""Name of the state of a flow whose gate has not promoted the candidate."""
-WITH_FINDINGS = "Completed, with findings"
-"""Name of the state of a flow whose run has ended, but in which `trinity doctor` finds something."""
-
-
 def run_stage(
     kind: str, file: str, overrides: Sequence[str], stage: str, model_path: str = "", which: str = "", run: str = ""
 ) -> Any:
@@ -113,6 +108,12 @@ def run_stage(
         summary = run_request(
             StageRequest(loaded.config, kind, stage, model_path, which, run, loaded.is_ready), PREFECT
         )
+    return ended(summary)
+
+
+def ended(summary: dict[str, Any]) -> Any:
+    """Return a flow's summary, in a state that says what its gate has decided, what ended it early, or what the doctor
+    has found in its run, if anything."""
     if (gate := summary.get("gate")) and gate["verdict"] != "promoted":
         return Completed(name=NOT_PROMOTED, message=f"{gate['verdict']}: {gate['candidate']}", data=summary)
     reason = summary.get("stopped_early")

@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.loaded import load
+from flows.loaded import ended, load
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides
 from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
@@ -14,11 +14,12 @@ from trinity_core.run.driver import run_pipeline
 
 
 @flow(name="pipeline", flow_run_name="pipeline {config}", persist_result=False)
-def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
+def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> Any:
     """Score the base model, run the stages in order, score and publish the last model.
 
     Stages that an earlier attempt finished are skipped.
     """
     with retry_only_transient_faults():
         loaded = load(config, overrides, opened=True)
-        return run_pipeline(loaded.config, PREFECT, loaded.is_ready)
+        summary = run_pipeline(loaded.config, PREFECT, loaded.is_ready)
+    return ended(summary)

@@ -25,6 +25,10 @@ def api_client(api_url: str, key: str = "") -> Iterator[SyncPrefectClient]:
         yield client
 
 
+NOT_PROMOTED = "Completed, not promoted"
+"""Name of the state of a flow whose gate has not promoted the candidate."""
+WITH_FINDINGS = "Completed, with findings"
+"""Name of the state of a flow whose run has ended, but in which `trinity doctor` finds something."""
 MAIN_SETTINGS = {
     "name": "name",
     "algorithm_type": "algorithm.algorithm_type",

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from flows.local.connection import known_server
+from flows.local.notifications import set_notifications
 from flows.local.server import (
     Process,
     UpState,
@@ -188,6 +189,8 @@ def _start_server(root: Path, port: int, state: UpState, say: Say) -> None:
     say("Creating the work pool and the deployments …")
     make_pool(root, state.api_url)
     _prefect(root, client_environment(state.api_url, root), "--no-prompt", "deploy", "--all")
+    if notified := set_notifications(root, state.api_url):
+        say(f"The webhook of prefect.yaml hears of runs that have: {notified}")
 
 
 def down(root: Path, say: Say) -> bool:

@@ -265,6 +265,7 @@ def pipeline_summary(plan: Plan, base_summary: dict[str, Any], summaries: dict[s
         "score": last["score"],
         "scores": scores_by_stage(base_summary, summaries),
         "steps": {name: summary["step"] for name, summary in summaries.items()},
+        "findings": [finding for summary in summaries.values() for finding in summary.get("findings") or ()],
         "stage_seconds": seconds,
         "seconds": round(sum(seconds.values()), 2),
     }
