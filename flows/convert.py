@@ -13,7 +13,7 @@ from trinity_core.run.configuration import load_checked
 from trinity_core.run.stage import job_dir_of
 
 
-@flow(name="convert", flow_run_name="convert {config}", persist_result=False)
+@flow(name="convert", flow_run_name="{config}", persist_result=False)
 def convert(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,

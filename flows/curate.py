@@ -15,7 +15,7 @@ from trinity_core.run import driver
 
 @flow(
     name="curate",
-    flow_run_name="curate {config}",
+    flow_run_name="{config}",
     retries=RETRIES,
     retry_delay_seconds=RETRY_DELAY,
     persist_result=False,

@@ -21,7 +21,7 @@ from tasks.retries import RETRIES, RETRY_DELAY
 
 @flow(
     name="evaluate",
-    flow_run_name="evaluate {config}",
+    flow_run_name="{config}",
     retries=RETRIES,
     retry_delay_seconds=RETRY_DELAY,
     persist_result=False,

@@ -65,7 +65,7 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
     Prefect records the parameters of a deployment's run, so that `prefect flow-run retry` can start it again.
     """
     logging.getLogger("prefect.flow_runs").addFilter(_is_not_told_at_the_end)
-    title = f"{name} {StageRequest(loaded.config, name, **parameters).title}"
+    title = StageRequest(loaded.config, name, **parameters).title
     flow = cancellable(getattr(importlib.import_module(f"flows.{name}"), name))
     token = _LOADED.set(loaded)
     try:

@@ -13,7 +13,7 @@ from tasks.retries import retry_only_transient_faults
 from trinity_core.run.driver import run_pipeline
 
 
-@flow(name="pipeline", flow_run_name="pipeline {config}", persist_result=False)
+@flow(name="pipeline", flow_run_name="{config}", persist_result=False)
 def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> Any:
     """Score the base model, run the stages in order, score and publish the last model.
 

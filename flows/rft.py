@@ -24,7 +24,7 @@ from tasks.prefect_api import with_main_settings
 from tasks.retries import RETRIES, RETRY_DELAY
 
 
-@flow(name="rft", flow_run_name="rft {config}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
+@flow(name="rft", flow_run_name="{config}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
 def rft(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,

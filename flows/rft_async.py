@@ -12,7 +12,7 @@ from tasks.retries import retry_only_transient_faults
 from trinity_core.run.parts import run_parts
 
 
-@flow(name="rft", flow_run_name="rft {configs[0]}", persist_result=False)
+@flow(name="rft", flow_run_name="{configs[0]}", persist_result=False)
 def rft_async(configs: ConfigFiles, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
     """Run a trainer and its explorers, each from its own configuration and as a subflow; they share one Ray.
 

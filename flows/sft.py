@@ -22,7 +22,7 @@ from tasks.prefect_api import with_main_settings
 from tasks.retries import RETRIES, RETRY_DELAY
 
 
-@flow(name="sft", flow_run_name="sft {config}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
+@flow(name="sft", flow_run_name="{config}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
 def sft(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,

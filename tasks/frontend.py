@@ -207,7 +207,7 @@ class PrefectFrontend(Frontend):
         # Prefect finds the subflow's run by this name when its parent flow is restarted.
         name = request.run or request.config.name
         stage_flow.__qualname__ = "_".join([request.kind, name, request.stage, request.which]).replace(".", "_")
-        title = f"{request.kind} {request.title}"
+        title = request.title
         as_flow = flow(
             name=request.kind, flow_run_name=lambda: title, retries=RETRIES, retry_delay_seconds=RETRY_DELAY,
             persist_result=False,

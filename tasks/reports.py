@@ -53,7 +53,8 @@ def artifact_key(config: Config, kind: str) -> str:
 
 
 def label_run(project: str, name: str, stage: str, *more: str) -> None:
-    """Name and tag the current flow run: `<flow> <project>/<name>`, with tags for project, name and stage.
+    """Name the current flow run `<project>/<name>` (Prefect shows its flow beside that), and tag it with project, name
+    and stage.
 
     Later attempts have their number at the end. If Prefect's API refuses them, the run continues without.
     """
@@ -65,7 +66,7 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
         return
     ours = {f"project:{project}", f"name:{name}", f"stage:{stage}", *more}
     tags = sorted(ours | {tag for tag in context.flow_run.tags if not tag.startswith(("project:", "name:", "stage:"))})
-    shown = f"{flow_run.flow_name} {project}/{name}"
+    shown = f"{project}/{name}"
     try:
         with get_client(sync_client=True) as client:
             # The context's flow run predates the count of its current attempt.

@@ -183,7 +183,7 @@ def test_a_run_shows_what_it_does(
         run_flow("rft", Loaded(load_checked(file, ["seed=7"]), str(file), ["seed=7"], is_ready=True))
     ours = [record for record in caplog.records if "in progress" in record.getMessage()]
     assert {record.name for record in ours} == {"prefect.task_runs"}, "the flow's error is the command's last line"
-    named = FlowRunFilter.model_validate({"name": {"any_": ["rft tests/whole"]}})
+    named = FlowRunFilter.model_validate({"name": {"any_": ["tests/whole"]}})
     with get_client(sync_client=True) as client:
         (failed,) = client.read_flow_runs(flow_run_filter=named)
         assert failed.state.is_failed() and failed.parameters["overrides"] == ["seed=7"]
@@ -191,7 +191,7 @@ def test_a_run_shows_what_it_does(
             asyncio.run(retry(str(failed.id), entrypoint="flows.rft.rft"))
         APILogHandler().flush()
         run = client.read_flow_run(failed.id)
-        assert run.state.is_completed() and run.run_count == 2 and run.name == "rft tests/whole · attempt 2"
+        assert run.state.is_completed() and run.run_count == 2 and run.name == "tests/whole · attempt 2"
         logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run.id]}}))
         assert any(line.name.startswith("trinity_core.run") for line in logs)
         summary = json.loads((tmp_path / "tests/whole/summary.json").read_text())
