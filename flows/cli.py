@@ -12,6 +12,7 @@ import typer
 
 from flows.local.worker import RESTARTS
 from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT
+from trinity_core.base.program import coloured
 from trinity_core.cli import RESULTS, ConfigOption, Overrides, PluginDir, RunFolder, app, run_app, with_plugins
 
 Restarts = Annotated[int, typer.Option(help="Restarts of a killed run within an hour; 0: none.", min=0)]
@@ -37,7 +38,7 @@ def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir
         flow = flow_of(loaded)
         more = {"which": ""} if flow == "evaluate" else {}  # as configured in mode `bench`
         summary = prefect.run(flow, loaded, config, settings, is_ready=True, **more)
-    typer.echo(summary_text(summary))
+    typer.echo(coloured(summary_text(summary)))
 
 
 @app.command()
@@ -223,13 +224,19 @@ def up(
     pages = [mlflow_page(Path.cwd(), mlflow_port)] if mlflow_port else []
     pages += [studio_page(Path.cwd(), studio_port)] if studio_port else []
     with ending_on_sigterm():
-        state = start(Path.cwd(), port, typer.echo, restarts, pages)
+        state = start(Path.cwd(), port, lambda line: typer.echo(coloured(line)), restarts, pages)
     typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}")
     for page in pages:
         if page.name in state.pages:
             typer.echo(f"{page.title:11} {state.pages[page.name]}{page.home}")
     typer.echo(f"Key         each page {asked_for(server_key(Path.cwd()))}")
     typer.echo(f"Try         {first_try(bool(survey()))}")
+    if (Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints") / JUDGED).is_dir():
+        typer.echo("            prefect deployment run sft/human   (asks you which answers are good)")
+
+
+JUDGED = "Trinity-Flows/quickstart_rft"
+"""The run of the quick start whose answers `sft/human` shows to a person."""
 
 
 def first_try(gpus: bool) -> str:

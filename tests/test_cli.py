@@ -174,6 +174,12 @@ def test_validate_shows_the_stages() -> None:
     assert "quickstart_sft: sft" in result.output and "quickstart_rft: grpo" in result.output
 
 
+def test_a_terminal_has_colours_and_a_file_none() -> None:
+    command = ["plan", "--config", "configs/quickstart/quickstart.yaml"]
+    shown, written = (CliRunner().invoke(app, command, color=is_terminal).stdout for is_terminal in (True, False))
+    assert "\x1b[1mTrinity-Flows/quickstart_sft" in shown and "\x1b" not in written
+
+
 def test_validate_tells_what_has_no_effect() -> None:
     result = CliRunner().invoke(app, [*VALIDATE, "monitor.monitor_args={mode: offline}"])
     assert result.exit_code == 0, result.output

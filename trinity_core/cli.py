@@ -15,7 +15,7 @@ import typer
 
 from trinity_core.base.addresses import LOOPBACK
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.program import ending_on_sigterm, run_app
+from trinity_core.base.program import coloured, ending_on_sigterm, run_app
 from trinity_core.version import __version__
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def validate(
     if json:
         typer.echo(validation.json())
     else:
-        typer.echo(validation.text(), err=not validation.accepted)
+        typer.echo(coloured(validation.text()), err=not validation.accepted)
     if not validation.accepted:
         raise typer.Exit(2)
 
@@ -145,7 +145,7 @@ def plan(
         with ending_on_sigterm():
             measure_stages(config, settings, loaded, partial(typer.echo, err=True))
     plans = plans_with_pace(loaded)
-    typer.echo(plan_json(plans) if json else plan_text(plans))
+    typer.echo(plan_json(plans) if json else coloured(plan_text(plans)))
     if missing := missing_folder(loaded):
         raise TrinityError(missing)
 
@@ -257,7 +257,7 @@ def doctor(
     from trinity_core.run.doctor import diagnose_runs, doctor_json, doctor_text
 
     found = diagnose_runs(checkpoint_dir, config, overrides or [], store)
-    typer.echo(dumps(doctor_json(found), indent=2) if json else doctor_text(found))
+    typer.echo(dumps(doctor_json(found), indent=2) if json else coloured(doctor_text(found)))
     if any(found.values()):
         raise typer.Exit(1)
 

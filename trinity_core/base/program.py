@@ -4,6 +4,7 @@ without a traceback."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -64,6 +65,22 @@ def end_if_hung_up() -> None:
     an exception that is raised in a finalizer, and a signal may arrive while one runs."""
     if _hung_up.is_set():
         raise SystemExit(TERMINATED)
+
+
+MARKS = (
+    (re.compile(r"^(\w[^\n]*)(?=\n {2,4}\S)", re.MULTILINE), {"bold": True}),
+    (re.compile(r"^(error:[^\n]*)", re.MULTILINE), {"fg": "red"}),
+    (re.compile(r"^( *warning:[^\n]*)", re.MULTILINE), {"fg": "yellow"}),
+    (re.compile(r"^( +→ [^\n]*)", re.MULTILINE), {"fg": "cyan"}),
+)
+"""What is coloured on a terminal: a line above indented ones, errors, warnings, next steps."""
+
+
+def coloured(text: str) -> str:
+    """Return text with colours, which `typer.echo` leaves out where its output is no terminal."""
+    for mark, style in MARKS:
+        text = mark.sub(lambda match, style=style: typer.style(match[1], **style), text)  # type: ignore[misc]
+    return text
 
 
 def _open_outputs() -> None:
