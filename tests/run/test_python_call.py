@@ -19,12 +19,14 @@ from datasets import Dataset, DatasetDict
 from raising import raising
 from run.lock_holders import process_holding
 
+from studio.runs import find_runs
 from trinity_core import train
 from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.config import load_config
 from trinity_core.config.schema import Config
 from trinity_core.data.formats import demonstration, preference
 from trinity_core.exchange.tracking.metrics_file import read_metrics
+from trinity_core.exchange.tracking.mlflow_root import default_uri
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.run.python_call import TRL_SETTINGS
 from trinity_core.workflows.rewards import RewardItem, RewardPool
@@ -34,8 +36,10 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "train.ipynb"
 
 
 @pytest.fixture(autouse=True)
-def nothing_starts(monkeypatch):
+def nothing_starts(monkeypatch, tmp_path):
     """There is no model, and a run is over at once."""
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path / "shown"))
+    monkeypatch.setattr("trinity_core.exchange.tracking.mlflow_writer.share_experiment", lambda *_: None)
     monkeypatch.setattr("trinity_core.run.preflight.checks.load_ready", load_config)
     monkeypatch.setattr(
         "trinity_core.run.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
@@ -286,6 +290,13 @@ def test_names_of_trl_are_told_with_ours(tmp_path):
     assert not TRL_SETTINGS.keys() & Config.model_fields.keys()
 
 
+def test_two_runs_of_one_name_are_both_shown(tmp_path):
+    places = [tmp_path / place / "run" for place in ("one", "other", "one")]
+    folders = [train("m", [{"prompt": "a"}], Length(3), output_dir=place).folder for place in places]
+    shown = {link.resolve() for link in (tmp_path / "shown/trinity").iterdir()}
+    assert shown == {folder.resolve() for folder in folders} and len(shown) == 2
+
+
 @pytest.mark.parametrize("part", ["train", "training"])
 def test_a_run_in_progress_keeps_its_rows_and_rewards(tmp_path, part):
     """Whether another notebook trains, or `trinity run` with the file that a call wrote."""
@@ -354,6 +365,11 @@ assert again.folder == result.folder and (again.summary["from"], again.summary["
         assert rollout.reward == pytest.approx(expected, abs=1e-6) and rollout.parts["letters"] == pytest.approx(
             expected
         )
+    [seen] = find_runs(tmp_path / "checkpoints")
+    assert seen.name == "trinity/run" and seen.folder.resolve() == job, "`trinity up` finds it in Studio …"
+    assert json.loads((job / "monitor/mlflow.json").read_text())["uri"] == default_uri(tmp_path / "checkpoints")
+    artifacts = tmp_path / "checkpoints/mlflow_artifacts"
+    assert [*artifacts.rglob("*.png")], "… and in MLflow, whose server keeps artifacts there only"
     trained = {line.step for line in read_metrics(job) if line.source == "trainer"}
     assert trained == set(range(1, 21))
     means = [line.metrics["reward/mean"] for line in read_metrics(job) if line.source == "explorer"]

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -108,10 +109,15 @@ def train(
     Progress and scores are printed, unless the program has set up `logging`.
 
     `settings` are keys of a configuration, dotted or nested: `{"algorithm.repeat_times": 8}`. Everything is written
-    below `output_dir`. A repeated call resumes from the latest checkpoint unless `resume` is false. Raises InputError
-    for unsuitable rows or functions, ConfigError with every problem of the settings, TrinityError if another process
-    trains below `output_dir`, and any error of the run.
+    below `output_dir`, except what `trinity up` in the current directory shows the run by: a link in its folder of runs
+    (TRINITY_CHECKPOINT_ROOT_DIR, or `./checkpoints`), and MLflow's records there.
+
+    A repeated call resumes from the latest checkpoint unless `resume` is false. Raises InputError for unsuitable rows
+    or functions, ConfigError with every problem of the settings, TrinityError if another process trains below
+    `output_dir`, and any error of the run.
     """
+    from trinity_core.exchange.tracking import mlflow_writer
+    from trinity_core.exchange.tracking.mlflow_root import default_uri
     from trinity_core.run.driver import run_configuration
     from trinity_core.run.preflight.checks import load_ready
 
@@ -123,14 +129,36 @@ def train(
         tree = _configuration(root, str(model), rows, rewards, eval_rows, reward_weights, files)
         tree = _with_settings(tree, settings or {})
         tree["continue_from_checkpoint"] = resume
+        shown = (Path.cwd() / expanded(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints")).absolute()
+        shares = "monitor" not in tree and not mlflow_writer.fault_of(None, shown)
+        if shares:
+            tree["monitor"] = {"monitor_args": {"uri": default_uri(shown)}}
         config_file = root / "config.yaml"
         files[config_file] = dump(tree).encode()
         with _written(files):
             config = load_ready(config_file)
+        _link(config.job_dir, shown)
+        if shares:
+            mlflow_writer.share_experiment(config.project, shown)
         with _progress_on_screen():
             summary = run_configuration(config, is_ready=True)
     # A run that starts over has its own folder.
-    return TrainResult(config.with_values({"name": summary["name"]}).job_dir, config_file, summary)
+    job_dir = config.with_values({"name": summary["name"]}).job_dir
+    _link(job_dir, shown)
+    return TrainResult(job_dir, config_file, summary)
+
+
+def _link(job_dir: Path, shown: Path) -> None:
+    """Make a run visible in the folder of runs `shown`. A run of another folder keeps its name there."""
+    digest = hashlib.sha256(str(job_dir).encode()).hexdigest()[:8]
+    project = shown / job_dir.parent.name
+    for link in (project / job_dir.name, project / f"{job_dir.name}_{digest}"):
+        if link.resolve() == job_dir.resolve():
+            return
+        if not link.is_symlink() and not link.exists():
+            private_folder(project)
+            link.symlink_to(job_dir)
+            return
 
 
 @contextmanager
