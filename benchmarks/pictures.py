@@ -21,6 +21,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests/view"))
 from browser import opened  # noqa: E402 - the tests' driver of Chromium
 
+from trinity_core.base.gate import server_key  # noqa: E402
+
 PORT = 4299
 CHART_SECONDS = 4.0
 SOMETHING = "[data-testid=stMainBlockContainer] [data-testid], #table tbody tr, .tokens .t, #pairs > *"
@@ -42,6 +44,7 @@ def main() -> None:
         "studio_runs": "/runs",
         "studio_run": f"/runs?run={run}",
         "studio_checkpoints": f"/runs?run={run}&tab=Checkpoints",
+        "studio_chat": f"/chat?run={run}",
         "view_table": f"/rollouts/#run={run}&tab=table&by=reward",
         "view": f"/rollouts/#run={run}&tab=experiences&group=40&rollout=5",
         "view_samples": f"/rollouts/#run={run}&tab=samples",
@@ -75,7 +78,8 @@ def wait_for(address: str) -> None:
 
 async def take(address: str, picture: Path) -> None:
     """Save a page as a picture, once Streamlit has drawn it and its charts have had their time."""
-    async with opened("about:blank", picture.parent) as page:
+    with_key = address.replace("://", f"://{server_key(ROOT)}@")
+    async with opened(with_key, picture.parent, is_ours=False) as page:
         size = {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         await page.call("Emulation.setDeviceMetricsOverride", **size)
         began = time.monotonic()
