@@ -17,6 +17,7 @@ from prefect.states import Completed
 from flows.local.worker import mark_ended
 from tasks.frontend import PREFECT
 from tasks.prefect_api import NOT_PROMOTED, WITH_FINDINGS
+from tasks.reports import name_run
 from tasks.retries import retry_only_transient_faults
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.program import TERMINATED
@@ -56,6 +57,8 @@ def load(file: str, overrides: Sequence[str], opened: bool = False) -> Loaded:
     try:
         return Loaded(load_ready(file, overrides), file, overrides, is_ready=True)
     except ConfigError as error:
+        first, *others = error.problems
+        name_run(f"{first}{f' (and {len(others)} more)' if others else ''}")
         raise refusal(error.problems) from None
 
 

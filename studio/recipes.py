@@ -58,8 +58,8 @@ class Recipe:
         """Return its text for a new file, which also names the run. A part keeps its name, because the parts share
         it."""
         text = self.text_in(file.parent, root)
-        own = root / SCHEMA
-        schema = os.path.relpath(own, file.parent) if own.is_file() else project_files() / SCHEMA
+        in_project = root / SCHEMA
+        schema = os.path.relpath(in_project, file.parent) if in_project.is_file() else project_files() / SCHEMA
         header = f"# yaml-language-server: $schema={schema}\n"
         return header + (text if self.is_part else changed(text, "name", file.stem))
 

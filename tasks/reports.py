@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -36,6 +37,8 @@ from trinity_core.run.summary import named_stages
 log = logging.getLogger(__name__)
 
 BAR = 20
+LONGEST_NAME = 240
+"""Characters of a flow run's name."""
 UNSHOWN = ("made_from", "tracking", "tracking_uri")
 """Digests and commands of a summary, meant for programs and terminals."""
 LAST_SECONDS = 300.0
@@ -75,6 +78,15 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
             client.update_flow_run(context.flow_run.id, name=shown, tags=tags)
     except api_faults() as error:
         log.warning("the run cannot be named in Prefect: %s", error)
+
+
+def name_run(name: str) -> None:
+    """Give the current flow run another name, which `prefect deployment run --watch` prints beside its state."""
+    from prefect.client.orchestration import get_client
+
+    if flow_run.id:
+        with suppress(*api_faults()), get_client(sync_client=True) as client:
+            client.update_flow_run(flow_run.id, name=name[:LONGEST_NAME])
 
 
 _failed = threading.Event()

@@ -173,3 +173,17 @@ def test_a_deployments_run_names_file_and_line_of_what_is_missing(tmp_path) -> N
     assert ("buffer.explorer_input.taskset.path", str(file), 4) in places
     assert repr(caught.value).count("\n") == str(caught.value).count("\n") > 0
     assert not load(str(file), ["cluster.gpu_per_node=0"]).is_ready
+
+
+def test_a_refused_run_is_called_by_its_first_reason(tmp_path, prefect_api: str) -> None:
+    """`prefect deployment run --watch` prints the name, and no message."""
+    from prefect.client.orchestration import get_client
+
+    from flows.rft import rft
+
+    file = tmp_path / "run.yaml"
+    file.write_text("model:\n  model_path: /no/model\n  max_model_len: many\n")
+    state = rft(config=str(file), return_state=True)
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(state.state_details.flow_run_id)
+    assert run.state.is_failed() and run.name.startswith(f"{file}: buffer.explorer_input.taskset:")

@@ -83,16 +83,16 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
 
 def _differences(config: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[Row]:
     """Return key, value, and value of the other configuration; or else the default, for settings that have one."""
-    own, defaults = flatten(normalised(config)), {}
+    values, defaults = flatten(normalised(config)), {}
     if other is None:
         defaults = {
             f"{section}.{setting.name}".lstrip("."): setting.default
             for section, cls in sections() for setting in settings(cls) if setting.section is None
         }  # fmt: skip
     beside = flatten(normalised(defaults if other is None else other))
-    keys = own.keys() & beside.keys() if other is None else own.keys() | beside.keys()
-    compared = (key for key in dict.fromkeys([*own, *beside]) if key in keys and key not in OF_PLACE)
-    return [(key, own.get(key, "–"), beside.get(key, "–")) for key in compared if own.get(key) != beside.get(key)]
+    keys = values.keys() & beside.keys() if other is None else values.keys() | beside.keys()
+    compared = (key for key in dict.fromkeys([*values, *beside]) if key in keys and key not in OF_PLACE)
+    return [(key, values.get(key, "–"), beside.get(key, "–")) for key in compared if values.get(key) != beside.get(key)]
 
 
 def _table(rows: Sequence[Row], head: Sequence[str] = (), is_html: bool = False) -> str:
