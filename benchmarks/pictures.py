@@ -25,6 +25,8 @@ from trinity_core.base.gate import server_key  # noqa: E402
 
 PORT = 4299
 CHART_SECONDS = 4.0
+CHAT = "document.querySelector('[data-testid=stChatInput] textarea')"
+QUESTION = "Uwe has 5 eggs and breaks 2. How many eggs does Uwe have now?"
 SOMETHING = "[data-testid=stMainBlockContainer] [data-testid], #table tbody tr, .tokens .t, #pairs > *"
 """What stands on a page only once it has been drawn, in Studio or in the page of rollouts."""
 DRAWN = """(app => !app || app.dataset.testScriptState === "notRunning")(document.querySelector("[data-testid=stApp]"))
@@ -87,6 +89,13 @@ async def take(address: str, picture: Path) -> None:
         await page.until(f"!!document.querySelector({SOMETHING!r}) && {DRAWN}")
         seconds = time.monotonic() - began
         await asyncio.sleep(CHART_SECONDS)
+        if await page.value(f"!!{CHAT}"):
+            await page.click("document.querySelector('[data-testid=stCheckbox] label')")  # greedy
+            await page.until(DRAWN)
+            await page.click(CHAT)
+            await page.call("Input.insertText", text=QUESTION)
+            await page.press("Enter")
+            await page.until("document.querySelectorAll('[data-testid=stChatMessage]').length === 4", "answers", 120)
         await page.until(DRAWN)
         await page.picture(picture, 1400, 900)
     print(f"{picture}  {picture.stat().st_size / 1000:.0f} kB  {seconds:.2f} s")
