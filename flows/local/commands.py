@@ -59,8 +59,9 @@ from trinity_core.base.gate import ELSEWHERE, key_file, make_state_dir, server_k
 from trinity_core.base.processes import require_limits
 from trinity_core.base.runlock import one_at_a_time
 from trinity_core.base.waits import poll
+from trinity_core.exchange.tracking.mlflow_root import default_uri, runs_path
 from trinity_core.exchange.tracking.mlflow_server import HEALTH as MLFLOW_HEALTH
-from trinity_core.exchange.tracking.mlflow_writer import default_uri, describe_runs, fault_of, runs_path
+from trinity_core.exchange.tracking.mlflow_writer import describe_runs, fault_of
 from trinity_core.exchange.tracking.mlflow_writer import serve_command as mlflow_command
 
 SETTINGS_FILE = "prefect.toml"

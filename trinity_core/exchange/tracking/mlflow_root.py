@@ -9,6 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote
 
+from trinity_core.base.files import read_json
+
 WAIT_SECONDS = 60.0
 """Time for another process to finish writing to the store."""
 ADDRESSES = {
@@ -52,3 +54,13 @@ def default_uri(checkpoint_root_dir: Path | str) -> str:
 
 def artifact_folder(checkpoint_root_dir: Path) -> Path:
     return checkpoint_root_dir.absolute() / "mlflow_artifacts"
+
+
+def runs_path(checkpoint_root_dir: Path) -> str:
+    """Return the path of MLflow's page that people open first: the charts of the newest run's experiment, or the list
+    of experiments before the first run."""
+    notes = sorted(checkpoint_root_dir.glob("*/*/monitor/mlflow.json"), key=lambda note: note.stat().st_mtime)
+    ids = ((read_json(note) or {}).get("experiment_id") for note in reversed(notes) if os.access(note, os.R_OK))
+    newest = next(filter(None, ids), None)
+    place = f"/{newest}/runs?compareRunsMode=CHART&" if newest else "?"
+    return f"/#/experiments{place}workflowType=machine_learning"

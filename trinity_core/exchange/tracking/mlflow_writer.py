@@ -375,21 +375,10 @@ def served_run(job_dir: Path) -> str:
 
 
 def share_experiment(project: str, root: Path) -> None:
-    """Create a project's experiment in the default store of the checkpoint root `root`, if it is not there: its
-    artifacts are then where the MLflow of `trinity up` serves them, also those of runs in other roots."""
+    """Create a project's experiment in the default store of `root`, with artifacts where `trinity up` serves them."""
     client = open_client(default_uri(private_folder(root)), None, None, root)
     if client.get_experiment_by_name(project) is None:
         client.create_experiment(project, private_folder(artifact_folder(root)).as_uri(), {KIND: TRAINING})
-
-
-def runs_path(checkpoint_root_dir: Path) -> str:
-    """Return the path of MLflow's page that people open first: the charts of the newest run's experiment, or the list
-    of experiments before the first run."""
-    notes = sorted(checkpoint_root_dir.glob("*/*/monitor/mlflow.json"), key=lambda note: note.stat().st_mtime)
-    ids = (_noted(note.parent.parent).get("experiment_id") for note in reversed(notes) if os.access(note, os.R_OK))
-    newest = next(filter(None, ids), None)
-    place = f"/{newest}/runs?compareRunsMode=CHART&" if newest else "?"
-    return f"/#/experiments{place}workflowType=machine_learning"
 
 
 def describe_runs(checkpoint_root_dir: Path) -> None:
