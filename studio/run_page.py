@@ -174,7 +174,7 @@ def show_stages(stages: Sequence[Run]) -> None:
 def show_findings(runs: Sequence[Run]) -> None:
     """Show what the doctor finds, and which metrics are not normal, beside the curves that they look at."""
     for run in runs:
-        for found in findings(run.folder, max(run.files.step, len(run.files.curves))) if run.folder else ():
+        for found in findings(run.folder) if run.folder else ():
             name = "" if len(runs) == 1 else f"{escaped(run.name)}: "
             text = f"**{name}{found.check}**: {escaped(found.evidence)}. {escaped(found.cause)}."
             st.warning(f"{text}  \n{escaped(found.next_step)}.", icon=":material/stethoscope:")
@@ -183,7 +183,7 @@ def show_findings(runs: Sequence[Run]) -> None:
 
 
 @st.cache_data(ttl=FINDINGS_SECONDS, max_entries=64, show_spinner=False)
-def findings(folder: Path, _step: int) -> list[Diagnosis]:
+def findings(folder: Path) -> list[Diagnosis]:
     """Return what `trinity doctor` finds without the audit, which reads every row."""
     return diagnose(gather(folder, stores_of(folder).get(folder.name), audited=False))
 
