@@ -191,7 +191,7 @@ def _supervised_rows(folder: Path, all_rows: bool) -> Iterator[TrainedRows]:
 def sightings(root: Path, file: Path, line: int) -> list[Sighting]:
     """Return the runs below `root` (a run, a project, or all checkpoints) whose checkpoints saw a row, and those that
     descend from one of these."""
-    file = file.expanduser().resolve()
+    root, file = root.resolve(), file.expanduser().resolve()
     depths = ("", "*/", "*/*/")
     runs = [path.parent.parent for depth in depths for path in sorted(root.glob(f"{depth}monitor/config.yaml"))]
     seen = {run: step for run in runs if (step := _first_step(run, file, line)) is not None}
@@ -200,10 +200,10 @@ def sightings(root: Path, file: Path, line: int) -> list[Sighting]:
         for run, step in seen.items()
     ]
     left = [run for run in runs if run not in seen]
-    while children := [(run, *parent) for run in left if (parent := _parent_among(run, seen))]:
-        for run, parent, step in children:
-            left.remove(run)
-            seen[run] = 0
+    while children := {run: checkpoint for run in left if (checkpoint := _parent_among(run, seen))}:
+        left = [run for run in left if run not in children]
+        seen |= dict.fromkeys(children, 0)
+        for run, (parent, step) in children.items():
             sighted.append(Sighting(_name(run), 0, f"descends from {_name(parent)} step {step}", whole_steps(run)))
     return sighted
 

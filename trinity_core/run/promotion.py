@@ -86,7 +86,8 @@ def run_gate(stage: Stage, frontend: Frontend) -> dict[str, Any]:
         verdict = replace(verdict, verdict="not approved" if approval is None else PROMOTED, approval=approval)
     log.info("%s", verdict.text)
     if verdict.verdict == PROMOTED:
-        point_alias(config, promote(config.job_dir.parent, str(candidate), present and present.model, asdict(verdict)))
+        replaced = None if present is None else present.model
+        point_alias(config, promote(config.job_dir.parent, str(candidate), replaced, asdict(verdict)))
     summary: dict[str, Any] = {
         "project": config.project, "name": config.name, "step": 0, "score": None, "scores": {}, "evaluation": {},
         "checkpoint_dir": verdict.candidate, "hf_dir": None, "tracking": str(config.job_dir.parent / "champions.json"),

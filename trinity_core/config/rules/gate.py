@@ -15,7 +15,7 @@ def gate_rules(config: Config) -> Iterator[Finding]:
         for name in named:
             if name not in names:
                 message = f"{name!r} is no eval set; there are {', '.join(map(str, names)) or 'none'}."
-                yield conflict(config, key, message, f"{INPUT}.eval_tasksets", code="unknown")
+                yield conflict(config, key, message, f"{INPUT}.eval_tasksets", code="unknown-name")
     if not gate.enable:
         return
     if config.mode != "bench":
