@@ -152,6 +152,7 @@ def test_every_advantage_is_called_alike(name):
         "jsd": {"teacher_logprobs": logprobs, "old_logprobs": logprobs},
         "m2po": {"rollout_logprobs": logprobs, "old_logprobs": logprobs},
         "clipb": {"entropies": logprobs, "old_logprobs": logprobs},
+        "clipv": {"entropies": logprobs, "old_logprobs": logprobs, "expected_signals": logprobs},
         "step_wise_grpo": {"run_ids": [0, 1, 2]},
         "gigpo": {"run_ids": [0, 1, 2]},
         "clip_cov": {"old_logprobs": logprobs},

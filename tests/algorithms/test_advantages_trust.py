@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trinity_core.algorithms import ADVANTAGES, InputError
+from trinity_core.algorithms.clipv import expected_signals as expected_signals_of
+from trinity_core.algorithms.logprobs import Head
 
 GROUPS = {"rewards": torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64), "group_ids": [0, 0, 1, 1]}
 
@@ -76,6 +78,37 @@ def test_clipb_drops_negative_tokens_far_below_the_mean_signal(seed, mu):
     assert metrics["clipb/masked"] == pytest.approx(len(dropped) / len(signal))
 
 
+@settings(max_examples=30)
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([0.0, 0.1, 1.0]))
+def test_clipv_drops_negative_tokens_that_deviate_most(seed, mu, max_frac):
+    old, expected_signals, entropies, mask = batch(seed)
+    deviation = {
+        (b, t): float(expected_signals[b, t]) - math.exp(float(old[b, t])) * float(entropies[b, t] + old[b, t])
+        for b, t in mask.nonzero().tolist()
+    }
+    expected = plain(mask)
+    above = mu * statistics.pstdev(deviation.values())
+    candidates = [place for place, value in deviation.items() if value > above and float(expected[place]) < 0]
+    dropped = sorted(candidates, key=deviation.__getitem__)[::-1][: max(int(max_frac * len(deviation)), 1)]
+    for place in dropped:
+        expected[place] = 0.0
+    inputs = {"old_logprobs": old, "entropies": entropies, "expected_signals": expected_signals}
+    advantages, metrics = ADVANTAGES["clipv"](**GROUPS, mask=mask, **inputs, mu=mu, max_frac=max_frac)
+    assert torch.equal(advantages, expected)
+    assert metrics["clipv/masked"] == pytest.approx(len(dropped) / len(deviation))
+
+
+@pytest.mark.parametrize("chunk", [3, None])
+def test_expected_signals_are_means_over_the_vocabulary(chunk):
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 4, generator=generator, dtype=torch.float64) for n in (5, 11))
+    temperature = torch.linspace(0.5, 2, 5, dtype=torch.float64)
+    logp = (hidden @ weight.t() / temperature[:, None]).log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum(-1, keepdim=True)
+    expected = (logp.exp() * (logp.exp() * (entropy + logp))).sum(-1)
+    torch.testing.assert_close(expected_signals_of(hidden, Head(weight), temperature, chunk), expected)
+
+
 def jsd(logits, teacher, share):
     """The divergence of a policy from a teacher over all tokens, both [V]."""
     student = logits.log_softmax(-1)
@@ -134,6 +167,7 @@ def test_jsd_prefers_what_the_teacher_prefers():
         ("m2po", {"rollout_logprobs": torch.full((4, 5), float("nan"))}),
         ("m2po", {"rollout_logprobs": torch.zeros(4, 5), "m2_threshold": -1.0}),
         ("clipb", {"entropies": torch.full((4, 5), float("nan"))}),
+        ("clipv", {"entropies": torch.zeros(4, 5), "expected_signals": torch.full((4, 5), float("nan"))}),
         ("jsd", {"teacher_logprobs": torch.zeros(4, 5), "lambda_coef": 1.5}),
     ],
 )

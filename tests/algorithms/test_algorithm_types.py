@@ -44,6 +44,7 @@ def test_parts_exist_and_flags_agree(name):
     assert algorithm.needs_reference == uses_reference(
         algorithm.advantage_fn,
         algorithm.policy_loss_fn,
+        algorithm.policy_loss_fn_args,
         algorithm.kl_penalty_fn,
         algorithm.kl_penalty_fn_args,
         algorithm.kl_loss_fn,
@@ -60,10 +61,10 @@ def test_arguments_extend_defaults_of_the_same_part_only():
 
 
 def test_zero_kl_coef_needs_no_reference_unless_adaptive():
-    assert not uses_reference("grpo", "ppo", "none", {}, "k2", {"kl_coef": 0.0})
-    assert uses_reference("grpo", "ppo", "none", {}, "k2", {"kl_coef": 0.0, "adaptive": True})
-    assert uses_reference("grpo", "ppo", "none", {}, "k2", {})
-    assert uses_reference("none", "dpo", "none", {}, "none", {})
+    assert not uses_reference("grpo", "ppo", {}, "none", {}, "k2", {"kl_coef": 0.0})
+    assert uses_reference("grpo", "ppo", {}, "none", {}, "k2", {"kl_coef": 0.0, "adaptive": True})
+    assert uses_reference("grpo", "ppo", {}, "none", {}, "k2", {})
+    assert uses_reference("none", "dpo", {}, "none", {}, "none", {})
 
 
 def test_a_name_stands_for_one_type():

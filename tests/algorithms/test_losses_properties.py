@@ -10,7 +10,7 @@ from raising import raising
 
 from trinity_core.algorithms import POLICY_LOSSES, InputError
 
-ON_POLICY = sorted({n for n, loss in POLICY_LOSSES.items() if loss.corrects_rollouts} - {"mix", "mix_chord"})
+ON_POLICY = sorted({n for n, loss in POLICY_LOSSES.items() if loss.corrects_rollouts} - {"mix", "mix_chord", "opsd"})
 SCALE = {"opmd": 0.5}
 """Gradient at ratio 1 divided by the plain policy gradient."""
 
@@ -32,6 +32,7 @@ def batch(seed, rows=4, length=5, spread=0.3):
         "mask": torch.rand(rows, length, generator=generator) > 0.35,
         "is_expert": torch.arange(rows) % 3 == 1,
         "selected": (torch.rand(rows, length, generator=generator) > 0.8).double(),
+        "divergences": draw(0.5),
     }
 
 
@@ -40,6 +41,8 @@ def call(name, inputs, **args):
     loss_fn = POLICY_LOSSES[name]
     taken = {k: v for k, v in inputs.items() if k in loss_fn.inputs | {"logprobs", "mask", "rollout_logprobs"}}
     taken["logprobs"] = taken["logprobs"].clone().requires_grad_()
+    if "divergences" in taken and taken["logprobs"].shape == taken["mask"].shape:  # they have the gradient
+        taken["divergences"] = taken["divergences"] - taken["logprobs"]
     loss, metrics = loss_fn(**taken, **args)
     loss.backward()
     return loss.detach(), taken["logprobs"].grad, metrics

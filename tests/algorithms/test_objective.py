@@ -51,6 +51,7 @@ def batch(seed, experts):
         "values": torch.randn(ROWS, LENGTH, generator=generator),
         "teacher_logprobs": near(0.5),
         "selected": (torch.rand(ROWS, LENGTH, generator=generator) > 0.8).float(),
+        "divergences": torch.rand(ROWS, LENGTH, generator=generator),
     }
 
 
@@ -80,7 +81,8 @@ def train(spec, inputs, cuts, ranks=1, step=3):
         loss = objective.loss(
             tallies[i % ranks], weights.rows(cut), logprobs=logprobs[cut], entropy=entropy[cut],
             advantages=advantages[cut], is_expert=None if is_expert is None else is_expert[cut], step=step,
-            selected=None if selected is None else selected[cut], **part,
+            selected=None if selected is None else selected[cut],
+            divergences=(inputs["divergences"] - logprobs)[cut] / 8, **part,
         )  # fmt: skip
         loss.backward()
     return (logprobs.grad, entropy.grad), all_reduced(tallies)
@@ -425,7 +427,7 @@ def test_a_loss_gets_every_input_that_the_registry_lists(name, with_rollouts, mo
     loss = registered(monkeypatch, POLICY_LOSSES, PolicyLoss("taking", function))
     objective = Objective(spec_of("grpo", policy_loss_fn=loss, policy_loss_fn_args={}))
     assert name in {*objective.policy_loss.inputs, "logprobs", "mask"}
-    known = {k: inputs[k] for k in ("logprobs", "mask", "ref_logprobs", "is_expert", "selected")}
+    known = {k: inputs[k] for k in ("logprobs", "mask", "ref_logprobs", "is_expert", "selected", "divergences")}
     if with_rollouts:
         known |= {"rollout_logprobs": inputs["rollout_logprobs"], "has_rollout_logprobs": torch.arange(ROWS) > 0}
     if with_rollouts or name == "old_logprobs":

@@ -270,14 +270,16 @@ def test_a_teachers_logprobs_reach_the_loss(taught, tiny_folder, tiny_engine, tm
     assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-3)
 
 
-def test_the_policy_with_a_demonstration_teaches_the_policy_without(tiny_folder, tiny_engine, tmp_path):
-    """OPSD: the sampled tokens' log-probs after the prompt that holds the reference answer, by a float64 model."""
+@pytest.mark.parametrize("algorithm", ["opsd", "opsd_full"])
+def test_the_policy_with_a_demonstration_teaches_the_policy_without(tiny_folder, tiny_engine, tmp_path, algorithm):
+    """OPSD on sampled tokens and over the whole vocabulary: the distributions after the prompt that holds the reference
+    answer, by a float64 model."""
     asked, answered = ROW["question"], str(ROW["answer"])
     config = config_of(
         tiny_folder,
         tmp_path,
         "self_distill_workflow",
-        algorithm="opsd",
+        algorithm=algorithm,
         workflow_args={"hint": "{question} {demonstration}!"},
     ).with_values({"model.max_model_len": 200})
     rows = explored(config, tiny_engine)
@@ -286,14 +288,21 @@ def test_the_policy_with_a_demonstration_teaches_the_policy_without(tiny_folder,
     hinted = tokenizer.apply_chat_template(
         [{"role": "user", "content": f"{asked} {answered}!"}], add_generation_prompt=True, return_dict=False
     )
+    losses = []
     for row in rows:
         answer = row.tokens[row.prompt_length :].tolist()
-        tokens = torch.tensor([[*hinted, *answer]])
-        taught = model(tokens).logits[0, :-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[len(hinted) - 1 :, 0]
-        np.testing.assert_allclose(row.teacher_logprobs, taught.detach().numpy(), atol=1e-4)
         assert row.reward is None and row.action_mask.all() and row.metrics["has_demonstration"] == 1
-    assert len(rows) == 12
+        taught, own = (
+            model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1).detach()
+            for prompt in (hinted, row.tokens[: row.prompt_length].tolist())
+        )
+        if algorithm == "opsd_full":
+            assert row.teacher_prompt.tolist() == hinted and row.teacher_logprobs is None
+            losses += (taught.exp() * (taught - own)).sum(-1).tolist()
+        else:
+            chosen = taught.gather(-1, torch.tensor(answer)[:, None])[:, 0]
+            np.testing.assert_allclose(row.teacher_logprobs, chosen.numpy(), atol=1e-4)
+            losses += (row.logprobs - row.teacher_logprobs).tolist()
+    assert len(rows) == 12 and abs(np.mean(losses)) > 1e-4
     learner = Learner(config.with_values({"mode": "train"}), 1, join(0, 1, *meeting_point(), use_gpu=False))
-    metrics = learner.step(rows, 1)
-    gaps = np.concatenate([row.teacher_logprobs - row.logprobs for row in rows])
-    assert metrics["actor/pg_loss"] == pytest.approx(-np.mean(gaps), rel=1e-3) and abs(np.mean(gaps)) > 1e-4
+    assert learner.step(rows, 1)["actor/pg_loss"] == pytest.approx(np.mean(losses), rel=1e-3)

@@ -51,4 +51,7 @@ def rows_of(algorithm: str, step: int) -> list[Experience]:
     """The batch of a step that several ranks train on."""
     if algorithm in ("sft", "dpo"):
         return make_answers(step, groups=3, repeats=2)
-    return make_batch(step, groups=3)
+    rows = make_batch(step, groups=3)
+    if algorithm == "opsd_full":
+        return [replace(row, teacher_prompt=np.array([7, 8, *row.tokens[:2], row.run % 2])) for row in rows]
+    return rows

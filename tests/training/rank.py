@@ -83,7 +83,7 @@ def train_case(case: dict[str, Any], ranks: Ranks, folder: Path) -> None:
     assert read.called == ranks.first, "one rank reads the models"
     if learner.engine.settings.zero_stage == 3:
         _assert_shares(learner.engine.module, ranks.world_size)
-        if learner.adapter is None:
+        if learner.adapter is None and learner.reference is not None:
             _assert_shares(learner.reference.module, ranks.world_size)
     learner.cut = learner.reference_cut = replace(learner.cut, max_tokens=case["max_tokens"])
     algorithm = case["config"]["algorithm"]["algorithm_type"]

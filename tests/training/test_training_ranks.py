@@ -32,7 +32,7 @@ LARGE = 10_000
 
 
 def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharing=1, world_sizes=(2,), at_once=10**6,
-          saved=True, algorithm="grpo", **offload):  # fmt: skip
+          saved=True, algorithm="grpo", teacher=None, **offload):  # fmt: skip
     config = {
         "name": name,
         "mode": "train",
@@ -43,13 +43,15 @@ def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharin
         "trainer": {"zero_stage": stage, "dtype": dtype, "ulysses_sequence_parallel_size": sharing},
     }
     config["model"]["lora_configs"] = list(lora)
+    if teacher is not None:
+        config["algorithm"]["policy_loss_fn_args"] = {"teacher": teacher}
     if algorithm in ("sft", "dpo"):
         config["buffer"]["trainer_input"]["experience_buffer"]["path"] = "rows.jsonl"
     if offload:
         config["trainer"]["trainer_config"] = {"actor_rollout_ref": {"actor": {"fsdp_config": offload}}}
     return {
         "name": name, "config": config, "max_tokens": max_tokens, "exact": dtype is None, "at_once": at_once,
-        "world_sizes": world_sizes, "saved": saved, "kind": [algorithm, dtype, bool(lora)],
+        "world_sizes": world_sizes, "saved": saved, "kind": [algorithm, dtype, bool(lora), teacher],
     }  # fmt: skip
 
 
@@ -81,6 +83,9 @@ def trained(tiny_model, tmp_path):
         name = f"shared_{algorithm}{stage}"
         cases += [_case(name, stage, tiny_model, sharing=2, saved=False, algorithm=algorithm, lora=lora)]
     cases += [_case(f"adapter{stage}", stage, tiny_model, lora=ADAPTER) for stage in (0, 2, 3)]
+    for stage, teacher in ((0, "reference"), (3, "reference"), (3, "policy")):
+        name = f"taught_by_{teacher}{stage}"
+        cases += [_case(name, stage, tiny_model, 60, saved=False, algorithm="opsd_full", teacher=teacher)]
     cases += [_case("critic3", 3, tiny_model, algorithm="ppo")]  # the bias of its head cannot be shared out evenly
     for case in cases:
         offloads = case["name"].startswith("offloaded")  # on a CPU no saving
@@ -119,14 +124,15 @@ def test_workers_train_as_one(trained, tiny_model, tmp_path):
     one_rank = join(0, 1, *meeting_point(), use_gpu=False)
     learners, truth = {}, {}
     for kind in {tuple(case["kind"]) for case, *_ in trained}:
-        algorithm, dtype, adapted = kind
+        algorithm, dtype, adapted, teacher = kind
         case = _case(
-            "one", 2 if dtype else 0, tiny_model, LARGE, dtype, ADAPTER if adapted else (), algorithm=algorithm
-        )
+            "one", 2 if dtype else 0, tiny_model, LARGE, dtype, ADAPTER if adapted else (), algorithm=algorithm,
+            teacher=teacher,
+        )  # fmt: skip
         torch.manual_seed(0)
         learners[kind] = Learner(config_from_dict(case["config"]), 4, one_rank)
         truth[kind] = [learners[kind].step(rows_of(algorithm, step), step) for step in (1, 2)]
-    alone = learners["grpo", None, False]
+    alone = learners["grpo", None, False, None]
     for case, world_size, file in trained:
         # Ranks add gradients in another order; in half precision sums are rounded once more.
         absolute, relative = (1e-5, 1e-4) if case["exact"] else (2e-3, 2e-2)

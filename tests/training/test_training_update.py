@@ -1,14 +1,16 @@
 """Updates with the real engine and one worker: micro-batches never change the result, and every kind of loss learns."""
 
 import inspect
+import json
 import shutil
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from batches import make_answers, make_batch
+from batches import make_answers, make_batch, rows_of
 from raising import raising
 from saving_helpers import save
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,9 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trinity_core.algorithms import ADVANTAGES, KL_FNS, POLICY_LOSSES
 from trinity_core.algorithms.kl import KLFn
 from trinity_core.algorithms.losses.policy_loss import PolicyLoss
+from trinity_core.algorithms.objective import Objective
+from trinity_core.base.errors import TrinityError
 from trinity_core.training.batch import make_batch as lay_out
-from trinity_core.training.distributed import join, meeting_point
+from trinity_core.training.distributed import SequenceGroup, join, meeting_point
 from trinity_core.training.micro import build_micro
+from trinity_core.training.policy import FastPaths
 from trinity_core.training.trainer import RewardSignal
 
 pytestmark = pytest.mark.slow
@@ -360,6 +365,59 @@ def test_loss_and_norm_equal_a_plain_loop(learner, tiny_model, unscored):
     assert metrics["actor/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
 
 
+@pytest.mark.parametrize(("args", "adapted"), [({"beta": 1}, False), ({"teacher": "reference"}, False),
+                                               ({"beta": 0.5, "teacher": "reference"}, True)])  # fmt: skip
+def test_a_teacher_with_another_prompt_is_followed_over_the_whole_vocabulary(learner, tiny_model, args, adapted):
+    """Loss and gradient of two steps against a plain loop; packed, padded and in small micro-batches."""
+    from transformers import AutoModelForCausalLM
+
+    overrides = {"algorithm__policy_loss_fn_args": json.dumps(args), "algorithm__rollout_correction": "none"}
+    if adapted:
+        overrides["model__lora_configs"] = "[{lora_rank: 4, lora_alpha: 12}]"
+    batches = [rows_of("opsd_full", step) for step in (1, 2)]
+    whole = _train(learner("opsd_full", **overrides), batches)
+    for difference in ({"max_tokens": 30}, {"packing": False}):
+        other = learner("opsd_full", **overrides)
+        other.cut = replace(other.cut, **difference)
+        _assert_same(whole, _train(other, batches))
+    first, second = whole[0]
+    if adapted:
+        return
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    total, loss = sum(int(e.action_mask.sum()) for e in batches[0]), torch.zeros(())
+
+    def logprobs(prompt, e):
+        tokens = np.concatenate([prompt, e.tokens[e.prompt_length :]])
+        return lm(torch.tensor(tokens[None]).long()).logits[0, len(prompt) - 1 : -1].log_softmax(-1)[e.action_mask]
+
+    for e in batches[0]:
+        teacher, student = logprobs(e.teacher_prompt, e).detach(), logprobs(e.tokens[: e.prompt_length], e)
+        p, q = (student, teacher) if args.get("beta") else (teacher, student)
+        loss = loss + (p.exp() * (p - q)).sum() / total
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in lm.parameters()])
+    assert first["actor/opsd_loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert first["actor/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert second["actor/opsd_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "own_head", "shared", "key"),
+    [
+        ({"algorithm__algorithm_type": "opsd_full"}, False, False, "algorithm.policy_loss_fn"),
+        ({"algorithm__algorithm_type": "opsd_full"}, True, True, "trainer.ulysses_sequence_parallel_size"),
+        ({"algorithm__advantage_fn": "clipv"}, False, False, "algorithm.advantage_fn"),
+    ],
+)
+def test_a_model_whose_distributions_cannot_be_compared_is_refused(make_config, overrides, own_head, shared, key):
+    from trinity_core.training.learner import Learner
+
+    parts = SimpleNamespace(objective=Objective(make_config(**overrides).algorithm))
+    parts.ranks = SimpleNamespace(sequence=SequenceGroup(0, 2, None) if shared else None)
+    with raising(TrinityError, key=key):
+        Learner._require_head(parts, FastPaths(False, own_head), "gemma2")
+
+
 def test_sft_lowers_the_loss(learner):
     sft = learner("sft", buffer__trainer_input__experience_buffer__path="data.jsonl", algorithm__optimizer__lr=0.01)
     losses = [sft.step(make_answers(7), step)["actor/sft_loss"] for step in range(1, 9)]
@@ -598,7 +656,7 @@ def test_a_train_step_gives_parts_every_input_that_their_registries_list(learner
     monkeypatch.setitem(POLICY_LOSSES, "all", PolicyLoss("all", loss))
     monkeypatch.setitem(ADVANTAGES, "all", advantage)
     monkeypatch.setitem(KL_FNS, "all", KLFn("all", kl))
-    rows = [replace(row, teacher_logprobs=row.logprobs) for row in make_batch(1)]
+    rows = [replace(row, teacher_logprobs=row.logprobs, teacher_prompt=row.tokens[:2]) for row in make_batch(1)]
     parts = {"policy_loss_fn": "all", "advantage_fn": "all"}
     for terms in ({"kl_loss_fn": "none"}, {"kl_loss_fn": "all", "kl_penalty_fn": "all"}):
         trained = learner(**{f"algorithm__{key}": value for key, value in (parts | terms).items()})

@@ -17,6 +17,8 @@ RIGHT, WRONG = "#### 2", "#### 3"
 class SelfTeacher(ScriptedModel):
     """A token's log-prob after a prompt is minus the prompt's number of tokens."""
 
+    max_model_len = 400
+
     def prompt_tokens(self, messages, tools=None, *, chat_template=None):
         self.asked.append(messages)
         return self.tokenizer.encode(messages[-1]["content"])
@@ -42,6 +44,17 @@ def test_the_rows_answer_is_shown_to_the_teacher():
     first = -float(len(shown[0]))
     for row in rows:
         assert row.reward is None and row.teacher_logprobs[0] == first and row.action_mask.all()
+
+
+def test_the_trainer_gets_the_teachers_prompt():
+    rows, shown = played(RIGHT, WRONG, reward=None, teacher="trainer")
+    for row in rows:
+        assert row.teacher_prompt.tolist() == SelfTeacher().tokenizer.encode(shown[0]) and row.action_mask.all()
+        assert row.teacher_logprobs is None
+    [right, wrong] = played(RIGHT, WRONG, demonstration="group", teacher="trainer")[0]
+    assert wrong.action_mask.all() and not right.action_mask.any() and not right.is_unscored
+    [long] = played("a" * 400, reward=None, teacher="trainer")[0]
+    assert long.is_unscored and "max_model_len" in long.info["verifier_error"]
 
 
 def test_a_rollout_of_a_truncated_prompt_carries_no_loss_and_is_no_verifier_error():

@@ -11,11 +11,13 @@ torch is imported when the first part is called, so that a configuration can be 
 
 from typing import TYPE_CHECKING, Any
 
+from trinity_core.algorithms import clipv as clipv
 from trinity_core.algorithms import covariance as covariance
 from trinity_core.algorithms import dppo as dppo
 from trinity_core.algorithms import dro as dro
 from trinity_core.algorithms import gdpo as gdpo
 from trinity_core.algorithms import maxrl as maxrl
+from trinity_core.algorithms import opsd as opsd
 from trinity_core.algorithms import reinforceplusplus_baseline as reinforceplusplus_baseline
 from trinity_core.algorithms import remax as remax
 from trinity_core.algorithms.advantages import ADVANTAGES, advantage

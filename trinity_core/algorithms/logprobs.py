@@ -12,7 +12,7 @@ one kernel (`head_kernels.py`) that reads it once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,13 @@ KERNEL_SLICE = 2**26
 """Number of logits held at once with kernels, in the dtype of the hidden states: 128 MiB in half precision."""
 ALIGNED = 128
 """Slices for kernels hold a multiple of this many entries: tensor cores need aligned rows."""
+
+
+class Head(NamedTuple):
+    """An output embedding: `weight` [V, H], `bias` [V] or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
 
 
 def token_logprobs_and_entropy(
@@ -65,24 +72,24 @@ def token_logprobs_and_entropy(
         raise InputError(f"a target token lies outside the vocabulary of {vocabulary}", key="targets")
     if chunk is None and kernels:
         chunk = max(KERNEL_SLICE // max(rows, 1) // ALIGNED, 2) * ALIGNED
-    elif chunk is None:
-        chunk = max(SLICE_ELEMENTS.get(hidden.device.type, 2**24) // max(rows, 1), 256)
     result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(
-        hidden, lm_head_weight, bias, targets, 1.0 / temperature, min(chunk, vocabulary), with_entropy,
-        kernels and rows > 0,
-    )  # fmt: skip
+        hidden, lm_head_weight, bias, targets, 1.0 / temperature, chunk, with_entropy, kernels and rows > 0
+    )
     return result
 
 
-class _Slices:
+class Slices:
     """Computes slices of scaled logits in one reused buffer."""
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float | Tensor, chunk: int, kernels: bool
-    ) -> None:
-        self.hidden, self.weight, self.bias, self.chunk = hidden, weight, bias, chunk
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float | Tensor, chunk: int | None,
+        kernels: bool = False,
+    ) -> None:  # fmt: skip
+        """`chunk`: vocabulary entries of a slice; None: as many as `SLICE_ELEMENTS` allow."""
+        size = chunk or max(SLICE_ELEMENTS.get(hidden.device.type, 2**24) // max(len(hidden), 1), 256)
+        self.hidden, self.weight, self.bias, self.chunk = hidden, weight, bias, min(size, len(weight))
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
-        self.buffer = hidden.new_empty(hidden.shape[0] * chunk)
+        self.buffer = hidden.new_empty(hidden.shape[0] * self.chunk)
         self.shared = 0.0 if isinstance(scale, Tensor) else scale
         """One scale for all rows; 0 if each has its own."""
         factor = scale if isinstance(scale, Tensor) else hidden.new_full((1,), scale, dtype=self.dtype)
@@ -128,7 +135,7 @@ def _place(targets: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
     return column.clamp(0, end - start - 1), (column >= 0) & (column < end - start)
 
 
-def _reduce(slices: _Slices, targets: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+def reduce_slices(slices: Slices, targets: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
     """[K, 1] each: the target's logit, log sum exp, and entropy (0 without `with_entropy`)."""
     rows = (slices.hidden.shape[0], 1)
     peak = slices.hidden.new_full(rows, -torch.inf, dtype=slices.dtype)
@@ -165,13 +172,13 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: float | Tensor,
-        chunk: int, with_entropy: bool, kernels: bool,
+        chunk: int | None, with_entropy: bool, kernels: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         with torch.autocast(hidden.device.type, enabled=False):
-            slices = _Slices(hidden, weight, bias, scale, chunk, kernels)
-            chosen, log_total, entropy = _reduce(slices, targets, with_entropy)
+            slices = Slices(hidden, weight, bias, scale, chunk, kernels)
+            chosen, log_total, entropy = reduce_slices(slices, targets, with_entropy)
         ctx.save_for_backward(hidden, weight, bias, targets, log_total, entropy)
-        ctx.scale, ctx.chunk, ctx.kernels = scale, chunk, kernels
+        ctx.scale, ctx.chunk, ctx.kernels = scale, slices.chunk, kernels
         ctx.set_materialize_grads(False)
         entropies = entropy.squeeze(1)
         if not with_entropy:
@@ -191,7 +198,7 @@ class _TokenLogprobs(torch.autograd.Function):
             h = None if h is None else h[active]
             scale = scale[active] if isinstance(scale, Tensor) else scale
         with torch.autocast(hidden.device.type, enabled=False):
-            gradients = _Gradients(part, weight, bias, scale, ctx.chunk, ctx.kernels)
+            gradients = Gradients(part, weight, bias, scale, ctx.chunk, ctx.kernels)
             d_part, d_weight, d_bias = gradients.compute(targets, log_total, entropy, g, h, ctx.needs_input_grad[:3])
         d_hidden = None if d_part is None else d_part.to(hidden.dtype)
         if d_hidden is not None and active is not None:
@@ -199,7 +206,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return d_hidden, d_weight, d_bias, None, None, None, None, None
 
 
-class _Gradients(_Slices):
+class Gradients(Slices):
     def compute(
         self, targets: Tensor, log_total: Tensor, entropy: Tensor, g: Tensor, h: Tensor | None,
         needs: tuple[bool, bool, bool],
@@ -214,7 +221,7 @@ class _Gradients(_Slices):
             if self.kernels is not None:
                 self.kernels.differentiate_slice(d_logits, self.inverse, targets, log_total, constant, g, h, start)
             else:
-                d_logits = self._differentiate(d_logits, targets, log_total, constant, g, h, start)
+                d_logits = self.differentiate(d_logits, targets, log_total, constant, g, h, start)
             if d_bias is not None:
                 d_bias[start:end] = d_logits.sum(0, dtype=self.dtype)
             d_logits = d_logits.to(self.hidden.dtype)
@@ -224,7 +231,7 @@ class _Gradients(_Slices):
                 self._write(d_weight[start:end], d_logits)
         return d_hidden, d_weight, d_bias
 
-    def _differentiate(
+    def differentiate(
         self, logits: Tensor, targets: Tensor, log_total: Tensor, constant: Tensor, g: Tensor, h: Tensor | None,
         start: int,
     ) -> Tensor:  # fmt: skip

@@ -47,6 +47,15 @@ class Weights(NamedTuple):
         return Weights(self.policy[rows], self.kl[rows], self.entropy[rows])
 
 
+class Teaching(NamedTuple):
+    """How the trainer computes `divergences`, the policy's from a teacher that reads the rows' `teacher_prompt`."""
+
+    beta: float
+    """See `divergence_from_teacher`."""
+    by_reference: bool
+    """True if the teacher is the reference model; otherwise it is the policy of the moment."""
+
+
 class Advantages(NamedTuple):
     """The result of `Objective.advantages` for the whole batch."""
 
@@ -107,8 +116,19 @@ class Objective:
         return set() if self.advantage_name == "none" else keywords(ADVANTAGES.resolve(self.advantage_name))
 
     @property
-    def needs_reference(self) -> bool:
+    def teaching(self) -> Teaching | None:
+        """None if the policy loss takes no `divergences`."""
+        if "divergences" not in self.policy_loss.inputs:
+            return None
+        return Teaching(self.policy_args.get("beta", 0.0), self.policy_args.get("teacher") == "reference")
+
+    @property
+    def needs_ref_logprobs(self) -> bool:
         return self.kl_in_loss or self.kl_in_reward or "ref_logprobs" in self.policy_loss.inputs | self.advantage_inputs
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.needs_ref_logprobs or (self.teaching is not None and self.teaching.by_reference)
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -117,14 +137,16 @@ class Objective:
 
     @property
     def needs_of_rows(self) -> frozenset[str]:
-        """Values that a rollout needs for an advantage: `reward` (or token rewards), `teacher_logprobs`."""
+        """Values that a rollout needs for an advantage: `reward` (or token rewards), `teacher_logprobs`; for
+        `divergences`: `teacher_prompt`."""
         if self.advantage_name == "none":
-            return frozenset()
+            return frozenset({"teacher_prompt"} if self.teaching else ())
         taken = inspect.signature(ADVANTAGES.resolve(self.advantage_name)).parameters
         taught = "teacher_logprobs" in taken
         required = any(name in taken and taken[name].default is Parameter.empty for name in REWARDS)
         rewarded = required or (not taught and any(name in taken for name in REWARDS))
-        return frozenset(name for name, needed in (("reward", rewarded), ("teacher_logprobs", taught)) if needed)
+        needs = {"reward": rewarded, "teacher_logprobs": taught, "teacher_prompt": self.teaching is not None}
+        return frozenset(name for name, needed in needs.items() if needed)
 
     @property
     def entropy_use(self) -> EntropyUse:
@@ -251,6 +273,7 @@ class Objective:
         old_logprobs: Tensor | None = None,
         advantages: Tensor | None = None,
         selected: Tensor | None = None,
+        divergences: Tensor | None = None,
         is_expert: Tensor | None = None,
         step: int = 0,
     ) -> Tensor:
@@ -263,7 +286,7 @@ class Objective:
         """
         inputs = {
             "old_logprobs": old_logprobs, "advantages": advantages, "ref_logprobs": ref_logprobs,
-            "selected": selected, "is_expert": is_expert, "step": step,
+            "selected": selected, "divergences": divergences, "is_expert": is_expert, "step": step,
         }  # fmt: skip
         values = self.policy_loss.corrected(
             accumulator,

@@ -65,11 +65,13 @@ def effective_args(default_name: str, default_args: Args, name: str | None, args
 
 
 def uses_reference(
-    advantage_fn: str, policy_loss_fn: str, kl_penalty_fn: str, kl_penalty_fn_args: Args, kl_loss_fn: str,
-    kl_loss_fn_args: Args,
+    advantage_fn: str, policy_loss_fn: str, policy_loss_fn_args: Args, kl_penalty_fn: str, kl_penalty_fn_args: Args,
+    kl_loss_fn: str, kl_loss_fn_args: Args,
 ) -> bool:  # fmt: skip
-    """True if these parts need a reference model: an advantage or a loss takes its log-probs, or a KL term has a
-    coefficient other than a fixed 0."""
+    """True if these parts need a reference model: it is the teacher, an advantage or a loss takes its log-probs, or a
+    KL term has a coefficient other than a fixed 0."""
+    if policy_loss_fn_args.get("teacher") == "reference":
+        return True
     terms = ((kl_penalty_fn, kl_penalty_fn_args), (kl_loss_fn, kl_loss_fn_args))
     compared = {"algorithm.advantage_fn": advantage_fn, "algorithm.policy_loss_fn": policy_loss_fn}
     return any(registry_of(key).uses(name, "ref_logprobs") for key, name in compared.items()) or any(

@@ -206,7 +206,8 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     reward = explorer_input.default_reward_fn_type or buffer.default_reward_fn_type
 
     def completed(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
-        scored = (_scored(taskset, workflow, reward) for taskset in tasksets)
+        by_trainer = registry_of("algorithm.policy_loss_fn").uses(algorithm.policy_loss_fn or "none", "divergences")
+        scored = (_scored(taskset, workflow, reward, by_trainer) for taskset in tasksets)
         return tuple(
             taskset.model_copy(
                 update={
@@ -232,10 +233,11 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     )
 
 
-def _scored(taskset: TasksetConfig, workflow: str | None, reward: str | None) -> TasksetConfig:
+def _scored(taskset: TasksetConfig, workflow: str | None, reward: str | None, by_trainer: bool) -> TasksetConfig:
     """Return the task set with its workflow and reward function.
 
-    A `math_workflow` without a reward function asks for reasoning (`with_think`), as Trinity-RFT's does.
+    A `math_workflow` without a reward function asks for reasoning (`with_think`), as Trinity-RFT's does. `by_trainer`:
+    the trainer computes the distributions of a `self_distill_workflow`'s teacher.
     """
     workflow, reward = taskset.default_workflow_type or workflow, taskset.default_reward_fn_type or reward
     args = taskset.workflow_args
@@ -243,6 +245,8 @@ def _scored(taskset: TasksetConfig, workflow: str | None, reward: str | None) ->
         workflow, reward = DEFAULT_WORKFLOW, reward or DEFAULT_REWARD
     elif workflow in THINKING_WORKFLOWS and reward is None:
         args = FrozenDict({"with_think": True, **args})
+    elif workflow == "self_distill_workflow" and by_trainer:
+        args = FrozenDict({"teacher": "trainer", **args})
     update = {"default_workflow_type": workflow, "default_reward_fn_type": reward, "workflow_args": args}
     return taskset.model_copy(update=update)
 

@@ -66,6 +66,9 @@ class Experience:
     """True if the response reached its length limit."""
     teacher_logprobs: np.ndarray | None = None
     """float32 [T]: a teacher's log-probs of the same tokens (on-policy distillation)."""
+    teacher_prompt: np.ndarray | None = None
+    """int32 [any]: the prompt that the teacher reads in place of this one, before the same response, if the trainer
+    computes the teacher's distributions."""
     temperature: float | np.ndarray | None = None
     """Temperature of the distribution of its log-probs: one for all tokens, or float32 [T] if turns were sampled at
     different ones; None if no policy sampled it."""
@@ -83,7 +86,7 @@ class Experience:
                 key="prompt_length",
             )
         self.action_mask = np.ascontiguousarray(self.action_mask, dtype=np.bool_)
-        for name, dtype in _ARRAYS.items():
+        for name, dtype in {**_ARRAYS, **_FREE}.items():
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, np.ascontiguousarray(value, dtype=dtype))
@@ -151,7 +154,9 @@ class Experience:
 
 
 _ARRAYS = {"logprobs": np.float32, "versions": np.int32, "token_rewards": np.float32, "teacher_logprobs": np.float32}
-_ALWAYS = ("tokens", "action_mask")
+_FREE = {"teacher_prompt": np.int32}
+"""Arrays of any length."""
+_STORED = ("tokens", "action_mask", *_ARRAYS, *_FREE)
 _SCALARS = (
     "prompt_length", "reward", "group", "run", "turn", "state", "task_index", "is_expert", "truncated",
     "temperature", "metrics", "info",
@@ -166,7 +171,7 @@ def to_bytes(experiences: Sequence[Experience]) -> bytes:
     rows: list[dict[str, Json]] = []
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for e in experiences:
-        arrays_present = {name: value for name in (*_ALWAYS, *_ARRAYS) if (value := getattr(e, name)) is not None}
+        arrays_present = {name: value for name in _STORED if (value := getattr(e, name)) is not None}
         for name, value in arrays_present.items():
             parts[name].append(value)
         lengths = {name: len(value) for name, value in arrays_present.items()}
@@ -227,7 +232,7 @@ def scalars(blob: bytes) -> list[dict[str, Json]]:
 
 def arrays_json(experience: Experience) -> dict[str, Json]:
     """Return the arrays of an experience as lists, and the scalars that `from_json` needs to restore them."""
-    values = {name: getattr(experience, name) for name in (*_ALWAYS, *_ARRAYS)}
+    values = {name: getattr(experience, name) for name in _STORED}
     lists = {name: value.tolist() for name, value in values.items() if value is not None}
     temperature = experience.temperature
     read_by = {
@@ -240,7 +245,7 @@ def arrays_json(experience: Experience) -> dict[str, Json]:
 def from_json(row: dict[str, Json]) -> Experience:
     """Restore an experience from JSON with the fields of `arrays_json`. Raises DataError if that fails."""
     try:
-        arrays: dict[str, Any] = {name: np.asarray(row[name]) for name in (*_ALWAYS, *_ARRAYS) if name in row}
+        arrays: dict[str, Any] = {name: np.asarray(row[name]) for name in _STORED if name in row}
         return Experience(**arrays, **{name: row[name] for name in _SCALARS if name in row})
     except (TypeError, ValueError) as error:
         raise DataError(f"the row is not an experience: {error}") from error

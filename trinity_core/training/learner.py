@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
 from trinity_core.algorithms import AGGREGATIONS, MetricAccumulator
+from trinity_core.algorithms.divergence import Taught
+from trinity_core.algorithms.logprobs import Head
 from trinity_core.algorithms.objective import Objective
 from trinity_core.algorithms.value import value_tokens
 from trinity_core.base.errors import TrinityError
@@ -43,7 +45,7 @@ from trinity_core.training.engine import (
     free_cached,
 )
 from trinity_core.training.lora import add_adapter, in_4_bits
-from trinity_core.training.micro import Micros, build_micro
+from trinity_core.training.micro import Micro, Micros, build_micro
 from trinity_core.training.policy import (
     DTYPES,
     SAMPLE_WIDTH,
@@ -57,6 +59,7 @@ from trinity_core.training.policy import (
 from trinity_core.training.sequence_parallel import install, split_sequences
 from trinity_core.training.update import (
     MicroBatchLimits,
+    Teacher,
     all_reduce,
     check_finite,
     forward_batch,
@@ -122,6 +125,7 @@ class Learner:
         base = model_name(config.model.model_path)
         self.adapter = add_adapter(lm, lora, base, config.seed, config.is_supervised) if lora is not None else None
         fast_paths = _make_ready(lm, settings, stage, ranks)
+        self._require_head(fast_paths, lm.config.model_type)
         self.model_config = lm.config
         engine_settings = _engine_settings(settings, stage, self.dtype)
         self.reference: FrozenModule | BaseAlone | None = None
@@ -142,6 +146,16 @@ class Learner:
         self.cut = _limits(settings, self.objective.policy_loss.rows_per_unit, fast_paths, ranks)
         rows = None if settings.use_dynamic_bsz else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens * ranks.sharing, rows=rows)
+
+    def _require_head(self, fast_paths: FastPaths, model_type: str) -> None:
+        """Raise TrinityError if a part needs whole distributions and they cannot be computed here."""
+        teaching = self.objective.teaching is not None
+        if teaching and self.ranks.sequence is not None:
+            key = "trainer.ulysses_sequence_parallel_size"
+            raise TrinityError(f"{key} must be 1 for the loss '{self.objective.policy_loss.name}'", key=key)
+        if not fast_paths.own_head and (teaching or "expected_signals" in self.objective.advantage_inputs):
+            key = "algorithm.policy_loss_fn" if teaching else "algorithm.advantage_fn"
+            raise TrinityError(f"{key}: needs the logits of a plain output embedding; {model_type} has others", key=key)
 
     def _load(self, config: Config) -> Any:
         model = config.model
@@ -169,11 +183,12 @@ class Learner:
         with watch.part("log_probs"):
             old, reference = self._old(batch, micros), self._reference(batch, micros)
             entropies = self._entropies(batch, micros)
+            signals = self._expected_signals(batch, micros)
         with watch.part("values"):
             critic_micros = self.critic.micro_batches(batch) if self.critic else micros
             values = self.critic.values(batch, critic_micros) if self.critic else None
         with watch.part("advantages"), step_in_error(step):
-            prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values, entropies)
+            prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values, entropies, signals)
         metrics |= advantage_metrics
         judged = ~batch.excluded
         if self.objective.advantage_name != "none" and judged.any():
@@ -190,7 +205,9 @@ class Learner:
                 if self.ranks.device.type == "cuda":  # on a CPU runs keep their bits: the head skips such tokens
                     learning, idle = spare_backward(self.objective, prepared, micros, self.cut, self.ranks)
                 for _ in range(self.settings.epochs):
-                    updated = update(self.engine, self.objective, prepared, learning, self.temperature, step, lr, idle)
+                    updated = update(
+                        self.engine, self.objective, prepared, learning, self.temperature, step, lr, idle, self._teacher
+                    )
             metrics |= {_actor(name): value for name, value in self.objective.after_batch(updated, len(batch)).items()}
         metrics["experience/micro_batches"] = float(len(micros))
         return metrics | watch.seconds
@@ -201,7 +218,7 @@ class Learner:
         batch = make_batch(experiences, self.ranks.device, self.objective.needs_of_rows)
         micros = micro_batches(batch, self.cut, self.ranks)
         prepared, _ = prepare(self.objective, batch, None, self._reference(batch, micros), None)
-        metrics = measure(self.engine, self.objective, prepared, micros, self.temperature, step)
+        metrics = measure(self.engine, self.objective, prepared, micros, self.temperature, step, self._teacher)
         return {"loss" if name == "final_loss" else name: value for name, value in metrics.items()}
 
     def _warn_of_unused_experts(self, batch: Batch) -> None:
@@ -250,13 +267,35 @@ class Learner:
             return None
         return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, "metric")[1], self.ranks)
 
+    def _expected_signals(self, batch: Batch, micros: Micros) -> Tensor | None:
+        """The expectation [B, T] of the signal of `clipv`, if the advantage uses it."""
+        if "expected_signals" not in self.objective.advantage_inputs:
+            return None
+        arguments = self.temperature, "none", "signals"
+        return forward_batch(batch, micros, lambda micro: self.engine(micro, *arguments)[2], self.ranks)
+
     def _reference(self, batch: Batch, micros: Micros) -> Tensor | None:
-        if self.reference is None:
+        if self.reference is None or not self.objective.needs_ref_logprobs:
             return None
         if self.reference_cut != self.cut:
             micros = micro_batches(batch, self.reference_cut, self.ranks)
         with self.reference.on_device() as reference:
             return forward_batch(batch, micros, lambda micro: reference(micro, self.temperature, "none")[0], self.ranks)
+
+    @property
+    def _teacher(self) -> Teacher | None:
+        """The teacher of a loss that takes `divergences`: the policy itself or the reference model."""
+        teaching = self.objective.teaching
+        if teaching is None or not teaching.by_reference:
+            return None if teaching is None else lambda _: Taught(teaching.beta)
+        return partial(self._taught_by_reference, teaching.beta)
+
+    @torch.no_grad()
+    def _taught_by_reference(self, beta: float, micro: Micro) -> Taught:
+        assert self.reference is not None
+        with self.reference.on_device() as reference:
+            hidden, *head = reference(micro.for_teacher, self.temperature, "none", "states")
+        return Taught(beta, hidden, Head(*head))
 
 
 def _actor(name: str) -> str:

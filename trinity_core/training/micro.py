@@ -42,6 +42,14 @@ class Micro:
     temperature: float | Tensor | None = None
     """Temperature of the log-probs: float32 [K], one number for all tokens, or None if no row has one."""
 
+    teacher: Micro | None = None
+    """The same K tokens after the prompts that the rows' teacher reads; None if no row has such a prompt."""
+
+    @property
+    def for_teacher(self) -> Micro:
+        """The same tokens as the teacher reads them."""
+        return self if self.teacher is None else self.teacher
+
     def grid(self, values: Tensor) -> Tensor:
         """[K] -> [b, T], zero at tokens without loss."""
         flat = values.new_zeros(len(self.rows) * self.width)
@@ -49,7 +57,9 @@ class Micro:
 
     def emptied(self) -> Micro:
         """Drop all loss-carrying tokens but keep the inputs: all gradients are zero."""
-        return replace(self, source=self.source[:0], targets=self.targets[:0], cells=self.cells[:0], temperature=None)
+        teacher = None if self.teacher is None else self.teacher.emptied()
+        source, targets, cells = self.source[:0], self.targets[:0], self.cells[:0]
+        return replace(self, source=source, targets=targets, cells=cells, temperature=None, teacher=teacher)
 
     def to(self, device: torch.device) -> Micro:
         """Return a copy with all tensors on `device`; copying from pinned memory does not block."""
@@ -91,6 +101,9 @@ def build_micro(
     padded.
     """
     members = [experiences[row] for row in rows]
+    teacher = None
+    if any(e.teacher_prompt is not None for e in members):
+        teacher = build_micro([_for_teacher(e) for e in members], range(len(members)), width, packing, largest_mask)
     prompts = [e.tokens[: e.prompt_length] for e in members]
     responses = [e.tokens[e.prompt_length :] for e in members]
     longest_prompt, longest_response = max(map(len, prompts)), max(map(len, responses))
@@ -110,7 +123,16 @@ def build_micro(
         torch.from_numpy(np.concatenate([c + i * width for i, c in enumerate(columns)])),
         width,
         _temperature([e.temperature for e in members], columns),
+        teacher,
     )
+
+
+def _for_teacher(row: Experience) -> Experience:
+    """Return the row as its teacher reads it: after the teacher's prompt, if it has one."""
+    if row.teacher_prompt is None:
+        return row
+    tokens = np.concatenate([row.teacher_prompt, row.tokens[row.prompt_length :]])
+    return replace(row, tokens=tokens, prompt_length=len(row.teacher_prompt), teacher_prompt=None)
 
 
 def _temperature(rows: Sequence[float | np.ndarray | None], columns: Sequence[np.ndarray]) -> float | Tensor | None:

@@ -21,7 +21,9 @@ from torch.nn.attention import (
 )
 from torch.nn.functional import linear, log_softmax, nll_loss
 
-from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
+from trinity_core.algorithms.clipv import expected_signals
+from trinity_core.algorithms.divergence import Taught, divergence_from_teacher
+from trinity_core.algorithms.logprobs import Head, token_logprobs_and_entropy
 from trinity_core.algorithms.objective import EntropyUse
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.lazy import OWN_ATTENTION
@@ -107,20 +109,40 @@ def decoder(lm: Any) -> Any:
 
 
 class Policy(Backbone):
-    def forward(self, micro: Micro, temperature: float, entropy_use: EntropyUse) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        micro: Micro,
+        temperature: float,
+        entropy_use: EntropyUse,
+        more: Taught | Literal["signals", "states"] | None = None,
+    ) -> tuple[Tensor, ...]:
         """Return log-probs and entropies, float32 [K] each, at the rows' own temperatures.
+
+        `more`: `Taught` adds the divergences from the teacher, "signals" the `expected_signals`. "states" returns
+        instead what `Taught` needs of a reference model: its states and its head.
 
         `temperature` is the default for rows without one. Entropies carry a gradient only if they are for the loss; if
         nobody uses them they are 0 and cost nothing.
         """
+        if more == "states":
+            return self._states(micro)
         if self.sequence is not None:
             part, indices = share_of(micro, self.sequence)
-            logprobs, entropy = self._values(part, temperature, entropy_use)
-            count = len(micro.targets)
-            return whole(logprobs, indices, count, self.sequence), whole(entropy, indices, count, self.sequence)
-        return self._values(micro, temperature, entropy_use)
+            values = self._values(part, temperature, entropy_use, more)
+            return tuple(whole(value, indices, len(micro.targets), self.sequence) for value in values)
+        return self._values(micro, temperature, entropy_use, more)
 
-    def _values(self, micro: Micro, temperature: float, entropy_use: EntropyUse) -> tuple[Tensor, Tensor]:
+    def _states(self, micro: Micro) -> tuple[Tensor, ...]:
+        """Return the states [K, H] and the head's weight, and bias if it has one. Under ZeRO 3 the weight is a copy: it
+        is partitioned again after the pass."""
+        head = self.lm.get_output_embeddings()
+        weight = head.weight.clone() if hasattr(head.weight, "ds_id") else head.weight
+        return self.hidden(micro), weight, *([] if head.bias is None else [head.bias])
+
+    def _values(
+        self, micro: Micro, temperature: float, entropy_use: EntropyUse,
+        more: Taught | Literal["signals", "states"] | None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         temperatures = _temperatures(micro, temperature)
         if not self.fast_paths.own_head:
             return self._through_the_model(micro, temperatures, entropy_use)
@@ -133,8 +155,24 @@ class Policy(Backbone):
                 hidden, head.weight, micro.targets, temperatures, head.bias,
                 with_entropy=entropy_use != "none", kernels=kernels,
             )  # fmt: skip
-            return logprobs, entropy if entropy_use == "loss" else entropy.detach()
-        return _logprobs(linear(hidden, head.weight, head.bias), micro.targets, temperatures, entropy_use)
+            entropy = entropy if entropy_use == "loss" else entropy.detach()
+        else:
+            logits = linear(hidden, head.weight, head.bias)
+            logprobs, entropy = _logprobs(logits, micro.targets, temperatures, entropy_use)
+        if isinstance(more, Taught):
+            return logprobs, entropy, self._divergences(hidden, temperatures, micro, more)
+        if more == "signals":
+            return logprobs, entropy, expected_signals(hidden, Head(head.weight, head.bias), temperatures)
+        return logprobs, entropy
+
+    def _divergences(self, hidden: Tensor, temperatures: float | Tensor, micro: Micro, taught: Taught) -> Tensor:
+        teacher_hidden = taught.hidden
+        if teacher_hidden is None:
+            with torch.no_grad():
+                teacher_hidden = self.hidden(micro.for_teacher)
+        embedding = self.lm.get_output_embeddings()  # after the pass, which under ZeRO 3 partitions tied weights again
+        head = Head(embedding.weight, embedding.bias)
+        return divergence_from_teacher(hidden, head, teacher_hidden, taught.head or head, taught.beta, temperatures)
 
     def _through_the_model(
         self, micro: Micro, temperature: float | Tensor, entropy_use: EntropyUse

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trinity_core.algorithms import MetricAccumulator
+from trinity_core.algorithms.divergence import Taught
 from trinity_core.algorithms.objective import Objective
 from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.data.experience import STEP_REWARD, Experience, rollouts_of
@@ -25,6 +26,9 @@ from trinity_core.training.batching import LARGEST_MASK, pairs_of, plan, units_o
 from trinity_core.training.distributed import Ranks, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.micro import Micro, Micros, build_micro
+
+Teacher = Callable[[Micro], Taught]
+"""Returns the teacher's side of a micro-batch."""
 
 ENLARGERS = (
     "the learning rate is too high for this model (algorithm.optimizer.lr, now {lr:g}); gradients are not clipped "
@@ -120,6 +124,7 @@ def prepare(
     ref_logprobs: Tensor | None,
     values: Tensor | None,
     entropies: Tensor | None = None,
+    expected_signals: Tensor | None = None,
 ) -> tuple[Prepared, dict[str, float]]:
     """Return the batch with its advantages, and their metrics.
 
@@ -154,6 +159,7 @@ def prepare(
         rollout_logprobs=_sampler_logprobs(batch, old_logprobs),
         ref_logprobs=ref_logprobs,
         entropies=entropies,
+        expected_signals=expected_signals,
         numbers=[e.metrics for e in rows],
         lengths=torch.tensor([int(e.sampled.sum()) for e in rows], device=batch.mask.device),
     )
@@ -216,6 +222,7 @@ def update(
     step: int,
     lr: float,
     idle: Micros | None = None,
+    teacher: Teacher | None = None,
 ) -> dict[str, float]:
     """Take one optimiser step on the whole batch; return metrics that are exact over micro-batches and ranks.
 
@@ -224,9 +231,10 @@ def update(
     """
     accumulator = MetricAccumulator()
     with torch.no_grad():
-        for _ in _losses(engine, objective, prepared, idle or (), temperature, step, accumulator):
+        for _ in _losses(engine, objective, prepared, idle or (), temperature, step, accumulator, teacher):
             pass
-    for i, loss in enumerate(_losses(engine, objective, prepared, micros, temperature, step, accumulator)):
+    losses = _losses(engine, objective, prepared, micros, temperature, step, accumulator, teacher)
+    for i, loss in enumerate(losses):
         engine.backward(loss, last=i == len(micros) - 1)
     norm = engine.step(lr)
     accumulator.reduce(all_reduce(engine.ranks))
@@ -238,12 +246,13 @@ def update(
 
 @torch.no_grad()
 def measure(
-    engine: TrainingEngine, objective: Objective, prepared: Prepared, micros: Micros, temperature: float, step: int
-) -> dict[str, float]:
+    engine: TrainingEngine, objective: Objective, prepared: Prepared, micros: Micros, temperature: float, step: int,
+    teacher: Teacher | None = None,
+) -> dict[str, float]:  # fmt: skip
     """Return the metrics of `update` that the loss gives, without learning and without dropout."""
     accumulator = MetricAccumulator()
     engine.module.eval()
-    for _ in _losses(engine, objective, prepared, micros, temperature, step, accumulator):
+    for _ in _losses(engine, objective, prepared, micros, temperature, step, accumulator, teacher):
         pass
     engine.module.train()
     accumulator.reduce(all_reduce(engine.ranks))
@@ -252,13 +261,14 @@ def measure(
 
 def _losses(
     engine: TrainingEngine, objective: Objective, prepared: Prepared, micros: Iterable[Micro], temperature: float,
-    step: int, accumulator: MetricAccumulator,
+    step: int, accumulator: MetricAccumulator, teacher: Teacher | None = None,
 ) -> Iterator[Tensor]:  # fmt: skip
     """Yield the loss of each micro-batch; their metrics are added to `accumulator`."""
     batch = prepared.batch
     weights = objective.weights(batch.mask, batch.is_expert, step)
     for micro in micros:
-        logprobs, entropy = engine(micro, temperature, objective.entropy_use)
+        taught = None if teacher is None else teacher(micro)
+        logprobs, entropy, *divergences = engine(micro, temperature, objective.entropy_use, taught)
         yield objective.loss(
             accumulator,
             weights.rows(micro.rows),
@@ -271,6 +281,7 @@ def _losses(
             old_logprobs=_take(prepared.old_logprobs, micro),
             advantages=_take(prepared.advantages, micro),
             selected=_take(prepared.selected, micro),
+            divergences=micro.grid(divergences[0]) if divergences else None,
             is_expert=_take(batch.is_expert, micro),
             step=step,
         )

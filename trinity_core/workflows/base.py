@@ -34,8 +34,8 @@ from trinity_core.workflows.rollout_model import Completion, RolloutModel
 def exclude_unscored(experiences: Sequence[Experience]) -> None:
     """Mask every experience that was not judged, in place, and count it in the metric `verifier_errors`.
 
-    An experience is judged if it has a reward, token rewards or a teacher's log-probs, and its metrics report no
-    verifier error. The last turn of a run judges the run: an earlier turn without a reward gets the last turn's, and
+    An experience is judged if it has a reward, token rewards or a teacher's log-probs or prompt, and its metrics report
+    no verifier error. The last turn of a run judges the run: an earlier turn without a reward gets the last turn's, and
     all turns are excluded if the last one was not judged. Expert data is unchanged.
     """
     for turns in runs_of([experience for experience in experiences if not experience.is_expert]):
@@ -70,7 +70,8 @@ def _failed(experience: Experience) -> bool:
 
 
 def _is_judged(experience: Experience) -> bool:
-    scores = (experience.reward, experience.token_rewards, experience.teacher_logprobs)
+    teaching = (experience.teacher_logprobs, experience.teacher_prompt)
+    scores = (experience.reward, experience.token_rewards, *teaching)
     return not _failed(experience) and any(score is not None for score in scores)
 
 

@@ -20,7 +20,8 @@ from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
 from trinity_core.workflows.rollout_model import Completion, Message, RolloutModel
 
 Taught = np.ndarray | str
-"""The teacher's log-probs of an answer's tokens, or why there are none."""
+"""The teacher's log-probs of an answer's tokens (or, if the trainer computes them, its prompt), or why there are none.
+"""
 
 
 async def taught_by(model: RolloutModel, prompt: Iterable[int], answer: Iterable[int]) -> Taught:
@@ -37,6 +38,9 @@ class Distilling(SimpleWorkflow):
     """The teacher's log-probs are at temperature 1, and so must the policy's be: the trainer refuses others. The reward
     is only measured, not part of the loss."""
 
+    by_trainer = False
+    """True if the trainer computes the teacher's distributions."""
+
     def distilled(
         self, completions: Sequence[Completion], taught: Sequence[Taught | None], rewards: Sequence[Reward | None]
     ) -> list[Experience]:
@@ -52,10 +56,12 @@ class Distilling(SimpleWorkflow):
         experience.action_mask = np.zeros(len(completion.tokens), dtype=np.bool_)
         experience.teacher_logprobs = completion.logprobs
         experience.metrics[f"accuracy_{VERIFIER_ERRORS}"] = experience.metrics.pop(VERIFIER_ERRORS, 0.0)
-        if taught is not None and completion.finish_reason != "prompt_too_long":
-            experience.action_mask[:] = True
-            experience.teacher_logprobs = taught
-            experience.metrics["kl_divergence"] = float(np.sum(completion.logprobs - taught))
+        if self.by_trainer:
+            experience.teacher_prompt = completion.prompt_tokens if usable is None else usable
+            return experience
+        experience.teacher_logprobs = completion.logprobs if usable is None else usable
+        if usable is not None:
+            experience.metrics["kl_divergence"] = float(np.sum(completion.logprobs - usable))
         return experience
 
 
@@ -99,6 +105,9 @@ class SelfDistillArguments(Arguments):
     demonstration: Literal["row", "group"] = "row"
     """`row`: the task's own reference answer; `group`: the answer of another rollout that has the highest reward of the
     group (SDPO), none if all rewards are equal."""
+    teacher: Literal["engine", "trainer"] = "engine"
+    """What computes the teacher's log-probs: the engine, of the sampled tokens (`opsd`, `sdpo`), or the trainer, of the
+    whole vocabulary (`opsd_full`, whose default it is)."""
     demonstration_key: str | None = None
     """Column of the reference answer; by default `format.response_key`."""
     hint: str = (
@@ -117,8 +126,8 @@ class SelfDistillArguments(Arguments):
 
 @WORKFLOWS.register("self_distill_workflow")
 class SelfDistillWorkflow(Distilling):
-    """For the algorithms `opsd` and `sdpo`: the policy that sees a demonstration teaches the policy that does not
-    (OPSD, arXiv 2601.18734; SDFT, 2601.19897; SDPO, 2601.20802).
+    """For the algorithms `opsd`, `opsd_full` and `sdpo`: the policy that sees a demonstration teaches the policy that
+    does not (OPSD, arXiv 2601.18734; SDFT, 2601.19897; SDPO, 2601.20802).
 
     The sampled tokens are scored after the teacher's prompt as they are. A rollout without a demonstration carries no
     loss, and counts as 0 in the metric `has_demonstration`. A task set without a reward function has no rewards.
@@ -127,7 +136,8 @@ class SelfDistillWorkflow(Distilling):
     arguments = SelfDistillArguments
 
     async def run(self) -> list[Experience]:
-        """Return `repeat_times` experiences with the log-probs of the policy with the demonstration."""
+        """Return `repeat_times` experiences with the log-probs, or the prompt, of the policy with the demonstration."""
+        self.by_trainer = self._arguments.teacher == "trainer"
         completions = await self.answers()
         rewards = await self._rewards_of(completions)
         shown = [self._demonstration(run, completions, rewards) for run in range(len(completions))]
@@ -166,7 +176,10 @@ class SelfDistillWorkflow(Distilling):
         hint = re.sub(r"\{question\}|\{demonstration\}", lambda match: texts[match[0]], self._arguments.hint)
         messages: list[Message] = [*before, {**last, "content": hint}]
         prompt = self.model.prompt_tokens(messages, self.task.tools, chat_template=self.chat_template)
-        return await taught_by(self.model, prompt, completion.tokens)
+        if not self.by_trainer:
+            return await taught_by(self.model, prompt, completion.tokens)
+        length, most = len(prompt) + len(completion.tokens), self.model.max_model_len
+        return np.asarray(prompt, dtype=np.int32) if length <= most else f"{length} tokens exceed max_model_len {most}"
 
     @property
     def _arguments(self) -> SelfDistillArguments:

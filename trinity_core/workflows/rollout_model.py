@@ -107,6 +107,10 @@ class RolloutModel(Protocol):
     def tokenizer(self) -> Any:
         """The model's `transformers` tokenizer."""
 
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, in tokens."""
+
     async def chat(
         self,
         messages: Sequence[Message],
@@ -192,6 +196,10 @@ class RecordingModel:
     @property
     def tokenizer(self) -> Any:
         return self.model.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        return self.model.max_model_len
 
     async def chat(
         self, messages: Sequence[dict[str, Any]], n: int = 1, tools: Any = None, **args: Any

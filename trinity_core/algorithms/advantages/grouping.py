@@ -20,8 +20,8 @@ ADVANTAGES: Registry[AdvantageFn] = Registry(
     "advantage",
     inputs=(
         "mask", "rewards", "group_ids", "rollout_ids", "run_ids", "turns", "states", "token_rewards", "values",
-        "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs", "entropies", "lengths", "penalties",
-        "numbers",
+        "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs", "entropies", "expected_signals",
+        "lengths", "penalties", "numbers",
     ),
 )  # fmt: skip
 """Name -> (rewards=[B], group_ids=[B], mask=[B, T], ...) -> (advantages [B, T], metrics), without gradient."""

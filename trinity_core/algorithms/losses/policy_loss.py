@@ -21,7 +21,7 @@ from trinity_core.base.signatures import call_with, keywords
 if TYPE_CHECKING:
     from torch import Tensor
 
-INPUTS = ("old_logprobs", "advantages", "ref_logprobs", "rollout_logprobs", "selected")
+INPUTS = ("old_logprobs", "advantages", "ref_logprobs", "rollout_logprobs", "selected", "divergences")
 """Tensors `[B, T]` that a loss may take besides `logprobs` and `mask`."""
 NAMES = (*INPUTS, "is_expert", "step")
 """All inputs of a loss besides `logprobs` and `mask`: also bools `is_expert` [B], and `step`, the number of the train

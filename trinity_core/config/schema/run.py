@@ -273,6 +273,7 @@ class Config(Section):
         return uses_reference(
             parts.advantage_fn,
             parts.policy_loss_fn,
+            parts.policy_loss_fn_args,
             parts.kl_penalty_fn,
             parts.kl_penalty_fn_args,
             parts.kl_loss_fn,

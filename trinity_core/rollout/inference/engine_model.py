@@ -56,6 +56,10 @@ class EngineModel(RolloutModel):
     def tokenizer(self) -> Any:
         return self.encoder.tokenizer
 
+    @property
+    def max_model_len(self) -> int:
+        return self.limits.max_model_len
+
     async def chat(
         self,
         messages: Sequence[Message],
@@ -99,7 +103,7 @@ class EngineModel(RolloutModel):
         texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         temperature = self._logprob_temperature(wanted)
         opened = opened_thought(self.tokenizer.decode(prompt[-16:]))
-        return [
+        completions = [
             self._completion(prompt, sample, text, temperature, opened)
             for sample, text in zip(samples, texts, strict=True)
         ]

@@ -263,6 +263,11 @@ class ExternalModel(RolloutModel):
         """Raises TrinityError: an endpoint has none."""
         self._refuse("asks for the tokenizer")
 
+    @property
+    def max_model_len(self) -> int:
+        """Raises TrinityError: an endpoint does not tell."""
+        self._refuse("asks for the longest sequence")
+
     async def chat(
         self,
         messages: Sequence[Message],
