@@ -51,7 +51,7 @@ def test_parts_exist_and_flags_agree(name):
         algorithm.kl_loss_fn_args,
     )
     assert algorithm.default_repeat_times >= algorithm.min_repeat_times >= 1
-    assert algorithm.uses_rollouts == (name not in ("sft", "dpo"))
+    assert algorithm.uses_rollouts == (name not in ("sft", "cpt", "dpo"))
 
 
 def test_arguments_extend_defaults_of_the_same_part_only():

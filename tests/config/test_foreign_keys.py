@@ -193,8 +193,6 @@ REFUSED = [
     ("trainer.trainer_strategy=megatron", "trainer.trainer_strategy"),
     (f"{ACTOR}.strategy=megatron", f"{ACTOR}.strategy"),
     ("buffer.trainer_input.sft_warmup_steps=5", "buffer.trainer_input.sft_warmup_steps"),
-    ("algorithm.advantage_fn=clipv", "algorithm.advantage_fn"),
-    ("algorithm.algorithm_type=cpt", "algorithm.algorithm_type"),
     ("algorithm={policy_loss_fn: m2po, advantage_fn: rloo}", "algorithm.policy_loss_fn"),
     *(
         (f"algorithm={{policy_loss_fn: m2po, {other}}}", "algorithm.policy_loss_fn")

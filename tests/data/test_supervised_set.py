@@ -70,6 +70,25 @@ def test_the_fingerprint_is_that_of_the_usable_rows(tmp_path, encoder):
     assert len({first, *(fingerprint(str(number), rows) for number, rows in enumerate(others))}) == 4
 
 
+@pytest.mark.parametrize("max_tokens", [None, 5, 100])
+def test_every_token_of_a_text_but_its_first_is_learned_once(tmp_path, encoder, tokenizer, max_tokens):
+    """In one piece, or in pieces that begin with the last token of the one before; a control token in it is text."""
+    texts = ["A train leaves at 9.", "one<|im_end|>", "x"]
+    rows = [{"text": text} for text in texts] + [{"text": ""}, {"words": "y"}]
+    read = SupervisedSet.open(config(tmp_path, rows, prompt_type="text"), encoder, 1, max_tokens=max_tokens)
+    whole = [[*tokenizer.encode(text), tokenizer.eos_token_id] for text in (texts[0], texts[2])]
+    samples = [one for index in range(len(read)) for one in read.experiences(index)]
+    assert len(read.rejected) == 2 and {location.line for location in read.locations} == {1, 2, 3}
+    assert all(one.prompt_length == 1 and one.action_mask.all() and one.is_expert for one in samples)
+    assert all(len(one.tokens) <= (max_tokens or 999) for one in samples)
+    pieces = {line: [one.tokens.tolist() for one, place in zip(samples, read.locations, strict=True)
+                     if place.line == line] for line in (1, 2, 3)}  # fmt: skip
+    joined = {line: [parts[0][0], *(token for part in parts for token in part[1:])] for line, parts in pieces.items()}
+    assert [joined[1], joined[3]] == whole and (len(pieces[1]) > 1) == (max_tokens == 5)
+    assert tokenizer.decode(joined[2][:-1]) == texts[1]
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in joined[2][:-1]
+
+
 def test_preferences_are_pairs(tmp_path, encoder, tokenizer):
     rows = [{"question": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(4)]
     pairs = SupervisedSet.open(config(tmp_path, rows), encoder, seed=1, kind="preferences")

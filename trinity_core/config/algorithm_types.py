@@ -117,6 +117,7 @@ PPO = replace(
     default_repeat_times=1,
 )
 SFT = AlgorithmType(name="sft", policy_loss_fn="sft", uses_rollouts=False)
+CPT = replace(SFT, name="cpt")
 DPO = replace(
     SFT,
     name="dpo",
@@ -304,7 +305,7 @@ def register_algorithm(algorithm: AlgorithmType) -> AlgorithmType:
 
 
 for _algorithm in (
-    SFT, PPO, GRPO, OPMD, DPO, MIX, RLOO, REINFORCE_PLUS_PLUS, DR_GRPO, DAPO, GSPO, GMPO, CISPO, SAPO, TOPR, SPPO,
+    SFT, CPT, PPO, GRPO, OPMD, DPO, MIX, RLOO, REINFORCE_PLUS_PLUS, DR_GRPO, DAPO, GSPO, GMPO, CISPO, SAPO, TOPR, SPPO,
     ASYMRE, RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL, JSD, OPSD, SDPO, SCALE_RL, M2PO, MULTI_STEP_GRPO, GIGPO,
 ):  # fmt: skip
     register_algorithm(_algorithm)

@@ -266,7 +266,8 @@ def _trainer_input(trainer_input: TrainerInputConfig, algorithm: AlgorithmConfig
 
     def stored(buffer: ExperienceBufferConfig, name: str, storage_type: str) -> ExperienceBufferConfig:
         update = {"name": buffer.name or name, "storage_type": buffer.storage_type or storage_type}
-        return buffer.model_copy(update=update)
+        form = {"prompt_type": "text"} if algorithm.algorithm_type == "cpt" else {}
+        return buffer.model_copy(update={**update, "format": buffer.format.model_copy(update=form)})
 
     storage_type = "file" if defaults and not defaults.uses_rollouts else "queue"
     auxiliary = {name: stored(buffer, name, "file") for name, buffer in trainer_input.auxiliary_buffers.items()}

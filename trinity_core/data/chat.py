@@ -260,13 +260,32 @@ class ChatEncoder:
         rendered: list[tuple[str, list[tuple[int, int]]]] = []
         for conversation in conversations:
             try:
-                rendered.append(self._answers(conversation))
+                if conversation.text is None:
+                    rendered.append(self._answers(conversation))
+                else:
+                    rendered.append((self._control.shielded(conversation.text), [(0, 0)]))
             except DataError as error:
                 rendered.append((str(error), []))
         encoded = iter(self._control.encode([text for text, spans in rendered if spans]))
-        for text, spans in rendered:
-            results.append(self._marked(text, *next(encoded), spans) if spans else DataError(text))
+        for conversation, (text, spans) in zip(conversations, rendered, strict=True):
+            if not spans:
+                results.append(DataError(text))
+            elif conversation.text is None:
+                results.append(self._marked(text, *next(encoded), spans))
+            else:
+                results.append(self._text(next(encoded)[0]))
         return results
+
+    def _text(self, tokens: list[int]) -> EncodedConversation | DataError:
+        """Return a text between the special tokens that its tokenizer writes before it and its end-of-text token. All
+        but the first token, which nothing predicts, carry loss."""
+        before, end = self.tokenizer.encode(""), self.tokenizer.eos_token_id
+        tokens = [*(token for token in before if token != end), *tokens, *([] if end is None else [end])]
+        if len(tokens) < 2:
+            return DataError("the text has no token to learn")
+        embedded = self._embedded(tokens)
+        answer = np.arange(len(tokens)) > 0
+        return embedded if isinstance(embedded, DataError) else EncodedConversation(np.array(tokens, np.int32), answer)
 
     def _answers(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
         """Return the rendered text, and the characters [first, last + 1] of each turn that carries loss."""

@@ -103,7 +103,7 @@ class ControlTokens:
         """
         if not self.are_in((messages, tools)):
             return render(messages, tools)
-        shielded = _changed((messages, tools), self._shielded)
+        shielded = _changed((messages, tools), self.shielded)
         text = render(*shielded)
         if self.plain(text) != render(*_changed(shielded, lambda inner, _: self.plain(inner))):
             raise DataError(
@@ -116,7 +116,9 @@ class ControlTokens:
         """Return rendered text with the control tokens that its placeholders stand for."""
         return self._placeholder.sub(lambda match: self._text_of[match[0]], text)
 
-    def _shielded(self, text: str, role: str | None) -> str:
+    def shielded(self, text: str, role: str | None = None) -> str:
+        """Return a text with placeholders for its control tokens, which `encode` takes as text. Raises DataError for a
+        text that the tokenizer normalises to one."""
         is_control = partial(self._next, role=role)
         text = _RESERVED.sub("\N{REPLACEMENT CHARACTER}", text)
         text = self._control.sub(lambda match: self._placeholders[match[0]] if is_control(match[0]) else match[0], text)

@@ -47,6 +47,8 @@ class Conversation:
     """True if every answer of the conversation carries loss, not only the last."""
     unlearned: frozenset[int] = frozenset()
     """Positions of answers that carry no loss in any case."""
+    text: str | None = None
+    """A text without roles, all of which carries loss, in place of messages."""
 
     @property
     def learned_turns(self) -> list[int]:
@@ -98,6 +100,8 @@ def tools(row: Row, form: FormatConfig) -> list[Tool] | None:
 def demonstration(row: Row, form: FormatConfig) -> Conversation:
     """Return a row of a supervised data set, whose last message is the answer. Raises DataError if there is no
     answer."""
+    if form.prompt_type == "text":
+        return Conversation([], text=_text(row, form.text_key, "text_key"))
     if form.prompt_type == "plaintext":
         answer = {"role": "assistant", "content": _text(row, form.response_key, "response_key")}
         return Conversation([*prompt_messages(row, form), answer], tools(row, form))
@@ -203,8 +207,8 @@ def unread_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
 def spare_columns(rows: Sequence[Row], form: FormatConfig, is_pair: bool) -> list[str]:
     """Return columns of supervised rows that nothing reads, sorted; `is_pair`: the rows are preferences."""
     keys = [form.system_prompt_key, form.tools_key]
-    if form.prompt_type == "messages":
-        keys.append(form.messages_key)
+    if form.prompt_type != "plaintext":
+        keys.append(form.messages_key if form.prompt_type == "messages" else form.text_key)
     else:
         keys += [form.prompt_key, form.input_key or (ALPACA_INPUT if form.prompt_key == ALPACA_PROMPT else None)]
     if is_pair:

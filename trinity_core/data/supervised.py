@@ -159,8 +159,9 @@ def read_supervised(
             if isinstance(encoded_row, DataError):
                 rejected.append(RejectedRow(location, str(encoded_row)))
             else:
-                usable_rows.append(encoded_row)
-                locations.append(location)
+                samples = [[piece] for piece in encoded_row] if config.format.prompt_type == "text" else [encoded_row]
+                usable_rows += samples
+                locations += [location] * len(samples)
                 usable.append(row)
     return SupervisedRows(usable_rows, locations, rejected, fingerprint(usable))
 
@@ -187,9 +188,20 @@ def encode_rows(
     for pair_or_error in conversations:
         if isinstance(pair_or_error, DataError):
             results.append(pair_or_error)
+        elif form.prompt_type == "text":
+            text = next(encoded)
+            results.append(text if isinstance(text, DataError) else _pieces(text, max_tokens))
         else:
             results.append(_accepted([next(encoded) for _ in pair_or_error], max_tokens))
     return results
+
+
+def _pieces(text: EncodedConversation, max_tokens: int | None) -> list[EncodedConversation]:
+    """Cut a text into pieces of at most `max_tokens`. Each begins with the last token of the one before, so that every
+    token but the text's first is predicted once."""
+    step = max((max_tokens or len(text.tokens)) - 1, 1)
+    parts = [text.tokens[start : start + step + 1] for start in range(0, len(text.tokens) - 1, step)]
+    return [EncodedConversation(part, text.answer[: len(part)]) for part in parts]
 
 
 def _accepted(

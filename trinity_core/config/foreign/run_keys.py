@@ -241,8 +241,7 @@ KEYS: Mapping[type[Any], Keys] = {
     TaskOutputConfig: noted("name storage_type split subset_name format"),
     schema.ExperiencePipelineConfig: refused("output"),
     schema.AlgorithmConfig: {
-        "algorithm_type": Spelled({"cpt": Refusal(), "grpo_verl": "grpo"}),
-        "advantage_fn": Spelled({"clipv": Refusal()}),
+        "algorithm_type": Spelled({"grpo_verl": "grpo"}),
         "policy_loss_fn": Rewritten(m2po),
         **moved("add_strategy", "advantage_fn"),
         **moved("add_strategy_args", "advantage_fn_args"),

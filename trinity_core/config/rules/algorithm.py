@@ -26,6 +26,9 @@ TAUGHT = "must be 1 (or 0) for {}: the teacher's log-probs are at temperature 1,
 def algorithm_rules(config: Config) -> Iterator[Finding]:
     name, key = config.algorithm.algorithm_type, "algorithm.algorithm_type"
     defaults = ALGORITHMS.get(name)
+    form = "buffer.trainer_input.experience_buffer.format.prompt_type"
+    if name == "cpt" and config.written(form) not in (None, "text"):
+        yield conflict(config, form, "must be text for cpt: it learns from whole texts; use sft for answers.", key)
     if defaults is None:
         message = f"must be one of {', '.join(sorted(ALGORITHMS))}, not '{name}'."
         yield conflict(config, key, message, code="unknown-choice", meant=closest(name, ALGORITHMS))

@@ -36,9 +36,11 @@ class FormatConfig(Section):
     """Columns of a data set. Tasks of `toolcall_workflow` default to those of Tool-N1's data sets: `conversations`,
     `raw_system`, `tools`, `answer`."""
 
-    prompt_type: Literal["plaintext", "messages"] = "plaintext"
+    prompt_type: Literal["plaintext", "messages", "text"] = "plaintext"
     """`plaintext`: a prompt is one string; `messages`: a list of messages (`role`, `content`) or turns (`from`,
-    `value`)."""
+    `value`); `text`: no prompt, every token of a text carries loss (`cpt`, whose default it is)."""
+    text_key: str = "text"
+    """Column of the text (text). One that is longer than `model.max_model_len` is cut into pieces."""
     prompt_key: str = "prompt"
     """Column of the user's prompt (plaintext)."""
     input_key: str | None = None
