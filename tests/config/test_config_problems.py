@@ -681,17 +681,18 @@ def test_a_queue_beside_other_task_sets_needs_a_weight(weights: dict[str, Any], 
         (0, {"temperature": 0.7}, []),
     ],
 )
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("repetition_penalty", 1.2)])
 def test_restricted_sampling_needs_temperature_1_of_all_on_gpu(
-    gpus: int, other: dict[str, float], keys: list[str]
+    gpus: int, other: dict[str, float], keys: list[str], name: str, value: float
 ) -> None:
     sets = [
         {"name": "a", "path": "x", "rollout_args": other},
-        {"name": "b", "path": "x", "rollout_args": {"top_p": 0.9}},
+        {"name": "b", "path": "x", "rollout_args": {name: value}},
     ]
     inputs = {"buffer": {"explorer_input": {"taskset": None, "tasksets": sets}}}
     reported = problems(inputs, {"cluster": {"gpu_per_node": gpus}})
     assert [problem.key for problem in reported] == [f"{INPUT}.{key}" for key in keys]
-    assert all(f"{INPUT}.tasksets[1].rollout_args.top_p" in problem.message for problem in reported)
+    assert all(f"{INPUT}.tasksets[1].rollout_args.{name}" in problem.message for problem in reported)
 
 
 @pytest.mark.parametrize(
@@ -708,6 +709,28 @@ def test_restricted_sampling_needs_temperature_1_of_all_on_gpu(
 def test_student_samples_at_its_teachers_temperature(changes: tuple[str, ...], keys: list[str]) -> None:
     reported = problems({"algorithm": {"algorithm_type": "on_policy_distill"}}, overrides=changes)
     assert [problem.key for problem in reported] == keys
+
+
+@pytest.mark.parametrize(
+    ("grammar", "keys"),
+    [
+        ({"json": {"type": "object"}}, []),
+        ({"choice": ["yes", "no"], "regex": "y"}, ["rollout_args.structured_output"]),
+        ({"schema": "{}"}, ["rollout_args.structured_output"]),
+    ],
+)
+def test_an_answer_is_forced_in_one_way(grammar: dict[str, Any], keys: list[str]) -> None:
+    inputs = {"buffer": {"explorer_input": {"taskset": {"path": "x", "rollout_args": {"structured_output": grammar}}}}}
+    assert [problem.key for problem in problems(inputs)] == [f"{INPUT}.taskset.{key}" for key in keys]
+
+
+def test_continued_pre_training_reads_texts() -> None:
+    buffer = "buffer.trainer_input.experience_buffer"
+    given = {"mode": "train", "algorithm": {"algorithm_type": "cpt"}}
+    overrides = (f"{buffer}.path=texts.jsonl", f"{buffer}.storage_type=file")
+    assert problems(given, overrides=overrides) == []
+    reported = problems(given, overrides=(*overrides, f"{buffer}.format.prompt_type=messages"))
+    assert [problem.key for problem in reported] == [f"{buffer}.format.prompt_type"]
 
 
 def test_a_recipe_of_trinity_rft_that_is_not_here_leads_to_those_that_are() -> None:

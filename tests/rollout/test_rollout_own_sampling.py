@@ -88,6 +88,7 @@ CALLS = {
     "raised by vLLM": ({"temperature": 1e-7}, 0.01),
     "without the task's": ({}, USUAL),
     "restricted": ({"temperature": 0.6, "top_p": 0.7, "top_k": 30}, 0.6),
+    "penalised": ({"temperature": 0.6, "repetition_penalty": 1.8}, 0.6),
     "a least length": ({"temperature": 0.6, "min_tokens": 5}, 0.6),
 }
 
@@ -118,7 +119,15 @@ def test_turns_of_one_sequence_have_their_own_temperatures(tiny_engine, tiny_fol
 
 
 @pytest.mark.parametrize(
-    "call", [{"min_p": 0.1}, {"presence_penalty": 1.0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -7}]
+    "call",
+    [
+        {"min_p": 0.1},
+        {"presence_penalty": 1.0},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"top_k": -7},
+        {"repetition_penalty": 0.0},
+    ],
 )
 def test_sampling_that_engines_do_not_do_is_refused(tiny_folder, call):
     """Before a request is sent, and without a retry."""
@@ -138,6 +147,7 @@ GPU = EngineSettings("model", 200, on_gpu=True)
         (False, {"top_p": 0.9}, False),
         (False, {"top_k": 10}, False),
         (False, {"min_tokens": 5}, False),
+        (False, {"repetition_penalty": 1.2}, False),
         (True, {"temperature": 1.0, "top_p": 0.9}, True),
         (True, {"temperature": 0.0, "top_p": 0.9}, True),
         (True, {"temperature": 0.5}, False),

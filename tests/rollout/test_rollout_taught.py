@@ -38,7 +38,7 @@ def taught(engine_of, tiny_folder, tmp_path_factory):
     """The model's folder and a started engine with it."""
     folder = tmp_path_factory.mktemp("taught")
     teach(tiny_folder, folder)
-    return folder, engine_of(str(folder), max_model_len=512, max_num_seqs=16, threads=2)
+    return folder, engine_of(str(folder), max_model_len=512, max_num_seqs=16, threads=2, grammars=True)
 
 
 def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=None, **taskset):
@@ -90,6 +90,23 @@ def test_an_engine_judges_the_answers_of_an_engine(taught, tmp_path, workflow, t
         right = row.info["response"] == RIGHT
         assert row.reward == worth[not right] and row.metrics["verifier_errors"] == 0
         assert row.metrics.get("gold_reward", right) == right and row.action_mask.all()
+
+
+def test_tokens_that_a_grammar_forced_carry_no_loss(taught, tmp_path):
+    """The policy gives both answers alike, so the grammar chooses where they part; elsewhere it excludes next to
+    nothing, and the recorded log-probs are the policy's own."""
+    sampling = {"temperature": 1.0, "structured_output": {"choice": [WRONG]}}
+    settings = {"rollout_args": sampling, "default_reward_fn_type": "math_reward"}
+    rows = explored(config_of(taught[0], tmp_path, "math_workflow", **settings), taught[1])
+    model = AutoModelForCausalLM.from_pretrained(taught[0], dtype=torch.float64)
+    assert len(rows) == 12
+    for row in rows:
+        logits = model(torch.tensor(row.tokens[None].astype(np.int64))).logits[0, row.prompt_length - 1 : -1]
+        answer = torch.tensor(row.tokens[row.prompt_length :].astype(np.int64))
+        own = logits.log_softmax(-1).gather(-1, answer[:, None])[:, 0].detach().numpy()
+        forced = np.abs(own - row.logprobs) > 1e-3
+        assert row.info["response"] == WRONG and row.reward == 0 and forced[0] and not forced.all()
+        assert row.action_mask.tolist() == (~forced).tolist() and row.metrics["guided_tokens"] == forced.sum()
 
 
 def test_an_engine_tries_again(taught, tmp_path):

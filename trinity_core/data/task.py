@@ -9,7 +9,7 @@ from typing import Any
 from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs
 from trinity_core.data import formats
 
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "max_tokens")
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "repetition_penalty", "structured_output", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Task:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The sampling arguments set by the task set: temperature, top_p, top_k or max_tokens."""
+        """The sampling arguments set by the task set, of those in `SAMPLING_FIELDS`."""
         settings = {name: getattr(self.rollout_args, name) for name in SAMPLING_FIELDS}
-        return {name: value for name, value in settings.items() if value is not None}
+        return {name: value for name, value in settings.items() if value is not None and value != {}}
 
     @property
     def temperature(self) -> float | None:

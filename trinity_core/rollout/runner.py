@@ -35,9 +35,9 @@ from trinity_core.workflows.rewards.models import MODEL_REWARDS
 log = logging.getLogger(__name__)
 
 OTHER_DISTRIBUTION = (
-    "samples with top_p, top_k, min_tokens or its own temperature, for which vLLM on a GPU reports no log-probs "
-    "over the whole vocabulary; set top_p and top_k in `model` or in `rollout_args` of the task set, with a "
-    "temperature of 1, and leave them out of the workflow's call"
+    "samples with top_p, top_k, repetition_penalty, min_tokens or its own temperature, for which vLLM on a GPU reports "
+    "no log-probs over the whole vocabulary; set them (min_tokens: `model.min_response_tokens`) in `rollout_args` of "
+    "the task set, with a temperature of 1, and leave them out of the workflow's call"
 )
 
 

@@ -53,8 +53,8 @@ class Distilling(SimpleWorkflow):
         if isinstance(taught, str):
             return self.experience(completion, Reward(error=f"the teacher gave no log-probs: {taught}"), run)
         experience = self.experience(completion, reward, run)
-        experience.action_mask = np.zeros(len(completion.tokens), dtype=np.bool_)
-        experience.teacher_logprobs = completion.logprobs
+        usable = None if completion.finish_reason == "prompt_too_long" else taught
+        experience.action_mask = completion.loss_mask & (usable is not None)
         experience.metrics[f"accuracy_{VERIFIER_ERRORS}"] = experience.metrics.pop(VERIFIER_ERRORS, 0.0)
         if self.by_trainer:
             experience.teacher_prompt = completion.prompt_tokens if usable is None else usable

@@ -47,6 +47,8 @@ class Completion:
     compute that distribution (vLLM on a GPU, with a `top_p` of the call's own); None if unknown."""
     opened: str = ""
     """The `<think>` with which the prompt ends; reward functions get it before `text`."""
+    free: np.ndarray | None = None
+    """bool [T]: tokens of a guided answer that the policy chose freely; None: all. The others carry no loss."""
 
     @property
     def versions(self) -> np.ndarray:
@@ -56,6 +58,11 @@ class Completion:
     @property
     def reason(self) -> str:
         return self.finish_reason
+
+    @property
+    def loss_mask(self) -> np.ndarray:
+        """bool [T]: the tokens that the policy chose."""
+        return np.ones(len(self.tokens), dtype=np.bool_) if self.free is None else self.free
 
     def experience(self, reward: Reward | float | None = None, **fields: Any) -> Experience:
         """Return the experience of this answer, with `fields` (group, run, turn, metrics, info …) set on it.
@@ -68,13 +75,15 @@ class Completion:
         values: dict[str, Any] = {
             "tokens": np.concatenate([self.prompt_tokens, self.tokens]),
             "prompt_length": len(self.prompt_tokens),
-            "action_mask": np.full(length, sampled),
+            "action_mask": self.loss_mask & sampled,
             "logprobs": self.logprobs,
             "versions": self.versions,
             "temperature": self.temperature,
             "truncated": self.finish_reason != "stop",
             **judged(reward, fields),
         }
+        if self.free is not None:
+            values["metrics"] = {**values.get("metrics", {}), "guided_tokens": float((~self.free).sum())}
         if isinstance(reward, Reward) and reward.error is not None:
             values["action_mask"] = np.zeros(length, dtype=np.bool_)
         return Experience(**values)
@@ -124,8 +133,9 @@ class RolloutModel(Protocol):
         """Return `n` answers to a conversation, rendered by the chat template (by default the model's own).
 
         `seeds` gives each answer its own random stream, so that a run can be repeated. `sampling` holds `temperature`,
-        `top_p`, `top_k`, `max_tokens` and `min_tokens`, if they differ from the model's settings; the answers carry the
-        temperature of their log-probs. Raises `InputError` for any other argument.
+        `top_p`, `top_k`, `repetition_penalty`, `structured_output`, `max_tokens` and `min_tokens`, if they differ from
+        the model's settings; the answers carry the temperature of their log-probs. Raises `InputError` for any other
+        argument.
         """
 
     async def generate(

@@ -93,7 +93,7 @@ class Trajectory:
         answer = await self._sample(None if self._seed is None else [self._seed(self.turns)], sampling)
         self._full = answer.finish_reason == "prompt_too_long"
         if not self._full or not self._calls:
-            self._calls.append(Call(answer.prompt_tokens, answer, answer.temperature))
+            self._calls.append(Call(answer.prompt_tokens, answer, answer.temperature, answer.free))
             self.messages.append(self._model.message(answer, self._tools))
             self._answered = len(self.messages)
         return answer

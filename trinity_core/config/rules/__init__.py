@@ -25,6 +25,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         tasks.task_rules,
         algorithm.sampling_rules,
         algorithm.distillation_rules,
+        algorithm.grammar_rules,
         experiences.experience_rules,
         resources.synchronizer_rules,
         resources.staleness_rules,

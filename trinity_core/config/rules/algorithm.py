@@ -8,7 +8,7 @@ from trinity_core.base.errors import closest
 from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Finding, conflict
-from trinity_core.config.rules.tasks import training_tasksets
+from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.schema.buffer import RolloutArgs
 
@@ -20,6 +20,7 @@ RESTRICTED_ON_GPU = (
     "must be 1 (or 0) on a GPU where {} restricts sampling: vLLM cannot report log-probs over the whole vocabulary at "
     "another temperature, of any task set, and every importance ratio would be biased."
 )
+GRAMMARS = ("json", "regex", "choice", "grammar")
 TAUGHT = "must be 1 (or 0) for {}: the teacher's log-probs are at temperature 1, and the student's would not be."
 
 
@@ -94,6 +95,17 @@ def sampling_rules(config: Config) -> Iterator[Finding]:
         yield Finding(key, value, "conflict", message, rests_on)
 
 
+def grammar_rules(config: Config) -> Iterator[Finding]:
+    """What `rollout_args.structured_output` names, and who follows it."""
+    for key, taskset in (*training_tasksets(config), *eval_tasksets(config)):
+        names, where = list(taskset.rollout_args.structured_output), f"{key}.rollout_args.structured_output"
+        if names and (len(names) > 1 or names[0] not in GRAMMARS):
+            message = f"must have one of {', '.join(GRAMMARS)}, not {', '.join(names)}."
+            yield Finding(where, names, "conflict", message)
+        elif names and config.external_model:
+            yield Finding(where, names, "conflict", "works with the run's own engines, not with an external model.")
+
+
 def distillation_rules(config: Config) -> Iterator[Finding]:
     """`training.update.prepare` checks the rows themselves."""
     name = config.algorithm.advantage_fn
@@ -115,7 +127,7 @@ def training_temperatures(config: Config) -> list[tuple[str, float]]:
 
 
 def restricted_sampling(config: Config) -> str:
-    """Return the first key that restricts training samples to a part of the vocabulary, or ""."""
+    """Return the first key by which training samples do not follow the policy's whole distribution, or ""."""
     model = config.model
     if model.min_response_tokens > 1 and training_temperatures(config):
         return "model.min_response_tokens"
@@ -126,6 +138,8 @@ def restricted_sampling(config: Config) -> str:
             return f"{key}.top_p"
         if (args.top_k or 0) > 0:
             return f"{key}.top_k"
+        if isinstance(args, RolloutArgs) and args.repetition_penalty not in (None, 1.0):
+            return f"{key}.repetition_penalty"
     return ""
 
 

@@ -79,6 +79,13 @@ class RolloutArgs(Section):
     """Nucleus sampling: share of the probability mass to sample from."""
     top_k: Derived[Annotated[Integer, Ge(-1), Unit("tokens")]] = DERIVED
     """Number of most likely tokens to sample from; -1 means all."""
+    repetition_penalty: Positive | None = None
+    """Above 1, tokens that prompt or answer already hold become less likely: their logits are divided by it, or
+    multiplied if negative. Log-probs are recorded without it, as the trainer computes them. By default 1: none."""
+    structured_output: Args = EMPTY
+    """What forces the answers into a form: one of `json` (a JSON schema), `regex`, `choice` (a list of texts) and
+    `grammar` (EBNF). Forced tokens carry no loss, at a temperature other than 1 none does; `guided_tokens` counts
+    them."""
     max_tokens: Tokens | None = None
     """Maximum response length; by default `model.max_response_tokens`, and through the OpenAI API what fits the
     context."""

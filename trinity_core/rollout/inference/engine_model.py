@@ -15,6 +15,7 @@ from trinity_core.base.threads import RunsElsewhere, in_this_loop
 from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Message, Tool
+from trinity_core.rollout.inference.guided import free_tokens
 from trinity_core.rollout.inference.pool import EnginePool
 from trinity_core.rollout.inference.requests import Request, Sample, Sampling
 from trinity_core.rollout.inference.settings import EngineSettings
@@ -107,6 +108,12 @@ class EngineModel(RolloutModel):
             self._completion(prompt, sample, text, temperature, opened)
             for sample, text in zip(samples, texts, strict=True)
         ]
+        if wanted.structured_output is not None:
+            longest, pairs = self.limits.max_model_len, zip(requests, samples, strict=True)
+            free = asyncio.gather(*(self.outside(free_tokens(self.pool, *pair, longest)) for pair in pairs))
+            for completion, mask in zip(completions, await free, strict=True):
+                completion.free = mask
+        return completions
 
     def prompt_tokens(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, *, chat_template: str | None = None
@@ -147,9 +154,11 @@ class EngineModel(RolloutModel):
             "temperature": usual.temperature,
             "top_p": usual.top_p,
             "top_k": usual.top_k,
+            "repetition_penalty": usual.repetition_penalty,
             "max_tokens": self.limits.max_response_tokens,
             "min_tokens": usual.min_tokens,
             "stop_token_ids": dict.fromkeys([*usual.stop_token_ids, *encoder.turn_ends]),
+            "structured_output": None,
         }
         if unknown := arguments.keys() - chosen.keys():
             raise InputError(

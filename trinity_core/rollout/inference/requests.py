@@ -6,7 +6,7 @@ Letters of shapes: N requests of a batch, P prompt tokens and T response tokens 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class EngineLost(TransientFault):
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling arguments. Log-probs are log_softmax(logits / temperature) over the whole vocabulary, even if `top_p`,
-    `top_k` or `min_tokens` restrict the choice."""
+    `top_k` or `min_tokens` restrict the choice, or a penalty changes it."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -38,9 +38,13 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = -1
     """-1: all tokens."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that the sequence already holds, and multiplies the negative ones."""
     min_tokens: int = 0
     """Shortest response, the end token included."""
     stop_token_ids: tuple[int, ...] = ()
+    structured_output: Mapping[str, Any] | None = None
+    """Arguments of vLLM's `StructuredOutputsParams`, of which a grammar is made that guides the answer."""
 
     @property
     def logprob_temperature(self) -> float:
@@ -49,8 +53,8 @@ class Sampling:
 
     @property
     def is_restricted(self) -> bool:
-        """True if some tokens of the vocabulary may be excluded."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_tokens > 1
+        """True if some tokens of the vocabulary may be excluded, or are penalised."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_tokens > 1 or self.repetition_penalty != 1
 
     def check(self) -> None:
         """Raise InputError for a value that an engine would refuse, with all requests of the same call."""
@@ -58,6 +62,7 @@ class Sampling:
             ("temperature", not 0 <= self.temperature < float("inf"), "0 (greedy) or more"),
             ("top_p", not 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("top_k", self.top_k < -1, "the number of tokens to choose from, or -1 for all"),
+            ("repetition_penalty", not 0 < self.repetition_penalty < float("inf"), "above 0"),
             ("max_tokens", self.max_tokens < 1, "at least 1"),
         ):
             if wrong:

@@ -66,8 +66,8 @@ class SeededChoice(nn.Module):
 class SeededSampler(Sampler):
     """vLLM's sampler with `SeededChoice`. Its log-probs are those of the whole vocabulary, and it computes no ranks.
 
-    top-k, top-p and a minimum length restrict the choice of tokens, but the reported log-prob is log_softmax(logits /
-    temperature), which is what the trainer computes.
+    top-k, top-p and a minimum length restrict the choice of tokens, and penalties change it, but the reported log-prob
+    is log_softmax(logits / temperature), which is what the trainer computes.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -94,8 +94,8 @@ class SeededSampler(Sampler):
 
 
 def _restricted(metadata: SamplingMetadata) -> bool:
-    """True if any row may not choose from the whole vocabulary."""
-    if metadata.top_k is not None or metadata.top_p is not None:
+    """True if any row may not choose from the whole vocabulary, or has a penalty."""
+    if metadata.top_k is not None or metadata.top_p is not None or not metadata.no_penalties:
         return True
     processors = metadata.logitsprocs.non_argmax_invariant
     return any(processor.min_toks for processor in processors if isinstance(processor, MinTokensLogitsProcessor))

@@ -79,7 +79,8 @@ class EngineSettings:
     weight_transfer: str = ""
     """vLLM's weight-transfer backend through which the trainer pushes weights; empty if none are pushed."""
     grammars: bool = False
-    """True if answers may be guided by a grammar (the OpenAI API): the engine then loads the tokenizer."""
+    """True if answers may be guided by a grammar (the OpenAI API, `structured_output`): the engine then loads the
+    tokenizer."""
     reasoning_parser: str | None = None
     """With `grammars`, the parser that finds the end of the thoughts, where a grammar starts to apply."""
     raw_logprobs: bool = False
@@ -170,8 +171,14 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSetti
         model_overrides=config.trainer.trainer_config.actor_rollout_ref.model.override_config,
         weight_transfer=SYNC_METHODS[config.synchronizer.sync_method].vllm_backend if on_gpu else "",
         raw_logprobs=on_gpu and bool(restricted_sampling(config)),
+        grammars=_uses_grammars(config),
         sleeps=bool(config.cluster.colocate),
     )
+
+
+def _uses_grammars(config: Config) -> bool:
+    inputs = config.buffer.explorer_input
+    return any(taskset.rollout_args.structured_output for taskset in (*inputs.tasksets, *inputs.eval_tasksets))
 
 
 def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
@@ -218,8 +225,9 @@ def _settings(model: RolloutModelConfig, **arguments: object) -> EngineSettings:
             f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}: is for engines on a GPU",
             key=f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}",
         )
-    parser = model.reasoning_parser if model.enable_openai_api else None
-    return EngineSettings(**(shared | {"grammars": model.enable_openai_api, "reasoning_parser": parser} | arguments))
+    grammars = model.enable_openai_api or arguments.pop("grammars", False)
+    parser = model.reasoning_parser if grammars else None
+    return EngineSettings(**(shared | {"grammars": grammars, "reasoning_parser": parser} | arguments))
 
 
 def _resolved(value: int | None, key: str) -> int:

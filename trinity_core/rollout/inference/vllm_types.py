@@ -221,7 +221,7 @@ def sampling_params(request: Request) -> SamplingParams:
     Decoding token by token costs two thirds of a small model's speed; the explorer decodes whole responses at once.
     """
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     wanted = request.sampling
     if request.params is not None:
@@ -238,12 +238,14 @@ def sampling_params(request: Request) -> SamplingParams:
         temperature=wanted.temperature,
         top_p=wanted.top_p,
         top_k=max(wanted.top_k, 0),
+        repetition_penalty=wanted.repetition_penalty,
         seed=request.seed if wanted.temperature > 0 else None,
         stop_token_ids=list(wanted.stop_token_ids),
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        structured_outputs=StructuredOutputsParams(**wanted.structured_output) if wanted.structured_output else None,
         skip_clone=True,
     )
 

@@ -27,12 +27,11 @@ from vllm.v1.outputs import LogprobsLists
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.threads import Bridge
 from trinity_core.data.turns import Call
+from trinity_core.rollout.inference.guided import free_tokens
 from trinity_core.rollout.inference.pool import EnginePool
 from trinity_core.rollout.inference.requests import Request, Sample, Sampling
 from trinity_core.rollout.openai_api.recorded_session import EXCHANGE, Exchange
 
-FREE_GAP = 1e-3
-"""Nats: at such a token the grammar excluded at most a thousandth of the probability."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
@@ -174,7 +173,9 @@ class PoolClient(EngineClient):
                 stopped = number in done.reqs_to_abort or len(core_output.new_token_ids) < len(part.tokens)
                 if exchange is not None and (finished or stopped):
                     if params.structured_outputs is not None:
-                        choice.free = await self._free(choice)
+                        [sample] = choice.parts  # such an answer arrives whole
+                        longest = self.model_config.max_model_len
+                        choice.free = await self._bridge.call(free_tokens(self._pool, choice.request, sample, longest))
                     _record(exchange, request_id, choice, "stop" if stopped else part.reason)
                 if stopped:
                     streams.stop(number)
@@ -191,25 +192,6 @@ class PoolClient(EngineClient):
             if exchange is not None:
                 for choice in choices.values():
                     _record(exchange, request_id, choice, "abort")
-
-    async def _free(self, choice: _Choice) -> np.ndarray:
-        """bool [T]: tokens of a guided answer at which the grammar excluded next to no probability.
-
-        vLLM reports log-probs among the tokens that the grammar allows; scored without the grammar they are lower by
-        the log of those tokens' total probability. No token is free if the weights have changed since, or if it cannot
-        be determined: at a temperature other than 1, and for a sequence that fills the context.
-        """
-        [sample] = choice.parts  # such an answer arrives whole
-        tokens = np.concatenate([choice.request.prompt, sample.tokens])
-        none = np.zeros(len(sample.tokens), np.bool_)
-        longest, held = self.model_config.max_model_len, self._pool.held_version
-        if choice.request.sampling.logprob_temperature != 1 or len(tokens) >= longest or not len(sample.tokens):
-            return none
-        scores = await self._bridge.call(self._pool.score(tokens.tolist()))
-        if held != self._pool.held_version or (held is not None and (sample.versions != held).any()):
-            return none
-        gaps = sample.logprobs - np.array(scores[-len(none) :], np.float32)
-        return np.abs(gaps) <= FREE_GAP
 
     def _choices(self, core: EngineCoreRequest, processor: OutputProcessor) -> list[_Choice]:
         params = _params(core)

@@ -141,6 +141,7 @@ class ApiModel(RecordingModel):
         self._opened[run] += 1
         sampling = {**self._api.sampling, **self._task.sampling}
         max_tokens = sampling.pop("max_tokens", None)
+        sampling.pop("structured_output", None)  # agents ask for their own grammars
         pinned = {} if self._task.is_eval else {**UNCHANGED, **sampling}
         seed = self._task.rollout_seed(run, conversation=f"session {number}")
         session = RecordedSession(SessionTerms(seed, sampling, pinned, max_tokens))
