@@ -77,6 +77,41 @@ def test_what_cannot_be_read_is_text(tokenizer, text):
     assert "tool_calls" not in message and message["content"] == text
 
 
+XML = (
+    "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\n3\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+UNWRAPPED = (XML.removeprefix("<tool_call>\n"), XML.removesuffix("\n</tool_call>"))
+
+
+@pytest.mark.parametrize("parser", ["qwen3_coder", "qwen3_xml"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        XML.replace("3\n</parameter>", "3"),
+        XML.replace("</function>\n", ""),
+        XML.replace("<function=add>", "<function=add"),
+        XML[: XML.index("3\n</")],
+        XML[: XML.index("<parameter=a>")],
+        XML + XML[: XML.index("3\n</")],
+        '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>',
+    ],
+)
+def test_a_malformed_xml_call_is_text(tokenizer, parser, text):
+    """Neither executed with the parameters that could be read, nor lost."""
+    message = read(tokenizer, text, parser)
+    assert "tool_calls" not in message and message["content"] == text
+
+
+@pytest.mark.parametrize(
+    "text", [XML + XML, "So:\n" + XML, XML.replace("<tool_call>\n", ""), XML[: XML.index("\n</tool")]]
+)
+def test_a_whole_xml_call_is_read_wherever_it_stands(tokenizer, text):
+    calls = read(tokenizer, text, "qwen3_xml")["tool_calls"]
+    expected = {"name": "add", "arguments": {"a": 2, "b": 3}}
+    assert [call["function"] for call in calls] == [expected] * text.count("<function=")
+
+
 def test_a_model_without_parser_has_no_reader(tokenizer):
     assert ToolCallReader.of(RolloutModelConfig(), tokenizer, "m") is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:  # preflight imports this module
     from trinity_core.workflows.rollout_model import Completion
 
 log = logging.getLogger(__name__)
+
+XML_CALL = re.compile(r"<function=[^>\n]+>(?>\s*<parameter=[^>\n]+>.*?</parameter>)*+\s*</function>", re.DOTALL)
+"""A whole call in the form of Qwen3-Coder."""
 
 Read = tuple[str | None, str | None, "list[FunctionCall] | None"]
 """Reasoning, content and tool calls of an answer."""
@@ -122,12 +126,17 @@ def parsed(
     parse: Callable[..., Read], text: str, request: Any, auto_tools: bool, tokens: Sequence[int],
     unread: str | None = None,
 ) -> Read:  # fmt: skip
-    """Return what a vLLM parser finds in an answer; its text, or `unread`, if the parser fails."""
+    """Return what a vLLM parser finds in an answer; its text, or `unread`, if the parser fails or the call is
+    malformed: its parser would leave out a parameter that is not closed, and a call that is not XML altogether."""
     try:
-        return parse(text, request, auto_tools, tokens)
+        reasoning, content, calls = parse(text, request, auto_tools, tokens)
     except Exception as error:  # parsers raise anything for unexpected text of the model
         log.warning("no tool call can be read from an answer", exc_info=error)
         return None, text if unread is None else unread, []
+    cut = calls and "<function=" in text and len(XML_CALL.findall(text)) < len(calls)
+    if cut or not (reasoning or content or calls):
+        return None, text if unread is None else unread, []
+    return reasoning, content, calls
 
 
 def _object(arguments: str) -> Any:
