@@ -9,6 +9,7 @@ import multiprocessing
 import sys
 import threading
 import time
+import zlib
 from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -30,7 +31,7 @@ from trinity_core.training.checkpoint import copy, load
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes, join
 from trinity_core.training.learner import Learner
 from trinity_core.training.saving import CheckpointWriter
-from trinity_core.training.state import weights
+from trinity_core.training.state import sum_of_bits, weights, weights_digest
 
 READ = transformers.AutoModelForCausalLM.from_pretrained
 IMPORTED_LATER = "deepspeed.runtime.zero.muon.muon_optimizer", "peft", "transformers.models.qwen2.modeling_qwen2"
@@ -91,6 +92,8 @@ def train_case(case: dict[str, Any], ranks: Ranks, folder: Path) -> None:
     held = settled_bytes(others + 1.01 * case["planned"].get(str(ranks.world_size), math.inf)) - others
     models = trained_models(learner).items()
     before = {model + name: w.clone() for model, engine in models for name, w in weights(engine)}
+    whole = sum(int(sum_of_bits(w)) * (zlib.crc32(name.encode()) | 1) for name, w in weights(learner.engine)) % 2**64
+    assert weights_digest(learner.engine) == f"{whole:016x}"
     if case["saved"]:
         save_and_load(learner, folder / case["name"], before)
     result = {"metrics": metrics, "weights": before, "held": held}

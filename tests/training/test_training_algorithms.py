@@ -73,7 +73,7 @@ def test_mix_resumes_rollouts_and_expert_rows(make_config, tmp_path):
     assert [(step["experience/rows"], step["experience/expert_rows"]) for step in steps] == [(20.0, 4.0)] * STEPS
     batches = {}
     for config in (whole, make("halves", STEPS)):
-        source = open_source(config, "demonstrations")
+        source = open_source(config)
         batches[config.name] = [source.draw(step, lambda: False, print) for step in range(1, STEPS + 1)]
     for name in batches:
         rows = [e for batch in batches[name] for e in batch]

@@ -35,7 +35,7 @@ def lengths(make_config, tmp_path):
         config = make_config(algorithm, **changes)
         opened = [Taskset.open(taskset, config.seed) for taskset in config.buffer.explorer_input.tasksets]
         explored = explore_steps(config, TaskSchedule(opened, config.buffer.batch_size, config.seed))
-        return explored, total_steps(config, open_source(config, "demonstrations"))
+        return explored, total_steps(config, open_source(config))
 
     return lengths
 

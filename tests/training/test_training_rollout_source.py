@@ -109,7 +109,7 @@ def test_changed_expert_data_is_refused_by_a_resume(make_config: Any, tmp_path: 
             buffer__trainer_input__auxiliary_buffers__expert__path=tmp_path / "expert.jsonl",
             buffer__trainer_input__auxiliary_buffers__expert__format="{prompt_key: question, response_key: answer}",
         )  # fmt: skip
-        return open_source(config, "demonstrations")
+        return open_source(config)
 
     opened(8).before_save(1)
     opened(8).rewind(1)

@@ -31,7 +31,7 @@ def opened(make_config: Any, tmp_path: Any) -> Any:
         }
         config = make_config("sft", **(settings | overrides))
         JobLayout(config.job_dir).create()
-        source = open_source(config, "demonstrations")
+        source = open_source(config)
         assert isinstance(source, SupervisedSource)
         return source
 

@@ -50,7 +50,7 @@ def test_trainer_reads_a_table(make_config: Any, tmp_path: Path, url: str, algor
         algorithm, model__model_path=tmp_path / "model", buffer__train_batch_size=6, buffer__total_steps="null",
         buffer__total_epochs=2, buffer__trainer_input__experience_buffer=buffer,
     )  # fmt: skip
-    source = open_source(config, "preferences" if algorithm == "dpo" else "demonstrations")
+    source = open_source(config)
     assert isinstance(source, SupervisedSource) and total_steps(config, source) == (4 if algorithm == "dpo" else 2)
     assert [location.line for location in source.data.locations] == list(range(1, 7)), "in the order of the key"
     batch = source.draw(1, lambda: False, print)

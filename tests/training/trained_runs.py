@@ -11,6 +11,7 @@ import torch
 from batches import make_batch
 
 from trinity_core.config import Config
+from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.run.loop import train
 from trinity_core.training.worker import TrainerWorker
 
@@ -55,6 +56,8 @@ def tensors(config: Config, part: str, content: str) -> dict[str, torch.Tensor]:
 def assert_same_runs(one: Config, other: Config, parts: Sequence[str] = ("actor",)) -> None:
     """Metrics and last checkpoints must be bit-identical."""
     assert metrics(one) == metrics(other)
+    digests = [[line.weights for line in read_metrics(config.job_dir)] for config in (one, other)]
+    assert digests[0] == digests[1] and len({*digests[0]}) == len(digests[0])
     for part in parts:
         for content in ("model", "optim"):
             ours, theirs = tensors(one, part, content), tensors(other, part, content)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+from trinity_core.algorithms.objective import Objective
 from trinity_core.base.errors import DataError, TransientFault, TrinityError
 from trinity_core.base.waits import Wait, poll
 from trinity_core.config.resolve import held_out, replay_args, shares
@@ -249,19 +250,21 @@ def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind, 
     return SupervisedSet.of(read, buffer.name, kind, config.seed, rejected_rows=rejected, number=number)
 
 
-def open_source(config: Config, kind: Kind) -> BatchSource:
+def open_source(config: Config) -> BatchSource:
     """Open the configured data source. Raises DataError if it cannot be read."""
     inputs = config.buffer.trainer_input
     if config.is_supervised:
+        pairs = Objective(config.algorithm).policy_loss.rows_per_unit == 2
+        kind: Kind = "preferences" if pairs else "demonstrations"
         data = open_supervised(config, inputs.experience_buffer, kind)
         joined = [inputs.auxiliary_buffers[key] for key in shares(config) if key]
         others = [open_supervised(config, buffer, kind, number) for number, buffer in enumerate(joined, 1)]
         measured = {key: open_supervised(config, buffer, kind) for key, buffer in held_out(config).items()}
         return SupervisedSource(config, data, others, measured)
-    return RolloutSource(config, *_expert(config))
+    return RolloutSource(config, *open_expert(config))
 
 
-def _expert(config: Config) -> tuple[ExpertSource | None, dict[str, Any]]:
+def open_expert(config: Config) -> tuple[ExpertSource | None, dict[str, Any]]:
     """Return the auxiliary buffers, if the sampling strategy uses them, and what their order depends on."""
     buffers = config.buffer.trainer_input.auxiliary_buffers
     is_needed = make_strategy(config.algorithm.sample_strategy, config.algorithm.sample_strategy_args).expert_ratio > 0

@@ -6,6 +6,7 @@ under another ZeRO stage. All functions are collective: every rank calls them an
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn.functional import pad
 
 from trinity_core.base.errors import DataError
 from trinity_core.exchange.checkpoints.adapters import A, B, is_adapter, merged_weight, plain_name
+from trinity_core.exchange.sync.tensorfile import CHUNK
 from trinity_core.training.engine import TrainingEngine, uncompiled
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -90,9 +92,45 @@ def whole_shape(p: torch.nn.Parameter, engine: TrainingEngine) -> tuple[int, ...
     return tuple(p.ds_shape) if engine.settings.zero_stage == 3 else tuple(p.shape)  # type: ignore[attr-defined]
 
 
+@torch.no_grad()
+def weights_digest(engine: TrainingEngine) -> str:
+    """Return 16 hex digits that change with any bit of the trained weights, equal under every ZeRO stage. Collective.
+
+    It is the sum of `sum_of_bits` over the tensors, each times an odd number drawn from its name, modulo 2^64. Ranks
+    that partition the weights (ZeRO 3) digest their own parts, so that nothing is gathered.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=engine.device)
+    partitioned = engine.settings.zero_stage == 3
+    for name, p in parameters(engine):
+        part = _own_part(p, engine) if partitioned else p
+        total += sum_of_bits(part).to(total.device) * (zlib.crc32(name.encode()) | 1)
+    if partitioned and engine.ranks.world_size > 1:
+        torch.distributed.all_reduce(total)
+    return f"{int(total) % 2**64:016x}"
+
+
+def sum_of_bits(tensor: Tensor) -> Tensor:
+    """Return the int64 sum of 2 v^2 + v over the elements' bits v, modulo 2^32 a permutation (the mixing of RC6)
+    without which opposite changes of two elements would cancel out."""
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}[tensor.element_size()]
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for chunk in tensor.detach().reshape(-1).view(words).split(CHUNK[tensor.device.type]):
+        bits = chunk.to(torch.int32)
+        total += torch.add(bits, bits * bits, alpha=2).sum(dtype=torch.int64)
+    return total
+
+
+def _own_part(p: Any, engine: TrainingEngine) -> Tensor:
+    """Return this rank's elements of a partitioned parameter, without the padding after the last ones."""
+    part: Tensor = p.ds_tensor.reshape(-1)
+    left = p.ds_numel - engine.ranks.rank * part.numel()
+    return part[: max(0, left)]
+
+
 def optimizer_steps(engine: TrainingEngine) -> int:
-    """Return the number of updates so far, by Adam's own count; 0 on a rank that owns no parameter."""
-    return max((int(state["step"]) for state in engine.optimizer.state.values() if "step" in state), default=0)
+    """Return the number of updates so far, by Adam's own count, which all parameters share; 0 on a rank that owns
+    none."""
+    return next((int(state["step"]) for state in engine.optimizer.state.values() if "step" in state), 0)
 
 
 def loss_scale(engine: TrainingEngine) -> dict[str, float]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from trinity_core.algorithms.objective import Objective
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.plugins import load_plugins
 from trinity_core.base.timing import StepTimer
@@ -40,7 +39,7 @@ from trinity_core.training.engine import fits_beside_engine, free_cached
 from trinity_core.training.learner import Learner
 from trinity_core.training.publish import Publisher, policy_weights, trainer_rank
 from trinity_core.training.sources import BatchSource, open_source, total_steps
-from trinity_core.training.state import optimizer_steps
+from trinity_core.training.state import optimizer_steps, weights_digest
 
 log = logging.getLogger(__name__)
 MAX_FIRST_GAP = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1, "fp8": 0.3}
@@ -192,13 +191,18 @@ class Trainer:
 
         Called before the step's checkpoint is saved: a run that resumes from that checkpoint does not repeat the step.
         """
+        with self._timer.part("digest"):
+            weights = weights_digest(self.learner.engine)
         now = time.perf_counter()
         seconds = self._timer.seconds | {"timing_s/step": now - (self._since or now)}
         self._timer, self._since = StepTimer(), now
         self.progress.metrics = (self.progress.metrics or {}) | seconds
         if self._metrics_file is not None:
             self.progress.metrics |= self._by_explorer()
-            self._metrics_file.write(self.progress.step, self.progress.metrics, total_steps=self.progress.total_steps)
+            self._metrics_file.write(
+                self.progress.step, self.progress.metrics, total_steps=self.progress.total_steps, weights=weights,
+                updates=optimizer_steps(self.learner.engine),
+            )  # fmt: skip
 
     def save_if_due(self) -> None:
         """Save a checkpoint every `save_interval` steps and after the last one; it is written in the background."""
@@ -430,7 +434,4 @@ def _open_publisher(config: Config, learner: Learner, source: BatchSource, stopp
 
 def open_first(config: Config, ranks: Ranks) -> BatchSource:
     """Open the data on rank 0; the other ranks get an empty source."""
-    if not ranks.first:
-        return BatchSource()
-    pairs = Objective(config.algorithm).policy_loss.rows_per_unit == 2
-    return open_source(config, "preferences" if pairs else "demonstrations")
+    return open_source(config) if ranks.first else BatchSource()

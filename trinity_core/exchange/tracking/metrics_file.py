@@ -45,6 +45,12 @@ class MetricLine:
     metrics: dict[str, float] = field(default_factory=dict)
     made_with: str = ""
     """Fingerprint of the settings and data behind an evaluation's scores."""
+    weights: str = ""
+    """Digest of the policy's trained weights after a train step (`training.state.weights_digest`)."""
+    total_steps: int | None = None
+    """Length of the run at that train step, on which its learning rate may depend."""
+    updates: int | None = None
+    """Updates of the policy so far, by the optimizer's own count."""
 
 
 def progress_text(step: int, metrics: Mapping[str, float], total: int | None) -> str:
@@ -66,8 +72,9 @@ class MetricsFile:
         private_folder(self.path.parent)
 
     def write(
-        self, step: int, metrics: Mapping[str, float], made_with: str = "", total_steps: int | None = None
-    ) -> None:
+        self, step: int, metrics: Mapping[str, float], made_with: str = "", total_steps: int | None = None,
+        weights: str = "", updates: int | None = None,
+    ) -> None:  # fmt: skip
         """Append one line, and log the metrics of `SHOWN`; non-finite numbers are written as null, so that every line
         is plain JSON."""
         line: dict[str, object] = {
@@ -78,6 +85,8 @@ class MetricsFile:
         }
         if made_with:
             line["made_with"] = made_with
+        if weights:
+            line |= {"weights": weights, "total_steps": total_steps, "updates": updates}
         when_room(lambda: self._append(line), self.path)
         if not metrics.keys().isdisjoint(SHOWN):  # else it is an evaluation, whose scores the explorer logs
             log.info("%s: %s", self.source, progress_text(step, metrics, total_steps))
@@ -289,7 +298,8 @@ def parse(blob: bytes) -> Iterator[MetricLine]:
         except json.JSONDecodeError:
             continue
         numbers = {name: math.nan if value is None else value for name, value in entry["metrics"].items()}
-        yield MetricLine(entry["step"], entry["source"], entry["time"], numbers, entry.get("made_with", ""))
+        others = {name: entry[name] for name in ("made_with", "weights", "total_steps", "updates") if name in entry}
+        yield MetricLine(entry["step"], entry["source"], entry["time"], numbers, **others)
 
 
 def _finite(value: float) -> float | None:
