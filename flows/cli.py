@@ -12,8 +12,19 @@ import typer
 
 from flows.local.worker import RESTARTS
 from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT
-from trinity_core.base.program import coloured
-from trinity_core.cli import RESULTS, ConfigOption, Overrides, PluginDir, RunFolder, app, run_app, with_plugins
+from trinity_core.base.program import coloured, ending_on_sigterm
+from trinity_core.cli import (
+    RESULTS,
+    ConfigOption,
+    Overrides,
+    PluginDir,
+    RunFolder,
+    StoreConfig,
+    StoreUrl,
+    app,
+    run_app,
+    with_plugins,
+)
 
 Restarts = Annotated[int, typer.Option(help="Restarts of a killed run within an hour; 0: none.", min=0)]
 MlflowPort = Annotated[int, typer.Option(help="Port of MLflow on 127.0.0.1; 0: do not serve it.", min=0, max=65535)]
@@ -330,6 +341,34 @@ def chat(
     if prompt is None and sys.stdin.isatty():
         typer.echo("A question, /new for a new conversation, Ctrl+D to end.", err=True)
     talk(Conversation(models, greedy), sys.stdin if prompt is None else [" ".join(prompt)], typer.echo)
+
+
+@app.command(rich_help_panel=RESULTS)
+def replay(
+    checkpoint_dir: RunFolder,
+    overrides: Overrides = None,
+    step: Annotated[int | None, typer.Option(help="The train step to repeat.", min=1, show_default=False)] = None,
+    rollout: Annotated[
+        str, typer.Option(help="A rollout to sample again: GROUP:RUN or GROUP:RUN:TURN.", show_default=False)
+    ] = "",
+    config: StoreConfig = None,
+    store: StoreUrl = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Repeat a train step, or sample a rollout again, from what a run has stored; say what differs. Changes nothing.
+
+    Exits with 1 if something differs.
+    """
+    from trinity_core.run.replay import Replay
+
+    if (step is None) == (not rollout):
+        raise typer.BadParameter("give either --step or --rollout")
+    with ending_on_sigterm(), Replay(checkpoint_dir, config, overrides or [], store) as repeating:
+        repeated = repeating.step(step) if step is not None else repeating.rollout(rollout)
+    result = repeated.json()
+    typer.echo(json.dumps(result, indent=2) if as_json else repeated.text())
+    if not result["equal"]:
+        raise typer.Exit(1)
 
 
 def main() -> None:

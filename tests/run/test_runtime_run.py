@@ -12,6 +12,7 @@ from chaos.pipeline import STEPS, WARM_UP_STEPS, Undisturbed, pipeline
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.run import loop as run
+from trinity_core.run.replay import Replay
 
 
 def test_the_page_is_at_most_100_lines() -> None:
@@ -41,6 +42,16 @@ def test_a_pipeline_runs_without_prefect(undisturbed: Undisturbed) -> None:
     assert versions == [0, *range(STEPS - 1)], "no step waited for the train step on the rows of the step before"
     stale = [line.metrics["staleness/max"] for line in lines if line.source == "trainer"]
     assert stale == [0, *(1 for _ in range(STEPS - 1))], "and the trainer had those rows when it wanted them"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_step_and_a_rollout_of_a_real_run_are_repeated(undisturbed: Undisturbed) -> None:
+    with Replay(undisturbed.run.job) as replay:
+        assert not replay.step(STEPS).differing
+        [first, *_] = replay.batch(1) or []
+        repeated = replay.rollout(f"{first.group}:{first.run}")
+    assert (repeated.version, repeated.first_difference) == (0, None) and repeated.tokens == first.action_mask.sum()
 
 
 @pytest.mark.slow

@@ -290,7 +290,7 @@ class Savepoints:
         folder = str(begin(self.layout, step)) if self.ranks.first else ""
         temporary = Path(broadcast_bytes(folder.encode() if self.ranks.first else None, self.ranks).decode())
         converts = learner.settings.save_huggingface in (("always", "last") if last else ("always",))
-        began = self.began
+        began, threads = self.began, torch.get_num_threads()
 
         def finish(written: dict[str, Entry]) -> None:
             write_model_files(self._model_files, temporary / "actor" / "huggingface")
@@ -298,7 +298,8 @@ class Savepoints:
                 self.writer.call("convert", str(temporary))
             before_commit()
             commit(self.layout, step, temporary, self.keep, self._best(), written)
-            update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size, model=began.model)
+            size = {"world_size": self.ranks.world_size, "threads": threads}
+            update_meta(self.layout.trainer_meta, step=step, model=began.model, **size)
             after_commit()
 
         largest, converted = largest_file(learner), model_bytes(learner) if converts else 0

@@ -32,6 +32,14 @@ def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Exp
     return experiences
 
 
+def leased_batch(
+    connection: Connection, t: Tables, step: int, expert: ExpertSource | None, record: str | None
+) -> list[Experience]:
+    """Return the rollouts of a recorded lease, then its expert rows, which `record` names."""
+    rollouts = leased_experiences(connection, t, step)
+    return rollouts + (expert_rows(expert, record) if expert and record else [])
+
+
 def candidates(
     connection: Connection, t: Tables, strategy: Strategy, rows: int, now: float, step: int
 ) -> list[Candidate]:

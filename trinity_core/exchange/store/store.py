@@ -299,8 +299,7 @@ class ExperienceStore:
         with self._database.write() as connection:
             committed, rows_before, experts_before = statements(t).lease.run(connection, key=step).fetchone()
             if rows_before is not None:
-                rollouts = leasing.leased_experiences(connection, t, step)
-                return rollouts + (leasing.expert_rows(expert, experts_before) if expert and experts_before else [])
+                return leasing.leased_batch(connection, t, step, expert, experts_before)
             if step <= committed:
                 raise TrinityError(f"trainer step {step} lies before checkpoint {committed}: rewind the store first")
             now = self._database.now(connection) if now is None else now
@@ -333,6 +332,15 @@ class ExperienceStore:
         """Return the rollouts that trainer step `step` was given; empty if there was no such step or it was pruned."""
         with self._database.read() as connection:
             return leasing.leased_experiences(connection, self._tables, step)
+
+    @again_if_away
+    def whole_batch(self, step: int, expert: ExpertSource | None = None) -> list[Experience] | None:
+        """Return what `lease` gave trainer step `step`; None if it gave nothing or if some of it was pruned."""
+        with self._database.read() as connection:
+            _, rows, experts = statements(self._tables).lease.run(connection, key=step).fetchone()
+            if rows is None or len(leasing.leased_experiences(connection, self._tables, step)) != rows:
+                return None
+            return leasing.leased_batch(connection, self._tables, step, expert, experts)
 
     @waits_for_room
     def flush(self) -> None:

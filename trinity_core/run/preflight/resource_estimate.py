@@ -352,14 +352,14 @@ def disk_of(config: Config, steps: int, trained: Sequence[ModelShape], weight_by
         models = kept if train_settings(config).save_huggingface == "always" else 1
         model = trained[0].parameters * weight_bytes
         needs = [
-            Need("checkpoints", kept * state, f"{kept} × {size(state)}: weights and optimizer state"),
+            Need("checkpoints", kept * state, f"{kept} × {size(state)}: weights and optimizer state; for replays too"),
             Need("models", models * model, f"{models} in Hugging Face format × {size(model)}"),
         ]
     longest = config.model.max_model_len
     if config.explores and not config.is_supervised and is_own_file(store_url(config), config.job_dir):
         groups, each = stored_steps(config, steps) * config.buffer.batch_size, ROW_BYTES + TEXT_BYTES
         rows = groups * config.algorithm.repeat_times
-        why = f"{rows:,} rollouts × {longest:,} tokens × {each} bytes"
+        why = f"{rows:,} rollouts × {longest:,} tokens × {each} bytes; for replays too"
         needs.append(Need("experiences", rows * longest * each, why))
     if trained and not config.is_supervised:
         rows = steps * rollouts_taken(config)
