@@ -15,8 +15,8 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Completed
 
 from flows.local.worker import mark_ended
-from tasks.frontend import PREFECT
-from tasks.prefect_api import NOT_PROMOTED, WITH_FINDINGS
+from tasks.frontend import PREFECT, with_findings
+from tasks.prefect_api import NOT_PROMOTED
 from tasks.reports import name_run
 from tasks.retries import retry_only_transient_faults
 from trinity_core.base.errors import TrinityError
@@ -119,8 +119,7 @@ def ended(summary: dict[str, Any]) -> Any:
     has found in its run, if anything."""
     if (gate := summary.get("gate")) and gate["verdict"] != "promoted":
         return Completed(name=NOT_PROMOTED, message=f"{gate['verdict']}: {gate['candidate']}", data=summary)
+    if findings := summary.get("findings"):
+        return with_findings(findings, summary)
     reason = summary.get("stopped_early")
-    if not (findings := summary.get("findings")):
-        return Completed(message=reason, data=summary) if reason else summary
-    text = "; ".join(f"{finding['check']}: {finding['evidence']}" for finding in findings)
-    return Completed(name=WITH_FINDINGS, message=text, data=summary)
+    return Completed(message=reason, data=summary) if reason else summary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar, cast
 from uuid import uuid4
 
@@ -16,10 +17,11 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.input import RunInput
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Running, State
+from prefect.states import Cancelled, Completed, Running, State
 from prefect.utilities.urls import url_for
 from pydantic import Field, create_model
 
+from tasks.prefect_api import WITH_FINDINGS
 from tasks.reports import (
     LiveReport,
     artifact_key,
@@ -37,6 +39,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.exchange.tracking.rollouts import markdown_text
 from trinity_core.hosting.faults import Stopped, is_cancelled, raise_most_telling
 from trinity_core.run.attempt import Frontend, Stoppable, wait_for_all
+from trinity_core.run.doctor import Diagnosis
 from trinity_core.run.stage import Stage, StageRequest
 from trinity_core.run.verdicts import (
     ShownTask,
@@ -176,6 +179,12 @@ def _letters(task: ShownTask) -> Sequence[str]:
 T = TypeVar("T")
 
 
+def with_findings(findings: Sequence[Mapping[str, str]], result: T) -> T | State[T]:
+    """Return `result`, or with findings a completed state of another name that lists them."""
+    text = "; ".join(f"{finding['check']}: {finding['evidence']}" for finding in findings)
+    return Completed(name=WITH_FINDINGS, message=text, data=result) if findings else result
+
+
 class PrefectFrontend(Frontend):
     """Use it within a flow. Steps are closures: their values stay in this process."""
 
@@ -186,6 +195,18 @@ class PrefectFrontend(Frontend):
         itself."""
         as_task = patient_task(name) if retries else named_task(name)
         return as_task(step)()
+
+    def examine(self, name: str, find: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
+        """Run an examination as a task whose state tells whether it found something; without Prefect's API as a plain
+        call."""
+        found: list[list[Diagnosis]] = []
+
+        def examination() -> Any:
+            found.append(find())
+            return with_findings([asdict(diagnosis) for diagnosis in found[-1]], None)
+
+        show_if_possible(lambda: named_task(name)(examination)())
+        return found[-1] if found else find()
 
     def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
         """Run a stage as a subflow with retries. It gets its configuration as a value, which Prefect does not store."""

@@ -198,8 +198,8 @@ def test_a_run_shows_what_it_does(
         assert summary["step"] == standins.STEPS and summary["score"] == 0.56
         assert {"project:tests", "name:whole", "stage:rft", "algorithm:grpo"} <= set(run.tags)
         task_runs = client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [str(run.id)]}))
-        names = {task_run.name for task_run in task_runs}
-        assert names == {"resolve", "cluster", "explore", "train", "evaluate", "publish"}
+        names = {task_run.name for task_run in task_runs} - {"doctor, train step 1"}  # if the run takes long enough
+        assert names == {"resolve", "cluster", "explore", "train", "evaluate", "publish", "doctor, end"}
         ours = ArtifactFilter(key=ArtifactFilterKey(like_="tests-whole-"))
         keys = {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=ours)}
     assert set(keys) == {"tests-whole-curve", "tests-whole-summary", "tests-whole-rollouts"}

@@ -42,6 +42,7 @@ from trinity_core.hosting.faults import (
     withdraw,
 )
 from trinity_core.hosting.placement import components_of
+from trinity_core.run.doctor import Diagnosis
 from trinity_core.run.nodes import reserve
 from trinity_core.run.stage import Stage, StageRequest, unlock_run
 from trinity_core.run.stop import StopRules
@@ -313,6 +314,10 @@ class Frontend:
     def call(self, name: str, step: Callable[[], T], retries: bool = False) -> T:
         """Run a named step and return its result. With `retries` it may be tried again, if the frontend can."""
         return step()
+
+    def examine(self, name: str, find: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
+        """Run an examination of the run and return its findings. May be called in a thread of its own."""
+        return find()
 
     def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
         return run()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.run.attempt import PLAIN, Frontend, RunAttempt, open_attempt
+from trinity_core.run.examination import examined
 from trinity_core.run.stage import Stage
 from trinity_core.run.summary import publish, score_steps, unscored_result
 
@@ -72,7 +73,8 @@ def run(stage: Stage, frontend: Frontend = PLAIN) -> dict[str, Any]:
             "train": lambda: attempt.train(train, frontend.report),
         }
         components = {name: loop for name, loop in loops.items() if name in attempt.components}
-        results = frontend.run_components(attempt, components)
+        with examined(attempt.config, frontend):
+            results = frontend.run_components(attempt, components)
         attempt.raise_if_cancelled()
         if stage.placement.engines:
             frontend.call("evaluate", lambda: evaluate(attempt))

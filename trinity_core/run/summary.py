@@ -15,7 +15,7 @@ from typing import Any
 from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.files import read_json, when_room, write_atomically
 from trinity_core.base.layout import MANIFEST
-from trinity_core.config import Config, store_url
+from trinity_core.config import Config
 from trinity_core.config.paths import curated_folder
 from trinity_core.exchange.checkpoints.commit import damage
 from trinity_core.exchange.checkpoints.resume import latest_whole, whole_steps
@@ -33,8 +33,8 @@ from trinity_core.exchange.tracking.scores import (
     valid_scores,
 )
 from trinity_core.run.attempt import Frontend, RunAttempt
-from trinity_core.run.doctor import Diagnosis, diagnose
-from trinity_core.run.evidence import gather
+from trinity_core.run.doctor import Diagnosis
+from trinity_core.run.examination import diagnoses
 
 log = logging.getLogger(__name__)
 REWARD_STEPS = 5
@@ -45,12 +45,15 @@ UNCOUNTED = (
 
 
 def publish(attempt: RunAttempt, results: dict[str, Any], frontend: Frontend) -> dict[str, Any]:
-    summary = summarise(attempt, results)
+    found = [] if attempt.config.mode == "bench" else frontend.examine("doctor, end", lambda: diagnoses(attempt.config))
+    for diagnosis in found:
+        log.warning("%s", diagnosis)
+    summary = summarise(attempt, results, found)
     frontend.show(attempt.config, summary)
     return summary
 
 
-def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
+def summarise(attempt: RunAttempt, results: dict[str, Any], findings: Sequence[Diagnosis] = ()) -> dict[str, Any]:
     """Convert the last checkpoint, and write the run's summary to the job's folder (`summary_path`); return it.
 
     A run that only evaluates has its scores as its summary, which is not written, so that the training's stays. A run
@@ -76,7 +79,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
         "results": results,
         "stopped_early": attempt.stop_rules.reason,
         "best": _best(config),
-        "findings": [asdict(diagnosis) for diagnosis in _diagnoses(config)],
+        "findings": [asdict(diagnosis) for diagnosis in findings],
     }
     write_summary(config, summary)
     if steps := uncounted_steps(config):
@@ -92,18 +95,6 @@ def _best(config: Config) -> dict[str, Any] | None:
         return None
     step = max(best, key=lambda step: (scores[step], -step))
     return {"step": step, "score": scores[step], "checkpoint_dir": str(config.layout.step(step))}
-
-
-def _diagnoses(config: Config) -> list[Diagnosis]:
-    """Return what `trinity doctor` finds, without the audit, and log it. Not of an explorer on its own: the trainer is
-    not done."""
-    if config.explores_alone:
-        return []
-    store = store_url(config) if config.algorithm_type.uses_rollouts and any(config.layout.buffer.glob("*")) else None
-    diagnoses = diagnose(gather(config.job_dir, store, audited=False))
-    for diagnosis in diagnoses:
-        log.warning("%s", diagnosis)
-    return diagnoses
 
 
 def _first_and_last_reward(job_dir: Path) -> list[float] | None:

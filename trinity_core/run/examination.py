@@ -1,0 +1,91 @@
+"""The doctor at work during a run: after its first train step, at each evaluation, and at the end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+
+from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.config import Config, store_url
+from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader, stream_of
+from trinity_core.run.attempt import Frontend
+from trinity_core.run.doctor import Diagnosis, diagnose
+from trinity_core.run.evidence import gather
+
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 1.0
+"""Interval at which new metrics are looked for."""
+SHARE = 0.01
+"""Largest share of the run's time that examinations of evaluations take; one that would exceed it is left out."""
+END_SECONDS = 5.0
+"""Time for an examination in progress to end with the run."""
+
+
+def diagnoses(config: Config) -> list[Diagnosis]:
+    """Return what `trinity doctor` finds, without the audit, which reads all rows. Empty for an explorer on its own:
+    its trainer's run is examined."""
+    if config.explores_alone:
+        return []
+    store = store_url(config) if config.algorithm_type.uses_rollouts and any(config.layout.buffer.glob("*")) else None
+    return diagnose(gather(config.job_dir, store, audited=False))
+
+
+@contextmanager
+def examined(config: Config, frontend: Frontend) -> Iterator[None]:
+    """Within this context, examine the run in a thread whenever that is due."""
+    if config.mode == "bench" or config.explores_alone:
+        yield
+        return
+    ended = threading.Event()
+    examiner = Examiner(config, frontend, ended)
+    thread = threading.Thread(target=copy_context().run, args=(examiner.work,), name="doctor", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(END_SECONDS)
+
+
+class Examiner:
+    """Follows the metrics of one attempt, and examines the run when it is due."""
+
+    def __init__(self, config: Config, frontend: Frontend, ended: threading.Event) -> None:
+        self._config, self._frontend, self._ended = config, frontend, ended
+        self._metrics = MetricsReader(config.job_dir)
+        list(self._metrics.read())  # of earlier attempts
+        self._began, self._spent = time.monotonic(), 0.0
+        self._has_begun = False
+        self._told: set[str] = set()
+
+    def work(self) -> None:
+        """Examine until the run ends. Nothing that goes wrong here ends the run."""
+        while not self._ended.wait(LOOK_SECONDS):
+            for reason in [reason for line in self._metrics.read() if (reason := self._due(line))][-1:]:
+                try:
+                    self._examine(reason)
+                except (TrinityError, TransientFault, OSError) as error:
+                    log.warning("the doctor could not examine the run: %s", error)
+
+    def _due(self, line: MetricLine) -> str:
+        """Return why the run is to be examined after this line, or ""."""
+        stream = stream_of(line.source)
+        if stream == "trainer" and not self._has_begun:
+            self._has_begun = True
+            return f"train step {line.step}"
+        evaluates = stream == "eval" or (stream == "trainer" and any(name.startswith("eval/") for name in line.metrics))
+        has_time = self._spent <= SHARE * (time.monotonic() - self._began)
+        return f"evaluation of step {line.step}" if evaluates and has_time else ""
+
+    def _examine(self, reason: str) -> None:
+        began = time.thread_time()
+        found = self._frontend.examine(f"doctor, {reason}", lambda: diagnoses(self._config))
+        self._spent += time.thread_time() - began
+        for diagnosis in found:
+            if diagnosis.check not in self._told:
+                self._told.add(diagnosis.check)
+                log.warning("at %s: %s", reason, diagnosis)
