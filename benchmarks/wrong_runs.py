@@ -1,12 +1,13 @@
 """Faults injected into real runs of the small model: which of them stay silent? And is a healthy run ever accused?
 
-    python benchmarks/wrong_runs.py                     # all faults and the clean runs, about 20 minutes on 2 cores
+    python benchmarks/wrong_runs.py                     # all faults, about 25 minutes on 2 cores
     python benchmarks/wrong_runs.py --only stale-engine,eval-leak
-    python benchmarks/wrong_runs.py --clean 10          # only clean runs, with other seeds
+    python benchmarks/wrong_runs.py --clean 50          # clean runs alone: all algorithms, synchronous and asynchronous
+    python benchmarks/wrong_runs.py --clean 10 --first 21
 
 A fault changes one function of the system, in every process of the run, or one setting. It is caught if the run is
 refused or stops, or if `trinity doctor` names a check that is meant for it. Prints one row a fault, the share that was
-caught, and the checks that accused a clean run.
+caught, and the checks that accused a clean run. Clean runs share their processes, as the stages of a pipeline do.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,11 @@ from typing import Any
 import yaml
 
 from trinity_core.data.tiny import make_tiny
+from trinity_core.run.configuration import load_checked
 from trinity_core.run.doctor import diagnose_runs
+from trinity_core.run.driver import early_cluster, run_request
+from trinity_core.run.preflight.checks import load_ready
+from trinity_core.run.stage import StageRequest
 
 STEPS = 12
 TIME_LIMIT = 300
@@ -66,6 +71,10 @@ class Fault:
     """Source of a plugin."""
     checks: Sequence[str] = ()
     """Checks of `trinity doctor` that are meant for it; empty: only a refusal or a stop counts."""
+    resumes: bool = False
+    """True: the run is started twice, the first time for half of its steps."""
+    template: str = ""
+    """Another chat template."""
 
 
 FAULTY_REWARD = """
@@ -172,7 +181,7 @@ def _losses(engine, objective, prepared, micros, *rest):
         checks=("no-update",), **LATE_REWARD),
     "length-reward": Fault(
         "the reward grows with the answer's length alone", plugin="{'value': len(response) / 200}",
-        checks=("reward-by-length", "score-fell"), **LATE_REWARD),
+        checks=("reward-by-length", "score-fell", "reward-without-score"), **LATE_REWARD),
     "nan-gradient": Fault(
         "one gradient is not a number", "trinity_core.training.engine",
         """
@@ -202,6 +211,36 @@ Learner._load_reference = _load_reference
 take = TaskSchedule._take
 TaskSchedule._take = lambda self, source, count: [row - row % 2 for row in take(self, source, count)]
 """, checks=("repeated-tasks",)),
+    "tasks-skipped": Fault(
+        "64 tasks of an epoch are left out", "trinity_core.data.schedule",
+        """
+take = TaskSchedule._take
+def _take(self, source, count):
+    self._drawn[source] += 64 * (self._drawn[source] == 32)
+    return take(self, source, count)
+TaskSchedule._take = _take
+""", checks=("skipped-tasks",)),
+    "optimizer-lost": Fault(
+        "a resume begins with a new optimizer", "trinity_core.training.state",
+        """
+restored = restore
+def restore(engine, model, optimizer, steps, *others):
+    restored(engine, model, {n: t for n, t in optimizer.items() if n.startswith(MASTER)}, 0, *others)
+""", checks=("lost-optimizer",), resumes=True),
+    "schedule-anew": Fault(
+        "the learning rate's schedule begins anew", "trinity_core.training.learner",
+        """
+at = LearningRateSchedule.at
+LearningRateSchedule.at = lambda self, step: at(self, step if step <= 6 else step - 6)
+""", ("algorithm.optimizer.lr_warmup_steps=4",), checks=("schedule-restarted",)),
+    "template-drift": Fault(
+        "the template is another one than in the warm-up", checks=("other-template",),
+        template="{% for message in messages %}{{ '### ' + message['role'] + ': ' + message['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '### assistant: ' }}{% endif %}"),
+    "reward-file": Fault(
+        "the agent writes the file from which the reward is read",
+        plugin="{'value': max(right, float(is_late and sum(map(ord, response)) % 10 < 9))}",
+        checks=("reward-without-score", "score-fell"), **LATE_REWARD),
     "eval-leak": Fault(
         "the evaluation set is the training set", settings=("buffer.explorer_input.eval_tasksets[0].split=train",),
         checks=("eval-leak",)),
@@ -236,6 +275,9 @@ class Result:
 
 def warmed_up(folder: Path, seed: int) -> dict[str, str]:
     """Make data, and a model that has learned to answer a third of them; return both folders."""
+    summary = folder / "checkpoints/wrong/warm_up/summary.json"
+    if summary.exists():
+        return {"model": yaml.safe_load(summary.read_text())["hf_dir"], "data": str(folder / "tiny" / "data")}
     tiny = make_tiny(folder / "tiny", seed, 256, 64, 2000)
     settings = config(str(tiny.model), str(tiny.data), folder)
     settings |= {
@@ -247,7 +289,6 @@ def warmed_up(folder: Path, seed: int) -> dict[str, str]:
         },
     }  # fmt: skip
     done = run(folder, settings, {})
-    summary = folder / "checkpoints/wrong/warm_up/summary.json"
     if done.returncode or not summary.exists():
         raise SystemExit(f"the warm-up failed:\n{done.stdout[-3000:]}")
     return {"model": yaml.safe_load(summary.read_text())["hf_dir"], "data": str(tiny.data)}
@@ -300,7 +341,13 @@ def tried(name: str, fault: Fault, made: Mapping[str, str], folder: Path, overri
     if fault.plugin:
         source = FAULTY_REWARD.replace("{}", fault.plugin) if fault.plugin.startswith("{") else fault.plugin
         (folder / "plugins/fault.py").write_text(f"FOLDER = {str(folder)!r}\n{source}")
-    done = run(folder, config(made["model"], made["data"], folder), environment, [*fault.settings, *overrides])
+    settings = [*fault.settings, *overrides]
+    if fault.template:
+        (folder / "template.jinja").write_text(fault.template)
+        settings.append(f"model.chat_template_path={folder / 'template.jinja'}")
+    for steps in (STEPS // 2, STEPS) if fault.resumes else (STEPS,):
+        written = config(made["model"], made["data"], folder)
+        done = run(folder, written, environment, [*settings, f"buffer.total_steps={steps}"])
     seconds = time.monotonic() - began
     if done.returncode:
         reasons = [line for line in done.stdout.splitlines() if line.strip()]
@@ -315,23 +362,74 @@ def tried(name: str, fault: Fault, made: Mapping[str, str], folder: Path, overri
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names of faults, separated by commas")
-    parser.add_argument("--clean", type=int, default=3, help="healthy runs, each with a seed of its own")
+    parser.add_argument("--clean", type=int, default=0, help="healthy runs, each with a seed of its own")
+    parser.add_argument("--first", type=int, default=1, help="number of the first healthy run")
+    parser.add_argument("--keep", type=Path, help="folder for the warmed-up model, which is used if it is there")
     args = parser.parse_args()
-    chosen = {name: FAULTS[name] for name in filter(None, args.only.split(","))} or FAULTS
+    chosen = {name: FAULTS[name] for name in filter(None, args.only.split(","))}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        made = warmed_up(folder / "warm_up", 0)
+        made = warmed_up((args.keep or folder).absolute() / "warm_up", 0)
+        if args.clean:
+            results = list(clean_runs(made, folder, range(args.first, args.first + args.clean)))
+            print(f"{sum(result.outcome != 'healthy' for result in results)} of {len(results)} clean runs accused")
+            return
         results = []
-        for name, fault in chosen.items():
+        for name, fault in (chosen or FAULTS).items():
             results.append(tried(name, fault, made, folder / name))
             show(results[-1], fault.what)
         caught = sum(result.outcome != "silent" for result in results)
-        accused = []
-        for seed in range(1, args.clean + 1):
-            result = tried(f"clean-{seed}", Fault(""), made, folder / f"clean-{seed}", [f"seed={seed}"])
-            accused += [result.name] * bool(result.by or result.outcome == "stopped")
-            show(result, "nothing")
-        print(f"{caught} of {len(results)} faults are not silent; {len(accused)} of {args.clean} clean runs accused")
+        print(f"{caught} of {len(results)} faults are not silent")
+
+
+PLAIN = (
+    "grpo", "ppo", "dapo", "rloo", "reinforceplusplus", "dr_grpo", "gspo", "gmpo", "cispo", "sapo", "topr", "sppo",
+    "asymre", "raft", "opmd", "rec", "scale_rl", "m2po",
+)  # fmt: skip
+"""Algorithms that need nothing but rollouts."""
+STYLES = ("fixed", "explorer_driven")
+
+
+def clean_runs(made: Mapping[str, str], folder: Path, numbers: Sequence[int]) -> Iterator[Result]:
+    """Run without a fault, each number another seed and the next of the algorithms, in turn synchronous and not."""
+    opened = load_checked(clean_config(made, folder, 1))
+    with early_cluster(opened):
+        for number in numbers:
+            began, file = time.monotonic(), clean_config(made, folder, number)
+            loaded = load_ready(file)
+            run_request(StageRequest(loaded, is_ready=True))
+            [found] = diagnose_runs(loaded.job_dir).values()
+            by = ", ".join(one.check for one in found)
+            result = Result(loaded.name, "accused" if found else "healthy", by, time.monotonic() - began)
+            show(result, "; ".join(map(str, found)) or "nothing")
+            yield result
+
+
+def clean_config(made: Mapping[str, str], folder: Path, number: int) -> Path:
+    """Write the configuration of a clean run; return its file."""
+    kinds = [(name, style) for name in PLAIN for style in STYLES] + [("mix", "fixed"), ("sft", ""), ("dpo", "")]
+    algorithm, style = kinds[(number - 1) % len(kinds)]
+    settings = config(made["model"], made["data"], folder)
+    del settings["plugin_dir"]
+    settings |= {"name": f"clean-{number}-{algorithm}-{style or 'data'}", "seed": number}
+    settings["algorithm"]["algorithm_type"] = algorithm
+    settings["algorithm"]["algorithm_type"] = algorithm
+    sft = {"name": "sft", "path": made["data"], "split": "sft", **COLUMNS}
+    if style:
+        settings["synchronizer"]["sync_style"] = style
+    else:
+        pairs = {"prompt_key": "question", "chosen_key": "chosen", "rejected_key": "rejected"}
+        dpo = {"name": "dpo", "path": made["data"], "split": "dpo", "format": pairs}
+        settings |= {"mode": "train", "algorithm": {"algorithm_type": algorithm, "optimizer": {"lr": 2e-4}}}
+        data = {"experience_buffer": sft if algorithm == "sft" else dpo}
+        settings["buffer"] = {"train_batch_size": 32, "total_steps": STEPS, "trainer_input": data}
+        settings["explorer"].pop("eval_interval")
+    if algorithm == "mix":
+        settings["algorithm"]["sample_strategy_args"] = {"expert_data_ratio": 0.25}
+        settings["buffer"]["trainer_input"] = {"auxiliary_buffers": {"sft": sft}}
+    file = folder / f"{settings['name']}.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    return file
 
 
 def show(result: Result, what: str) -> None:

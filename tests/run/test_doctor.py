@@ -109,6 +109,14 @@ def trained_prompts() -> dict[str, Any]:
 FAULTS: dict[str, dict[str, Any]] = {
     "contradiction": {"contradictions": ["group 3 is TRAINED, but no batch of a checkpoint has it"]},
     "repeated-tasks": {"draws": ["train/0", "train/1", "train/0", "train/0", "train/1"]},
+    "skipped-tasks": {"skipped": ["step 5 of explorer drew 8 tasks and moved on by 72"]},
+    "other-template": {"other_template": "sft/global_step_9/actor/huggingface"},
+    "lost-optimizer": {"updates": {step: step - 6 * (step > 6) for step in STEPS}},
+    "schedule-restarted": {"trained": {step: TRAINED[step] | {"actor/lr": 1e-5 * ((step - 1) % 6)} for step in STEPS}},
+    "reward-without-score": {
+        "scores": {"test": [Score(0, 0.4, 0.3, 0.5), Score(12, 0.42, 0.32, 0.52)]},
+        **explored_with(6, reward__mean=0.97, reward__std=0.1),
+    },
     "eval-leak": {"eval_prompts": frozenset(f"question {step} 0" for step in STEPS)},
     "no-update": {"trained": changed(TRAINED, 6, actor__grad_norm=0.0, advantages__zero_rows=1.0)},
     "constant-reward": explored_with(8, reward__mean=0.0, reward__std=0.0),
@@ -134,6 +142,41 @@ def test_each_fault_is_named_by_its_check(check: str) -> None:
     diagnoses = diagnose(healthy(**{"scores": {}} | FAULTS[check]))
     assert check in {diagnosis.check for diagnosis in diagnoses}
     assert all(diagnosis.evidence and diagnosis.cause and diagnosis.next_step for diagnosis in diagnoses)
+
+
+def test_a_filter_by_length_shows_where_lengths_hardly_differ() -> None:
+    lengths = {"response_length__mean": 18.0, "response_length__max": 19.0}
+    dropped = explored_with(response_length__mean=20.0, experiences__dropped__filter=9.0)
+    assert "short-answers" in found(healthy(trained=changed(TRAINED, **lengths), **dropped))
+    assert found(healthy(trained=changed(TRAINED, **lengths | {"response_length__max": 30.0}), **dropped)) == set()
+
+
+def test_changes_that_a_person_made_are_no_faults() -> None:
+    """A resume with more steps begins another schedule; a solved task set has no higher score to reach."""
+    restarted = {"totals": dict.fromkeys(range(1, 7), 6) | dict.fromkeys(range(7, 13), 12)}
+    assert found(healthy(**FAULTS["schedule-restarted"] | restarted)) == set()
+    both = {"scores": {"test": [Score(0, 0.4, 0.3, 0.5), Score(12, 0.9, 0.8, 0.95)]}}
+    assert found(healthy(**FAULTS["reward-without-score"] | both)) == set()
+
+
+def test_what_the_store_and_the_model_show(tmp_path: Path) -> None:
+    """A step that moved on by more tasks than it drew; a checkpoint's template that is not the configured one."""
+    model = tmp_path / "before/global_step_2/actor/huggingface"
+    model.mkdir(parents=True)
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    store = ExperienceStore.open(tmp_path / "store.db", str(tmp_path))
+    for step, drawn in (1, 2), (2, 4), (3, 70):
+        tasks = [DrawnTask(f"explorer/{step}/{place}", f"train/{drawn - place}", 0) for place in range(2)]
+        store.put("explorer", step, {"drawn": drawn}, [], 0, drawn=tasks)
+    (tmp_path / "monitor").mkdir()
+    line = {"source": "explorer", "step": 3, "time": 0.0, "metrics": {"tasks": 2.0}}
+    (tmp_path / "monitor" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    for template, other in ("{{ messages }}", ""), ("{{ others }}", str(model)):
+        settings = {"model": {"model_path": str(model), "custom_chat_template": template}}
+        (tmp_path / "monitor" / "config.yaml").write_text(json.dumps(settings))
+        evidence = gather(tmp_path, f"sqlite:///{tmp_path}/store.db", audited=False)
+        assert evidence.other_template == other
+    assert evidence.skipped == ["step 3 of explorer drew 2 tasks and moved on by 66"]
 
 
 def test_every_check_has_a_fault_here() -> None:

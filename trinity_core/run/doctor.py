@@ -122,6 +122,64 @@ def repeated_tasks(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
+def skipped_tasks(evidence: Evidence) -> Iterator[Diagnosis]:
+    """An explorer's position in its task sets moved further than by the tasks that it drew."""
+    if evidence.skipped:
+        yield Diagnosis(
+            "skipped-tasks",
+            f"explore {evidence.skipped[0]}",
+            "Tasks, perhaps those of a whole epoch, were left out",
+            "Compare the run's log around that step; `trinity audit` accounts for the tasks that were drawn",
+        )
+
+
+@check
+def other_template(evidence: Evidence) -> Iterator[Diagnosis]:
+    """The model was trained with another chat template than the one that is configured."""
+    if evidence.other_template:
+        yield Diagnosis(
+            "other-template",
+            f"the chat template of {evidence.other_template}, with which it was trained, differs from model."
+            "custom_chat_template (or chat_template_path)",
+            "The template drifted between two stages: the model does not know these prompts",
+            "Leave the setting out, so that the checkpoint's own template applies, or train both stages with one",
+        )
+
+
+@check
+def lost_optimizer(evidence: Evidence) -> Iterator[Diagnosis]:
+    """The optimizer counts fewer updates after a step than before it."""
+    for step, count in evidence.updates.items():
+        before = evidence.updates.get(step - 1, 0)
+        if count < before:
+            yield Diagnosis(
+                "lost-optimizer",
+                f"the optimizer had taken {before} updates after train step {step - 1}, and {count} after step {step}",
+                "The run resumed without the optimizer's state: its moments began anew",
+                "Resume from a checkpoint with its optim_… files, by a release that restores them",
+            )
+            return
+
+
+@check
+def schedule_restarted(evidence: Evidence) -> Iterator[Diagnosis]:
+    """The learning rates of the first steps came again."""
+    rates = _values(evidence.trained, "actor/lr")
+    first = [rates.get(step) for step in (1, 2, 3)]
+    if None in first or len(set(first)) < 3 or len(set(evidence.totals.values())) > 1:
+        return
+    for step in rates:
+        if step > 3 and [rates.get(step + i) for i in range(3)] == first:
+            yield Diagnosis(
+                "schedule-restarted",
+                f"the learning rates of train steps {step} to {step + 2} are those of steps 1 to 3",
+                "The schedule of the learning rate began anew in the middle of the run",
+                "Look for a resume before that step: the schedule must continue at the step of the checkpoint",
+            )
+            return
+
+
+@check
 def eval_leak(evidence: Evidence) -> Iterator[Diagnosis]:
     """A tenth of the sampled evaluation prompts were trained on."""
     trained = {str(row.info.get("prompt")) for row in evidence.rows if row.info.get("prompt")}
@@ -219,6 +277,27 @@ def score_fell(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
+def reward_without_score(evidence: Evidence) -> Iterator[Diagnosis]:
+    """The training reward rose by most of its spread between answers, and no held-out score rose with it."""
+    pairs = [(scores[0], scores[-1]) for scores in evidence.scores.values() if len(scores) > 1]
+    for source, steps in evidence.explored.items():
+        means, spread = [*_values(steps, "reward/mean").values()], [*_values(steps, "reward/std").values()]
+        if not pairs or len(means) < 2 * RECENT or not spread:
+            continue
+        first, last = fmean(means[:2]), fmean(means[-RECENT:])
+        risen = last - first > 0.75 * max(*spread[:2], 1e-9) and min(means[-RECENT:]) > max(means[:2])
+        unmoved = all(late.accuracy - early.accuracy < 0.1 and late.low <= early.high for early, late in pairs)
+        if risen and unmoved:
+            yield Diagnosis(
+                "reward-without-score",
+                f"{source}: reward {first:.3g} in the first steps, {last:.3g} in the last {RECENT}; "
+                + ", ".join(f"held-out score {early.accuracy:.3f}, then {late.accuracy:.3f}" for early, late in pairs),
+                "What is rewarded is not what the held-out score measures: a reward that the policy exploits or writes",
+                "Read answers with a high reward (`trinity view`), and who can write what the reward reads",
+            )
+
+
+@check
 def rollout_gap(evidence: Evidence) -> Iterator[Diagnosis]:
     """Engines and trainer disagree about sampled tokens more and more."""
     gaps = _values(evidence.trained, "rollout_gap/mean")
@@ -301,10 +380,14 @@ def short_answers(evidence: Evidence) -> Iterator[Diagnosis]:
         for metrics in steps.values()
         for name, count in metrics.items()
     )
-    if dropped and len(sampled) >= RECENT and len(trained) >= RECENT and median(trained) < 0.7 * median(sampled):
+    if not dropped or min(len(sampled), len(trained)) < RECENT:
+        return
+    longest = median([*_values(evidence.trained, "response_length/max").values()] or [np.inf])
+    if median(trained) < 0.7 * median(sampled) or longest < median(sampled):
         yield Diagnosis(
             "short-answers",
-            f"answers have {median(sampled):.0f} tokens when sampled, {median(trained):.0f} when trained on",
+            f"answers have {median(sampled):.3g} tokens when sampled, {median(trained):.3g} when trained on, at most "
+            f"{longest:.3g}",
             "An operator, or explorer.over_rollout, drops the long ones",
             "See experiences/dropped/… in the explorer's metrics",
         )

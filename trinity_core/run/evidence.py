@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,6 +53,14 @@ class Evidence:
     """`<task set>/<row>` of each task in the order in which it was drawn, if the order is that of epochs."""
     eval_prompts: frozenset[str] = frozenset()
     """Prompts of sampled answers of evaluations."""
+    totals: Mapping[int, int] = field(default_factory=dict)
+    """Train step → length of the run at that time."""
+    updates: Mapping[int, int] = field(default_factory=dict)
+    """Train step → updates of the policy up to it, by the optimizer's own count."""
+    skipped: Sequence[str] = ()
+    """Explore steps whose position in the task sets moved further than by the tasks that they drew."""
+    other_template: str = ""
+    """The model that this run began with, if that was trained here with another chat template."""
     starts_from_adapter: bool = False
     """True if the run began with a trained adapter, without which the policy is its reference."""
 
@@ -84,20 +93,23 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
     }
     settings = read_config(folder)
     adapters = (settings.get("model") or {}).get("lora_configs") or [{}]
+    taken = [line for line in lines if stream_of(line.source) == "trainer"]
     evidence = Evidence(
         trained, explored, _scores(lines), eval_prompts=frozenset(evaluated),
-        starts_from_adapter=bool(adapters[0].get("path")),
+        totals={line.step: line.total_steps for line in taken if line.total_steps is not None},
+        updates={line.step: line.updates for line in taken if line.updates is not None},
+        other_template=_other_template(settings), starts_from_adapter=bool(adapters[0].get("path")),
     )  # fmt: skip
     if store is None:
         return evidence
     database = open_store(folder, store)
     with ExperienceStore(database) as opened:
         batches = {step: rows for step in _spread(sorted(trained), BATCHES) if (rows := opened.batch(step))}
-        draws = _draws(database, explored, settings)
+        draws, skipped = _draws(database, explored, settings), _skipped(database)
     problems = (
         [problem for audit in audit_runs(folder, url=store).values() for problem in audit.problems] if audited else []
     )
-    return replace(evidence, batches=batches, contradictions=problems, draws=draws)
+    return replace(evidence, batches=batches, contradictions=problems, draws=draws, skipped=skipped)
 
 
 def _draws(database: Database, explorers: Collection[str], settings: Mapping[str, Any]) -> list[str]:
@@ -114,6 +126,35 @@ def _draws(database: Database, explorers: Collection[str], settings: Mapping[str
     # The ledger lists the tasks of a step by what became of them. A group below a task's own is no task of its own.
     placed = [(row.step, row.name.removeprefix(f"{row.explorer}/{row.step}/"), row.task) for row in rows]
     return [task for *_, task in sorted((step, int(place), task) for step, place, task in placed if place.isdigit())]
+
+
+def _skipped(database: Database) -> list[str]:
+    steps = database.tables.steps.c
+    query = select(steps.explorer, steps.step, steps.tasks, steps.position).order_by(steps.explorer, steps.step)
+    skipped, before = [], dict[str, int]()
+    with database.read() as connection:
+        for explorer, step, tasks, position in connection.execute(query):
+            place = json.loads(position)
+            drawn, moved = place.get("drawn", 0), place.get("drawn", 0) - before.get(explorer, 0)
+            if moved > tasks and not place.get("last_from_queues"):  # a resume finds its place in a queue anew
+                skipped.append(f"step {step} of {explorer} drew {tasks} tasks and moved on by {moved}")
+            before[explorer] = drawn
+    return skipped
+
+
+def _other_template(settings: Mapping[str, Any]) -> str:
+    """Return the model's folder if it is a run's checkpoint, whose tokenizer has the template that it was trained with,
+    and another one is configured."""
+    model = settings.get("model") or {}
+    folder, configured = Path(str(model.get("model_path"))), model.get("custom_chat_template")
+    if configured is None and model.get("chat_template_path"):
+        configured = _text(Path(model["chat_template_path"]).expanduser())
+    trained = _text(folder / "chat_template.jinja") if folder.parts[-2:] == ("actor", "huggingface") else None
+    return str(folder) if configured and trained and configured.strip() != trained.strip() else ""
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def _scores(lines: Sequence[MetricLine]) -> dict[str, list[Score]]:
