@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from rollout.taught import CALL, FEEDBACK, KNOWN, RIGHT, ROW, TOOL, WRONG, teach
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toy_text import FrozenLake
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from trinity_core.algorithms.objective import Objective
 from trinity_core.config import config_from_dict
@@ -285,6 +286,53 @@ def test_a_teachers_logprobs_reach_the_loss(taught, tiny_folder, tiny_engine, tm
     assert len(rows) == 12 and abs(np.mean(gaps)) > 1.0
     assert metrics["actor/pg_loss"] == pytest.approx(-np.mean(gaps), rel=1e-4)
     assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-3)
+
+
+@pytest.fixture
+def bytes_teacher(engine_of, tiny_folder, tmp_path):
+    """A model of other tokens (single bytes) with a chat template of its own, and a started engine with it."""
+    alphabet = {char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}assistant: "
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=template)
+    folder = tmp_path / "bytes"
+    fast.save_pretrained(folder)
+    torch.manual_seed(1)
+    config = AutoConfig.from_pretrained(tiny_folder, vocab_size=len(fast), eos_token_id=256, bos_token_id=None)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder, engine_of(str(folder), max_model_len=512, max_num_seqs=16)
+
+
+@pytest.mark.campaign
+def test_a_teacher_with_other_tokens_scores_the_text(taught, bytes_teacher, tiny_folder, tiny_engine, tmp_path):
+    """Each answer's log-probs sum to those of the teacher's own tokens of its text, by a float64 model; another task
+    set would have the other teacher."""
+    args = {"teacher": str(bytes_teacher[0]), "align_by_text": True}
+    config = config_of(
+        tiny_folder, tmp_path, "on_policy_distill_math_workflow", algorithm="on_policy_distill",
+        auxiliary=[taught[0], bytes_teacher[0]], workflow_args=args,
+    ).with_values({"model.max_model_len": 200})  # fmt: skip
+    rows = explored(config, tiny_engine, taught[1], bytes_teacher[1])
+    model = AutoModelForCausalLM.from_pretrained(bytes_teacher[0], dtype=torch.float64)
+    ours, theirs = (AutoTokenizer.from_pretrained(folder) for folder in (tiny_folder, bytes_teacher[0]))
+    messages = [{"role": "system", "content": BOX_PROMPT}, {"role": "user", "content": ROW["question"]}]
+    prompt = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    compared = 0
+    for row in rows:
+        tokens = row.tokens[row.prompt_length :].tolist()
+        ended = tokens[-1] == ours.convert_tokens_to_ids("<|im_end|>")
+        text = ours.decode(tokens[: len(tokens) - ended])
+        if text.endswith("\ufffd"):  # cut off within a character: its tokens keep the policy's log-probs
+            continue
+        answer = theirs.encode(text, add_special_tokens=False) + [256] * ended
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None]).sum()
+        assert row.teacher_logprobs.sum() == pytest.approx(expected.item(), rel=1e-4)
+        compared += 1
+    assert len(rows) == 12 and compared > 6 and all(row.action_mask.all() for row in rows)
 
 
 @pytest.mark.parametrize("algorithm", ["opsd", "opsd_full"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from trinity_core.base.signatures import Arguments, arguments_model
 from trinity_core.data.experience import Experience
@@ -93,12 +93,12 @@ class BoxedArguments(Arguments):
 class MathBoxedWorkflow(SimpleWorkflow):
     """A problem whose answer is expected in a box: `math_boxed_reward` unless another is named."""
 
-    arguments = BoxedArguments
+    arguments: ClassVar[type[BoxedArguments]] = BoxedArguments
     default_reward = "math_boxed_reward"
 
     @classmethod
     def own_system_prompt(cls, workflow_args: Mapping[str, Any]) -> str | None:
-        return BOX_THINK_PROMPT if BoxedArguments.model_validate(workflow_args).with_think else BOX_PROMPT
+        return BOX_THINK_PROMPT if cls.arguments.model_validate(workflow_args).with_think else BOX_PROMPT
 
     @property
     def chat_template(self) -> str | None:
@@ -115,7 +115,7 @@ class MathBoxedWorkflow(SimpleWorkflow):
 
     @property
     def _arguments(self) -> BoxedArguments:
-        return BoxedArguments.model_validate(self.task.workflow_args)
+        return self.arguments.model_validate(self.task.workflow_args)
 
 
 @WORKFLOWS.register("math_rm_workflow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import field_validator
@@ -14,10 +14,11 @@ from trinity_core.base.errors import DataError, InputError, TrinityError
 from trinity_core.base.signatures import Arguments
 from trinity_core.data.experience import Experience
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow
-from trinity_core.workflows.builtin import MathBoxedWorkflow
+from trinity_core.workflows.builtin import BoxedArguments, MathBoxedWorkflow
 from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
-from trinity_core.workflows.rollout_model import Completion, Message, RolloutModel
+from trinity_core.workflows.rollout_model import Completion, Message, RolloutModel, opened_thought
+from trinity_core.workflows.text_alignment import carried_over, token_ends
 
 Taught = np.ndarray | str
 """The teacher's log-probs of an answer's tokens (or, if the trainer computes them, its prompt), or why there are none.
@@ -65,38 +66,84 @@ class Distilling(SimpleWorkflow):
         return experience
 
 
+class DistillArguments(BoxedArguments):
+    """`workflow_args` of `on_policy_distill_math_workflow`."""
+
+    teacher: str | None = None
+    """Name of the auxiliary model that teaches this task set; by default the first one."""
+    align_by_text: bool = False
+    """The teacher may have another tokenizer: its own chat template writes its prompt, its own tokens of the answer's
+    text are scored, and their log-probs carried over to the policy's (`text_alignment.carried_over`)."""
+
+
 @WORKFLOWS.register("on_policy_distill_math_workflow")
 class DistillMathWorkflow(MathBoxedWorkflow, Distilling):
-    """For the algorithm `on_policy_distill`. The teacher is the first auxiliary model and must have the policy's
-    tokenizer."""
+    """For the algorithm `on_policy_distill`. Task sets may have teachers of their own."""
 
+    arguments: ClassVar[type[DistillArguments]] = DistillArguments
     asks_models = True
 
     async def run(self) -> list[Experience]:
         """Return `repeat_times` experiences with the teacher's log-probs."""
         teacher = self.teacher
         completions = await self.answers()
-        for completion in completions:
-            self._require_same_tokens(teacher, completion)
-        taught = await asyncio.gather(*(taught_by(teacher, one.prompt_tokens, one.tokens) for one in completions))
+        taught = await asyncio.gather(*(self._taught(teacher, completion) for completion in completions))
         rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
         return self.distilled(completions, taught, rewards)
 
     @property
     def teacher(self) -> RolloutModel:
-        """The first auxiliary model. Raises TrinityError without one."""
-        if not self.auxiliary:
-            raise TrinityError(
-                f"workflow '{self.task.workflow}' needs a teacher: add one to explorer.auxiliary_models",
-                key="explorer.auxiliary_models",
-            )
-        return self.auxiliary[0]
+        """The model that `workflow_args.teacher` names, or the first. Raises TrinityError if there is none."""
+        name = self._distill_arguments.teacher
+        for model in self.auxiliary:
+            if name in (None, model.name):
+                return model
+        names = ", ".join(model.name for model in self.auxiliary) or "no model"
+        raise TrinityError(
+            f"workflow '{self.task.workflow}' needs the teacher{f' {name!r}' * (name is not None)}: "
+            f"explorer.auxiliary_models has {names}",
+            key="explorer.auxiliary_models",
+        )
+
+    @property
+    def _distill_arguments(self) -> DistillArguments:
+        return DistillArguments.model_validate(self.task.workflow_args)
+
+    async def _taught(self, teacher: RolloutModel, completion: Completion) -> Taught | None:
+        if completion.finish_reason == "prompt_too_long":
+            return None
+        if self._distill_arguments.align_by_text:
+            return await self._taught_by_text(teacher, completion)
+        self._require_same_tokens(teacher, completion)
+        return await taught_by(teacher, completion.prompt_tokens, completion.tokens)
+
+    async def _taught_by_text(self, teacher: RolloutModel, completion: Completion) -> Taught:
+        """Score the teacher's own tokens of the answer; the end of the turn is one piece, if the policy sampled it."""
+        tokens = completion.tokens.tolist()
+        ended = tokens[-1] in self.model.turn_ends and bool(teacher.turn_ends)
+        text, ends = token_ends(self.model.tokenizer, tokens[: len(tokens) - ended])
+        prompt = list(teacher.prompt_tokens(self.messages, self.task.tools))
+        if not opened_thought(teacher.tokenizer.decode(prompt[-16:])):
+            prompt += teacher.tokenizer.encode(completion.opened, add_special_tokens=False)
+        answer = teacher.tokenizer.encode(text, add_special_tokens=False)
+        written, teacher_ends = token_ends(teacher.tokenizer, answer)
+        if written != text:
+            return "its tokenizer does not give back the answer's text"
+        if ended:
+            answer, ends = [*answer, teacher.turn_ends[0]], [*ends, len(text) + 1]
+            teacher_ends = [*teacher_ends, len(text) + 1]
+        scored = await taught_by(teacher, prompt, answer)
+        return scored if isinstance(scored, str) else carried_over(completion.logprobs, ends, scored, teacher_ends)
 
     def _require_same_tokens(self, teacher: RolloutModel, completion: Completion) -> None:
         tokens = [int(token) for token in (*completion.prompt_tokens, *completion.tokens)]
-        words, known = (model.tokenizer.convert_ids_to_tokens(tokens) for model in (self.model, teacher))
-        if words != known:
-            raise TrinityError("the teacher's tokenizer is not the policy's: the same token ids stand for other tokens")
+        ours, theirs = (model.tokenizer.convert_ids_to_tokens(tokens) for model in (self.model, teacher))
+        if ours != theirs:
+            raise TrinityError(
+                "the teacher's tokenizer is not the policy's: the same token ids stand for other tokens. Set "
+                "workflow_args.align_by_text: true",
+                key="workflow_args.align_by_text",
+            )
 
 
 class SelfDistillArguments(Arguments):

@@ -113,6 +113,14 @@ class RolloutModel(Protocol):
     """The event loop in which its coroutines run."""
 
     @property
+    def name(self) -> str:
+        """`policy`, or the name of an auxiliary model or endpoint."""
+
+    @property
+    def turn_ends(self) -> tuple[int, ...]:
+        """The tokens with which the chat template ends an answer."""
+
+    @property
     def tokenizer(self) -> Any:
         """The model's `transformers` tokenizer."""
 

@@ -54,6 +54,10 @@ class EngineModel(RolloutModel):
     _encoders: dict[str, ChatEncoder] = field(default_factory=dict)
 
     @property
+    def turn_ends(self) -> tuple[int, ...]:
+        return self.encoder.turn_ends
+
+    @property
     def tokenizer(self) -> Any:
         return self.encoder.tokenizer
 

@@ -259,6 +259,15 @@ class ExternalModel(RolloutModel):
     _warned: bool = False
 
     @property
+    def name(self) -> str:
+        return self.endpoint.settings.model_name
+
+    @property
+    def turn_ends(self) -> tuple[int, ...]:
+        """Raises TrinityError: the endpoint has its own chat template."""
+        self._refuse("asks for the tokens that end an answer")
+
+    @property
     def tokenizer(self) -> Any:
         """Raises TrinityError: an endpoint has none."""
         self._refuse("asks for the tokenizer")
