@@ -24,7 +24,7 @@ from measured import ROOT
 
 from trinity_core.data.tiny import TinyFolders, make_tiny
 from trinity_core.exchange.tracking.metrics_file import read_metrics
-from trinity_core.run.replay import Replay
+from trinity_core.results.replay import Replay
 
 sys.path.insert(0, str(ROOT / "tests" / "chaos"))
 from killing import ChaosRun, Kill

@@ -23,7 +23,7 @@ from pathlib import Path
 from measured import BENCHMARK, ROOT, make_tiny
 
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
-from trinity_core.run.audit import audit_runs
+from trinity_core.results.audit import audit_runs
 
 sys.path.insert(0, str(ROOT / "tests"))
 from run.ray_clusters import ray_cluster

@@ -26,8 +26,8 @@ from typing import Any
 import yaml
 
 from trinity_core.data.tiny import make_tiny
+from trinity_core.results.doctor import diagnose_runs
 from trinity_core.run.configuration import load_checked
-from trinity_core.run.doctor import diagnose_runs
 from trinity_core.run.driver import early_cluster, run_request
 from trinity_core.run.preflight.checks import load_ready
 from trinity_core.run.stage import StageRequest

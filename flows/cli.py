@@ -94,8 +94,8 @@ def compare(
 
     Runs that differ in their seeds alone form one group. The first group is the baseline. Changes nothing.
     """
-    from trinity_core.run.compare import compare as compared
-    from trinity_core.run.compare import comparison_text
+    from trinity_core.results.compare import compare as compared
+    from trinity_core.results.compare import comparison_text
 
     comparison = compared(runs)
     typer.echo(json.dumps(comparison.json(), indent=2, default=str) if as_json else comparison_text(comparison))
@@ -116,7 +116,7 @@ def lineage(
     """
     from dataclasses import asdict
 
-    from trinity_core.run import lineage as found
+    from trinity_core.results import lineage as found
 
     if row:
         file, _, line = row.rpartition(":")
@@ -148,8 +148,8 @@ def promote(
     """
     from flows.local.connection import PrefectConnection
     from trinity_core.exchange.tracking.champions import go_back, point_alias
+    from trinity_core.results.lineage import newest_checkpoint
     from trinity_core.run.configuration import load_checked
-    from trinity_core.run.lineage import newest_checkpoint
     from trinity_core.run.promotion import PROMOTED, Verdict
     from trinity_core.run.stage import job_dir_of, stage_names
 
@@ -314,7 +314,7 @@ def report(
 ) -> None:
     """Write a run as one HTML file: scores, findings, curve, settings that differ, samples."""
     from trinity_core.base.files import write_atomically
-    from trinity_core.run.report import report as report_of
+    from trinity_core.results.report import report as report_of
 
     write_atomically(out, report_of(checkpoint_dir, against).encode(errors="replace"))
     typer.echo(f"wrote {out}")
@@ -332,8 +332,8 @@ def chat(
 
     Lines are read from the terminal, or from a pipe; /new begins a new conversation, Ctrl+D ends.
     """
-    from trinity_core.run.chat import Conversation, chat_models
-    from trinity_core.run.chat import chat as talk
+    from trinity_core.results.chat import Conversation, chat_models
+    from trinity_core.results.chat import chat as talk
 
     models = chat_models(checkpoint_dir, step, base)
     name = checkpoint_dir.resolve().name
@@ -359,7 +359,7 @@ def replay(
 
     Exits with 1 if something differs.
     """
-    from trinity_core.run.replay import Replay
+    from trinity_core.results.replay import Replay
 
     if (step is None) == (not rollout):
         raise typer.BadParameter("give either --step or --rollout")

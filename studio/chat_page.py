@@ -9,7 +9,7 @@ import streamlit as st
 from studio.runs import checkpoints_of, find_runs
 from studio.settings import StudioSettings
 from trinity_core.base.errors import TrinityError
-from trinity_core.run.chat import ChatModel, Conversation, chat_models
+from trinity_core.results.chat import ChatModel, Conversation, chat_models
 
 
 def chat_page(settings: StudioSettings) -> None:

@@ -22,15 +22,15 @@ from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped, score_text, when
 from tasks.retries import api_faults
 from trinity_core.base.addresses import rollouts_page
+from trinity_core.config.paths import normalised
 from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.run_record import RunState
 from trinity_core.exchange.tracking.writers import flatten
-from trinity_core.run.audit import stores_of
-from trinity_core.run.compare import compare, comparison_text
-from trinity_core.run.doctor import Diagnosis, diagnose
-from trinity_core.run.evidence import gather
-from trinity_core.run.made_from import normalised
-from trinity_core.run.report import report
+from trinity_core.results.audit import stores_of
+from trinity_core.results.compare import compare, comparison_text
+from trinity_core.results.doctor import Diagnosis, diagnose
+from trinity_core.results.evidence import gather
+from trinity_core.results.report import report
 from trinity_core.view.viewed_run import RunFolders
 
 LOG_BYTES = 40_000

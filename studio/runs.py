@@ -27,7 +27,7 @@ from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_ste
 from trinity_core.exchange.tracking.metrics_file import metrics_path
 from trinity_core.exchange.tracking.run_record import RunState, config_path, read_config, read_record, record_path
 from trinity_core.exchange.tracking.scores import latest_scores, scores_like_the_newest
-from trinity_core.run.lineage import ancestry, made_by
+from trinity_core.results.lineage import ancestry, made_by
 
 PREFECT_STATES = {
     "SCHEDULED": RunState.WAITING,

@@ -38,8 +38,8 @@ from trinity_core.config import Config
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.tracking.rollouts import markdown_text
 from trinity_core.hosting.faults import Stopped, is_cancelled, raise_most_telling
+from trinity_core.results.doctor import Diagnosis
 from trinity_core.run.attempt import Frontend, Stoppable, wait_for_all
-from trinity_core.run.doctor import Diagnosis
 from trinity_core.run.stage import Stage, StageRequest
 from trinity_core.run.verdicts import (
     ShownTask,

@@ -31,7 +31,7 @@ from trinity_core.config.findings import ConfigError
 from trinity_core.config.paths import database_url
 from trinity_core.data.tiny import TinyFolders, make_tiny
 from trinity_core.exchange.store.store import ExperienceStore
-from trinity_core.run.audit import open_store
+from trinity_core.results.audit import open_store
 
 ROOT = Path(__file__).parent.parent
 STEPS = 4

@@ -29,8 +29,9 @@ MAY_IMPORT = {
     "rollout": SIDES,
     "training": SIDES,
     "hosting": SIDES | {"rollout", "training"},
-    "run": SIDES | {"rollout", "training", "hosting"},
-    "view": SIDES | {"training", "run"},
+    "results": SIDES | {"rollout", "training", "hosting"},
+    "run": SIDES | {"rollout", "training", "hosting", "results"},
+    "view": SIDES | {"training", "results", "run"},
 }
 """Room of `trinity_core` -> the rooms of it that it may import: those below it in docs/architecture.md."""
 ON_TOP = {"__init__.py", "cli.py"}

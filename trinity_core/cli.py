@@ -232,7 +232,7 @@ def audit(
     """
     from json import dumps
 
-    from trinity_core.run.audit import accounts_for_all, audit_json, audit_runs, audit_text
+    from trinity_core.results.audit import accounts_for_all, audit_json, audit_runs, audit_text
 
     audits = audit_runs(checkpoint_dir, config, overrides or [], store)
     typer.echo(dumps(audit_json(audits), indent=2) if json else "\n".join(audit_text(*pair) for pair in audits.items()))
@@ -254,7 +254,7 @@ def doctor(
     """
     from json import dumps
 
-    from trinity_core.run.doctor import diagnose_runs, doctor_json, doctor_text
+    from trinity_core.results.doctor import diagnose_runs, doctor_json, doctor_text
 
     found = diagnose_runs(checkpoint_dir, config, overrides or [], store)
     typer.echo(dumps(doctor_json(found), indent=2) if json else coloured(doctor_text(found)))
@@ -294,7 +294,7 @@ def log(
     """Print the logs of all actors of a running or finished run as one stream, in order of time. Changes nothing."""
     from trinity_core.base.layout import JobLayout
     from trinity_core.exchange.tracking.logs import LogStream, entry_filter, entry_line, stream_entries
-    from trinity_core.run.audit import runs_in
+    from trinity_core.results.audit import runs_in
 
     folder = checkpoint_dir.absolute()
     if not folder.is_dir():

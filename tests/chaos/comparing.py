@@ -11,7 +11,7 @@ from trinity_core.config.paths import database_url
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.metrics_file import read_metrics
-from trinity_core.run.audit import open_store
+from trinity_core.results.audit import open_store
 
 TIMED = ("timing_s/", "weight_sync/", "tokens_per_second", "experiences_per_second", "engine_restarts", "memory/")
 """Beginnings of the names of metrics that depend on the machine."""

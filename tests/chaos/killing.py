@@ -25,7 +25,7 @@ from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.store.audit import Audit
 from trinity_core.exchange.sync.memory import memory_root
 from trinity_core.exchange.tracking.metrics_file import read_metrics
-from trinity_core.run.audit import audit_runs
+from trinity_core.results.audit import audit_runs
 
 ROOT = Path(__file__).parent.parent.parent
 POLL_SECONDS = 0.005

@@ -45,7 +45,7 @@ from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.sync.memory import memory_root
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.hosting.placement import Machine
-from trinity_core.run.audit import audit_runs
+from trinity_core.results.audit import audit_runs
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.preflight.model_shape import total
 from trinity_core.run.preflight.resource_estimate import ENGINE, TRAINER

@@ -35,11 +35,11 @@ from trinity_core.exchange.tracking.metrics_file import metrics_path, read_metri
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, traces_dir
 from trinity_core.exchange.tracking.scores import valid_scores
 from trinity_core.pipelines.operators import OPERATORS
+from trinity_core.results.audit import audit_runs
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.records import StepRecords
 from trinity_core.rollout.runner import OVER_ROLLOUT, EvaluationProgress, FailureWatch, Outcome
 from trinity_core.rollout.trainer_watch import TrainerWatch
-from trinity_core.run.audit import audit_runs
 from trinity_core.run.loop import explore
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.publish import Publisher

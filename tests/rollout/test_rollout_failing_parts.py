@@ -15,7 +15,7 @@ from rollout.exploring import config_of, explored, logprobs_of
 from transformers import AutoTokenizer
 
 from trinity_core.exchange.tracking.metrics_file import read_metrics
-from trinity_core.run.audit import audit_runs
+from trinity_core.results.audit import audit_runs
 from trinity_core.workflows import TOOLS
 from trinity_core.workflows.environments.process import HOSTS
 

@@ -18,8 +18,8 @@ from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.sync.versions import open_versions
 from trinity_core.exchange.tracking.metrics_file import read_metrics
+from trinity_core.results.audit import audit_runs
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.run.audit import audit_runs
 from trinity_core.run.loop import explore
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -20,7 +20,7 @@ from ports import free_port
 from trinity_core.config import config_from_dict
 from trinity_core.config.paths import api_address_file
 from trinity_core.exchange.tracking.metrics_file import read_metrics
-from trinity_core.run.audit import audit_runs
+from trinity_core.results.audit import audit_runs
 from trinity_core.run.preflight.checks import busy_port
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from trinity_core.data.task import Task
 from trinity_core.exchange.tracking.answers import TaskAnswers
 from trinity_core.exchange.tracking.champions import champion, champion_steps, go_back, history, point_alias, promote
 from trinity_core.exchange.tracking.run_record import record_start
-from trinity_core.run.leakage import leaked_tasks
+from trinity_core.results.leakage import leaked_tasks
 from trinity_core.run.promotion import HeldOut, compare, read_held_out
 from trinity_core.run.sequential import BettingTest, Finding, GateTest
 from trinity_core.run.stage import for_gate

@@ -25,10 +25,11 @@ from trinity_core.base.errors import TransientFault
 from trinity_core.base.processes import cores, free_memory, memory_limit
 from trinity_core.config import ConfigError
 from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.exchange.model_fault import model_fault
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.preflight import checks, models
 from trinity_core.run.preflight.checks import folder_fault, load_ready, require_ready
-from trinity_core.run.preflight.models import model_fault, positions_of
+from trinity_core.run.preflight.models import positions_of
 from trinity_core.run.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room
 from trinity_core.run.stage import StageRequest, choose_stage
 

@@ -18,9 +18,9 @@ from trinity_core.config import Config, load_config, stages
 from trinity_core.exchange.checkpoints.commit import write_manifest
 from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_start
 from trinity_core.exchange.tracking.writers import RunOutcome
+from trinity_core.results.audit import runs_in
 from trinity_core.run import driver
 from trinity_core.run.attempt import Frontend
-from trinity_core.run.audit import runs_in
 from trinity_core.run.configuration import start_from
 from trinity_core.run.driver import early_cluster, finished, plan_stages
 from trinity_core.run.made_from import differences, made_from

@@ -23,7 +23,7 @@ from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.hosting import ray_node
 from trinity_core.hosting.ray_node import _token, join_ray
-from trinity_core.run.audit import audit_runs
+from trinity_core.results.audit import audit_runs
 
 ROOT = Path(__file__).parent.parent.parent
 JOIN = """

@@ -11,8 +11,8 @@ from chaos.pipeline import STEPS, WARM_UP_STEPS, Undisturbed, pipeline
 
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.tracking.metrics_file import read_metrics
+from trinity_core.results.replay import Replay
 from trinity_core.run import loop as run
-from trinity_core.run.replay import Replay
 
 
 def test_the_page_is_at_most_100_lines() -> None:

@@ -17,7 +17,7 @@ from trinity_core.exchange.checkpoints.commit import begin, commit
 from trinity_core.exchange.store.database import namespaces
 from trinity_core.exchange.store.run_store import identify, is_own_file, open_run_store
 from trinity_core.exchange.store.store import ExperienceStore
-from trinity_core.run.audit import audit_runs
+from trinity_core.results.audit import audit_runs
 from trinity_core.run.stage import resume_step
 
 PARTS = {"explore", "train"}

@@ -27,7 +27,7 @@ from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.schema import tables
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.store.strategies import Priority, StalenessControl, make_strategy
-from trinity_core.run.audit import audit_json, audit_runs, audit_text
+from trinity_core.results.audit import audit_json, audit_runs, audit_text
 
 PIPELINE = """
 project: project

@@ -14,7 +14,7 @@ from trinity_core.data.session_log import ANSWERS, SESSION, SessionLog, answer_d
 from trinity_core.exchange.store.audit import Audit
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.store import ExperienceStore
-from trinity_core.run.audit import audit_runs, audit_text
+from trinity_core.results.audit import audit_runs, audit_text
 
 
 def experience(session="s", first=0, **changes) -> Experience:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from raising import raising
-from run.chat_run import chat_run
+from results.chat_run import chat_run
 from streamlit.proto.WidgetStates_pb2 import WidgetStates
 from streamlit.testing.v1 import AppTest
 

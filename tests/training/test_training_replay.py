@@ -17,7 +17,7 @@ from trinity_core.data.experience import from_bytes, to_bytes
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.tracking.run_record import record_start
-from trinity_core.run.replay import Replay
+from trinity_core.results.replay import Replay
 
 ADAPTER = {
     "model__lora_configs": "[{lora_rank: 4, lora_alpha: 8}]", "algorithm__kl_loss_fn": "k2",

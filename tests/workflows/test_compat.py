@@ -22,6 +22,7 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.rollouts import SampledRollout
+from trinity_core.results.audit import audit_runs
 from trinity_core.rollout.inference.engine_model import EngineModel, Limits
 from trinity_core.rollout.inference.pool import EnginePool
 from trinity_core.rollout.inference.requests import Sampling
@@ -29,7 +30,6 @@ from trinity_core.rollout.metrics import eval_numbers, step_numbers
 from trinity_core.rollout.records import drawn_tasks
 from trinity_core.rollout.runner import Outcome, TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoop
-from trinity_core.run.audit import audit_runs
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, RewardPool
 
 PLUGIN = """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import quote
 
 from trinity_core.base.errors import TrinityError
@@ -176,3 +178,15 @@ def output_root(config: Config) -> Path:
     assert pipeline is not None, "only a configuration with a task pipeline has its output"
     path = pipeline.output.path
     return expanded(path).absolute() if path else config.job_dir.parent / "curated_tasks"
+
+
+def normalised(value: Any) -> Any:
+    """Make equal numbers (1024 and 1024.0) the same, and existing paths absolute, with links followed."""
+    if isinstance(value, dict):
+        return {name: normalised(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [normalised(item) for item in value]
+    if isinstance(value, str):
+        path = expanded(value)
+        return os.path.realpath(path) if value and os.path.exists(path) else value  # noqa: PTH110 - raises if too long
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,1 +1,1 @@
-"""Run: the driver, its stages and their attempts, what is checked before and audited after."""
+"""Run: the driver, its stages and their attempts, and what is checked before a start."""

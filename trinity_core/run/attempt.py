@@ -42,7 +42,7 @@ from trinity_core.hosting.faults import (
     withdraw,
 )
 from trinity_core.hosting.placement import components_of
-from trinity_core.run.doctor import Diagnosis
+from trinity_core.results.doctor import Diagnosis
 from trinity_core.run.nodes import reserve
 from trinity_core.run.stage import Stage, StageRequest, unlock_run
 from trinity_core.run.stop import StopRules

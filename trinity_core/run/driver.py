@@ -18,6 +18,7 @@ from trinity_core.base.files import private_folder, write_json
 from trinity_core.base.layout import JobLayout
 from trinity_core.base.runlock import PIPELINE, held
 from trinity_core.config import Config, public_dict, stages
+from trinity_core.config.paths import normalised
 from trinity_core.exchange.checkpoints.convert import is_complete
 from trinity_core.exchange.checkpoints.huggingface import huggingface_folder
 from trinity_core.exchange.checkpoints.resume import whole_steps
@@ -30,7 +31,7 @@ from trinity_core.hosting.placement import flow_of
 from trinity_core.run.attempt import PLAIN, Frontend, open_attempt
 from trinity_core.run.configuration import start_from
 from trinity_core.run.loop import run
-from trinity_core.run.made_from import differences, made_from, normalised
+from trinity_core.run.made_from import differences, made_from
 from trinity_core.run.nodes import software
 from trinity_core.run.preflight.steps import evaluating_stage, scores_base
 from trinity_core.run.promotion import run_gate

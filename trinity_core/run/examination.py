@@ -12,9 +12,9 @@ from contextvars import copy_context
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.config import Config, store_url
 from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader, stream_of
+from trinity_core.results.doctor import Diagnosis, diagnose
+from trinity_core.results.evidence import gather
 from trinity_core.run.attempt import Frontend
-from trinity_core.run.doctor import Diagnosis, diagnose
-from trinity_core.run.evidence import gather
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0

@@ -17,7 +17,7 @@ from trinity_core.base.plugins import python_files
 from trinity_core.base.runlock import RUN_TRAINS, is_held, release
 from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, store_url
 from trinity_core.config.load import without_defaults
-from trinity_core.config.paths import uses_pipeline
+from trinity_core.config.paths import normalised, uses_pipeline
 from trinity_core.config.secrets import without_secrets
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.files import data_files, is_local
@@ -83,18 +83,6 @@ def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield from _leaves(value, name)
         else:
             yield name, value
-
-
-def normalised(value: Any) -> Any:
-    """Make equal numbers (1024 and 1024.0) the same, and existing paths absolute, with links followed."""
-    if isinstance(value, dict):
-        return {name: normalised(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [normalised(item) for item in value]
-    if isinstance(value, str):
-        path = expanded(value)
-        return os.path.realpath(path) if value and os.path.exists(path) else value  # noqa: PTH110 - raises if too long
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _files(config: Config) -> Iterator[Path]:

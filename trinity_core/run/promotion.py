@@ -21,9 +21,9 @@ from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
 from trinity_core.exchange.tracking.answers import TaskAnswers
 from trinity_core.exchange.tracking.champions import champion, point_alias, promote
+from trinity_core.results.leakage import leaked_tasks
+from trinity_core.results.lineage import weights_of
 from trinity_core.run.attempt import Frontend, RunAttempt, open_attempt
-from trinity_core.run.leakage import leaked_tasks
-from trinity_core.run.lineage import weights_of
 from trinity_core.run.sequential import Finding, GateTest
 from trinity_core.run.stage import Stage
 from trinity_core.run.summary import write_summary

@@ -40,8 +40,8 @@ from trinity_core.hosting.cluster import placement_of
 from trinity_core.hosting.faults import withdraw
 from trinity_core.hosting.gpus import smallest_memory, survey
 from trinity_core.hosting.placement import Placement, components_of, flow_of, runners, sync_method, unfilled_engine
+from trinity_core.results.lineage import newest_checkpoint, weights_of
 from trinity_core.run.configuration import start_from
-from trinity_core.run.lineage import newest_checkpoint, weights_of
 from trinity_core.run.made_from import check_shared_settings, made_from
 from trinity_core.run.preflight.checks import require_ready, room_notices
 from trinity_core.run.preflight.resource_estimate import zero_stage_that_fits

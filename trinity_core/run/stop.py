@@ -14,7 +14,7 @@ from trinity_core.exchange.tracking.answers import read_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsReader, stream_of
 from trinity_core.exchange.tracking.run_record import read_record
 from trinity_core.exchange.tracking.scores import evaluated_sets, scores_like_the_newest
-from trinity_core.run.paired import Scores, paired
+from trinity_core.results.paired import Scores, paired
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0

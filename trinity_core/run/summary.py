@@ -32,8 +32,8 @@ from trinity_core.exchange.tracking.scores import (
     uncounted_steps,
     valid_scores,
 )
+from trinity_core.results.doctor import Diagnosis
 from trinity_core.run.attempt import Frontend, RunAttempt
-from trinity_core.run.doctor import Diagnosis
 from trinity_core.run.examination import diagnoses
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""One rank of a trainer that repeats train steps: `trinity_core.run.replay` starts it and gives it the batches."""
+"""One rank of a trainer that repeats train steps: `trinity_core.results.replay` starts it and gives it the batches."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from trinity_core.exchange.checkpoints.resume import read_meta
 from trinity_core.exchange.store.database import Database
 from trinity_core.exchange.store.schema import Tables
 from trinity_core.exchange.tracking.rollouts import rollouts_dir
-from trinity_core.run.audit import open_store, runs_in, stores_of
+from trinity_core.results.audit import open_store, runs_in, stores_of
 from trinity_core.run.configuration import load_checked
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The score of every answer of an evaluation: `<job_dir>/monitor/answers/<eval set>_step_<n>.jsonl`, a line per task.
 
-Two evaluations of the same tasks are compared answer by answer with them (`trinity_core.run.compare`).
+Two evaluations of the same tasks are compared answer by answer with them (`trinity_core.results.compare`).
 """
 
 from __future__ import annotations

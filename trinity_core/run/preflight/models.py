@@ -9,19 +9,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import expanded
 from trinity_core.config import Config, LoraConfig
 from trinity_core.config.findings import Finding
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.files import looks_local, remedy_of_missing
+from trinity_core.data.files import looks_local
 from trinity_core.data.tokenizer import endless_answers
 from trinity_core.exchange.checkpoints.adapters import start_fault
-from trinity_core.exchange.weights_digest import check_length, model_folder, safetensors_header, weight_files
+from trinity_core.exchange.model_fault import model_fault
+from trinity_core.exchange.weights_digest import model_folder
 from trinity_core.rollout.inference.tool_parsing import asks_template, parser_of
 from trinity_core.run.preflight.model_shape import attention_sizes, shape_of
 
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
 POSITIONS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
     *("max_sequence_length", "max_seq_length", "seq_len"),
@@ -204,58 +204,6 @@ def positions_of(config: dict[str, Any]) -> int | None:
         if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) not in SCALED_ALREADY:
             factor = scaling.get("factor") or factor
     return int(positions * factor)
-
-
-def model_fault(folder: Path, speaks: bool = True) -> str:
-    """Return why the Hugging Face model in a folder cannot be loaded, with a tokenizer if it `speaks`; "" if it can."""
-    if not folder.exists():
-        if str(folder).startswith("~") and folder.expanduser().exists():
-            return f"write {folder.expanduser()}: `~` is not expanded in a model's path."
-        return f"there is no folder {folder}; {remedy_of_missing(folder)}."
-    if not folder.is_dir():
-        return f"{folder} is a file; give the folder that holds config.json and the weights."
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return f"{folder} has no config.json; give a Hugging Face model folder.{_checkpoint_hint(folder)}"
-    except (OSError, ValueError) as error:
-        return f"{folder / 'config.json'} cannot be read: {error}."
-    if not isinstance(config, dict) or not (config.get("model_type") or config.get("architectures")):
-        return f"{folder / 'config.json'} names no model_type; it is no model's configuration."
-    if speaks and not any((folder / name).is_file() for name in TOKENIZERS):
-        return f"{folder} has no tokenizer (tokenizer.json); copy it from the model that these weights come from."
-    return _weights_fault(folder)
-
-
-def _checkpoint_hint(folder: Path) -> str:
-    """Return where the model is, if the folder is that of a run."""
-    converted = sorted(folder.glob("**/huggingface/config.json")) if (folder / "trainer_meta.json").is_file() else []
-    return f" This is a run's folder; its latest model: {converted[-1].parent}." if converted else ""
-
-
-def _weights_fault(folder: Path) -> str:
-    try:
-        files = weight_files(folder)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        return f"{folder}: the index of its weights cannot be read: {error}."
-    if not files:
-        return f"{folder} has no weights (model.safetensors, or pytorch_model.bin)."
-    lost = [file.name for file in files if not file.is_file()]
-    if lost:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        return f"{folder} lacks {lost[0]}{more}, which its index lists; download the model again."
-    return next(filter(None, map(_file_fault, files)), "")
-
-
-def _file_fault(file: Path) -> str:
-    """Return why a weight file is incomplete; "" if its length matches its header."""
-    if file.suffix != ".safetensors":
-        return "" if file.stat().st_size else f"{file} is empty; download the model again."
-    try:
-        check_length(file, safetensors_header(file))
-    except DataError as error:
-        return f"{error}."
-    return ""
 
 
 def hub_error(key: str, name: str, kind: Literal["model", "dataset"]) -> Finding | None:

@@ -14,10 +14,10 @@ from trinity_core.config import Config, public_dict, stages
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.config.training import DTYPE_BYTES
 from trinity_core.data.files import looks_local
+from trinity_core.exchange.model_fault import model_fault
 from trinity_core.hosting.gpus import smallest_memory, survey
 from trinity_core.hosting.placement import Machine, Placement, place
 from trinity_core.run.preflight.model_shape import Need, shape_of, size, total, why_unknown
-from trinity_core.run.preflight.models import model_fault
 from trinity_core.run.preflight.pace_cache import Pace, cached_pace, hindrance
 from trinity_core.run.preflight.resource_estimate import (
     ProcessEstimate,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from raising import raising
-from run.chat_run import chat_run
+from results.chat_run import chat_run
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -15,7 +15,7 @@ from trinity_core.base.files import write_json
 from trinity_core.base.layout import JobLayout
 from trinity_core.config import ModelConfig
 from trinity_core.exchange.checkpoints.resume import update_meta
-from trinity_core.run.chat import ChatModel, Conversation, chat_models
+from trinity_core.results.chat import ChatModel, Conversation, chat_models
 
 
 @pytest.fixture

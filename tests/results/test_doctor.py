@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.store import ExperienceStore
-from trinity_core.run.doctor import CHECKS, diagnose
-from trinity_core.run.evidence import Evidence, Score, gather
+from trinity_core.results.doctor import CHECKS, diagnose
+from trinity_core.results.evidence import Evidence, Score, gather
 
 STEPS = range(1, 13)
 

@@ -30,8 +30,8 @@ from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.exchange.tracking.run_record import config_path
 from trinity_core.hosting.actors import trainer_environment
 from trinity_core.hosting.cluster import placement_of
-from trinity_core.run.audit import open_store, stores_of
-from trinity_core.run.resample import KEPT_ROWS, Resampled, explained, resample
+from trinity_core.results.audit import open_store, stores_of
+from trinity_core.results.resample import KEPT_ROWS, Resampled, explained, resample
 
 log = logging.getLogger(__name__)
 TARGET, WHO = "trinity_core.training.replay:ReplayRank", "the process that repeats the step"
@@ -76,7 +76,7 @@ class Repeated:
 class Replay:
     """Repeats steps of one run. A context: its processes end with the block.
 
-    `config`, `overrides` and `url` name the run's store if it is not in the run's folder (`run.audit.stores_of`).
+    `config`, `overrides` and `url` name the run's store if it is not in the run's folder (`results.audit.stores_of`).
     Settings are those that the run has recorded.
     """
 

@@ -36,7 +36,7 @@ from trinity_core.rollout.inference.remote import engine_class
 from trinity_core.rollout.inference.requests import Request, Sampling, WeightSource
 from trinity_core.rollout.inference.settings import EngineSettings, policy_engine
 
-TARGET = "trinity_core.run.resample:Resampler"
+TARGET = "trinity_core.results.resample:Resampler"
 SAMPLE_SECONDS = 3600.0
 """Time for an engine to start and to sample one rollout."""
 KEPT_ROWS = (

@@ -17,8 +17,8 @@ import numpy as np
 
 from trinity_core.base.errors import DataError
 from trinity_core.data.experience import Experience
-from trinity_core.run.audit import runs_in, stores_of
-from trinity_core.run.evidence import Evidence, Steps, gather
+from trinity_core.results.audit import runs_in, stores_of
+from trinity_core.results.evidence import Evidence, Steps, gather
 
 RECENT = 5
 """Number of steps at the end of a run that count as its present state."""
@@ -60,7 +60,7 @@ def diagnose_runs(
 ) -> dict[str, list[Diagnosis]]:
     """Return folder name → diagnoses for the run in `folder`, or for each stage of the pipeline in it.
 
-    `trinity_core.run.audit.stores_of` finds the stores. Nothing is changed. Raises DataError if the run has stored
+    `trinity_core.results.audit.stores_of` finds the stores. Nothing is changed. Raises DataError if the run has stored
     nothing yet.
     """
     if not folder.is_dir():

@@ -14,14 +14,14 @@ from typing import Any
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import read_json
 from trinity_core.base.layout import step_of
+from trinity_core.config.paths import normalised
 from trinity_core.exchange.tracking.answers import TaskAnswers, read_answers
 from trinity_core.exchange.tracking.metrics_file import read_evaluations, read_metrics, series
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import evaluated_sets, latest_scores
 from trinity_core.exchange.tracking.writers import leaves
-from trinity_core.run.audit import runs_in
-from trinity_core.run.made_from import normalised
-from trinity_core.run.paired import Difference, by_blocks, means, of_seeds
+from trinity_core.results.audit import runs_in
+from trinity_core.results.paired import Difference, by_blocks, means, of_seeds
 
 NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
 """Settings that always differ between runs, or in notation."""

@@ -27,10 +27,10 @@ from trinity_core.data.tokenizer import policy_encoder, stop_tokens
 from trinity_core.exchange.checkpoints.adapters import read_config
 from trinity_core.exchange.checkpoints.convert import convert
 from trinity_core.exchange.checkpoints.resume import read_meta, whole_steps
+from trinity_core.exchange.model_fault import model_fault
 from trinity_core.exchange.tracking import run_record
+from trinity_core.results.audit import runs_in
 from trinity_core.rollout.inference.vllm_types import LORA_RANKS
-from trinity_core.run.audit import runs_in
-from trinity_core.run.preflight.models import model_fault
 
 NEW = "/new"
 """The line that begins a new conversation."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import read_json
 from trinity_core.base.layout import JobLayout
-from trinity_core.config import Config, stages, store_url
+from trinity_core.base.plugins import load_plugins
+from trinity_core.config import Config, load_config, stages, store_url
 from trinity_core.config.paths import DATABASES
 from trinity_core.data.session_log import read_sessions
 from trinity_core.exchange.checkpoints.resume import whole_steps
@@ -18,7 +19,6 @@ from trinity_core.exchange.store.audit import Audit, archived, judge, read
 from trinity_core.exchange.store.database import Database, is_of_one_machine, namespaces
 from trinity_core.exchange.store.run_store import read_identity
 from trinity_core.exchange.store.schema import tables
-from trinity_core.run.configuration import load_checked
 
 
 def stores_of(
@@ -30,7 +30,7 @@ def stores_of(
     SQLite file in the run's `buffer` folder.
     """
     if config is not None:
-        configured = _configured(folder, load_checked(config, overrides))
+        configured = _configured(folder, load_config(config, overrides, load_plugins))
         return {name: url or configured_url for name, configured_url in configured.items()}
     if url is not None:
         return {folder.name: url}

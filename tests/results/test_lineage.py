@@ -18,7 +18,7 @@ from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.champions import promote
 from trinity_core.exchange.tracking.run_record import record_start
-from trinity_core.run.lineage import lineage, sightings
+from trinity_core.results.lineage import lineage, sightings
 
 DRAWN = {1: [0, 2], 2: [3, 2]}
 """Train step → rows of the task set in its batch."""

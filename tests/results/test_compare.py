@@ -18,8 +18,8 @@ from trinity_core.base.files import write_json
 from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.run_record import record_start
-from trinity_core.run.compare import compare
-from trinity_core.run.paired import by_blocks, of_seeds, paired
+from trinity_core.results.compare import compare
+from trinity_core.results.paired import by_blocks, of_seeds, paired
 
 SCORES = st.dictionaries(st.sampled_from("abcdef"), st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), max_size=3))
 

@@ -15,7 +15,7 @@ from trinity_core.base.files import write_json
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.exchange.tracking.run_record import config_path
-from trinity_core.run.report import report
+from trinity_core.results.report import report
 
 STOLEN = "<script>alert(1)</script>"
 

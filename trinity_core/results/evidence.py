@@ -1,4 +1,4 @@
-"""The records of a run that `trinity_core.run.doctor` checks."""
+"""The records of a run that `trinity_core.results.doctor` checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics, stream_of
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.exchange.tracking.run_record import read_config
-from trinity_core.run.audit import audit_runs, open_store
+from trinity_core.results.audit import audit_runs, open_store
 
 BATCHES = 8
 """Train steps whose rows are read, evenly spaced."""

@@ -16,8 +16,8 @@ from trinity_core.data import formats
 from trinity_core.data.files import read_rows
 from trinity_core.data.task import Task
 from trinity_core.exchange.store.archive import line_header
-from trinity_core.run.data_rows import supervised_sets
-from trinity_core.run.lineage import ancestry
+from trinity_core.results.data_rows import supervised_sets
+from trinity_core.results.lineage import ancestry
 
 
 def leaked_tasks(model: str, tasks: Sequence[Task]) -> list[Task]:

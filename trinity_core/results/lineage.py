@@ -22,8 +22,8 @@ from trinity_core.exchange.checkpoints.resume import latest_whole, read_meta, wh
 from trinity_core.exchange.tracking.champions import history
 from trinity_core.exchange.tracking.run_record import read_record
 from trinity_core.exchange.weights_digest import model_folder
-from trinity_core.run.audit import open_store, stores_of
-from trinity_core.run.data_rows import DataSet, supervised_sets, task_sets
+from trinity_core.results.audit import open_store, stores_of
+from trinity_core.results.data_rows import DataSet, supervised_sets, task_sets
 
 SHOWN = 5
 """Rows of a task set that are shown without `--rows`."""

@@ -11,15 +11,15 @@ from typing import Any
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import read_json
 from trinity_core.config.fields import sections, settings
+from trinity_core.config.paths import normalised
 from trinity_core.exchange.tracking.curve import LearningCurve
 from trinity_core.exchange.tracking.metrics_file import metrics_path
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.exchange.tracking.writers import flatten
-from trinity_core.run.audit import runs_in
-from trinity_core.run.doctor import Diagnosis
-from trinity_core.run.made_from import normalised
+from trinity_core.results.audit import runs_in
+from trinity_core.results.doctor import Diagnosis
 
 SAMPLES = 8
 STYLE = """

@@ -1,0 +1,1 @@
+"""What runs have stored, looked at afterwards."""
