@@ -22,12 +22,11 @@ from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped, score_text, when
 from tasks.retries import api_faults
 from trinity_core.base.addresses import rollouts_page
-from trinity_core.config.paths import normalised
 from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.run_record import RunState
-from trinity_core.exchange.tracking.writers import flatten
+from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.results.audit import stores_of
-from trinity_core.results.compare import compare, comparison_text
+from trinity_core.results.compare import compare, comparison_text, differing, settings_of, shown
 from trinity_core.results.doctor import Diagnosis, diagnose
 from trinity_core.results.evidence import gather
 from trinity_core.results.report import report
@@ -36,8 +35,6 @@ from trinity_core.view.viewed_run import RunFolders
 LOG_BYTES = 40_000
 FINDINGS_SECONDS = 60.0
 STEP, MINUTES = "step", "minutes"
-NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
-"""Keys that always differ between runs, or in notation."""
 
 
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
@@ -94,7 +91,7 @@ def show_comparison(chosen: Sequence[Run], settings: StudioSettings) -> None:
     folders = [run.folder for run in chosen if run.folder is not None and run.files.config]
     if len(folders) > 1:
         st.markdown("**Scores, data and code**")
-        st.code(comparison_text(compare(folders)), language=None, wrap_lines=True)
+        st.code(comparison_text(compare(folders), ("data", "code")), language=None, wrap_lines=True)
     st.markdown("**Curves**")
     show_curves(chosen)
     st.markdown("**Rollouts**")
@@ -256,19 +253,17 @@ def show_difference(configs: Mapping[str, Mapping[str, Any]]) -> None:
     if not all(configs.values()):
         st.caption("Not every one of these runs has recorded its configuration.")
         return
-    flat = {name: flatten(config) for name, config in configs.items()}
-    keys = [key for own in flat.values() for key in own]
-    others = dict.fromkeys(key for key in keys if key not in NAMES)
+    trees = [settings_of(config) for config in configs.values()]
     if len({bool(config.get("stages")) for config in configs.values()}) > 1:
         st.caption("Of a pipeline only its file is recorded: keys that are not in it are left out.")
-        others = {key: None for key in others if all(key in own for own in flat.values())}
-    same = [flatten(normalised(config)) for config in configs.values()]  # a file may be written in several ways
-    differing = [key for key in others if len({own.get(key) for own in same}) > 1]
-    if not differing:
+        common = set[str].intersection(*map(set, trees))
+        trees = [{key: value for key, value in tree.items() if key in common} for tree in trees]
+    rows = differing(trees)
+    if not rows:
         st.caption("The configurations are the same.")
         return
     st.dataframe(
-        [{"key": key} | {name: own.get(key, "–") for name, own in flat.items()} for key in differing], hide_index=True
+        [{"key": key} | dict(zip(configs, map(shown, row), strict=True)) for key, row in rows.items()], hide_index=True
     )
 
 
@@ -279,10 +274,10 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
     st.markdown(f"**{escaped(run.name)}**")
     with st.container(horizontal=True, vertical_alignment="center"):
         for ancestor in ancestors(run.folder):
-            score = "" if ancestor.score is None else f", score {ancestor.score:.3f}"
-            if ancestor.run:
-                label = f"{escaped(ancestor.run)}, step {ancestor.step}{score}"
-                st.page_link(page_of_runs(), label=label, query_params={"run": ancestor.run})
+            if folder := ancestor.folder:
+                name, score = f"{folder.parent.name}/{folder.name}", latest_scores(folder).get(ancestor.step)
+                label = f"{escaped(name)}, step {ancestor.step}{'' if score is None else f', score {score:.3f}'}"
+                st.page_link(page_of_runs(), label=label, query_params={"run": name})
             else:
                 st.markdown(f"model {escaped(settings.shown(Path(ancestor.model)))}", width="content")
             st.markdown(":material/arrow_forward:", width="content")

@@ -27,7 +27,7 @@ from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_ste
 from trinity_core.exchange.tracking.metrics_file import metrics_path
 from trinity_core.exchange.tracking.run_record import RunState, config_path, read_config, read_record, record_path
 from trinity_core.exchange.tracking.scores import latest_scores, scores_like_the_newest
-from trinity_core.results.lineage import ancestry, made_by
+from trinity_core.results.lineage import Ancestor, ancestry, made_by, parent_of
 
 PREFECT_STATES = {
     "SCHEDULED": RunState.WAITING,
@@ -161,17 +161,6 @@ class CheckpointRow:
     is_converted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Ancestor:
-    """A model in the chain: a run's checkpoint, or the initial model."""
-
-    model: str
-    run: str = ""
-    """`project/name` of the run that made it; empty for the initial model."""
-    step: int = 0
-    score: float | None = None
-
-
 def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[Run]:
     """Return all runs, newest first, each followed by its stages."""
     folders = {f"{path.parent.name}/{path.name}": path for path in checkpoints.glob("*/*") if _is_run(path)}
@@ -220,13 +209,12 @@ def ancestors(job_dir: Path) -> list[Ancestor]:
     A run below another checkpoint root has no page here: its checkpoint is listed as a plain model.
     """
     chain: list[Ancestor] = []
-    model = read_meta(JobLayout(job_dir).trainer_meta).get("model")
-    for one in ancestry(model) if isinstance(model, str) else ():
-        run = one.folder
-        if run is None or run.parent.parent.resolve() != job_dir.parent.parent.resolve():
-            chain.append(Ancestor(one.model))
+    model, root = parent_of(job_dir, max(whole_steps(job_dir), default=0)), job_dir.parent.parent.resolve()
+    for ancestor in ancestry(model) if model else ():
+        has_page = ancestor.folder is not None and ancestor.folder.parent.parent.resolve() == root
+        chain.append(ancestor if has_page else Ancestor(ancestor.model))
+        if not has_page:
             break
-        chain.append(Ancestor(one.model, f"{run.parent.name}/{run.name}", one.step, latest_scores(run).get(one.step)))
     return chain[::-1]
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from studio.curves import RunCurves, chart, first_shown, metric_names, rows_of, short_titles
-from studio.runs import Ancestor, ancestors
+from studio.runs import ancestors
 from trinity_core.base.layout import JobLayout
 from trinity_core.exchange.checkpoints.commit import begin, commit
 from trinity_core.exchange.checkpoints.resume import update_meta
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.results.lineage import Ancestor
 
 
 def run_folder(folder: Path, model: str, scores: dict[int, float]) -> Path:
@@ -61,7 +62,7 @@ def test_ancestors_of_another_checkpoint_root_are_models_and_no_runs(tmp_path: P
     for folder in (sft, other):
         run_folder(folder, "org/base", {2: 0.5})
     run_folder(rft, str(JobLayout(sft).huggingface(2)), {})
-    assert [(one.run, one.step, one.score) for one in ancestors(rft)] == [("", 0, None), ("p/sft", 2, 0.5)]
+    assert [(one.folder, one.step) for one in ancestors(rft)] == [(None, 0), (sft, 2)]
     model = str(JobLayout(other).huggingface(2))
     run_folder(rft, model, {})
     assert ancestors(rft) == [Ancestor(model)]

@@ -15,6 +15,7 @@ from trinity_core.base.errors import DataError
 from trinity_core.base.files import read_json
 from trinity_core.base.layout import step_of
 from trinity_core.config.paths import normalised
+from trinity_core.config.secrets import without_secrets
 from trinity_core.exchange.tracking.answers import TaskAnswers, read_answers
 from trinity_core.exchange.tracking.metrics_file import read_evaluations, read_metrics, series
 from trinity_core.exchange.tracking.run_record import read_config, read_record
@@ -118,9 +119,9 @@ def compare(paths: Sequence[Path]) -> Comparison:
     return Comparison(
         [run.name for run in runs],
         [run.name for run in baseline],
-        _differing([run.config for run in runs], NAMES),
-        _differing([run.data for run in runs]),
-        _differing([run.software for run in runs]),
+        differing([run.config for run in runs]),
+        differing([run.data for run in runs]),
+        differing([run.software for run in runs]),
         [_compared(baseline, group) for group in others],
         list(_notes(runs)),
     )
@@ -144,7 +145,7 @@ def read_run(path: Path) -> ComparedRun:
     return ComparedRun(
         f"{folder.parent.name}/{folder.name}" + ("" if step is None else f" step {step}"),
         at if metrics else None,
-        dict(leaves(normalised(read_config(folder)))),
+        settings_of(read_config(folder)),
         {name: value for name, value in made_from.get("inputs", {}).items() if name.startswith("/")},
         record.software if record is not None else {},
         {name: {task.digest: task for task in tasks} for name, tasks in answers.items() if tasks},
@@ -152,10 +153,17 @@ def read_run(path: Path) -> ComparedRun:
     )
 
 
-def _differing(trees: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) -> dict[str, list[Any]]:
-    """Return key → value in each, for keys that differ. What is empty has recorded nothing, and differs in nothing."""
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted key → value of a recorded configuration, written in one way, without what is empty."""
+    empty: tuple[Any, ...] = (None, "", [], {})
+    return {key: value for key, value in leaves(normalised(without_secrets(dict(config)))) if value not in empty}
+
+
+def differing(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return key → value in each, for keys that differ, without those of `NAMES`. What is empty has recorded nothing,
+    and differs in nothing."""
     recorded = [tree for tree in trees if tree]
-    keys = dict.fromkeys(key for tree in recorded for key in tree if key not in ignored)
+    keys = dict.fromkeys(key for tree in recorded for key in tree if key not in NAMES)
     values = {key: [tree.get(key) for tree in trees] for key in keys}
     return {key: values[key] for key in keys if any(tree.get(key) != recorded[0].get(key) for tree in recorded)}
 
@@ -187,14 +195,14 @@ def _notes(runs: Sequence[ComparedRun]) -> Iterator[str]:
         yield f"data not compared: {', '.join(missing)} recorded no digests, which a run does at its end"
 
 
-def comparison_text(comparison: Comparison) -> str:
+def comparison_text(comparison: Comparison, titles: Sequence[str] = ("configuration", "data", "code")) -> str:
     """Return differences of what the runs were made from, then of their scores, then the samples that changed."""
     lines = [f"{chr(ord('A') + i)}  {name}" for i, name in enumerate(comparison.runs)]
-    for title in ("configuration", "data", "code"):
-        differing = getattr(comparison, title)
-        lines += ["", title if differing else f"{title}: no difference"]
-        lines += [f"  {key}  {' | '.join(map(_value, values))}" for key, values in [*differing.items()][:LISTED]]
-        lines += [f"  … {len(differing) - LISTED} more: --json"] if len(differing) > LISTED else []
+    for title in titles:
+        rows = getattr(comparison, title)
+        lines += ["", title if rows else f"{title}: no difference"]
+        lines += [f"  {key}  {' | '.join(map(shown, values))}" for key, values in [*rows.items()][:LISTED]]
+        lines += [f"  … {len(rows) - LISTED} more: --json"] if len(rows) > LISTED else []
     for group in comparison.others:
         lines += ["", f"{', '.join(group.runs)} against {', '.join(comparison.baseline)}"]
         for name, compared in group.sets.items():
@@ -230,5 +238,5 @@ def _difference(of: Difference) -> str:
     return f"{of.before:.3f} → {of.after:.3f}, {of.after - of.before:+.3f} [{of.low:+.3f}, {of.high:+.3f}], {of.pairs}"
 
 
-def _value(value: Any) -> str:
+def shown(value: Any) -> str:
     return "–" if value is None else str(value)

@@ -11,14 +11,13 @@ from typing import Any
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import read_json
 from trinity_core.config.fields import sections, settings
-from trinity_core.config.paths import normalised
 from trinity_core.exchange.tracking.curve import LearningCurve
 from trinity_core.exchange.tracking.metrics_file import metrics_path
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import latest_scores
-from trinity_core.exchange.tracking.writers import flatten
 from trinity_core.results.audit import runs_in
+from trinity_core.results.compare import differing, settings_of, shown
 from trinity_core.results.doctor import Diagnosis
 
 SAMPLES = 8
@@ -29,8 +28,6 @@ table { border-collapse: collapse; margin: .5rem 0 } img { max-width: 100%; back
 td, th { border: 1px solid #8886; padding: .2rem .6rem; text-align: left; vertical-align: top; overflow-wrap: anywhere }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 ui-monospace, monospace; margin: 0 }
 """
-OF_PLACE = ("project", "name", "ray_namespace", "checkpoint_root_dir")
-"""Settings that say where a run is, not what it is."""
 Row = Sequence[object]
 
 
@@ -83,22 +80,22 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
 
 def _differences(config: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[Row]:
     """Return key, value, and value of the other configuration; or else the default, for settings that have one."""
-    values, defaults = flatten(normalised(config)), {}
-    if other is None:
-        defaults = {
+    values = settings_of(config)
+    if other is not None:
+        return [(key, *pair) for key, pair in differing([values, settings_of(other)]).items()]
+    defaults = settings_of(
+        {
             f"{section}.{setting.name}".lstrip("."): setting.default
             for section, cls in sections() for setting in settings(cls) if setting.section is None
-        }  # fmt: skip
-    beside = flatten(normalised(defaults if other is None else other))
-    keys = values.keys() & beside.keys() if other is None else values.keys() | beside.keys()
-    compared = (key for key in dict.fromkeys([*values, *beside]) if key in keys and key not in OF_PLACE)
-    return [(key, values.get(key, "–"), beside.get(key, "–")) for key in compared if values.get(key) != beside.get(key)]
+        }
+    )  # fmt: skip
+    common = [{key: tree[key] for key in values if key in defaults} for tree in (values, defaults)]
+    return [(key, *pair) for key, pair in differing(common).items() if key != "project"]
 
 
 def _table(rows: Sequence[Row], head: Sequence[str] = (), is_html: bool = False) -> str:
     def cell(value: object) -> str:
-        text = "–" if value is None else str(value)
-        return f"<td>{text if is_html else escape(text)}</td>"
+        return f"<td>{shown(value) if is_html else escape(shown(value))}</td>"
 
     titles = f"<tr>{''.join(f'<th>{title}</th>' for title in head)}</tr>" if head else ""
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
