@@ -124,7 +124,7 @@ def lineage(
             raise typer.BadParameter(f"--row {row}: write FILE:LINE")
         sighted = found.sightings(path, Path(file), int(line))
         text = found.sightings_text(sighted)
-        typer.echo(json.dumps([asdict(one) for one in sighted], indent=2) if as_json else text)
+        typer.echo(json.dumps([asdict(sighting) for sighting in sighted], indent=2) if as_json else text)
         return
     links = found.lineage(path, rows)
     text = found.lineage_text(links)

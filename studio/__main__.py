@@ -80,8 +80,8 @@ def main() -> None:
     """Serve the pages to those who have the folder's key."""
     settings = studio_settings(sys.argv[1:])
     key = server_key(settings.root)
-    named = f"[{settings.host}]" if ":" in settings.host else settings.host
-    print(f"Studio: http://{named}:{settings.port}   ({asked_for(key)})", flush=True)
+    address = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(f"Studio: http://{address}:{settings.port}   ({asked_for(key)})", flush=True)
     studio_app(settings, key).run(config=streamlit_options(settings))
 
 

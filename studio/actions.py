@@ -124,12 +124,12 @@ def _deployed(run: Run, action: Action) -> list[FlowRunSeen]:
     A run that is over is not cancelled, because a command may have resumed it. Parts with separate deployments are
     cancelled together, but not retried: a successful one would start again.
     """
-    own = [seen for seen in run.flow_runs if run.is_part or seen is run.flow_run]
+    flow_runs = [seen for seen in run.flow_runs if run.is_part or seen is run.flow_run]
     if action is Action.RETRY:
-        deployments = {seen.deployment for seen in own if seen.deployment}  # subflows have none
-        return [seen for seen in own[:1] if deployments == {seen.deployment}]
+        deployments = {seen.deployment for seen in flow_runs if seen.deployment}  # subflows have none
+        return [seen for seen in flow_runs[:1] if deployments == {seen.deployment}]
     over = {kind for kind, state in PREFECT_STATES.items() if state.is_over}
-    return [seen for seen in own if seen.deployment and seen.kind not in over]
+    return [seen for seen in flow_runs if seen.deployment and seen.kind not in over]
 
 
 def _own_process(run: Run) -> int | None:

@@ -57,8 +57,8 @@ class ConfigDraft:
                 text = _read(file)
                 draft = OPEN[file] = draft or cls(file, drafts=drafts)
                 draft.text = draft.saved = text
-                if (copy := draft._copy) and (kept := read_json(copy)):
-                    draft.text, draft.saved = kept["text"], kept["saved"]
+                if (copy := draft._copy) and (copied := read_json(copy)):
+                    draft.text, draft.saved = copied["text"], copied["saved"]
             return draft
 
     @property
@@ -111,14 +111,14 @@ class ConfigDraft:
     def lost_keys(self, there: str) -> Sequence[str]:
         """Return the dotted keys of another text that are missing here; none if that text is not YAML."""
         try:
-            before = ConfigDraft(self.file, there).tree()
+            keys_there = ConfigDraft(self.file, there).tree()
         except ConfigError:
             return []
         try:
-            kept = set(_keys(self.tree()))
+            remaining = set(_keys(self.tree()))
         except ConfigError:
-            kept = set()
-        return [key for key in _keys(before) if key not in kept]
+            remaining = set()
+        return [key for key in _keys(keys_there) if key not in remaining]
 
     def save(self, shown: str | None = None) -> bool:
         """Write the file; return False, without writing, if `shown` is given and is not the draft's text. Raises

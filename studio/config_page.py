@@ -103,16 +103,16 @@ def choose_file(draft: ConfigDraft, settings: StudioSettings, offers_recipes: bo
 
 def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
     """Show the fields: the beginner's in their sections, or the expert's in one section or search result."""
-    stages = {str(stage.get("stage_name")): place for place, stage in enumerate(tree.get("stages") or ())}
-    chosen = COMMON
+    stages = {str(stage.get("stage_name")): index for index, stage in enumerate(tree.get("stages") or ())}
+    stage_title = COMMON
     if stages:
-        chosen = st.segmented_control(
+        stage_title = st.segmented_control(
             "Stage", [COMMON, *stages], default=COMMON, required=True, label_visibility="collapsed"
         )
-    prefix = f"stages.{stages[chosen]}." if chosen in stages else ""
-    own = value_at(tree, prefix.rstrip(".")) if prefix else tree
-    algorithm = value_at(own, "algorithm.algorithm_type") or value_at(tree, "algorithm.algorithm_type") or "ppo"
-    mode = value_at(own, "mode") or value_at(tree, "mode") or "both"
+    prefix = f"stages.{stages[stage_title]}." if stage_title in stages else ""
+    subtree = value_at(tree, prefix.rstrip(".")) if prefix else tree
+    algorithm = value_at(subtree, "algorithm.algorithm_type") or value_at(tree, "algorithm.algorithm_type") or "ppo"
+    mode = value_at(subtree, "mode") or value_at(tree, "mode") or "both"
     expert = st.toggle("All settings", help="Include settings that most runs leave at their defaults")
     fields = form_fields(str(algorithm), str(mode), expert)
     if expert:
@@ -136,7 +136,7 @@ def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormFi
             st.caption("No setting has all of these words in its key or its description.")
         return matches
     sections = in_sections(fields)
-    chosen = st.pills(
+    title = st.pills(
         "Section",
         list(sections),
         default=next(iter(sections)),
@@ -145,7 +145,7 @@ def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormFi
         label_visibility="collapsed",
         wrap=True,
     )
-    return sections.get(str(chosen), [])
+    return sections.get(str(title), [])
 
 
 def show_field(
@@ -183,10 +183,10 @@ def take(draft: ConfigDraft, field: FormField, key: str, there: Presented) -> No
         st.toast(f"{field.key}: {error}")
         return
     try:
-        before = _as_yaml(draft.value(key))
+        earlier = _as_yaml(draft.value(key))
         draft.change(key, value)
-        if before != there.value:
-            st.toast(f"{key} was {before or 'not set'} by then: it was changed elsewhere.")
+        if earlier != there.value:
+            st.toast(f"{key} was {earlier or 'not set'} by then: it was changed elsewhere.")
         there.value = _as_yaml(draft.value(key))
     except (ConfigError, YAMLError, ValueError) as error:  # the text is at fault: the value may be entered again
         there.forget()

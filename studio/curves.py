@@ -59,8 +59,8 @@ class RunCurves:
                     curve = new.setdefault(name, Curve())
                     curve.values[line.step], curve.times[line.step] = value, line.time
         for name, curve in new.items():
-            known = self._curves.get(name, Curve())
-            new[name] = Curve(_by_step(known.values | curve.values), _by_step(known.times | curve.times))
+            present = self._curves.get(name, Curve())
+            new[name] = Curve(_by_step(present.values | curve.values), _by_step(present.times | curve.times))
         self._curves = dict(sorted((self._curves | new).items()))
         return self._curves
 
@@ -83,7 +83,7 @@ def hints(curves: Curves) -> list[str]:
 
 
 def metric_names(curves: Mapping[str, Curves]) -> list[str]:
-    return sorted({name for own in curves.values() for name in own})
+    return sorted({name for of_run in curves.values() for name in of_run})
 
 
 def first_shown(names: Sequence[str]) -> list[str]:
@@ -95,10 +95,10 @@ def first_shown(names: Sequence[str]) -> list[str]:
 def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -> list[dict[str, Any]]:
     """Return a row per run and step: value as is and smoothed, minutes since the run's first step, its interval."""
     rows: list[dict[str, Any]] = []
-    for run, own in curves.items():
-        curve = own.get(metric, Curve())
-        low, high = (own.get(f"{metric}_{end}", Curve()).values for end in ("low", "high"))
-        began, smooth = min((time for curve in own.values() for time in curve.times.values()), default=0.0), None
+    for run, of_run in curves.items():
+        curve = of_run.get(metric, Curve())
+        low, high = (of_run.get(f"{metric}_{end}", Curve()).values for end in ("low", "high"))
+        began, smooth = min((time for curve in of_run.values() for time in curve.times.values()), default=0.0), None
         for step, value in curve.values.items():
             smooth = value if smooth is None else smoothing * smooth + (1 - smoothing) * value
             row = {"run": run, "step": step, "minutes": (curve.times[step] - began) / 60, "raw": value, "value": smooth}
@@ -120,7 +120,7 @@ def chart(
         "scale": {"zero": False, "nice": False, "padding": _padding(rows, by)},
     }  # fmt: skip
     scale = {"type": "symlog" if is_log else "linear", "zero": False, "padding": _padding(rows, "raw")}
-    drawn = [run for run, own in curves.items() if metric in own]
+    drawn = [run for run, of_run in curves.items() if metric in of_run]
     legend = {"orient": "bottom", "title": None, "symbolOpacity": 1, "values": drawn} if len(curves) > 1 else None
     # The domain gives a run the same colour in all charts, even for metrics that other runs lack.
     colour = {"field": "run", "type": "nominal", "scale": {"domain": list(curves)}, "legend": legend}

@@ -24,9 +24,9 @@ def dialog(title: str, width: Literal["small", "large"] = "small") -> Callable[[
 
     def wrap(body: Callable[P, Any]) -> Callable[P, Any]:
         @wraps(body)
-        def noted(*args: P.args, **named: P.kwargs) -> Any:
+        def noted(*args: P.args, **options: P.kwargs) -> Any:
             st.session_state[OPEN] = True
-            return body(*args, **named)
+            return body(*args, **options)
 
         return st.dialog(title, width=width, on_dismiss="rerun")(noted)
 

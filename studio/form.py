@@ -82,10 +82,10 @@ def form_fields(algorithm: str, mode: str, expert: bool = False) -> list[FormFie
 
     An algorithm that is not built in is assumed to use rollouts.
     """
-    known = {field.key: field for field in _all_fields()}
-    keys: Iterable[str] = known if expert else (key for key in BEGINNER if key in known)
+    by_key = {field.key: field for field in _all_fields()}
+    keys: Iterable[str] = by_key if expert else (key for key in BEGINNER if key in by_key)
     hidden = _hidden(algorithm, mode)
-    return [known[key] for key in keys if not any(_within(key, prefix) for prefix in hidden)]
+    return [by_key[key] for key in keys if not any(_within(key, prefix) for prefix in hidden)]
 
 
 def in_sections(fields: Iterable[FormField]) -> dict[str, list[FormField]]:
@@ -96,13 +96,13 @@ def in_sections(fields: Iterable[FormField]) -> dict[str, list[FormField]]:
 
 
 def matching(fields: Iterable[FormField], words: str) -> list[FormField]:
-    wanted = words.lower().split()
-    return [field for field in fields if all(word in f"{field.key} {field.doc}".lower() for word in wanted)]
+    terms = words.lower().split()
+    return [field for field in fields if all(word in f"{field.key} {field.doc}".lower() for word in terms)]
 
 
 def _all_fields() -> Iterator[FormField]:
-    for place, cls in sections():
-        section = place.replace(FIRST_EVAL_SET, f"{FIRST_EVAL_SET[:-3]}.0")
+    for section_key, cls in sections():
+        section = section_key.replace(FIRST_EVAL_SET, f"{FIRST_EVAL_SET[:-3]}.0")
         if "[i]" not in section and ".NAME" not in section and not section.startswith("stages"):
             for setting in settings(cls):
                 if setting.section is None:
@@ -116,8 +116,8 @@ def _field(key: str, setting: Setting) -> FormField:
 
 
 def _hidden(algorithm: str, mode: str) -> tuple[str, ...]:
-    known = ALGORITHMS.get(algorithm)
-    has_no_rollouts = known is not None and not known.uses_rollouts
+    algorithm_type = ALGORITHMS.get(algorithm)
+    has_no_rollouts = algorithm_type is not None and not algorithm_type.uses_rollouts
     return (
         (EXPLORING if has_no_rollouts or mode == "train" else ())
         + (TRAINING if mode in ("explore", "bench", "serve") else ())

@@ -59,8 +59,8 @@ class PrefectRuns:
             flow_runs = client.read_flow_runs(flow_run_filter=until, sort=newest_first, limit=MOST_RUNS)
             flows = _flow_names(client)
         # A part of another run has no name before its configuration has been read.
-        named = [run for run in flow_runs if not run.parent_task_run_id or run.tags]
-        return [_seen(run, flows) for run in sorted(named, key=lambda run: bool(run.parent_task_run_id))]
+        main_runs = [run for run in flow_runs if not run.parent_task_run_id or run.tags]
+        return [_seen(run, flows) for run in sorted(main_runs, key=lambda run: bool(run.parent_task_run_id))]
 
     def deployments(self, flow: str) -> dict[str, str]:
         """Return a flow's deployments whose runs take one `config`: id → `flow/name`."""

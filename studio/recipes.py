@@ -51,8 +51,8 @@ class Recipe:
     def text_in(self, folder: Path, root: Path) -> str:
         """Return its text for a file in `folder`. A plugin folder next to it is first looked up in the project
         `root`."""
-        own = root / self.file.parent.relative_to(project_files())
-        return moved(self.text, own if own.is_dir() else self.file.parent, folder)
+        folder_in_project = root / self.file.parent.relative_to(project_files())
+        return moved(self.text, folder_in_project if folder_in_project.is_dir() else self.file.parent, folder)
 
     def text_for(self, file: Path, root: Path) -> str:
         """Return its text for a new file, which also names the run. A part keeps its name, because the parts share
@@ -73,7 +73,7 @@ def recipes() -> list[Recipe]:
     found = [recipe for file in files if (recipe := _recipe(file, file.stat().st_mtime_ns)) is not None]
     count = Counter(recipe.run for recipe in found)
     listed = [replace(recipe, is_part=count[recipe.run] > 1) for recipe in found]
-    places = {title: place for place, title in enumerate(FIRST)}
+    places = {title: index for index, title in enumerate(FIRST)}
     return sorted(listed, key=lambda recipe: (places.get(recipe.title, len(FIRST)), "no GPU" not in recipe.needs))
 
 

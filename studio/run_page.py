@@ -63,10 +63,10 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
             st.info(escaped(over) if run.state.is_over else waits)
         return
     titles = ["Curves", "Rollouts", "Configuration", "Checkpoints", "Logs", "Commands"]
-    chosen = st.segmented_control(
+    tab = st.segmented_control(
         "Part", titles, default=titles[0], required=True, label_visibility="collapsed", key="tab", bind="query-params"
     )
-    match chosen:
+    match tab:
         case "Rollouts":
             show_rollouts([*(stages or [run])], settings.checkpoints)
         case "Configuration":
@@ -200,16 +200,16 @@ def show_curves(runs: Sequence[Run]) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         # Kept in the address, so that a shared link shows the same curves.
         usual = "accuracy, reward, loss, length"
-        chosen = st.multiselect("Metrics", names, key="metrics", placeholder=usual, bind="query-params")
+        shown_metrics = st.multiselect("Metrics", names, key="metrics", placeholder=usual, bind="query-params")
         smoothing = st.slider("Smoothing", 0.0, 0.95, 0.0, 0.05, key="smoothing", width=160, bind="query-params")
         by = st.segmented_control("Over", [STEP, MINUTES], default=STEP, required=True, key="over", bind="query-params")
         is_log = st.toggle("Log scale", key="log", bind="query-params")
-    chosen = chosen or first_shown(names)
+    shown_metrics = shown_metrics or first_shown(names)
     marks = (
         [checkpoint.step for checkpoint in checkpoints_of(runs[0].folder)] if len(runs) == 1 and runs[0].folder else []
     )
-    for start in range(0, len(chosen), 2):
-        for column, name in zip(st.columns(2), chosen[start : start + 2], strict=False):
+    for start in range(0, len(shown_metrics), 2):
+        for column, name in zip(st.columns(2), shown_metrics[start : start + 2], strict=False):
             with column:
                 st.caption(f"**{name}**")
                 st.vega_lite_chart(chart(curves, name, smoothing, str(by), is_log, marks))
@@ -229,9 +229,9 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
             else "No rollouts yet: the first ones are kept when the first evaluation or explore step is done."
         )
         return
-    chosen = names[-1] if len(names) != len(runs) or len(runs) > 2 else names[0]
-    other = next((name for name in names if name != chosen), "") if len(runs) == 2 else ""
-    address = rollouts_page(chosen, other)
+    first = names[-1] if len(names) != len(runs) or len(runs) > 2 else names[0]
+    other = next((name for name in names if name != first), "") if len(runs) == 2 else ""
+    address = rollouts_page(first, other)
     st.link_button("Open in its own tab", address, icon=":material/open_in_new:")
     st.iframe(address, height=900)
 
@@ -286,7 +286,7 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
     if not checkpoints:
         st.info("No checkpoint yet: one is saved every `trainer.save_interval` steps.")
         return
-    best = max((one for one in checkpoints if one.score is not None), key=lambda one: one.score or 0.0, default=None)
+    best = max((row for row in checkpoints if row.score is not None), key=lambda row: row.score or 0.0, default=None)
     st.dataframe(
         [
             {

@@ -138,10 +138,10 @@ class Run:
     @property
     def is_part(self) -> bool:
         """True if the folder records a trainer or an explorer alone, each of which has its own command."""
-        known, mode = ALGORITHMS.get(self.files.algorithm), value_at(self.files.config, "mode")
+        algorithm_type, mode = ALGORITHMS.get(self.files.algorithm), value_at(self.files.config, "mode")
         source = value_at(self.files.config, "buffer.trainer_input.experience_buffer.storage_type")
         # A plugin's algorithm is unknown here, but its default storage type is recorded.
-        trains_alone = source in ("file", "rollouts") if known is None else not known.uses_rollouts
+        trains_alone = source in ("file", "rollouts") if algorithm_type is None else not algorithm_type.uses_rollouts
         return not self.files.steps and (mode in ("explore", "serve") or (mode == "train" and not trains_alone))
 
     def seconds(self, now: datetime) -> float | None:
@@ -173,8 +173,8 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
     parents = {
         f"{name.partition('/')[0]}/{stage}": name for name, run in runs.items() for stage in run.files.steps.values()
     }
-    named = {name: replace(run, parent=parents.get(name, "")) for name, run in _scored_by_successors(runs)}
-    return list(_nested([_with_stages(run, named) for run in named.values()]))
+    with_parents = {name: replace(run, parent=parents.get(name, "")) for name, run in _scored_by_successors(runs)}
+    return list(_nested([_with_stages(run, with_parents) for run in with_parents.values()]))
 
 
 def _scored_by_successors(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
@@ -308,9 +308,9 @@ def _time(seconds: float | None) -> datetime | None:
 
 
 def _name_of(run: FlowRunSeen) -> str:
-    named = run.tags.get("project", ""), run.tags.get("name", "")
-    if all(named):
-        return "/".join(named)
+    labels = run.tags.get("project", ""), run.tags.get("name", "")
+    if all(labels):
+        return "/".join(labels)
     # Its configuration is not read yet, or was refused: its parameters identify it, as in a command.
     file, overrides = run.parameters.get("config"), run.parameters.get("overrides") or ()
     return " ".join([run.flow, str(file), *map(_shown, overrides), f"({run.title})"]) if file else run.title

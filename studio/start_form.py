@@ -43,12 +43,12 @@ def start_form(
     """Choose where the run starts; save the checked text, check what it names, and start it."""
     if checked.config is None:
         return
-    named = {
+    listed = {
         key: f"a run of {name} in Prefect, with this file" for key, name in deployments(settings, checked.flow).items()
     }
-    places = named | {HERE: "a process on this machine"}
+    places = listed | {HERE: "a process on this machine"}
     st.markdown(f"Flow **{checked.flow}** with `{settings.shown(draft.file)}`")
-    place = st.radio("Start it as", list(places), format_func=places.__getitem__)
+    target = st.radio("Start it as", list(places), format_func=places.__getitem__)
     if present := what_is_there(checked.config):
         st.info(f"{present} Another `name` begins a new run.")
     for objection in draft.objections(draft.file):
@@ -66,7 +66,7 @@ def start_form(
             return
         if not against:
             with st.spinner("Starting …"):
-                start(Launch(checked.flow, str(draft.file)), checked.config, place, settings)
+                start(Launch(checked.flow, str(draft.file)), checked.config, target, settings)
     except START_FAULTS as error:
         st.error(f"The run cannot start: {error}")
         return
@@ -135,11 +135,11 @@ def with_file(
         return trinity([*command, "--config", file.name], settings, seconds, say)
 
 
-def start(launch: Launch, config: Config, place: str, settings: StudioSettings) -> None:
-    if place == HERE:
+def start(launch: Launch, config: Config, target: str, settings: StudioSettings) -> None:
+    if target == HERE:
         start_run(launch, f"{config.project}/{config.name}", config.job_dir, settings)
     else:
-        PrefectRuns(settings.api_url).start(place, f"{config.project}/{config.name}", launch.parameters)
+        PrefectRuns(settings.api_url).start(target, f"{config.project}/{config.name}", launch.parameters)
 
 
 def deployments(settings: StudioSettings, flow: str) -> dict[str, str]:

@@ -53,11 +53,11 @@ def gdpo(
 def _parts(name: str, numbers: Sequence[Mapping[str, float]], rollouts: Sequence[int]) -> list[float]:
     """[B] the part of each row's rollout: the mean of its rows that have it, which may be the last turn alone."""
     by_rollout: dict[int, list[float]] = defaultdict(list)
-    for rollout, named in zip(rollouts, numbers, strict=True):
-        by_rollout[rollout] += [named[name]] if name in named else []
+    for rollout, parts in zip(rollouts, numbers, strict=True):
+        by_rollout[rollout] += [parts[name]] if name in parts else []
     if lacking := [row for row, rollout in enumerate(rollouts) if not by_rollout[rollout]]:
-        known = ", ".join(sorted(numbers[lacking[0]])) or "none"
-        raise InputError(f"row {lacking[0]} has no reward part '{name}'; its numbers: {known}", key="weights")
+        names = ", ".join(sorted(numbers[lacking[0]])) or "none"
+        raise InputError(f"row {lacking[0]} has no reward part '{name}'; its numbers: {names}", key="weights")
     return [fmean(by_rollout[rollout]) for rollout in rollouts]
 
 

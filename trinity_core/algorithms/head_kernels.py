@@ -53,13 +53,13 @@ def _differentiate(
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < size
     scale, upstream = tl.load(inverse + row), tl.load(g + row)
-    place = logits + row * size + column
-    logprob = tl.load(place, mask=inside, other=0.0).to(tl.float32) * scale - tl.load(log_totals + row)
+    entries = logits + row * size + column
+    logprob = tl.load(entries, mask=inside, other=0.0).to(tl.float32) * scale - tl.load(log_totals + row)
     factor = tl.load(constants + row)
     if with_entropy:
         factor = factor - tl.load(h + row) * logprob
     d = tl.exp(logprob) * factor + tl.where(column == tl.load(targets + row) - start, upstream, 0.0)
-    tl.store(place, (d * scale).to(logits.dtype.element_ty), mask=inside)
+    tl.store(entries, (d * scale).to(logits.dtype.element_ty), mask=inside)
 
 
 def reduce_slice(

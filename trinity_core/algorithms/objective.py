@@ -141,10 +141,10 @@ class Objective:
         `divergences`: `teacher_prompt`."""
         if self.advantage_name == "none":
             return frozenset({"teacher_prompt"} if self.teaching else ())
-        taken = inspect.signature(ADVANTAGES.resolve(self.advantage_name)).parameters
-        taught = "teacher_logprobs" in taken
-        required = any(name in taken and taken[name].default is Parameter.empty for name in REWARDS)
-        rewarded = required or (not taught and any(name in taken for name in REWARDS))
+        parameters = inspect.signature(ADVANTAGES.resolve(self.advantage_name)).parameters
+        taught = "teacher_logprobs" in parameters
+        required = any(name in parameters and parameters[name].default is Parameter.empty for name in REWARDS)
+        rewarded = required or (not taught and any(name in parameters for name in REWARDS))
         needs = {"reward": rewarded, "teacher_logprobs": taught, "teacher_prompt": self.teaching is not None}
         return frozenset(name for name, needed in needs.items() if needed)
 

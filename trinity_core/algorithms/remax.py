@@ -26,14 +26,14 @@ def remax(
 ) -> tuple[Tensor, dict[str, float]]:
     """r minus the reward of the task's greedy answer (ReMax, arXiv 2310.10505, algorithm 1), which is `greedy_reward`
     in the row's `numbers`. Raises InputError for a row without it."""
-    if lacking := [row for row, named in enumerate(numbers) if BASELINE not in named]:
+    if lacking := [row for row, parts in enumerate(numbers) if BASELINE not in parts]:
         raise InputError(
             f"row {lacking[0]} has no {BASELINE}: remax needs the workflow greedy_baseline_workflow, or one that sets "
             "this metric",
             key="default_workflow_type",
         )
     groups = Groups.of(rewards, group_ids, rollout_ids)
-    baselines = groups.rewards.new_tensor([named[BASELINE] for named in numbers])
+    baselines = groups.rewards.new_tensor([parts[BASELINE] for parts in numbers])
     return to_tokens(groups.rewards - baselines, mask), groups.metrics() | {"remax/baseline": float(baselines.mean())}
 
 

@@ -65,9 +65,9 @@ def _wants_upstream(root: Path) -> bool:
         return True
     # A checkout around the folder, or in the working folder, is on the path of some processes alone: no installation.
     around = (root, *root.parents, Path.cwd())
-    places = [Path(place).resolve() for place in installed.submodule_search_locations]
+    places = [Path(folder).resolve() for folder in installed.submodule_search_locations]
     return all(
-        place.is_relative_to(root) or (place.parent in around and _is_upstream(place.parent)) for place in places
+        folder.is_relative_to(root) or (folder.parent in around and _is_upstream(folder.parent)) for folder in places
     )
 
 

@@ -35,11 +35,11 @@ calls."""
 def _both(work: Callable[..., Coroutine[Any, Any, Any]]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Make a blocking and an async method for the workflow's thread from a coroutine for the model's loop."""
 
-    def blocking(self: ModelWrapper, *args: Any, **named: Any) -> Any:
-        return call_in(self.loop, work(self, *args, **named))
+    def blocking(self: ModelWrapper, *args: Any, **options: Any) -> Any:
+        return call_in(self.loop, work(self, *args, **options))
 
-    async def awaited(self: ModelWrapper, *args: Any, **named: Any) -> Any:
-        answer = asyncio.run_coroutine_threadsafe(work(self, *args, **named), self.loop)
+    async def awaited(self: ModelWrapper, *args: Any, **options: Any) -> Any:
+        answer = asyncio.run_coroutine_threadsafe(work(self, *args, **options), self.loop)
         return await asyncio.wrap_future(tied(answer))
 
     blocking.__doc__ = awaited.__doc__ = work.__doc__

@@ -154,11 +154,11 @@ class Workflow:
     repeatable = property(lambda self: self.can_repeat)
     asynchronous = property(lambda self: self.is_async)
 
-    def __new__(cls, *args: Any, **named: Any) -> Any:
+    def __new__(cls, *args: Any, **options: Any) -> Any:
         """Return an object of the class, or a `PlayedWorkflow` that runs the class."""
         if not (args and isinstance(args[0], OurTask)):
             return super().__new__(cls)
-        played = PlayedWorkflow(*args, **named)
+        played = PlayedWorkflow(*args, **options)
         played.kind = cls
         return played
 
@@ -201,8 +201,8 @@ class MultiTurnWorkflow(Workflow):
         experience.metrics = {name: float(value) for name, value in info.items() if isinstance(value, int | float)}
         return experience
 
-    async def process_messages_to_experience_async(self, *args: Any, **named: Any) -> Experience:
-        return self.process_messages_to_experience(*args, **named)
+    async def process_messages_to_experience_async(self, *args: Any, **options: Any) -> Experience:
+        return self.process_messages_to_experience(*args, **options)
 
 
 class BaseSimpleWorkflow(Workflow):

@@ -158,8 +158,8 @@ class Report:
         parent = key
         while parent := _parent(parent):
             if self.stage and f"{self.stage}.{parent}" in self.places:
-                place = self.places[f"{self.stage}.{parent}"]
-                return f"{place.key or f'{self.stage}.{parent}'}{key[len(parent) :]}", place
+                location = self.places[f"{self.stage}.{parent}"]
+                return f"{location.key or f'{self.stage}.{parent}'}{key[len(parent) :]}", location
             if parent in self.places:
                 return f"{self.places[parent].key or parent}{key[len(parent) :]}", self.places[parent]
         return key, self.places.get(self.stage or "") or self.places.get("")

@@ -202,7 +202,7 @@ def _include_trainer_files(tree: Tree, report: Report) -> None:
         trainer["trainer_config_path"] = ""
         problems = [replace(problem, key=f"{key}.{problem.key}") for problem in inner.problems]
         report.problems += [problem for problem in problems if problem not in report.problems]
-        report.places |= {f"{key}.{name}": place for name, place in content.places.items() if name}
+        report.places |= {f"{key}.{name}": location for name, location in content.places.items() if name}
 
 
 def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report, stage: int | None = None) -> Tree:

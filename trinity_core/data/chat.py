@@ -279,8 +279,8 @@ class ChatEncoder:
     def _text(self, tokens: list[int]) -> EncodedConversation | DataError:
         """Return a text between the special tokens that its tokenizer writes before it and its end-of-text token. All
         but the first token, which nothing predicts, carry loss."""
-        before, end = self.tokenizer.encode(""), self.tokenizer.eos_token_id
-        tokens = [*(token for token in before if token != end), *tokens, *([] if end is None else [end])]
+        prefix, end = self.tokenizer.encode(""), self.tokenizer.eos_token_id
+        tokens = [*(token for token in prefix if token != end), *tokens, *([] if end is None else [end])]
         if len(tokens) < 2:
             return DataError("the text has no token to learn")
         embedded = self._embedded(tokens)

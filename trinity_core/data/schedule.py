@@ -258,14 +258,14 @@ class TaskSchedule:
         self._rates = [defaultdict(list) for _ in self.tasksets]
         drawn = sum(self._drawn)
         epoch, offset = divmod(drawn, self.epoch_length or drawn + 1)
-        place = {"step": self.step, "epoch": epoch, "offset": offset, "drawn": drawn, "drawn_from": self._drawn.copy()}
+        counts = {"step": self.step, "epoch": epoch, "offset": offset, "drawn": drawn, "drawn_from": self._drawn.copy()}
         learned = {"observed": self._learned, "state": self._states()} if self._learns else {}
         last = {
             taskset.name: taskset.id_of(count)
             for taskset, count in zip(self.tasksets, self._drawn, strict=True)
             if isinstance(taskset, QueueTaskset)
         }
-        return {**place, "last_from_queues": last, **learned, **self._order_inputs()}
+        return {**counts, "last_from_queues": last, **learned, **self._order_inputs()}
 
     @property
     def _learns(self) -> bool:

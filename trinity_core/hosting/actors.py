@@ -87,9 +87,9 @@ class Actors:
         """
         settings, nodes, cluster = self.engine_settings(), self.placement.nodes, self.cluster
         start = settings.adapter_path or ("" if settings.lora_rank else settings.model_path)
-        kept = cluster.take("engines", self.engine_key())
-        if kept and _are_ready(cluster, kept, lambda: take_over(kept, self.config, start, cluster.check)):
-            return kept
+        engines = cluster.take("engines", self.engine_key())
+        if engines and _are_ready(cluster, engines, lambda: take_over(engines, self.config, start, cluster.check)):
+            return engines
         return [
             self._start_engine(
                 engine_name(self.config, index), settings, self.placement.engine_gpus, nodes.engine(index)
@@ -131,10 +131,10 @@ class Actors:
         from trinity_core.training.worker import TrainerActor
 
         config, placement, cluster = self.config, self.placement, self.cluster
-        kept = cluster.take("trainers", trainer_key(placement))
+        trainers = cluster.take("trainers", trainer_key(placement))
         threads = placement.trainer_threads
-        if kept and _are_ready(cluster, kept, lambda: renew(kept, config, threads, cluster.check)):
-            return kept
+        if trainers and _are_ready(cluster, trainers, lambda: renew(trainers, config, threads, cluster.check)):
+            return trainers
         environment = trainer_environment(placement)
         return [
             cluster.actor(

@@ -148,11 +148,11 @@ def chat_models(folder: Path, step: int | None = None, base: bool = True) -> dic
     if (looks_local(start) and (fault := model_fault(Path(start)))) and base:
         why = f"the model that the run began with: {fault} With --no-base the run's model answers alone"
         raise DataError(why, key="model.model_path")
-    converted = convert(JobLayout(trained).step(chosen := step or max(steps)))
+    converted = convert(JobLayout(trained).step(shown_step := step or max(steps)))
     adapter = converted if converted.name == ADAPTER else None
     path = start if adapter else str(converted)
-    named = {f"step {chosen}": ChatModel(path, settings, system, adapter)}
-    return ({"base": ChatModel(start, settings, system)} if base else {}) | named
+    trained_model = {f"step {shown_step}": ChatModel(path, settings, system, adapter)}
+    return ({"base": ChatModel(start, settings, system)} if base else {}) | trained_model
 
 
 SAMPLING = ("temperature", "top_p", "top_k")

@@ -223,12 +223,14 @@ def _set_lines(name: str, compared: SetComparison) -> list[str]:
     if min(map(len, compared.seeds)) == 1:
         lines.append("    the interval does not cover another seed: that needs two runs of each configuration")
     for title, samples in (
-        ("gained", [one for one in compared.changed if one.scores[1] > one.scores[0]]),
-        ("lost", [one for one in compared.changed if one.scores[1] < one.scores[0]]),
+        ("gained", [sample for sample in compared.changed if sample.scores[1] > sample.scores[0]]),
+        ("lost", [sample for sample in compared.changed if sample.scores[1] < sample.scores[0]]),
     ):
-        for one in samples[:SHOWN]:
-            lines.append(f"    {title} {one.location}  {one.scores[0]:g} → {one.scores[1]:g}  {one.prompt[:100]!r}")
-            before, after = (answer[-100:] for answer in one.answers)
+        for sample in samples[:SHOWN]:
+            lines.append(
+                f"    {title} {sample.location}  {sample.scores[0]:g} → {sample.scores[1]:g}  {sample.prompt[:100]!r}"
+            )
+            before, after = (answer[-100:] for answer in sample.answers)
             lines += [f"      before …{before!r}", f"      after  …{after!r}"]
         lines += [f"    … {len(samples) - SHOWN} more {title}: --json"] if len(samples) > SHOWN else []
     return lines

@@ -227,10 +227,10 @@ def constant_reward(evidence: Evidence) -> Iterator[Diagnosis]:
             step for step in rewarded if not rewarded[step]["reward/std"] and rewarded[step]["reward/mean"] == value
         ]
         since = next(step for step in sorted(same) if all(other in same for other in rewarded if other >= step))
-        before = [step for step in rewarded if step < since]
-        if evidence.is_solved or (before and not _is_jump(rewarded[max(before)], value)):
+        earlier = [step for step in rewarded if step < since]
+        if evidence.is_solved or (earlier and not _is_jump(rewarded[max(earlier)], value)):
             continue
-        began = f"since step {since}" if before else "from the first step on"
+        began = f"since step {since}" if earlier else "from the first step on"
         yield Diagnosis(
             "constant-reward",
             f"{source}: every answer has the reward {value:g} {began} ({len(rewarded)} steps)",
@@ -335,11 +335,11 @@ def unsampled_tokens(evidence: Evidence) -> Iterator[Diagnosis]:
     wrong = [(step, row) for step, rows in evidence.batches.items() for row in rows if len(_unsampled(row))]
     if wrong:
         step, row = wrong[0]
-        place = int(_unsampled(row)[0])
+        index = int(_unsampled(row)[0])
         yield Diagnosis(
             "unsampled-tokens",
             f"{len(wrong)} of {len(evidence.rows)} rows train on tokens that no policy sampled; the first: train step "
-            f"{step}, group {row.group}, run {row.run}, token {place} of the response",
+            f"{step}, group {row.group}, run {row.run}, token {index} of the response",
             "A workflow's mask covers prompts or tool output, or is shifted",
             "Return the experiences of the model's own calls, unchanged",
         )
@@ -446,10 +446,10 @@ def _unsampled(row: Experience) -> np.ndarray:
     return np.flatnonzero(row.action_mask & (row.versions < 0))
 
 
-def _is_jump(before: Mapping[str, float], value: float) -> bool:
+def _is_jump(last_step: Mapping[str, float], value: float) -> bool:
     """True if `value` is too far from a step's rewards to be the next step's mean by chance."""
-    error = before.get("reward/std", 0.0) / max(before.get("experiences", 1.0), 1.0) ** 0.5
-    return abs(before["reward/mean"] - value) > SIGMAS * error
+    error = last_step.get("reward/std", 0.0) / max(last_step.get("experiences", 1.0), 1.0) ** 0.5
+    return abs(last_step["reward/mean"] - value) > SIGMAS * error
 
 
 def _groups(evidence: Evidence) -> Iterator[list[Experience]]:

@@ -93,11 +93,11 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
     }
     settings = read_config(folder)
     adapters = (settings.get("model") or {}).get("lora_configs") or [{}]
-    taken = [line for line in lines if stream_of(line.source) == "trainer"]
+    train_lines = [line for line in lines if stream_of(line.source) == "trainer"]
     evidence = Evidence(
         trained, explored, _scores(lines), eval_prompts=frozenset(evaluated),
-        totals={line.step: line.total_steps for line in taken if line.total_steps is not None},
-        updates={line.step: line.updates for line in taken if line.updates is not None},
+        totals={line.step: line.total_steps for line in train_lines if line.total_steps is not None},
+        updates={line.step: line.updates for line in train_lines if line.updates is not None},
         other_template=_other_template(settings), starts_from_adapter=bool(adapters[0].get("path")),
     )  # fmt: skip
     if store is None:
@@ -131,14 +131,14 @@ def _draws(database: Database, explorers: Collection[str], settings: Mapping[str
 def _skipped(database: Database) -> list[str]:
     steps = database.tables.steps.c
     query = select(steps.explorer, steps.step, steps.tasks, steps.position).order_by(steps.explorer, steps.step)
-    skipped, before = [], dict[str, int]()
+    skipped, drawn_before = [], dict[str, int]()
     with database.read() as connection:
         for explorer, step, tasks, position in connection.execute(query):
-            place = json.loads(position)
-            drawn, moved = place.get("drawn", 0), place.get("drawn", 0) - before.get(explorer, 0)
-            if moved > tasks and not place.get("last_from_queues"):  # a resume finds its place in a queue anew
+            counters = json.loads(position)
+            drawn, moved = counters.get("drawn", 0), counters.get("drawn", 0) - drawn_before.get(explorer, 0)
+            if moved > tasks and not counters.get("last_from_queues"):  # a resume finds its place in a queue anew
                 skipped.append(f"step {step} of {explorer} drew {tasks} tasks and moved on by {moved}")
-            before[explorer] = drawn
+            drawn_before[explorer] = drawn
     return skipped
 
 

@@ -120,12 +120,12 @@ class Replay:
             self._stack.callback(self._ranks.close)
         assert line.total_steps is not None
         self._ranks.load(start, line.total_steps)
-        since, taken = None, dict[str, Any]()
+        since, outcome = None, dict[str, Any]()
         for number, batch in batches.items():
-            taken = self._ranks.take(number, batch or [])
-            if since is None and taken["weights"] != self._line(number).weights:
+            outcome = self._ranks.take(number, batch or [])
+            if since is None and outcome["weights"] != self._line(number).weights:
                 since = number
-        return _compared(line, start, len(batches[step] or []), taken, since)
+        return _compared(line, start, len(batches[step] or []), outcome, since)
 
     def rollout(self, name: str) -> Resampled:
         """Sample a stored rollout again, `GROUP:RUN` or `GROUP:RUN:TURN`. Raises what `resample` raises."""
@@ -174,10 +174,10 @@ class Replay:
         return url
 
 
-def _compared(line: MetricLine, start: int, rows: int, taken: Mapping[str, Any], since: int | None) -> Repeated:
-    steady = {n: v for n, v in taken["metrics"].items() if n in line.metrics and not n.startswith(MACHINE)}
+def _compared(line: MetricLine, start: int, rows: int, outcome: Mapping[str, Any], since: int | None) -> Repeated:
+    steady = {n: v for n, v in outcome["metrics"].items() if n in line.metrics and not n.startswith(MACHINE)}
     recorded = {name: line.metrics[name] for name in steady} | {"weights": line.weights}
-    replayed = steady | {"weights": taken["weights"]}
+    replayed = steady | {"weights": outcome["weights"]}
     differing = [name for name, value in replayed.items() if repr(value) != repr(recorded[name])]
     return Repeated(line.step, start, rows, recorded, replayed, differing, since)
 
@@ -211,8 +211,8 @@ class Ranks:
 
     def take(self, step: int, batch: Sequence[Experience]) -> dict[str, Any]:
         """Take a step on every rank; return the metrics and weights of rank 0."""
-        taken: dict[str, Any] = self._all("take", step, to_bytes(list(batch)) if batch else b"")[0]
-        return taken
+        outcome: dict[str, Any] = self._all("take", step, to_bytes(list(batch)) if batch else b"")[0]
+        return outcome
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         calls = [self._threads.submit(self._ask, worker, method, *arguments) for worker in self._workers]

@@ -37,9 +37,9 @@ def report(folder: Path, other: Path | None = None) -> str:
 
     Raises DataError if there is no run in a folder.
     """
-    for place in filter(None, (folder, other)):
-        if not any(metrics_path(run).exists() for run in runs_in(place.resolve())):
-            raise DataError(f"there is no run in {place}: give <checkpoint_root_dir>/<project>/<name>", key=str(place))
+    for path in filter(None, (folder, other)):
+        if not any(metrics_path(run).exists() for run in runs_in(path.resolve())):
+            raise DataError(f"there is no run in {path}: give <checkpoint_root_dir>/<project>/<name>", key=str(path))
     runs = runs_in(folder.resolve())
     title = f"{runs[0].parent.name} / {folder.resolve().name}"
     parts = [f"<h1>{escape(title)}</h1>", *(part for run in runs for part in _run(run, other))]

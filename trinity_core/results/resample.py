@@ -92,9 +92,9 @@ def resample(config: Config, database: Database, rollout: str) -> Resampled:
     ]
     answers = _sampled(config, requests, version)
     differences = [_difference(row, spans, half) for half in (answers[: len(spans)], answers[len(spans) :])]
-    place, stored, sampled = max(differences, key=lambda found: np.inf if found[0] is None else found[0])
-    named = [encoder.tokenizer.decode([token]) if token is not None else "" for token in (stored, sampled)]
-    return Resampled(rollout, version, int(mask.sum()), place, stored, sampled, named)
+    index, stored, sampled = max(differences, key=lambda found: np.inf if found[0] is None else found[0])
+    texts = [encoder.tokenizer.decode([token]) if token is not None else "" for token in (stored, sampled)]
+    return Resampled(rollout, version, int(mask.sum()), index, stored, sampled, texts)
 
 
 Difference = tuple[int | None, int | None, int | None]
@@ -104,10 +104,10 @@ def _difference(row: Experience, spans: Sequence[tuple[int, int]], answers: Sequ
     """Return the place of the first token that differs, the stored and the new token there; None for equal ones."""
     response = row.tokens[row.prompt_length :].tolist()
     for (begin, end), answer in zip(spans, answers, strict=True):
-        for place in range(begin, end):
-            now = answer[place - begin] if place - begin < len(answer) else None
-            if response[place] != now:
-                return place, response[place], now
+        for index in range(begin, end):
+            now = answer[index - begin] if index - begin < len(answer) else None
+            if response[index] != now:
+                return index, response[index], now
     return None, None, None
 
 
@@ -130,16 +130,16 @@ def _stored(config: Config, database: Database, rollout: str) -> tuple[Experienc
     group, *numbers = rollout.split(":")
     if not 1 <= len(numbers) <= 2 or not all(number.isdigit() for number in numbers):
         raise DataError(f"{rollout!r} names no rollout: write GROUP:RUN or GROUP:RUN:TURN", key="--rollout")
-    place = (*map(int, numbers), 0)[:2]
+    run_and_turn = (*map(int, numbers), 0)[:2]
     g, e = database.tables.groups.c, database.tables.experiences.c
     query = select(g.task, e.blob).join_from(database.tables.groups, database.tables.experiences, g.id == e.group_id)
     with database.read() as connection:
         for name, blob in connection.execute(query.where(g.name == group)):
             for row in from_bytes(blob):
-                if (row.run, row.turn) == place:
+                if (row.run, row.turn) == run_and_turn:
                     taskset, _, index = (name or "/-1").rpartition("/")
                     task = Task(int(index), {}, taskset, "", seed=config.seed, group=group)
-                    sets = [known for known in config.buffer.explorer_input.tasksets if known.name == taskset]
+                    sets = [entry for entry in config.buffer.explorer_input.tasksets if entry.name == taskset]
                     return row, replace(task, rollout_args=sets[0].rollout_args) if sets else task
     raise DataError(f"the store has no rows of rollout {rollout} (any more): {KEPT_ROWS}", key="--rollout")
 

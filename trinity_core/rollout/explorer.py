@@ -150,7 +150,7 @@ class Explorer:
         """Answer these rows of an eval set with the Hugging Face folder `path`, as an evaluation does; record
         nothing."""
         await self._hold(version, path)
-        [asked] = [one for one in self._open.eval_tasksets if one.name == taskset]
+        [asked] = [eval_set for eval_set in self._open.eval_tasksets if eval_set.name == taskset]
         return task_answers(await self._open.evaluated(asked, version, rows))
 
     async def _hold(self, version: int, path: str | None) -> None:

@@ -79,8 +79,8 @@ def pairs_of(prompts: Sequence[int], responses: Sequence[int]) -> list[RowUnit]:
         raise ValueError(f"pairs need an even number of rows, got {len(prompts)}")
     rows = [_unit(row, prompts, responses) for row in range(len(prompts))]
     return [
-        chosen.with_(rejected, shared=rejected.prompt)
-        for chosen, rejected in zip(rows[::2], rows[1::2], strict=True)
+        preferred.with_(rejected, shared=rejected.prompt)
+        for preferred, rejected in zip(rows[::2], rows[1::2], strict=True)
     ]  # fmt: skip
 
 

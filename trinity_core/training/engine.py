@@ -413,17 +413,17 @@ def deepspeed_config(settings: TrainingEngineSettings, ranks: Ranks) -> dict[str
     }
 
 
-def compile_layers(lm: nn.Module, wanted: bool | None, packing: bool, device: torch.device) -> None:
-    """Compile each decoder layer of `lm` at its first use, if `wanted`; None: on a GPU, where rows are packed.
+def compile_layers(lm: nn.Module, compiles: bool | None, packing: bool, device: torch.device) -> None:
+    """Compile each decoder layer of `lm` at its first use, if `compiles`; None: on a GPU, where rows are packed.
 
     All layers share one compilation, for micro-batches of any size. Raises `TrinityError` without a C++ compiler on the
     CPU; what a GPU needs is checked before the run (`compiler.missing_for_triton`).
     """
-    if wanted is None:
-        wanted = device.type == "cuda" and packing
-    elif wanted and device.type == "cpu":
+    if compiles is None:
+        compiles = device.type == "cuda" and packing
+    elif compiles and device.type == "cpu":
         require_compiler("trainer.torch_compile is true", "leave torch_compile out")
-    for layer in decoder_layers(lm) if wanted else []:
+    for layer in decoder_layers(lm) if compiles else []:
         layer.compile(dynamic=True)
 
 

@@ -70,8 +70,8 @@ def serve(
         raise TrinityError(
             f"the page cannot be served on {host}:{port}: {error}; give another --port or --host"
         ) from error
-    named = f"[{host}]" if ":" in host else host
-    url = f"http://{named}:{listening.getsockname()[1]}"
+    shown_host = f"[{host}]" if ":" in host else host
+    url = f"http://{shown_host}:{listening.getsockname()[1]}"
     key = server_key()
     say(f"{url}   ({asked_for(key)}; Ctrl+C ends it)")
     app = Gate(make_app(runs), key, host)
@@ -241,7 +241,7 @@ def _differ(one: float | None, other: float | None) -> bool:
 def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str, Any]:
     """Return an experience without tokens, with its mean advantage. Long texts are cut."""
     sampled = [] if experience.versions is None else [one for one in experience.versions.tolist() if one >= 0]
-    known = ("prompt", "response", "truth")
+    texts = ("prompt", "response", "truth")
     return {
         "run": experience.run, "turn": experience.turn, "reward": experience.total_reward,
         "metrics": experience.metrics, "truncated": experience.truncated,
@@ -249,8 +249,8 @@ def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str,
         "actions": int(experience.action_mask.sum()), "is_expert": experience.is_expert,
         "oldest": min(sampled, default=-1), "newest": max(sampled, default=-1),
         "advantage": mean_advantage(experience, advantages),
-        **{name: _cut(experience.info.get(name, "")) for name in known},
-        "info": {_cut(name): _cut(value) for name, value in experience.info.items() if name not in known},
+        **{name: _cut(experience.info.get(name, "")) for name in texts},
+        "info": {_cut(name): _cut(value) for name, value in experience.info.items() if name not in texts},
     }  # fmt: skip
 
 
@@ -347,9 +347,9 @@ class GroupPage:
 
 
 def find_groups(
-    connection: Connection, t: Tables, wanted: GroupFilter, before: int | None = None, limit: int = 30
+    connection: Connection, t: Tables, criteria: GroupFilter, before: int | None = None, limit: int = 30
 ) -> GroupPage:
-    query = groups_query(t, wanted, before).limit(limit + 1)
+    query = groups_query(t, criteria, before).limit(limit + 1)
     rows = connection.execute(query).all()
     page = rows[:limit]
     return GroupPage(_entries(connection, t, page), page[-1].id if len(rows) > limit else None)
@@ -369,25 +369,25 @@ def earlier_draws(connection: Connection, t: Tables, groups: Sequence[Json], sin
     return {entry["task"]: entry for entry in _entries(connection, t, rows)}
 
 
-def groups_query(t: Tables, wanted: GroupFilter, before: int | None = None) -> Select[Any]:
+def groups_query(t: Tables, criteria: GroupFilter, before: int | None = None) -> Select[Any]:
     """Select the matching groups, newest first, in one pass by primary key."""
     g = t.groups.c
     query = select(t.groups).order_by(g.id.desc())
     if before is not None:
         query = query.where(g.id < before)
-    if wanted.step is not None:
-        query = query.where(g.step == wanted.step)
-    if wanted.version is not None:
-        query = query.where(g.newest == wanted.version)
-    if wanted.group:
+    if criteria.step is not None:
+        query = query.where(g.step == criteria.step)
+    if criteria.version is not None:
+        query = query.where(g.newest == criteria.version)
+    if criteria.group:
         query = query.where(
-            g.name.contains(wanted.group, autoescape=True) | g.task.contains(wanted.group, autoescape=True)
+            g.name.contains(criteria.group, autoescape=True) | g.task.contains(criteria.group, autoescape=True)
         )
-    if wanted.state:
-        query = query.where(g.state == int(State[wanted.state.upper()]))
-    if wanted.since is not None:
-        latest = select(func.max(g.id)).where(g.step > wanted.since, g.task.is_not(None)).group_by(g.task)
-        query = query.where(g.id.in_(latest), g.task.in_(select(g.task).where(g.step <= wanted.since)))
+    if criteria.state:
+        query = query.where(g.state == int(State[criteria.state.upper()]))
+    if criteria.since is not None:
+        latest = select(func.max(g.id)).where(g.step > criteria.since, g.task.is_not(None)).group_by(g.task)
+        query = query.where(g.id.in_(latest), g.task.in_(select(g.task).where(g.step <= criteria.since)))
     return query
 
 

@@ -23,17 +23,17 @@ def token_texts(tokenizer: Any, ids: Sequence[int], before: int | None = None) -
     """
     if tokenizer is None:
         return [f"⟨{token}⟩" for token in ids]
-    known = len(tokenizer)
+    vocabulary_size = len(tokenizer)
     texts: list[str] = []
     while len(texts) < len(ids):
         at = len(texts)
-        if not 0 <= ids[at] < known:
+        if not 0 <= ids[at] < vocabulary_size:
             texts.append(f"⟨{ids[at]}⟩")
             before = None
             continue
         text, used = "", 1
         for used in range(1, LONGEST_CHARACTER + 1):
-            text = _added(tokenizer, before, [token for token in ids[at : at + used] if 0 <= token < known])
+            text = _added(tokenizer, before, [token for token in ids[at : at + used] if 0 <= token < vocabulary_size])
             if "\ufffd" not in text:
                 break
         else:
@@ -73,13 +73,13 @@ def token_page(
         if values is None:
             return [None] * len(ids)
         numbers = [_number(value, digits) for value in values[response].tolist()]
-        return nothing + [number if own else None for number, own in zip(numbers, mask, strict=True)]
+        return nothing + [number if is_sampled else None for number, is_sampled in zip(numbers, mask, strict=True)]
 
     before = int(experience.tokens[start - 1]) if start else None
     return {
         "offset": start, "total": len(experience.tokens), "prompt_length": experience.prompt_length, "ids": ids,
         "text": token_texts(tokenizer, ids, before),
-        "kind": "p" * len(nothing) + "".join("a" if own else "c" for own in mask),
+        "kind": "p" * len(nothing) + "".join("a" if is_sampled else "c" for is_sampled in mask),
         "logprob": column(experience.logprobs), "version": column(experience.versions),
         "reward": column(experience.token_rewards), "teacher": column(experience.teacher_logprobs),
         "advantage": column(advantages),
@@ -121,8 +121,8 @@ def shared_page(
     if truth := str(experiences[0].info.get("truth", "")) if experiences else "":
         parts.append(f"<p>Reference answer</p><pre>{escape(truth)}</pre>")
     parts.append(f"<p>{LEGEND}</p>")
-    for place, experience in enumerate(experiences):
-        advantage = mean_advantage(experience, advantages[place] if advantages else None)
+    for index, experience in enumerate(experiences):
+        advantage = mean_advantage(experience, advantages[index] if advantages else None)
         mean = "" if advantage is None else f", advantage {advantage:.3f}"
         total = experience.total_reward
         reward = "no reward" if total is None else f"reward {total:.3g}"

@@ -47,8 +47,8 @@ class ConversationWorkflow(SimpleWorkflow):
 
     arguments: ClassVar[type[ConversationArguments]] = ConversationArguments
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._begun: Counter[int] = Counter()
         """Number of conversations so far, by rollout."""
 

@@ -191,14 +191,14 @@ class RolloutModel(Protocol):
         (`explorer.rollout_model.tool_call_parser`) are in `tool_calls`."""
 
     def chat_sync(
-        self, messages: Sequence[Message], n: int = 1, tools: Sequence[Tool] | None = None, **named: Any
+        self, messages: Sequence[Message], n: int = 1, tools: Sequence[Tool] | None = None, **options: Any
     ) -> list[Completion]:
         """`chat` for workflows with a plain `run`; call it from their thread, never from the event loop."""
-        return call_in(self.loop, self.chat(messages, n, tools, **named))
+        return call_in(self.loop, self.chat(messages, n, tools, **options))
 
-    def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **named: Any) -> list[Completion]:
+    def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **options: Any) -> list[Completion]:
         """`generate` for workflows with a plain `run`."""
-        return call_in(self.loop, self.generate(prompt_tokens, n, **named))
+        return call_in(self.loop, self.generate(prompt_tokens, n, **options))
 
 
 class RecordingModel:

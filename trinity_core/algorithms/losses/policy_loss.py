@@ -122,8 +122,8 @@ class PolicyLoss:
 
         if self.weigh is None:
             return aggregate(mask)
-        known = {name: value for name, value in (args or {}).items() if name in keywords(self.weigh)}
-        return call_with(self.weigh, {"mask": mask, "aggregate": aggregate} | inputs, known)
+        arguments = {name: value for name, value in (args or {}).items() if name in keywords(self.weigh)}
+        return call_with(self.weigh, {"mask": mask, "aggregate": aggregate} | inputs, arguments)
 
     def __call__(
         self,

@@ -64,8 +64,8 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlRun:
     if path.suffix in (".yaml", ".yml"):
         return _with_overrides(_from_yaml(path), arguments)
     if not path.exists():
-        if place := _program([str(path), *arguments]):
-            return _from_command([str(path), *arguments], place, Path("command"))
+        if program_at := _program([str(path), *arguments]):
+            return _from_command([str(path), *arguments], program_at, Path("command"))
         raise _wrong(path, f"is no file, and no command that starts a veRL training, such as {_COMMAND}.")
     try:
         traced = trace(path.read_text(encoding="utf-8"), arguments, str(path))
@@ -73,35 +73,35 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlRun:
         raise _wrong(path, f"cannot be read: {error}.") from None
     except UnreadableScript as error:
         raise _wrong(path, f"{shown(str(error))}.", error.line) from None
-    launched = [(command, place) for command in traced.commands if (place := _program(command.words))]
+    launched = [(command, program_at) for command in traced.commands if (program_at := _program(command.words))]
     if not launched:
         reason = f" ({shown(traced.errors.strip().splitlines()[-1])})" if traced.errors.strip() else ""
         raise _wrong(path, f"starts no veRL training, such as {_COMMAND}, with these arguments{reason}.")
     if len(launched) > 1:
         lines = ", ".join(str(command.line) for command, _ in launched)
         raise _wrong(path, f"starts {len(launched)} trainings (lines {lines}): leave the one that is to be imported.")
-    [(command, place)] = launched
+    [(command, program_at)] = launched
     remarks = [f"`{shown(' '.join(asked.words[1:]))}` was not run: it counts as failed"
                for asked in traced.commands if asked.words[0] == FAILS]  # fmt: skip
     if traced.unset:
         remarks.insert(0, f"{', '.join(traced.unset)}: variables of the environment were taken as not set")
-    run = _from_command(command.words, place, path)
+    run = _from_command(command.words, program_at, path)
     return replace(run, remarks=(*dict.fromkeys(remarks), *run.remarks))
 
 
 def _program(words: Sequence[str]) -> int:
     """Return the place of the training program among the words of a command, 0 if there is none."""
-    return next((place for place, word in enumerate(words) if place and _PROGRAM.search(word)), 0)
+    return next((index for index, word in enumerate(words) if index and _PROGRAM.search(word)), 0)
 
 
-def _from_command(words: Sequence[str], place: int, path: Path) -> VerlRun:
+def _from_command(words: Sequence[str], program_at: int, path: Path) -> VerlRun:
     launcher = {}
-    for word, following in pairwise([*words[:place], ""]):
+    for word, following in pairwise([*words[:program_at], ""]):
         if match := re.fullmatch(r"--([\w-]+)(?:=(.*))?", word):
             launcher[match[1].replace("-", "_")] = following if match[2] is None else match[2]
     options, settings = dict[str, str](), list[str]()
     awaited = ""
-    for word in words[place + 1 :]:
+    for word in words[program_at + 1 :]:
         if word.startswith("--"):
             awaited, equals, options[awaited] = word[2:].partition("=")
             awaited = "" if equals else awaited
@@ -110,7 +110,7 @@ def _from_command(words: Sequence[str], place: int, path: Path) -> VerlRun:
         else:
             settings.append(word)
     values, remarks = _primary(options, path)
-    program = words[place].removesuffix(".py").strip("./").replace("/", ".")
+    program = words[program_at].removesuffix(".py").strip("./").replace("/", ".")
     return _with_overrides(VerlRun(program, values, launcher, remarks), settings)
 
 
@@ -120,9 +120,9 @@ def _primary(options: dict[str, str], path: Path) -> tuple[dict[str, Any], tuple
     if not name or "ppo_trainer" in name or UNKNOWN in name:
         return {}, ()
     folder, file = options.get("config-path", ""), name.removesuffix(".yaml") + ".yaml"
-    for place in (path.parent / folder / file, Path(folder) / file):
-        if VARIABLE not in str(place) and place.is_file():
-            return _from_yaml(place).values, ()
+    for candidate in (path.parent / folder / file, Path(folder) / file):
+        if VARIABLE not in str(candidate) and candidate.is_file():
+            return _from_yaml(candidate).values, ()
     return {}, (f"--config-name={shown(name)}: this file was not found, so veRL's defaults were taken",)
 
 

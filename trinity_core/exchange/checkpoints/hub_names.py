@@ -26,10 +26,10 @@ class HubNames:
         from transformers.core_model_loading import PrefixChange
 
         # Only the loaded model knows whether it had a prefix; vLLM accepts both.
-        kept = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
-        reverse = [conversion.reverse_transform() for conversion in reversed(kept)]
-        self._loading, self._saving = _by_kind(kept), _by_kind(reverse)
-        self._model: Any = SimpleNamespace(config=config, _weight_conversions=kept)
+        renames = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
+        reverse = [conversion.reverse_transform() for conversion in reversed(renames)]
+        self._loading, self._saving = _by_kind(renames), _by_kind(reverse)
+        self._model: Any = SimpleNamespace(config=config, _weight_conversions=renames)
         self._places: dict[str, tuple[str, int]] = {}
 
     @classmethod

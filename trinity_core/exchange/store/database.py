@@ -133,12 +133,12 @@ def again_if_away(method: F) -> F:
     """
 
     @wraps(method)
-    def call(*positional: Any, **named: Any) -> Any:
+    def call(*positional: Any, **options: Any) -> Any:
         try:
-            return method(*positional, **named)
+            return method(*positional, **options)
         except StoreAway as away:
             log.warning("%s; the statement is repeated once", away)
-            return method(*positional, **named)
+            return method(*positional, **options)
 
     return cast(F, call)
 
@@ -286,8 +286,8 @@ def waits_for_room(method: F) -> F:
     method = again_if_away(method)
 
     @wraps(method)
-    def call(store: Any, *positional: Any, **named: Any) -> Any:
-        return when_room(partial(method, store, *positional, **named), store._database.name)
+    def call(store: Any, *positional: Any, **options: Any) -> Any:
+        return when_room(partial(method, store, *positional, **options), store._database.name)
 
     return cast(F, call)
 

@@ -52,8 +52,8 @@ class PostgreSQL(StoreBackend):
         waits, idle = int(1000 * backend.BUSY_TIMEOUT), int(500 * backend.BUSY_TIMEOUT)
 
         @event.listens_for(engine, "do_connect")
-        def _(dialect: Any, _record: Any, positional: Any, named: Any) -> Any:
-            return _connected(lambda: dialect.connect(*positional, **named), url)
+        def _(dialect: Any, _record: Any, positional: Any, options: Any) -> Any:
+            return _connected(lambda: dialect.connect(*positional, **options), url)
 
         @event.listens_for(engine, "connect")
         def _(connection: Any, _record: Any) -> None:

@@ -112,15 +112,15 @@ def gather(tensors: Iterable[tuple[str, torch.Tensor]], specs: Sequence[TensorSp
         return Payload(plan(spec for spec in specs if not spec.same_as), stored, aliases)
     seen: dict[tuple[object, ...], str] = {}
     aliases = {}
-    kept: list[tuple[str, torch.Tensor]] = []
+    gathered: list[tuple[str, torch.Tensor]] = []
     for name, tensor in tensors:
         storage = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and storage in seen:
             aliases[name] = seen[storage]
         else:
             seen[storage] = name
-            kept.append((name, tensor))
-    return Payload(plan(spec_of(name, tensor) for name, tensor in kept), kept, aliases)
+            gathered.append((name, tensor))
+    return Payload(plan(spec_of(name, tensor) for name, tensor in gathered), gathered, aliases)
 
 
 DEFAULT_KEEP = 2

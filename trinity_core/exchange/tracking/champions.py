@@ -99,7 +99,7 @@ def go_back(project_dir: Path) -> Champion:
 
 
 def _append(project_dir: Path, entries: list[Champion], entry: Champion) -> Champion:
-    write_json(champions_file(project_dir), {"champions": [asdict(one) for one in [*entries, entry]]})
+    write_json(champions_file(project_dir), {"champions": [asdict(item) for item in [*entries, entry]]})
     return entry
 
 

@@ -62,5 +62,5 @@ def runs_path(checkpoint_root_dir: Path) -> str:
     notes = sorted(checkpoint_root_dir.glob("*/*/monitor/mlflow.json"), key=lambda note: note.stat().st_mtime)
     ids = ((read_json(note) or {}).get("experiment_id") for note in reversed(notes) if os.access(note, os.R_OK))
     newest = next(filter(None, ids), None)
-    place = f"/{newest}/runs?compareRunsMode=CHART&" if newest else "?"
-    return f"/#/experiments{place}workflowType=machine_learning"
+    experiment = f"/{newest}/runs?compareRunsMode=CHART&" if newest else "?"
+    return f"/#/experiments{experiment}workflowType=machine_learning"

@@ -81,8 +81,8 @@ def _keep_artifacts_in(root: Path) -> None:
     class Repository(LocalArtifactRepository):
         """A folder below the root. MLflow itself follows no link from within it out of it."""
 
-        def __init__(self, artifact_uri: str, *positional: Any, **named: Any) -> None:
-            super().__init__(artifact_uri, *positional, **named)
+        def __init__(self, artifact_uri: str, *positional: Any, **options: Any) -> None:
+            super().__init__(artifact_uri, *positional, **options)
             if not is_inside(root, self.artifact_dir):
                 refuse(artifact_uri)
 

@@ -139,7 +139,7 @@ def data_juicer(
     it, or if a changed reward is not a finite number.
     """
     rows = [_row(index, experience) for index, experience in enumerate(experiences)]
-    kept = []
+    shaped = []
     for left in process_rows(rows, data_juicer_server, operators, config_path):
         row = rows[left[PLACE]]
         if changed := [name for name in TEXTS if left[name] != row[name]]:
@@ -150,8 +150,8 @@ def data_juicer(
             )
         experience = experiences[left[PLACE]]
         experience.info |= _numbers(measured(left))
-        kept.append(_rewarded(experience, left.get("reward")))
-    return kept
+        shaped.append(_rewarded(experience, left.get("reward")))
+    return shaped
 
 
 def _rewarded(experience: Experience, reward: Any) -> Experience:

@@ -264,9 +264,9 @@ class DataJuicerOperators(TaskOperator):
 
 def _row(left: Row, original: Row) -> Row:
     """Return a row without Data-Juicer's own columns, and with its statistics."""
-    kept = {
+    columns = {
         key: value
         for key, value in left.items()
         if key != PLACE and not key.startswith(OWN) and (value is not None or key in original)
     }
-    return kept | measured(left)
+    return columns | measured(left)

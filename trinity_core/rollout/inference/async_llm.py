@@ -173,14 +173,14 @@ def reasons_of_children() -> Iterator[None]:
 
     Standard error of child processes is relayed through this process for their lifetime, to its original destination.
     """
-    kept: deque[bytes] = deque(maxlen=KEPT_LINES)
+    last_lines: deque[bytes] = deque(maxlen=KEPT_LINES)
     reading, writing = os.pipe()
-    before, log_file = os.dup(2), os.dup(2)
+    own_stderr, log_file = os.dup(2), os.dup(2)
 
     def pass_on() -> None:
         with os.fdopen(reading, "rb") as lines, os.fdopen(log_file, "wb", buffering=0) as output:
             for line in lines:
-                kept.append(line)
+                last_lines.append(line)
                 output.write(line)
 
     passing = DaemonThreads("stderr").submit(pass_on)
@@ -190,11 +190,11 @@ def reasons_of_children() -> Iterator[None]:
         try:
             yield
         finally:
-            os.dup2(before, 2)
-            os.close(before)
+            os.dup2(own_stderr, 2)
+            os.close(own_stderr)
     except RuntimeError as error:
         wait([passing], REASON_SECONDS)
-        reason = reason_in([line.decode(errors="replace") for line in kept])
+        reason = reason_in([line.decode(errors="replace") for line in last_lines])
         raise RuntimeError(f"the engine does not start: {reason or error}") from error
 
 

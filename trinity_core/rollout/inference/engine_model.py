@@ -98,21 +98,21 @@ class EngineModel(RolloutModel):
         if seeds is not None and len(seeds) != n:
             raise ValueError(f"{len(seeds)} seeds were given for {n} answers")
         encoder = self._encoder(chat_template)
-        wanted = self._sampling(room, encoder, sampling)
+        settings = self._sampling(room, encoder, sampling)
         requests = [
-            Request(f"{self.name}/{next(self._numbers)}", prompt, wanted, None if seeds is None else seeds[i])
+            Request(f"{self.name}/{next(self._numbers)}", prompt, settings, None if seeds is None else seeds[i])
             for i in range(n)
         ]
         samples = await self.outside(self.pool.generate(requests))
         answers = [_without_end(sample, encoder.turn_ends) for sample in samples]
         texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
-        temperature = self._logprob_temperature(wanted)
+        temperature = self._logprob_temperature(settings)
         opened = opened_thought(self.tokenizer.decode(prompt[-16:]))
         completions = [
             self._completion(prompt, sample, text, temperature, opened)
             for sample, text in zip(samples, texts, strict=True)
         ]
-        if wanted.structured_output is not None:
+        if settings.structured_output is not None:
             longest, pairs = self.limits.max_model_len, zip(requests, samples, strict=True)
             free = asyncio.gather(*(self.outside(free_tokens(self.pool, *pair, longest)) for pair in pairs))
             for completion, mask in zip(completions, await free, strict=True):
@@ -154,7 +154,7 @@ class EngineModel(RolloutModel):
         Raises `InputError` for an unknown argument or an invalid value.
         """
         usual = self.limits.sampling
-        chosen: dict[str, Any] = {
+        values: dict[str, Any] = {
             "temperature": usual.temperature,
             "top_p": usual.top_p,
             "top_k": usual.top_k,
@@ -164,17 +164,17 @@ class EngineModel(RolloutModel):
             "stop_token_ids": dict.fromkeys([*usual.stop_token_ids, *encoder.turn_ends]),
             "structured_output": None,
         }
-        if unknown := arguments.keys() - chosen.keys():
+        if unknown := arguments.keys() - values.keys():
             raise InputError(
                 f"the policy cannot be sampled with {', '.join(sorted(unknown))}: log-probs of that distribution would "
-                f"be missing; it takes {', '.join(chosen)}",
+                f"be missing; it takes {', '.join(values)}",
                 key=min(unknown),
             )
-        chosen |= {name: value for name, value in arguments.items() if value is not None}
-        chosen["max_tokens"] = min(chosen["max_tokens"], room)
-        chosen["min_tokens"] = min(chosen["min_tokens"], chosen["max_tokens"])
-        chosen["stop_token_ids"] = tuple(chosen["stop_token_ids"])
-        sampling = Sampling(**chosen)
+        values |= {name: value for name, value in arguments.items() if value is not None}
+        values["max_tokens"] = min(values["max_tokens"], room)
+        values["min_tokens"] = min(values["min_tokens"], values["max_tokens"])
+        values["stop_token_ids"] = tuple(values["stop_token_ids"])
+        sampling = Sampling(**values)
         sampling.check()
         return sampling
 
@@ -194,11 +194,11 @@ class EngineModel(RolloutModel):
                 "(model.max_prompt_tokens); raise that, or set model.enable_prompt_truncation",
                 key="model.max_prompt_tokens",
             )
-        kept = np.asarray(prompt, dtype=np.int32)
+        prompt_tokens = np.asarray(prompt, dtype=np.int32)
         token = np.array([self.tokenizer.eos_token_id or 0], dtype=np.int32)
         nothing = np.zeros(1, dtype=np.float32)
         temperature = self.limits.sampling.logprob_temperature
-        return [Completion(kept, token, nothing, -1, "", "prompt_too_long", temperature) for _ in range(n)]
+        return [Completion(prompt_tokens, token, nothing, -1, "", "prompt_too_long", temperature) for _ in range(n)]
 
 
 def _without_end(sample: Sample, ends: Sequence[int]) -> np.ndarray:

@@ -254,9 +254,9 @@ class InProcessEngine(Engine):
             self._waiting[request.key] = (call, slot)
 
     def _abort(self, keys: Sequence[str]) -> None:
-        known = [key for key in keys if key in self._waiting]
-        self._vllm.abort_request(known)
-        for key in known:
+        waiting = [key for key in keys if key in self._waiting]
+        self._vllm.abort_request(waiting)
+        for key in waiting:
             call, slot = self._waiting.pop(key)
             call.place(slot, vllm_types.ABORTED)
 

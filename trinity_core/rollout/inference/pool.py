@@ -337,10 +337,10 @@ class EnginePool:
             await asyncio.gather(*(self._look_into(slot) for slot in slots.values()))
 
     async def _look_into(self, slot: _Slot) -> None:
-        known = {key: growth.known for key, (its, growth) in self._streamed.items() if its is slot}
+        counts = {key: growth.known for key, (its, growth) in self._streamed.items() if its is slot}
         lost = slot.lost
         try:
-            sampled = await _answer(slot, slot.handle.so_far(known), self.patience, "reported its samples")
+            sampled = await _answer(slot, slot.handle.so_far(counts), self.patience, "reported its samples")
         except EngineLost as error:  # callers waiting for its answers get the error too
             log.debug("nothing to stream: %s", error)
             return
@@ -363,11 +363,11 @@ class EnginePool:
             await asyncio.sleep(self.patience / LOOKS)
             if not slot.load or slot.handle is not handle:
                 return
-            before = sampled
+            last_sampled = sampled
             with suppress(TimeoutError, EngineLost):  # callers waiting for its answers get the error
                 sampled = await asyncio.wait_for(handle.sampled(), self.patience)
             now = time.monotonic()
-            if sampled != before or slot.loading:
+            if sampled != last_sampled or slot.loading:
                 since = now
             elif now - since >= self.patience and slot.handle is handle:
                 self._replace(slot, EngineLost(f"it has requests and sampled no token for {now - since:.0f} s"))

@@ -253,13 +253,13 @@ class PendingRequests:
         if self.growth is not None and self.growth.handed is not None:
             [request] = self.requests
             before, self.growth.before = self.growth.before, self.growth.handed
-            known = 0 if before is None else len(before.tokens)
-            self.requests = [request.after(self.growth.handed.part(slice(known, None)))]
+            count = 0 if before is None else len(before.tokens)
+            self.requests = [request.after(self.growth.handed.part(slice(count, None)))]
 
     def finish(self, samples: list[Sample]) -> None:
         """Deliver the samples unless the caller has stopped waiting."""
         if not self.future.done():
-            self.future.set_result([self.growth.whole(one) for one in samples] if self.growth else samples)
+            self.future.set_result([self.growth.whole(sample) for sample in samples] if self.growth else samples)
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():

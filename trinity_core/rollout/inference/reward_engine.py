@@ -69,21 +69,21 @@ class RewardEngine:
         rated: list[float | str] = [""] * len(conversations)
         rows: list[tuple[int, list[int]]] = []
         assert self._encoder is not None
-        for place, messages in enumerate(conversations):
+        for index, messages in enumerate(conversations):
             try:
                 tokens = self._encoder.tokens(messages)
             except DataError as error:
-                rated[place] = f"of the reward model, {error}"
+                rated[index] = f"of the reward model, {error}"
                 continue
             if len(tokens) > self.longest:
-                rated[place] = (
+                rated[index] = (
                     f"the answer with its prompt has {len(tokens)} tokens, the reward model takes {self.longest}"
                 )
             else:
-                rows.append((place, tokens))
+                rows.append((index, tokens))
         for batch in batches(sorted(rows, key=lambda row: len(row[1]))):
-            for (place, _), score in zip(batch, self._scores([tokens for _, tokens in batch]), strict=True):
-                rated[place] = score if score - score == 0 else f"the reward model gave {score}"
+            for (index, _), score in zip(batch, self._scores([tokens for _, tokens in batch]), strict=True):
+                rated[index] = score if score - score == 0 else f"the reward model gave {score}"
         return rated
 
     def _load(self) -> None:

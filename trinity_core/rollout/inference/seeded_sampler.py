@@ -74,23 +74,23 @@ class SeededSampler(Sampler):
         super().__init__(runner.sampler.logprobs_mode)
         self.topk_topp_sampler = SeededChoice(runner)  # type: ignore[assignment]
 
-    def forward(self, logits: Tensor, sampling_metadata: SamplingMetadata, *args: Any, **named: Any) -> SamplerOutput:
+    def forward(self, logits: Tensor, sampling_metadata: SamplingMetadata, *args: Any, **options: Any) -> SamplerOutput:
         """float32 [N, V] logits -> N tokens and their log-probs; see vLLM's `Sampler.forward`."""
-        wanted = sampling_metadata.max_num_logprobs
-        if wanted is None or not _restricted(sampling_metadata):
-            return super().forward(logits, sampling_metadata, *args, **named)
+        count = sampling_metadata.max_num_logprobs
+        if count is None or not _restricted(sampling_metadata):
+            return super().forward(logits, sampling_metadata, *args, **options)
         whole = _logprobs(logits, sampling_metadata)  # before vLLM masks the logits in place
-        output = super().forward(logits, sampling_metadata, *args, **named)
-        chosen = output.sampled_token_ids[:, 0].long()
-        return replace(output, logprobs_tensors=self.gather_logprobs(whole, wanted, chosen))
+        output = super().forward(logits, sampling_metadata, *args, **options)
+        sampled = output.sampled_token_ids[:, 0].long()
+        return replace(output, logprobs_tensors=self.gather_logprobs(whole, count, sampled))
 
     @staticmethod
     def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
         """As in vLLM, except that ranks stay 0 if only the sampled tokens' log-probs are wanted."""
         if num_logprobs:
             return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
-        chosen = token_ids.unsqueeze(-1)
-        return LogprobsTensors(chosen.to(torch.int32), logprobs.gather(-1, chosen), torch.zeros_like(token_ids))
+        sampled = token_ids.unsqueeze(-1)
+        return LogprobsTensors(sampled.to(torch.int32), logprobs.gather(-1, sampled), torch.zeros_like(token_ids))
 
 
 def _restricted(metadata: SamplingMetadata) -> bool:

@@ -99,10 +99,10 @@ def put_in_place(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     if tensors:
         rank = next(int(tensor.shape[0]) for name, tensor in tensors.items() if name.endswith(A))
         settings = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
-        named = {f"{PEFT_PREFIX}{name}.weight": tensor.clone() for name, tensor in tensors.items()}
+        by_name = {f"{PEFT_PREFIX}{name}.weight": tensor.clone() for name, tensor in tensors.items()}
         mapper = getattr(worker.get_model(), "hf_to_vllm_mapper", None)  # for models whose modules vLLM renames
         adapter = LoRAModel.from_lora_tensors(
-            ADAPTER, named, settings, "cpu", manager.lora_config.lora_dtype,
+            ADAPTER, by_name, settings, "cpu", manager.lora_config.lora_dtype,
             weights_mapper=mapper.get_rename_mapper() if mapper is not None else None,
         )  # fmt: skip
     else:
@@ -111,7 +111,7 @@ def put_in_place(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     places = {*adapters.modules, *(part for parts in packed.values() for part in parts)} - set(packed)
     targets = () if tensors else manager.lora_config.target_modules
     lost = {name for name in adapter.loras if tensors and name not in places}
-    lost |= {name for name in targets if not any(place.split(".")[-1] == name for place in places)}
+    lost |= {name for name in targets if not any(module.split(".")[-1] == name for module in places)}
     if lost:
         raise TrinityError(
             f"vLLM cannot put an adapter on {min(lost)} of this model; leave it out of "
@@ -296,8 +296,8 @@ def take_trainers_tensors(model: Any, config: Any) -> None:
     on_hub = HubNames.of_config(config)
 
     def load_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
-        named = ((name, tensor) for name, tensor in on_hub.tensors(tensors) if name not in left_out)
-        return type(model).load_weights(model, named)
+        by_name = ((name, tensor) for name, tensor in on_hub.tensors(tensors) if name not in left_out)
+        return type(model).load_weights(model, by_name)
 
     model.load_weights = load_weights
 

@@ -109,10 +109,10 @@ def task_queue_router(queues: Mapping[str, TaskQueue]) -> APIRouter:
             return {"tasks": queue.count()[0]}
 
     def chosen(name: QueueName) -> TaskQueue:
-        wanted = [queue for known, queue in queues.items() if name.taskset in (None, known)]
-        if len(wanted) != 1:
+        matching = [queue for taskset, queue in queues.items() if name.taskset in (None, taskset)]
+        if len(matching) != 1:
             raise Refusal(404, "taskset_not_found", f"give one of {', '.join(queues)}.", "taskset")
-        return wanted[0]
+        return matching[0]
 
     return router
 

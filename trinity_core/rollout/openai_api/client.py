@@ -157,12 +157,12 @@ class PoolClient(EngineClient):
     async def _answers(self, core: EngineCoreRequest, request_id: str) -> AsyncGenerator[RequestOutput, None]:
         """Yield the parts of all answers. Tokens sampled for a session are recorded with its exchange."""
         processor = OutputProcessor(self.renderer.tokenizer, log_stats=False)
-        choices = {one.core.request_id: one for one in self._choices(core, processor)}
+        choices = {pending.core.request_id: pending for pending in self._choices(core, processor)}
         exchange = EXCHANGE.get() if self.recorded else None
         params = _params(core)
         # A guided answer arrives whole: if its engine were lost, another one could not continue within the grammar.
         live = (params.output_kind == RequestOutputKind.DELTA or params.stop) and params.structured_outputs is None
-        streams = _Streams(self._pool, self._bridge, {number: one.request for number, one in choices.items()})
+        streams = _Streams(self._pool, self._bridge, {number: pending.request for number, pending in choices.items()})
         parts = streams.parts() if live else self._at_once(choices)
         try:
             async for number, part, finished in parts:
@@ -216,7 +216,7 @@ class PoolClient(EngineClient):
         return Request(f"{self._name}/{core.request_id}", prompt, sampling, params.seed, params)
 
     async def _at_once(self, choices: dict[str, _Choice]) -> AsyncIterator[tuple[str, Sample, bool]]:
-        samples = await self._bridge.call(self._pool.generate([one.request for one in choices.values()]))
+        samples = await self._bridge.call(self._pool.generate([choice.request for choice in choices.values()]))
         for number, sample in zip(choices, samples, strict=True):
             yield number, sample, True
 

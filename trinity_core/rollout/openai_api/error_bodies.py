@@ -40,7 +40,7 @@ def openai_error(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
     message, param = str(error.get("message") or HTTPStatus(status).phrase), error.get("param")
     kind, code = KINDS.get(HTTPStatus(status), ("server_error" if status >= 500 else "invalid_request_error", None))
     if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND):
-        code = next((known for part, known in CODES.items() if part in message), code)
+        code = next((name for part, name in CODES.items() if part in message), code)
     if code == "context_length_exceeded":
         param = param or "messages"
     return {"message": message, "type": kind, "param": param, "code": code}

@@ -184,12 +184,12 @@ class ApiModel(RecordingModel):
         """
         history = super().extract_experience_from_history(clear_history)
         if "_own" in vars(self):
-            own = self._own.experiences()
+            recorded = self._own.experiences()
             answers = len(self._own.session.digests)  # also those without loss, whose tokens a grammar chose
-            if len(own) == self._task.repeat_times == answers and have_one_prompt(own):
-                for experience in own:
+            if len(recorded) == self._task.repeat_times == answers and have_one_prompt(recorded):
+                for experience in recorded:
                     experience.turn = 0
-            history += own
+            history += recorded
             if clear_history:
                 del self._own
         return history
@@ -200,15 +200,15 @@ class ApiModel(RecordingModel):
             session.end()
         return SessionCounts(
             len(self._sessions),
-            sum(one.taken_tokens for one in self._sessions),
-            sum(one.session.sampled_tokens + one.session.dropped_tokens for one in self._sessions),
-            sum(one.session.guided[0] for one in self._sessions),
-            sum(one.session.guided[1] for one in self._sessions),
+            sum(opened.taken_tokens for opened in self._sessions),
+            sum(opened.session.sampled_tokens + opened.session.dropped_tokens for opened in self._sessions),
+            sum(opened.session.guided[0] for opened in self._sessions),
+            sum(opened.session.guided[1] for opened in self._sessions),
         )
 
 
 def have_one_prompt(experiences: Sequence[Experience]) -> bool:
-    return len({one.tokens[: one.prompt_length].tobytes() for one in experiences}) == 1
+    return len({experience.tokens[: experience.prompt_length].tobytes() for experience in experiences}) == 1
 
 
 @dataclass(slots=True)

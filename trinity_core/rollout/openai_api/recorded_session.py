@@ -170,14 +170,14 @@ class RecordedSession:
         with self._lock:
             if not self._followed:
                 return None
-            known = [n for n, digest in enumerate(digests) if digest in self._followed or digest in self._answers]
-            if not known:
+            matches = [n for n, digest in enumerate(digests) if digest in self._followed or digest in self._answers]
+            if not matches:
                 return "its tools or chat template arguments differ from all earlier ones of the session"
-            if known[-1] == len(messages):
+            if matches[-1] == len(messages):
                 return "all of its messages occurred before: it asks for another answer"
-            if digests[known[-1]] not in self._followed:
+            if digests[matches[-1]] not in self._followed:
                 return None
-        number, role = known[-1] + 1, messages[known[-1]].get("role")
+        number, role = matches[-1] + 1, messages[matches[-1]].get("role")
         return f"message {number} of {len(messages)} ({role}) differs from all that the session had in its place"
 
     def sequences(self) -> list[TokenSequence]:

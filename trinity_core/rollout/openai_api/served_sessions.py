@@ -330,8 +330,8 @@ class ServedSessions:
                 self._judged.remove(mine)
                 self._dropped.append(ServedGroup([mine], TAKEN_BACK))
             groups = self._groups()[:most]
-            taken = {mine.name for group in groups for mine in group.sessions}
-            self._judged = [mine for mine in self._judged if mine.name not in taken]
+            names = {mine.name for group in groups for mine in group.sessions}
+            self._judged = [mine for mine in self._judged if mine.name not in names]
             self._taken = [*groups, *self._dropped]
             self._dropped = []
             self._began = self._clock()
@@ -351,8 +351,8 @@ class ServedSessions:
     def stored(self) -> None:
         """Called when the taken sessions are in the store."""
         with self._lock:
-            taken, self._taken = self._taken, []
-        for group in taken:
+            groups, self._taken = self._taken, []
+        for group in groups:
             for mine in group.sessions:
                 self._journal.remove(mine.name)
 
@@ -366,13 +366,13 @@ class ServedSessions:
                 self._dropped += [group] if group.dropped else []
                 self._judged += [] if group.dropped else group.sessions
             self._taken = []
-            known = set(stored)
-            self._judged = [mine for mine in self._judged if mine.name not in known]
-            self._dropped = [group for group in self._dropped if group.sessions[0].name not in known]
-            again = [self._open.pop(name) for name in known if name in self._open]
+            names = set(stored)
+            self._judged = [mine for mine in self._judged if mine.name not in names]
+            self._dropped = [group for group in self._dropped if group.sessions[0].name not in names]
+            again = [self._open.pop(name) for name in names if name in self._open]
             for mine in again:
                 self._note_end(mine.name, WITHOUT_FEEDBACK)
-        for name in known:
+        for name in names:
             self._journal.remove(name)
         return [mine.session for mine in again]
 

@@ -32,7 +32,7 @@ class SessionAuth:
     """
 
     def __init__(self, key: str, session_key: str) -> None:
-        self._key, self._session_key = (f"Bearer {known}".encode() for known in (key, session_key))
+        self._key, self._session_key = (f"Bearer {secret}".encode() for secret in (key, session_key))
         self._open: dict[str, RecordedSession] = {}
         self._ended: dict[str, None] = {}
 

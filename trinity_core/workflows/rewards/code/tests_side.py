@@ -148,9 +148,9 @@ class Remote:
     def __init__(self, answer: RemoteAnswer, number: int) -> None:
         self.__dict__["_remote"] = (answer, number)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
         answer, _ = self.__dict__["_remote"]
-        return answer.ask("call", self, list(arguments), named)
+        return answer.ask("call", self, list(arguments), options)
 
     def __getattr__(self, name: str) -> Any:
         answer, _ = self.__dict__["_remote"]
@@ -385,11 +385,11 @@ class Printed(io.StringIO):
 def _sized(close: Callable[..., Any]) -> Callable[..., Any]:
     """Return one of NumPy's comparisons, which fails where only one of the two is empty."""
 
-    def compare(left: Any, right: Any, *rest: Any, **named: Any) -> Any:
+    def compare(left: Any, right: Any, *rest: Any, **options: Any) -> Any:
         sizes = [getattr(part, "size", len(part) if hasattr(part, "__len__") else 1) for part in (left, right)]
         if (sizes[0] == 0) != (sizes[1] == 0):
             raise AssertionError("one of the two is empty")
-        return close(left, right, *rest, **named)
+        return close(left, right, *rest, **options)
 
     return compare
 
