@@ -19,6 +19,8 @@ from trinity_core.exchange.store.audit import Audit, archived, judge, read
 from trinity_core.exchange.store.database import Database, is_of_one_machine, namespaces
 from trinity_core.exchange.store.run_store import read_identity
 from trinity_core.exchange.store.schema import tables
+from trinity_core.exchange.tracking.metrics_file import metrics_path
+from trinity_core.exchange.tracking.run_record import config_path
 
 
 def stores_of(
@@ -46,6 +48,16 @@ def runs_in(folder: Path) -> Sequence[Path]:
     """Return the folders of the stages of the pipeline in `folder`, next to it; without a pipeline `folder`."""
     recorded = read_json(JobLayout(folder).stages) or {}
     return [folder.with_name(name) for name in recorded.values()] or [folder]
+
+
+def stored_runs(folder: Path) -> Sequence[Path]:
+    """Like `runs_in`, of the resolved folder. Raises DataError if no run has recorded anything there."""
+    runs = runs_in(folder.resolve())
+    if not any(config_path(run).exists() or metrics_path(run).exists() for run in runs):
+        raise DataError(
+            f"there is no run in {folder}: give a run's folder, <checkpoint_root_dir>/<project>/<name>", key=str(folder)
+        )
+    return runs
 
 
 def _sqlite(folder: Path) -> str | None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import DataError
-from trinity_core.base.files import read_json
 from trinity_core.base.layout import step_of
 from trinity_core.config.paths import normalised
 from trinity_core.config.secrets import without_secrets
@@ -21,7 +20,8 @@ from trinity_core.exchange.tracking.metrics_file import read_evaluations, read_m
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import evaluated_sets, latest_scores
 from trinity_core.exchange.tracking.writers import leaves
-from trinity_core.results.audit import runs_in
+from trinity_core.results.audit import stored_runs
+from trinity_core.results.data_rows import input_digests
 from trinity_core.results.paired import Difference, by_blocks, means, of_seeds
 
 NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
@@ -132,21 +132,16 @@ def read_run(path: Path) -> ComparedRun:
     path = path.resolve()
     step = step_of(path)
     folder = path if step is None else path.parent
-    folder = next((run for run in reversed(runs_in(folder)) if read_evaluations(run)), folder)
-    if not (folder / "monitor").is_dir():
-        raise DataError(
-            f"{path} is no run: give a folder <checkpoint_root_dir>/<project>/<name>, or its global_step_N",
-            key=str(path),
-        )
+    folder = next((run for run in reversed(stored_runs(folder)) if read_evaluations(run)), folder)
     at = max(latest_scores(folder), default=None) if step is None else step
     metrics = [line.metrics for line in read_evaluations(folder) if line.step == at]
     answers = {name: read_answers(folder, name, at or 0) for name in (evaluated_sets(metrics[-1]) if metrics else ())}
-    made_from, record = (read_json(folder / "summary.json") or {}).get("made_from") or {}, read_record(folder)
+    record = read_record(folder)
     return ComparedRun(
         f"{folder.parent.name}/{folder.name}" + ("" if step is None else f" step {step}"),
         at if metrics else None,
         settings_of(read_config(folder)),
-        {name: value for name, value in made_from.get("inputs", {}).items() if name.startswith("/")},
+        input_digests(folder),
         record.software if record is not None else {},
         {name: {task.digest: task for task in tasks} for name, tasks in answers.items() if tasks},
         series(read_metrics(folder), "reward/mean", "trainer"),

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from trinity_core.base.errors import DataError
-from trinity_core.base.files import expanded
+from trinity_core.base.files import expanded, read_json
 from trinity_core.base.layout import JobLayout
 from trinity_core.data.files import data_files, is_local, read_rows
 from trinity_core.exchange.tracking.run_record import read_config
@@ -78,6 +78,12 @@ class DataSet:
                 is_row = next((at for at in _lines(one) if at >= line), None) == line
                 return number if is_row and (name, line) not in self.rejected else None
         return None
+
+
+def input_digests(run: Path) -> dict[str, str]:
+    """Return data file or plugin → digest, as the run recorded them at its end; empty before."""
+    made_from = (read_json(run / "summary.json") or {}).get("made_from") or {}
+    return {name: digest for name, digest in made_from.get("inputs", {}).items() if name.startswith("/")}
 
 
 def task_sets(run: Path) -> dict[str, DataSet]:

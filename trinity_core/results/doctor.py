@@ -17,7 +17,7 @@ import numpy as np
 
 from trinity_core.base.errors import DataError
 from trinity_core.data.experience import Experience
-from trinity_core.results.audit import runs_in, stores_of
+from trinity_core.results.audit import stored_runs, stores_of
 from trinity_core.results.evidence import Evidence, Steps, gather
 
 RECENT = 5
@@ -63,11 +63,9 @@ def diagnose_runs(
     `trinity_core.results.audit.stores_of` finds the stores. Nothing is changed. Raises DataError if the run has stored
     nothing yet.
     """
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}", key=str(folder))
-    folder = folder.resolve()
+    runs, folder = stored_runs(folder), folder.resolve()
     stores = stores_of(folder, config, overrides, url)
-    names = {*stores, *(run.name for run in runs_in(folder))}
+    names = {*stores, *(run.name for run in runs)}
     found = {name: gather(folder.parent / name, stores.get(name)) for name in sorted(names)}
     if not any(evidence.trained or evidence.explored for evidence in found.values()):
         raise DataError(

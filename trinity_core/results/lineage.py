@@ -23,7 +23,7 @@ from trinity_core.exchange.tracking.champions import history
 from trinity_core.exchange.tracking.run_record import read_record
 from trinity_core.exchange.weights_digest import model_folder
 from trinity_core.results.audit import open_store, stores_of
-from trinity_core.results.data_rows import DataSet, supervised_sets, task_sets
+from trinity_core.results.data_rows import DataSet, input_digests, supervised_sets, task_sets
 
 SHOWN = 5
 """Rows of a task set that are shown without `--rows`."""
@@ -146,11 +146,10 @@ def lineage(path: Path, all_rows: bool = False) -> list[Link]:
 
 def _link(model: str, folder: Path, step: int, all_rows: bool) -> Link:
     record = read_record(folder)
-    made_from = (read_json(folder / "summary.json") or {}).get("made_from") or {}
     gates = [asdict(entry) for entry in history(folder.parent) if made_by(entry.model) == (folder, step)]
     return Link(
         model, f"{folder.parent.name}/{folder.name}", step, record.software if record is not None else {},
-        {name: value for name, value in made_from.get("inputs", {}).items() if name.startswith("/")},
+        input_digests(folder),
         [*_drawn_rows(folder, step, all_rows), *_supervised_rows(folder, all_rows)], gates,
     )  # fmt: skip
 
@@ -199,12 +198,13 @@ def sightings(root: Path, file: Path, line: int) -> list[Sighting]:
         Sighting(_name(run), step, "trained" if step else "in its data set", [s for s in whole_steps(run) if s >= step])
         for run, step in seen.items()
     ]
-    left = [run for run in runs if run not in seen]
-    while children := {run: checkpoint for run in left if (checkpoint := _parent_among(run, seen))}:
-        left = [run for run in left if run not in children]
-        seen |= dict.fromkeys(children, 0)
-        for run, (parent, step) in children.items():
-            sighted.append(Sighting(_name(run), 0, f"descends from {_name(parent)} step {step}", whole_steps(run)))
+    for run in (run for run in runs if run not in seen):
+        steps = whole_steps(run)
+        model = parent_of(run, max(steps, default=0))
+        for folder, step in ((one.folder, one.step) for one in ancestry(model)) if model else ():
+            if folder in seen and step >= seen[folder]:
+                sighted.append(Sighting(_name(run), 0, f"descends from {_name(folder)} step {step}", steps))
+                break
     return sighted
 
 
@@ -237,13 +237,6 @@ def _ledger(run: Path) -> Iterator[tuple[Connection | None, Any]]:
             yield connection, database.tables
     finally:
         database.close()
-
-
-def _parent_among(run: Path, seen: Mapping[Path, int]) -> tuple[Path, int] | None:
-    """Return the checkpoint that a run began with, if it is one that has seen the row."""
-    model = parent_of(run, max(whole_steps(run), default=0))
-    folder, step = made_by(model) if model else (None, 0)
-    return (folder, step) if folder is not None and folder in seen and step >= seen[folder] else None
 
 
 def _name(run: Path) -> str:

@@ -30,7 +30,7 @@ from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.exchange.tracking.run_record import config_path
 from trinity_core.hosting.actors import trainer_environment
 from trinity_core.hosting.cluster import placement_of
-from trinity_core.results.audit import open_store, stores_of
+from trinity_core.results.audit import open_store, stored_runs, stores_of
 from trinity_core.results.resample import KEPT_ROWS, Resampled, explained, resample
 
 log = logging.getLogger(__name__)
@@ -84,12 +84,9 @@ class Replay:
         self, folder: Path, config: Path | None = None, overrides: Sequence[str] = (), url: str | None = None
     ) -> None:
         self.folder = folder.resolve()
-        if not config_path(self.folder).exists():
-            raise DataError(
-                f"{folder} has no monitor/config.yaml: give the folder of a run (of a stage, for a pipeline), "
-                "<checkpoint_root_dir>/<project>/<name>",
-                key=str(folder),
-            )
+        if (runs := stored_runs(folder)) != [self.folder]:
+            stages = ", ".join(run.name for run in runs)
+            raise DataError(f"{folder} is a pipeline's: give the folder of a stage, {stages}", key=str(folder))
         recorded = load_config(config_path(self.folder), (), load_plugins)
         here = {"checkpoint_root_dir": str(self.folder.parent.parent), "project": self.folder.parent.name}
         self.config = recorded.with_values(here | {"name": self.folder.name})

@@ -8,15 +8,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from trinity_core.base.errors import DataError
 from trinity_core.base.files import read_json
 from trinity_core.config.fields import sections, settings
 from trinity_core.exchange.tracking.curve import LearningCurve
-from trinity_core.exchange.tracking.metrics_file import metrics_path
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import latest_scores
-from trinity_core.results.audit import runs_in
+from trinity_core.results.audit import stored_runs
 from trinity_core.results.compare import differing, settings_of, shown
 from trinity_core.results.doctor import Diagnosis
 
@@ -37,10 +35,9 @@ def report(folder: Path, other: Path | None = None) -> str:
 
     Raises DataError if there is no run in a folder.
     """
-    for path in filter(None, (folder, other)):
-        if not any(metrics_path(run).exists() for run in runs_in(path.resolve())):
-            raise DataError(f"there is no run in {path}: give <checkpoint_root_dir>/<project>/<name>", key=str(path))
-    runs = runs_in(folder.resolve())
+    runs = stored_runs(folder)
+    if other is not None:
+        stored_runs(other)
     title = f"{runs[0].parent.name} / {folder.resolve().name}"
     parts = [f"<h1>{escape(title)}</h1>", *(part for run in runs for part in _run(run, other))]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
