@@ -196,10 +196,10 @@ def test_tasks_that_a_model_or_its_ancestors_were_trained_on(tmp_path: Path) -> 
     archive.parent.mkdir()
     rows = [{"step": step, "group": f"g{step}", "prompt": f"What is {step}?"} for step in (3, 4, 5)]
     archive.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = ["What is two?", "What is 4?", "What is 5?", "What is nine?"]
+    asked = ["What is two?", "What is 4?", "What is 5?", "What is nine?", "what is 4?"]
     tasks = [task(index, question) for index, question in enumerate(asked)]
     leaked = leaked_tasks(str(run / "global_step_4"), tasks)
-    assert [one.index for one in leaked] == [0, 1]
+    assert [one.index for one in leaked] == [0, 1, 4], "both tasks with this prompt"
     assert leaked_tasks("org/model", tasks) == []
 
 

@@ -80,7 +80,8 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
     `audited`: also account for every task, which reads all rows.
     """
     lines = read_metrics(folder)
-    trained = {line.step: line.metrics for line in lines if stream_of(line.source) == "trainer"}
+    train_lines = [line for line in lines if stream_of(line.source) == "trainer"]
+    trained = {line.step: line.metrics for line in train_lines}
     explored: dict[str, dict[int, dict[str, float]]] = {}
     for line in lines:
         if stream_of(line.source) == "explorer":
@@ -93,7 +94,6 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
     }
     settings = read_config(folder)
     adapters = (settings.get("model") or {}).get("lora_configs") or [{}]
-    train_lines = [line for line in lines if stream_of(line.source) == "trainer"]
     evidence = Evidence(
         trained, explored, _scores(lines), eval_prompts=frozenset(evaluated),
         totals={line.step: line.total_steps for line in train_lines if line.total_steps is not None},

@@ -25,13 +25,15 @@ def leaked_tasks(model: str, tasks: Sequence[Task]) -> list[Task]:
 
     Prompts are compared without case and spacing. Of runs whose folders are gone, nothing is known.
     """
-    asked = {_plain(prompt): task for task in tasks if (prompt := _prompt(task.raw, task.format))}
+    asked: dict[str, list[Task]] = {}
+    for task in tasks:
+        if prompt := _prompt(task.raw, task.format):
+            asked.setdefault(_plain(prompt), []).append(task)
     leaked: dict[int, Task] = {}
     for ancestor in ancestry(model):
         if ancestor.folder is not None:
             for prompt in _trained_prompts(ancestor.folder, ancestor.step):
-                if (task := asked.get(_plain(prompt))) is not None:
-                    leaked[task.index] = task
+                leaked |= {task.index: task for task in asked.get(_plain(prompt), ())}
     return [leaked[index] for index in sorted(leaked)]
 
 
