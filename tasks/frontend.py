@@ -67,19 +67,9 @@ def ask(stage: Stage) -> bool:
     log, config = get_run_logger(), stage.config
     buffer = config.buffer.trainer_input.experience_buffer
     settings, shown = buffer.human_verdicts, shown_tasks(buffer)
-    text = as_markdown(shown)
-    key = artifact_key(config, "verdicts")
-    show_if_possible(lambda: create_markdown_artifact(text, key=key, description="Answers to judge"))
-    where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
-    log.info("A person is asked about %d tasks, for %g s: resume this run at %s", len(shown), settings.timeout, where)
-    try:
-        # Prefect's own key is the same in each attempt: a later one would take the earlier one's answer instead of
-        # pausing.
-        form = pause_flow_run(verdict_form(shown), math.ceil(settings.timeout), POLL_SECONDS, key=uuid4().hex)
-        rows = keep_verdicts(config, shown, verdicts_of(form, shown))
-    except FlowPauseTimeout:
-        _set_running()
-        rows = 0
+    key, title = artifact_key(config, "verdicts"), f"verdicts on {len(shown)} tasks"
+    form = _asked(verdict_form(shown), settings.timeout, as_markdown(shown), key, title)
+    rows = 0 if form is None else keep_verdicts(config, shown, verdicts_of(form, shown))
     if rows:
         log.info("A person's verdicts make %d rows", rows)
     elif settings.on_timeout == "end":
@@ -102,18 +92,27 @@ class Approval(RunInput):
 def approve(config: Config, text: str) -> str | None:
     """Pause the flow until a person approves a promotion, and return the reason. None if nobody does in time."""
     log, timeout = get_run_logger(), config.gate.approval_timeout
-    key = artifact_key(config, "gate")
-    show_if_possible(lambda: create_markdown_artifact(f"```\n{text}\n```", key=key, description="A promotion"))
-    where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
-    log.info("A person is asked to approve the promotion, for %g s: resume this run at %s", timeout, where)
-    try:
-        form = pause_flow_run(Approval, math.ceil(timeout), POLL_SECONDS, key=uuid4().hex)
-    except FlowPauseTimeout:
-        _set_running()
+    form = _asked(Approval, timeout, f"```\n{text}\n```", artifact_key(config, "gate"), "approval of a promotion")
+    if form is None:
         log.warning("Nobody approved the promotion within %g s", timeout)
         return None
     log.info("A person says %s: %s", form.promote.strip(), form.reason)
     return form.reason if form.promote.strip() == "yes" else None
+
+
+def _asked(form: type[R], timeout: float, text: str, key: str, title: str) -> R | None:
+    """Show `text` as the artifact `key`, and pause the flow until a person fills in `form`; None if nobody does within
+    `timeout` seconds."""
+    show_if_possible(lambda: create_markdown_artifact(text, key=key, description=title))
+    where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
+    get_run_logger().info("A person is asked for %s, for %g s: resume this run at %s", title, timeout, where)
+    try:
+        # Prefect's own key is the same in each attempt: a later one would take the earlier one's answer instead of
+        # pausing.
+        return pause_flow_run(form, math.ceil(timeout), POLL_SECONDS, key=uuid4().hex)
+    except FlowPauseTimeout:
+        _set_running()
+        return None
 
 
 def _set_running() -> None:
@@ -177,6 +176,7 @@ def _letters(task: ShownTask) -> Sequence[str]:
 
 
 T = TypeVar("T")
+R = TypeVar("R", bound=RunInput)
 
 
 def with_findings(findings: Sequence[Mapping[str, str]], result: T) -> T | State[T]:

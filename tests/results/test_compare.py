@@ -19,7 +19,7 @@ from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.run_record import record_start
 from trinity_core.results.compare import compare
-from trinity_core.results.paired import by_blocks, of_seeds, paired
+from trinity_core.results.paired import paired, paired_by_blocks, paired_over_seeds
 
 SCORES = st.dictionaries(st.sampled_from("abcdef"), st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), max_size=3))
 
@@ -55,17 +55,10 @@ def test_difference_between_seeds_widens_the_interval() -> None:
     """Of two configurations that are equally good, 95 % of the intervals contain 0, however much seeds differ."""
     rng, hits, alone = np.random.default_rng(3), 0, 0
     for _ in range(200):
-        sides = [
-            [
-                {
-                    str(i): [float(rng.random() < p)]
-                    for i, p in enumerate(np.full(200, min(max(rng.normal(0.5, 0.06), 0), 1)))
-                }
-                for _ in range(3)
-            ]
-            for _ in range(2)
-        ]
-        difference, single = of_seeds(*sides), paired(sides[0][0], sides[1][0])
+        right = rng.random((6, 200)) < rng.normal(0.5, 0.06, (6, 1))
+        runs = [{str(i): [float(is_right)] for i, is_right in enumerate(run)} for run in right]
+        sides = runs[:3], runs[3:]
+        difference, single = paired_over_seeds(*sides), paired(sides[0][0], sides[1][0])
         assert difference is not None and single is not None
         hits += difference.verdict == "not distinguishable"
         alone += single.verdict == "not distinguishable"
@@ -78,15 +71,15 @@ def test_only_common_tasks_and_verdicts_are_paired() -> None:
     after = {"a": [1.0, 0.0], "b": [1.0], "c": [None], "e": [0.0]}
     difference = paired(before, after)
     assert difference is not None
-    assert (difference.pairs, difference.won, difference.lost, difference.told()["difference"]) == (2, 1, 0, 0.5)
+    assert (difference.pairs, difference.won, difference.lost, difference.json()["difference"]) == (2, 1, 0, 0.5)
     assert paired({"a": [1.0]}, {"a": [0.0]}) is None
 
 
 def test_curves_are_compared_at_common_steps() -> None:
     curve = {step: 0.5 + 0.01 * (step % 3) for step in range(100)}
-    higher = by_blocks(curve, {step: value + 0.1 + 0.01 * (step % 2) for step, value in curve.items()})
+    higher = paired_by_blocks(curve, {step: value + 0.1 + 0.01 * (step % 2) for step, value in curve.items()})
     assert higher is not None and higher.verdict == "better" and higher.pairs == 100
-    assert by_blocks(curve, {0: 1.0}) is None
+    assert paired_by_blocks(curve, {0: 1.0}) is None
 
 
 def run_folder(root: Path, name: str, accuracy: float, seed: int, lr: float = 1e-5, answers: bool = True) -> Path:

@@ -232,6 +232,7 @@ def test_the_champion_moves_by_the_gate_and_back(tmp_path: Path) -> None:
         champion(project)
 
 
+@pytest.mark.campaign
 def test_mlflow_names_the_champion(config: Config, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 

@@ -22,7 +22,7 @@ from trinity_core.exchange.tracking.scores import evaluated_sets, latest_scores
 from trinity_core.exchange.tracking.writers import leaves
 from trinity_core.results.audit import stored_runs
 from trinity_core.results.data_rows import input_digests
-from trinity_core.results.paired import Difference, by_blocks, means, of_seeds
+from trinity_core.results.paired import Difference, means, paired_by_blocks, paired_over_seeds
 
 NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
 """Settings that always differ between runs, or in notation."""
@@ -95,9 +95,9 @@ class Comparison:
     def json(self) -> dict[str, Any]:
         tree = asdict(self)
         for group, shown in zip(self.others, tree["others"], strict=True):
-            shown["rewards"] = group.rewards and group.rewards.told()
+            shown["rewards"] = group.rewards and group.rewards.json()
             for name, compared in group.sets.items():
-                shown["sets"][name]["difference"] = compared.difference.told()
+                shown["sets"][name]["difference"] = compared.difference.json()
         return tree
 
 
@@ -167,10 +167,10 @@ def _compared(baseline: Sequence[ComparedRun], group: Sequence[ComparedRun]) -> 
     sets: dict[str, SetComparison] = {}
     for name in baseline[0].answers:
         before, after = ([run.scores(name) for run in side] for side in (baseline, group))
-        if difference := of_seeds(before, after):
+        if difference := paired_over_seeds(before, after):
             changed = _changed(baseline[0].answers[name], group[0].answers[name])
             sets[name] = SetComparison(difference, (means(before), means(after)), list(changed))
-    return GroupComparison([run.name for run in group], sets, by_blocks(baseline[0].rewards, group[0].rewards))
+    return GroupComparison([run.name for run in group], sets, paired_by_blocks(baseline[0].rewards, group[0].rewards))
 
 
 def _changed(before: Mapping[str, TaskAnswers], after: Mapping[str, TaskAnswers]) -> Iterator[Changed]:

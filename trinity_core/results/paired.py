@@ -45,7 +45,7 @@ class Difference:
         centre = (self.low + self.high) / 2
         return replace(self, low=centre - half, high=centre + half)
 
-    def told(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Any]:
         difference = {"difference": self.after - self.before, "tied": self.pairs - self.won - self.lost}
         return asdict(self) | difference | {"verdict": self.verdict}
 
@@ -71,7 +71,7 @@ def paired(before: Scores, after: Scores) -> Difference | None:
     return Difference(fmean(firsts), fmean(seconds), centre - half, centre + half, len(pairs), won, lost)
 
 
-def of_seeds(before: Sequence[Scores], after: Sequence[Scores]) -> Difference | None:
+def paired_over_seeds(before: Sequence[Scores], after: Sequence[Scores]) -> Difference | None:
     """Like `paired`, for several runs of each of two configurations, which differ in their seeds.
 
     Answers are averaged over the runs of a configuration. From two runs on, the pooled variance between runs is added
@@ -87,7 +87,7 @@ def of_seeds(before: Sequence[Scores], after: Sequence[Scores]) -> Difference | 
     return difference.within(sqrt(((difference.high - difference.low) / 2) ** 2 + quantile**2 * of_runs))
 
 
-def by_blocks(before: Mapping[int, float], after: Mapping[int, float], blocks: int = 20) -> Difference | None:
+def paired_by_blocks(before: Mapping[int, float], after: Mapping[int, float], blocks: int = 20) -> Difference | None:
     """The mean difference of two curves over their common steps; None with fewer than two blocks of steps.
 
     Neighbouring steps are dependent: they form up to `blocks` clusters.
