@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.exchange.tracking.run_record import read_config
 from trinity_core.results.audit import audit_runs, open_store
+from trinity_core.results.data_rows import DataSet, task_sets
 
 BATCHES = 8
 """Train steps whose rows are read, evenly spaced."""
@@ -105,18 +106,17 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
     database = open_store(folder, store)
     with ExperienceStore(database) as opened:
         batches = {step: rows for step in _spread(sorted(trained), BATCHES) if (rows := opened.batch(step))}
-        draws, skipped = _draws(database, explored, settings), _skipped(database)
+        draws, skipped = _draws(database, explored, task_sets(folder).values()), _skipped(database)
     problems = (
         [problem for audit in audit_runs(folder, url=store).values() for problem in audit.problems] if audited else []
     )
     return replace(evidence, batches=batches, contradictions=problems, draws=draws, skipped=skipped)
 
 
-def _draws(database: Database, explorers: Collection[str], settings: Mapping[str, Any]) -> list[str]:
+def _draws(database: Database, explorers: Collection[str], tasksets: Iterable[DataSet]) -> list[str]:
     """Return the tasks drawn by the run's only explorer; none if its selector draws in another order than epochs."""
-    explorer_input = (settings.get("buffer") or {}).get("explorer_input") or {}
-    tasksets = explorer_input.get("tasksets") or [explorer_input.get("taskset") or {}]
-    kinds = {(taskset.get("task_selector") or {}).get("selector_type", "sequential") for taskset in tasksets}
+    selectors = (taskset.settings.get("task_selector") or {} for taskset in tasksets)
+    kinds = {selector.get("selector_type", "sequential") for selector in selectors}
     if len(explorers) != 1 or not kinds <= {"sequential", "shuffle"}:
         return []
     groups = database.tables.groups.c
