@@ -16,7 +16,7 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import make_tokenizer
 from trinity_core.exchange.store.archive import whole_line
-from trinity_core.exchange.store.earlier_rollouts import read_answers
+from trinity_core.exchange.store.earlier_rollouts import EarlierRollout, find_rollouts, read_answers
 from trinity_core.exchange.store.store import ExperienceStore
 
 REWARDS = {"e/1/0": [1.0, 0.0, 0.5], "e/1/1": [0.0, 0.0, 0.0], "e/1/2": [1.0, 0.9, None]}
@@ -100,6 +100,19 @@ def test_rollouts_of_another_tokenizer_are_refused(buffer: Any, tmp_path: Path) 
     other._tokenizer = type(other.backend_tokenizer).from_str(json.dumps(backend))
     with pytest.raises(DataError, match="made with another tokenizer"):
         read_answers(buffer(), ChatEncoder(other))
+
+
+def test_texts_of_sessions_keep_their_control_tokens(tmp_path: Path, encoder: ChatEncoder) -> None:
+    """A session's response is decoded with them; a file's rows bring their texts, which a person is shown."""
+    row, path = rollouts(encoder)[0], tmp_path / "served.jsonl"
+    row.info = {"prompt": "2 + 2?", "response": encoder.tokenizer.decode(row.tokens[row.prompt_length :])}
+    path.write_text(json.dumps(whole_line(1, row)) + "\n")
+    buffer = ExperienceBufferConfig(
+        storage_type="rollouts", path=str(path), rollouts=EarlierRolloutsConfig(min_reward=1.0)
+    )
+    assert len(read_answers(buffer, encoder).rows) == 1
+    [found] = find_rollouts(str(path), None)
+    assert isinstance(found, EarlierRollout) and found.experience.info == row.info
 
 
 def test_a_folder_without_a_store_is_named(tmp_path: Path, encoder: ChatEncoder) -> None:

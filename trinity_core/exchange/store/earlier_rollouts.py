@@ -154,9 +154,10 @@ def _check_tokenizer(
         if text is None or not experience.sampled.all():
             continue
         in_vocabulary = int(experience.tokens.max()) < len(encoder.tokenizer)
-        if (
-            not in_vocabulary
-            or encoder.tokenizer.decode(experience.tokens[experience.prompt_length :], skip_special_tokens=True) != text
+        answer_tokens = experience.tokens[experience.prompt_length :]
+        # Sessions keep the text with its control tokens.
+        if not in_vocabulary or all(
+            encoder.tokenizer.decode(answer_tokens, skip_special_tokens=skipped) != text for skipped in (True, False)
         ):
             raise DataError(f"the rollouts of {config.path} were made with another tokenizer than the model's")
         return
@@ -183,7 +184,8 @@ def _in_file(path: str) -> Iterator[EarlierRollout | RejectedRow]:
     yield from read.rejected
     for row, location in zip(read.rows, read.locations, strict=True):
         try:
-            yield EarlierRollout(location, from_json(row), row.get("response"))
+            texts = {name: row[name] for name in ("prompt", "response") if name in row}
+            yield EarlierRollout(location, from_json(row | {"info": texts}), row.get("response"))
         except DataError as error:
             yield RejectedRow(location, str(error))
 
