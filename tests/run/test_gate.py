@@ -18,11 +18,14 @@ from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.config import Config, load_config
 from trinity_core.config.findings import ConfigError
 from trinity_core.config.schema.buffer import FormatConfig
+from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
+from trinity_core.exchange.store.archive import whole_line
 from trinity_core.exchange.tracking.answers import TaskAnswers
 from trinity_core.exchange.tracking.champions import champion, champion_steps, go_back, history, point_alias, promote
 from trinity_core.exchange.tracking.run_record import record_start
 from trinity_core.results.leakage import leaked_tasks
+from trinity_core.results.lineage import sightings
 from trinity_core.run.promotion import HeldOut, compare, read_held_out
 from trinity_core.run.sequential import BettingTest, Finding, GateTest
 from trinity_core.run.stage import for_gate
@@ -201,6 +204,20 @@ def test_tasks_that_a_model_or_its_ancestors_were_trained_on(tmp_path: Path) -> 
     leaked = leaked_tasks(str(run / "global_step_4"), tasks)
     assert [one.index for one in leaked] == [0, 1, 4], "both tasks with this prompt"
     assert leaked_tasks("org/model", tasks) == []
+
+
+def test_tasks_that_users_asked_about_are_found_in_their_conversations(tmp_path: Path) -> None:
+    run, file = tmp_path / "p" / "improved", tmp_path / "rollouts.jsonl"
+    buffer = {"storage_type": "rollouts", "path": str(file)}
+    record_start(run, {"buffer": {"trainer_input": {"experience_buffer": buffer}}}, "sft")
+    (run / "global_step_4").mkdir()
+    row = Experience(np.arange(4), 2, np.ones(2, bool), reward=1.0)
+    row.info = {"prompt": "<|user|>What is two?<|end|>", "response": "2<|end|><|user|>And what  is 4?<|end|>4"}
+    file.write_text(json.dumps(whole_line(1, row)) + "\n")
+    asked = ["What is two?", "What is 4?", "What is nine?"]
+    tasks = [task(index, question) for index, question in enumerate(asked)]
+    assert [one.index for one in leaked_tasks(str(run / "global_step_4"), tasks)] == [0, 1]
+    assert sightings(tmp_path, file, 1)[0].run == "p/improved"
 
 
 def test_the_gate_refuses_leaked_sets_beyond_the_share(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ row among a million is found within a second. A data set whose files are gone ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, repeat, takewhile
@@ -93,11 +93,11 @@ def task_sets(run: Path) -> dict[str, DataSet]:
     return {name: DataSet(run, name, taskset) for taskset in listed for name in [str(taskset.get("name") or "taskset")]}
 
 
-def supervised_sets(run: Path) -> list[DataSet]:
-    """Return the data sets that a run's trainer reads."""
+def supervised_sets(run: Path, storage_types: Collection[str] = ("file", "sql")) -> list[DataSet]:
+    """Return the data sets of these types that a run's trainer reads."""
     inputs = (read_config(run).get("buffer") or {}).get("trainer_input") or {}
     buffers = [inputs.get("experience_buffer") or {}, *(inputs.get("auxiliary_buffers") or {}).values()]
-    read = [one for one in buffers if one.get("storage_type") in ("file", "sql") and one.get("path")]
+    read = [one for one in buffers if one.get("storage_type") in storage_types and one.get("path")]
     return [DataSet(run, str(one.get("name") or one["path"]), one) for one in read]
 
 

@@ -16,6 +16,7 @@ from trinity_core.data import formats
 from trinity_core.data.files import read_rows
 from trinity_core.data.task import Task
 from trinity_core.exchange.store.archive import line_header
+from trinity_core.exchange.store.earlier_rollouts import EarlierRollout, find_rollouts
 from trinity_core.results.data_rows import supervised_sets
 from trinity_core.results.lineage import ancestry
 
@@ -23,7 +24,8 @@ from trinity_core.results.lineage import ancestry
 def leaked_tasks(model: str, tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks whose prompt the model, or one it descends from, was trained on.
 
-    Prompts are compared without case and spacing. Of runs whose folders are gone, nothing is known.
+    Prompts are compared without case and spacing. In rollouts of earlier runs, whose prompts are whole conversations,
+    a task's prompt is searched for. Of runs whose folders are gone, nothing is known.
     """
     asked: dict[str, list[Task]] = {}
     for task in tasks:
@@ -34,6 +36,9 @@ def leaked_tasks(model: str, tasks: Sequence[Task]) -> list[Task]:
         if ancestor.folder is not None:
             for prompt in _trained_prompts(ancestor.folder, ancestor.step):
                 leaked |= {task.index: task for task in asked.get(_plain(prompt), ())}
+            for conversation in map(_plain, _conversations(ancestor.folder)):
+                found = (same for prompt, same in asked.items() if prompt in conversation)
+                leaked |= {task.index: task for same in found for task in same}
     return [leaked[index] for index in sorted(leaked)]
 
 
@@ -55,6 +60,15 @@ def _trained_prompts(folder: Path, step: int) -> Iterator[str]:
             form = FormatConfig()  # of another release
         rows = read_rows(data.path, *data.split, data.settings["storage_type"], data.name).rows
         yield from (prompt for row in rows if (prompt := _prompt(row, form)))
+
+
+def _conversations(folder: Path) -> Iterator[str]:
+    """Yield the earlier rollouts that a supervised run learned from, as they were rendered."""
+    for data in supervised_sets(folder, ["rollouts"]):
+        for rollout in find_rollouts(data.path, data.settings.get("subset_name")):
+            if isinstance(rollout, EarlierRollout):
+                info = rollout.experience.info
+                yield f"{info.get('prompt')} {info.get('response')}"
 
 
 def _prompt(row: formats.Row, form: FormatConfig) -> str:

@@ -182,9 +182,15 @@ def _drawn_rows(folder: Path, step: int, all_rows: bool) -> Iterator[TrainedRows
 
 def _supervised_rows(folder: Path, all_rows: bool) -> Iterator[TrainedRows]:
     """Yield the data sets of a supervised run as a whole."""
-    for data in supervised_sets(folder):
+    for data in _listed_sets(folder):
         places = [f"{file}:{line}" for file, line in data.rows()]
         yield TrainedRows(data.name, len(places), None, places if all_rows else places[:SHOWN])
+
+
+def _listed_sets(folder: Path) -> list[DataSet]:
+    """Return the data sets of a supervised run whose rows stand in files, such as feedback."""
+    rollouts = [data for data in supervised_sets(folder, ["rollouts"]) if data.path.endswith(".jsonl")]
+    return [*supervised_sets(folder), *rollouts]
 
 
 def sightings(root: Path, file: Path, line: int) -> list[Sighting]:
@@ -210,7 +216,7 @@ def sightings(root: Path, file: Path, line: int) -> list[Sighting]:
 
 def _first_step(run: Path, file: Path, line: int) -> int | None:
     """Return the first train step that took the row; 0 if it is in a supervised data set; None if none has."""
-    if any(data.number_of(file, line) is not None for data in supervised_sets(run)):
+    if any(data.number_of(file, line) is not None for data in _listed_sets(run)):
         return 0
     numbers = {name: data.number_of(file, line) for name, data in task_sets(run).items()}
     tasks = [f"{name}/{number}" for name, number in numbers.items() if number is not None]
