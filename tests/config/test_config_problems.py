@@ -279,6 +279,7 @@ TABLE = [
     mistake("missing", f"{INPUT}.eval_tasksets=[]", "mode=bench", key=f"{INPUT}.eval_tasksets"),
     mistake("conflict", "mode=explore", key="synchronizer.sync_method", suggestion="checkpoint"),
     mistake("conflict", "mode=train", key="synchronizer.sync_method", suggestion="checkpoint"),
+    mistake("conflict", "synchronizer.sync_method=champion", suggestion="checkpoint"),
     mistake("conflict", "cluster.node_num=2"),
     mistake(
         "conflict",

@@ -41,6 +41,9 @@ SYNC_METHODS: dict[str, SyncMethod] = {
     "checkpoint": SyncMethod(
         "trinity_core.exchange.sync.checkpoint:CheckpointVersions", "through the run's folder", separate_runs=True
     ),
+    "champion": SyncMethod(
+        "trinity_core.exchange.sync.champion:ChampionVersions", "from the project's champion", separate_runs=True
+    ),
 }
 """Methods by name, in order of preference."""
 

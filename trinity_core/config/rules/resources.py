@@ -116,8 +116,11 @@ def synchronizer_rules(config: Config) -> Iterator[Finding]:
     method = SYNC_METHODS.get(name)
     if method is None:
         return
-    if config.is_part and not method.separate_runs:
-        allowed = [name for name, other in SYNC_METHODS.items() if other.separate_runs]
+    if name == "champion" and (config.mode != "serve" or config.model.lora is not None):
+        message = "goes with mode serve, and without model.lora_configs: the champion is a whole model."
+        yield conflict(config, key, message, "mode", meant="checkpoint")
+    elif config.is_part and not method.separate_runs:
+        allowed = [name for name, other in SYNC_METHODS.items() if other.separate_runs and name != "champion"]
         why = f" (algorithm_type {config.algorithm.algorithm_type} has an explorer)" if config.mode == "train" else ""
         message = f"must be {' or '.join(allowed)} in mode {config.mode}{why}: explorer and trainer are separate runs."
         yield conflict(config, key, message, "mode", meant=allowed[0])

@@ -1,14 +1,19 @@
-"""The Hugging Face folder of a checkpoint, and a digest of its weights."""
+"""The Hugging Face folder of a checkpoint, its tensors, and a digest of them."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trinity_core.base.errors import TrinityError
+from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.config import Config
 from trinity_core.exchange.checkpoints.beginning import other_beginning
+
+if TYPE_CHECKING:
+    import torch
 
 
 def huggingface_folder(config: Config, step: int, merge: bool = True) -> Path:
@@ -45,3 +50,25 @@ def tensors_sha256(folder: Path) -> str:
             digest.update(f"{name} {stored.get_dtype()} {stored.get_shape()}\n".encode())
             digest.update(file.get_tensor(name).reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def folder_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return an iterator over the tensors of a Hugging Face folder. Raises DataError at once if it has none."""
+    files = safetensors_files(folder)
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        from safetensors import safe_open
+
+        for file in files:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
+                    yield name, opened.get_tensor(name)
+
+    return tensors()
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DataError(f"{folder} holds no safetensors file; convert the checkpoint first", key=str(folder))
+    return files

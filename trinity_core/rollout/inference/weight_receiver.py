@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.errors import TrinityError
 from trinity_core.base.threads import end_with
 from trinity_core.exchange.checkpoints.adapters import (
     CONFIG,
@@ -24,6 +24,7 @@ from trinity_core.exchange.checkpoints.adapters import (
     scaling,
 )
 from trinity_core.exchange.checkpoints.hub_names import HubNames
+from trinity_core.exchange.checkpoints.huggingface import folder_tensors, safetensors_files
 from trinity_core.exchange.sync.tensorfile import value_digest
 from trinity_core.exchange.sync.versions import open_versions
 from trinity_core.exchange.sync.weight_check import ABSORBED, COMPUTED, PACKED, SAME
@@ -56,7 +57,7 @@ class WeightReceiver:
         if worker.vllm_config.lora_config is not None:
             put_in_place(worker, _adapter_tensors(method, path, version, worker.model_config.model))
             return
-        tensors = _folder_tensors(Path(path)) if method == "folder" else _published(method, path, version)
+        tensors = folder_tensors(Path(path)) if method == "folder" else _published(method, path, version)
         if getattr(worker.model_config.hf_text_config, "tie_word_embeddings", True):  # a model's own code may lack it
             tensors = with_head(tensors)
         if not current_platform.is_cpu():
@@ -245,29 +246,13 @@ def check_there(method: str, path: str, version: int) -> None:
     """
     if method == "folder":
         if path and not (Path(path) / CONFIG).is_file():
-            _files(Path(path))
+            safetensors_files(Path(path))
     else:
         open_versions(method, path).load(version)
 
 
 def _published(method: str, path: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
     return open_versions(method, path).load(version)
-
-
-def _folder_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    from safetensors import safe_open
-
-    for file in _files(folder):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
-                yield name, opened.get_tensor(name)
-
-
-def _files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise DataError(f"{folder} holds no safetensors file; convert the checkpoint first")
-    return files
 
 
 def with_head(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
