@@ -14,7 +14,7 @@ from trinity_core.base.errors import TrinityError
 from trinity_core.config.fields import setting_at
 
 
-def _shown(title: str, description: str) -> FieldInfo:
+def shown(title: str, description: str) -> FieldInfo:
     """Set a parameter's title and description in the UI.
 
     They are extra schema keys, because Prefect replaces a field's title by the parameter's name, and takes descriptions
@@ -37,21 +37,19 @@ Name = Annotated[
 ]
 """A name that may consist of digits: Prefect's command line reads `--param run=20240101` as a number."""
 
-ConfigFile = Annotated[str, Field(min_length=1), _shown("Configuration", "YAML file of the run")]
+ConfigFile = Annotated[str, Field(min_length=1), shown("Configuration", "YAML file of the run")]
 ConfigFiles = Annotated[
     list[ConfigFile],
     Field(min_length=1),
-    _shown("Configurations", "YAML files: one with mode: train, the others with mode: explore"),
+    shown("Configurations", "YAML files: one with mode: train, the others with mode: explore"),
 ]
-Overrides = Annotated[list[Override], _shown("Overrides", "Settings laid over the file, each as dotted.key=value")]
-StageName = Annotated[Name, _shown("Stage", "Stage of a configuration that has several")]
-ModelPath = Annotated[str, _shown("Model", "Model to start from in place of the configuration's")]
-CheckpointDir = Annotated[str, _shown("Checkpoints", "Another run's folder, or one of its global_step_N")]
-RunName = Annotated[
-    Name, _shown("Run", "Run whose checkpoints are meant, where it is called otherwise than configured")
-]
-BaseModelDir = Annotated[str, _shown("Base model", "For checkpoints that lack their config.json")]
-MergeAdapters = Annotated[bool, _shown("Merge adapters", "Whole models from LoRA adapters and their base")]
+Overrides = Annotated[list[Override], shown("Overrides", "Settings laid over the file, each as dotted.key=value")]
+StageName = Annotated[Name, shown("Stage", "Stage of a configuration that has several")]
+ModelPath = Annotated[str, shown("Model", "Model to start from in place of the configuration's")]
+CheckpointDir = Annotated[str, shown("Checkpoints", "Another run's folder, or one of its global_step_N")]
+RunName = Annotated[Name, shown("Run", "Run whose checkpoints are meant, where it is called otherwise than configured")]
+BaseModelDir = Annotated[str, shown("Base model", "For checkpoints that lack their config.json")]
+MergeAdapters = Annotated[bool, shown("Merge adapters", "Whole models from LoRA adapters and their base")]
 CHOICES = (
     "base (the model before training), latest, missing (checkpoints without a score), all, or a step; empty: as "
     "explorer.bench_on_latest_checkpoint says"
@@ -62,7 +60,7 @@ Which = Annotated[
     Field(pattern=WHICH),
     BeforeValidator(_digits_as_text),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": WHICH}, {"type": "integer", "minimum": 0}]}),
-    _shown("Which", CHOICES),
+    shown("Which", CHOICES),
 ]
 
 NO_OVERRIDES: list[str] = []

@@ -69,6 +69,7 @@ CAMPAIGN = (
     "chaos/test_chaos.py",
     "flows/test_flows_curate.py",
     "flows/test_flows_gate.py",
+    "flows/test_flows_improve.py",
     "flows/test_flows_restarts.py",
     "flows/test_flows_retries.py",
     "flows/test_flows_runs.py",

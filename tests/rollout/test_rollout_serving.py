@@ -17,9 +17,11 @@ from trinity_core.config.paths import api_address_file
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.sync.versions import open_versions
+from trinity_core.exchange.tracking.champions import go_back, promote
 from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.results.audit import audit_runs
 from trinity_core.rollout.explorer import Explorer
+from trinity_core.run.feedback import judged_rollouts
 from trinity_core.run.loop import explore
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -153,6 +155,30 @@ def test_serving_continues_when_the_trainer_goes_back(tiny_folders, tmp_path):
     asyncio.run(main())
     [audit] = audit_runs(settings.job_dir).values()
     assert audit.clean and audit.pending == 2
+
+
+def test_an_endpoint_without_a_trainer_follows_the_champion(tiny_folders, tmp_path):
+    """Sessions continue; a step back is a version of its own. A restarted endpoint begins with the champion."""
+    settings = config_of(tiny_folders, tmp_path).with_values({"synchronizer.sync_method": "champion"})
+    project, models = settings.job_dir.parent, [str(tmp_path / name) for name in "ab"]
+
+    async def main():
+        async with Serving(settings, FakeEngine()) as serving:
+            session = await serving.ask()
+            for model, before in zip(models, [None, *models], strict=False):
+                promote(project, model, before, {})
+            await until(lambda: serving.explorer.version == 2)
+            go_back(project)
+            await until(lambda: serving.explorer.version == 3)
+            assert [await serving.judge(one) for one in (session, await serving.ask())] == [200, 200]
+            await until(lambda: serving.store.stats().ready == 2)
+        async with Serving(settings, engine := FakeEngine()) as serving:
+            await until(lambda: serving.explorer.version == 3)
+        assert {version for _, version in engine.loaded} == {3}
+
+    asyncio.run(main())
+    versions = [rollout.rows[0].versions for rollout in judged_rollouts(str(settings.job_dir))]
+    assert [set(of_tokens) for of_tokens in versions] == [{0}, {3}]
 
 
 def publish_zeros(weights, *versions):

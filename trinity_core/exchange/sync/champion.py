@@ -1,69 +1,42 @@
 """The sync method `champion`: an endpoint without a trainer follows the project's champion.
 
 Version n is the model of entry n in the project's `champions.json`, which the gate and `trinity promote --back` append
-to; version 0 is the endpoint's own model, until there is a champion.
+to; version 0 is the endpoint's own model, until there is a champion. Nothing is published or removed here.
 """
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.exchange.checkpoints.huggingface import folder_tensors
 from trinity_core.exchange.sync.tensorfile import value_digest
-from trinity_core.exchange.sync.versions import DEFAULT_KEEP, VersionGone, VersionRecord, WeightVersions
+from trinity_core.exchange.sync.versions import VersionGone, WeightVersions
 from trinity_core.exchange.tracking.champions import history
 
 if TYPE_CHECKING:
     import torch
 
-    from trinity_core.exchange.sync.tensorfile import Layout, TensorDigest, TensorSpec
-    from trinity_core.exchange.sync.weight_check import WeightCheck
-
 
 class ChampionVersions(WeightVersions):
-    """Nothing is published and nothing is removed here: the weights are those of the checkpoints."""
-
     @classmethod
     def open(cls, job_dir: Path) -> ChampionVersions:
         return cls(job_dir.parent)
 
-    def publish(
-        self,
-        version: int,
-        named_tensors: Iterable[tuple[str, torch.Tensor]],
-        check: WeightCheck | None = None,
-        keep: int = DEFAULT_KEEP,
-        specs: Sequence[TensorSpec] | None = None,
-        pushed: Mapping[str, TensorDigest] | None = None,
-    ) -> NoReturn:
+    def publish(self, *_: Any, **__: Any) -> NoReturn:
         raise TrinityError("the gate alone makes a champion", key="synchronizer.sync_method")
 
     def versions(self) -> list[int]:
         return list(range(1, len(history(self.root)) + 1))
 
-    def latest(self) -> int | None:
-        return len(history(self.root)) or None
-
     def has(self, version: int) -> bool:
         return version in self.versions()
 
-    def whole(self) -> list[int]:
-        return self.versions()
-
-    def folder(self, version: int) -> Path:
-        """Return a champion's Hugging Face folder. Raises VersionGone if there is no such entry."""
-        entries = history(self.root)
-        if not 0 < version <= len(entries):
-            raise VersionGone(f"{self.root} has had {len(entries)} champions, so there is no version {version}")
-        return Path(entries[version - 1].model)
-
     def load(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the tensors of a champion. Raises VersionGone, and DataError if its folder is gone."""
-        return folder_tensors(self.folder(version))
+        return folder_tensors(self._record_path(version))
 
     def values(self, version: int, dtype: str) -> dict[str, int]:
         return {name: value_digest(tensor, dtype) for name, tensor in self.load(version)}
@@ -75,10 +48,13 @@ class ChampionVersions(WeightVersions):
         return []
 
     def _record_path(self, version: int) -> Path:
-        return self.folder(version) / "config.json"
+        entries = history(self.root)
+        if not 0 < version <= len(entries):
+            raise VersionGone(f"{self.root} has had {len(entries)} champions, so there is no version {version}")
+        return Path(entries[version - 1].model)
 
-    def _map(self, record: VersionRecord, record_path: Path) -> tuple[mmap.mmap, Layout]:
-        raise NotImplementedError("champions have no records")
+    def _map(self, *_: Any) -> NoReturn:
+        raise NotImplementedError("champions are loaded from their folders")
 
     def _forget(self, version: int) -> None:
         """A champion's checkpoint stays."""
