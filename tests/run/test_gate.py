@@ -154,6 +154,18 @@ def test_models_answer_until_the_evidence_suffices(
     assert attempt.asked < 160, "not all tasks are needed"
 
 
+def test_a_gain_on_one_set_that_another_takes_back_is_none(config: Config) -> None:
+    """The sets of the gain are tested together: their tasks come in one random order, whatever their sizes."""
+    config = config.with_values({"gate.no_loss": (), "gate.tasks_per_look": 40})
+    read = read_held_out(config, "nowhere").tasks
+    for before, after, new in (("test", "old", 40), ("old", "test", 40), ("test", "old", 20)):
+        scores = {(1, name): lambda row: 0.5 for name in (before, after)}
+        scores |= {(2, before): lambda row: 1.0, (2, after): lambda row: 0.0}
+        sets = {before: read[before][:new], after: read[after]}
+        test = compare(Answering(config, scores), Path("a"), Path("b"), HeldOut(sets, {}, False))  # type: ignore[arg-type]
+        assert test.finding is not Finding.SHOWN and test.tasks == {before: new, after: 40}
+
+
 def test_answers_without_a_verdict_do_not_count_and_rewards_are_refused(config: Config) -> None:
     held_out = HeldOut({"test": read_held_out(config, "nowhere").tasks["test"]}, {}, False)
     config = config.with_values({"gate.no_loss": ()})

@@ -129,17 +129,18 @@ def compare(attempt: RunAttempt, before: Path, candidate: Path, held_out: HeldOu
     gate = attempt.config.gate
     gains = [name for name in held_out.tasks if name not in gate.no_loss]
     test = GateTest(gains, gate.no_loss, gate.floors, gate.min_gain, gate.max_loss, gate.error_rate)
-    for batch in _batches(held_out.tasks, gate.tasks_per_look):
-        asked = {name: rows for name, rows in batch.items() if test.needs(name)}
+    for look in _looks(held_out.tasks, gains, gate.tasks_per_look, attempt.config.seed):
+        asked = [(name, row) for name, row in look if test.needs(name)]
+        rows_of = {name: [row for of_set, row in asked if of_set == name] for name, _ in asked}
         scores = [
             {
                 (name, answers.task): _score(answers, name)
-                for name, rows in asked.items()
+                for name, rows in rows_of.items()
                 for answers in attempt.answer(version, folder, name, rows)
             }
             for version, folder in ((CHAMPION, before), (CANDIDATE, candidate))
         ]
-        for name, row in ((name, row) for name, rows in asked.items() for row in rows):
+        for name, row in asked:
             first, second = (of_model.get((name, row)) for of_model in scores)
             if first is not None and second is not None:
                 test.add(name, first, second)
@@ -150,10 +151,20 @@ def compare(attempt: RunAttempt, before: Path, candidate: Path, held_out: HeldOu
     return test
 
 
-def _batches(tasks: Mapping[str, Sequence[Task]], size: int) -> Iterator[dict[str, list[int]]]:
-    for start in range(0, max(map(len, tasks.values()), default=0), size):
-        rows = {name: [task.index for task in of_set[start : start + size]] for name, of_set in tasks.items()}
-        yield {name: of_set for name, of_set in rows.items() if of_set}
+def _looks(
+    tasks: Mapping[str, Sequence[Task]], gains: Sequence[str], size: int, seed: int
+) -> Iterator[list[tuple[str, int]]]:
+    """Yield the set and row of the tasks of each look, `size` for each set.
+
+    The sets of the gain are tested together, so their tasks come in one random order: one set after another would show
+    a gain on the first that the others take back.
+    """
+    of_sets = {name: [(name, task.index) for task in of_set] for name, of_set in tasks.items()}
+    together = [task for name in gains for task in of_sets.pop(name)]
+    Random(f"{seed} gain").shuffle(together)
+    pools = [(together, size * len(gains)), *((pool, size) for pool in of_sets.values())]
+    for look in range(max(-(-len(pool) // number) for pool, number in pools if pool)):
+        yield [task for pool, number in pools for task in pool[look * number : (look + 1) * number]]
 
 
 def _score(answers: TaskAnswers, taskset: str) -> float | None:

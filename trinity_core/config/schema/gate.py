@@ -30,7 +30,8 @@ class GateConfig(Section):
     error_rate: Annotated[Number, Gt(0), Le(0.5)] = 0.05
     """Probability at which a candidate that is no better is promoted."""
     tasks_per_look: Count = 32
-    """Tasks of each eval set that both models answer before the evidence is looked at again."""
+    """Tasks of each eval set that both models answer before the evidence is looked at again; those of the sets on which
+    the gain is tested come in one random order."""
     max_leaked_share: Share = 0.0
     """Largest share of an eval set's tasks that the candidate may have been trained on. They are left out."""
     needs_approval: Flag = False
