@@ -725,6 +725,16 @@ def test_an_answer_is_forced_in_one_way(grammar: dict[str, Any], keys: list[str]
     assert [problem.key for problem in problems(inputs)] == [f"{INPUT}.taskset.{key}" for key in keys]
 
 
+@pytest.mark.parametrize(("temperature", "mode", "refused"), [(0.7, "both", 1), (0.7, "bench", 0), (0, "both", 0)])
+def test_a_grammar_needs_the_temperature_at_which_an_answer_is_scored(
+    temperature: float, mode: str, refused: int
+) -> None:
+    sampling = {"temperature": temperature, "structured_output": {"regex": "[0-9]+"}}
+    inputs = {"buffer": {"explorer_input": {"taskset": {"path": "x", "rollout_args": sampling}}}, "mode": mode}
+    reported = [problem.key for problem in problems(inputs) if problem.key.endswith("temperature")]
+    assert reported == [f"{INPUT}.taskset.rollout_args.temperature"] * refused
+
+
 def test_continued_pre_training_reads_texts() -> None:
     buffer = "buffer.trainer_input.experience_buffer"
     given = {"mode": "train", "algorithm": {"algorithm_type": "cpt"}}

@@ -21,6 +21,10 @@ RESTRICTED_ON_GPU = (
     "another temperature, of any task set, and every importance ratio would be biased."
 )
 GRAMMARS = ("json", "regex", "choice", "grammar")
+GUIDED = (
+    "must be 1 (or 0) with structured_output: at another temperature the engine does not tell which tokens the grammar "
+    "forced, so that no token would carry loss."
+)
 TAUGHT = "must be 1 (or 0) for {}: the teacher's log-probs are at temperature 1, and the student's would not be."
 
 
@@ -104,6 +108,11 @@ def grammar_rules(config: Config) -> Iterator[Finding]:
             yield Finding(where, names, "conflict", message)
         elif names and config.external_model:
             yield Finding(where, names, "conflict", "works with the run's own engines, not with an external model.")
+    args = {f"{key}.rollout_args": taskset.rollout_args for key, taskset in training_tasksets(config)}
+    for key, value in training_temperatures(config) if config.mode != "bench" else ():
+        where = key.removesuffix(".temperature")
+        if where in args and args[where].structured_output and value not in (0.0, 1.0):
+            yield Finding(key, value, "conflict", GUIDED, (f"{where}.structured_output", "model.temperature"))
 
 
 def distillation_rules(config: Config) -> Iterator[Finding]:

@@ -84,8 +84,8 @@ class RolloutArgs(Section):
     multiplied if negative. Log-probs are recorded without it, as the trainer computes them. By default 1: none."""
     structured_output: Args = EMPTY
     """What forces the answers into a form: one of `json` (a JSON schema), `regex`, `choice` (a list of texts) and
-    `grammar` (EBNF). Forced tokens carry no loss, at a temperature other than 1 none does; `guided_tokens` counts
-    them."""
+    `grammar` (EBNF). Forced tokens carry no loss; `guided_tokens` counts them. In training the temperature must be 1
+    (or 0)."""
     max_tokens: Tokens | None = None
     """Maximum response length; by default `model.max_response_tokens`, and through the OpenAI API what fits the
     context."""
