@@ -234,6 +234,12 @@ def test_answers_are_shown_with_their_loss(given: dict[str, Any], tmp_path: Path
     assert f"│ {LOSS}2<|im_end|>{PLAIN}\n" in report_text(report, colour=True)
 
 
+def test_long_texts_are_cut_and_not_rejected(given: dict[str, Any], tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "texts.jsonl", [{"text": "short"}, {"text": "A long text. " * 400}])
+    [report] = inspect(supervised(given, "cpt", tmp_path / "texts.jsonl", {}))
+    assert report.rows == 2 and not report.rejected and report.lengths[0].over == 1
+
+
 def test_both_answers_of_a_pair_are_shown(given: dict[str, Any], tmp_path: Path) -> None:
     write_jsonl(tmp_path / "pairs.jsonl", [{"question": "1+1?", "chosen": "2", "rejected": "3"}])
     [report] = inspect(supervised(given, "dpo", tmp_path / "pairs.jsonl"))

@@ -55,6 +55,13 @@ def test_asynchronous_trainer_takes_all_rollouts(data):
     assert steps_of(taken) == Steps(7 * 4 * 8 // 16, "3 epochs of 10 tasks")
 
 
+@pytest.mark.parametrize(("length", "count"), [(60, 3), (70, None)])
+def test_texts_that_may_be_cut_into_pieces_have_no_known_number(tmp_path, length, count):
+    write_jsonl(tmp_path / "train.jsonl", [{"text": "short"}] * 3 + [{"text": "x" * length}])
+    buffer = {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"path": str(tmp_path)}}}
+    assert steps_of(stage({"algorithm_type": "cpt"}, buffer, mode="train")).count == count
+
+
 def test_supervised_epochs_fill_the_last_batch(data):
     assert steps_of(sft(data)) == Steps(8, "3 epochs of 10 rows")
 

@@ -152,6 +152,7 @@ def _inspect_answers(
         return report
     _describe(report, buffer)
     report.rejected, longest = read.rejected, config.model.max_model_len
+    is_text = buffer.format.prompt_type == "text"
     if read.rows:
         whole = np.array([max(len(sequence.tokens) for sequence in row) for row in read.rows])
         answers = np.array([max(int(sequence.answer.sum()) for sequence in row) for row in read.rows])
@@ -159,8 +160,11 @@ def _inspect_answers(
             RowLengths("prompt and answer", whole, longest, "model.max_model_len", "rejected"),
             RowLengths("answer", answers, None, "", ""),
         ]
+        if is_text:
+            report.lengths = [RowLengths("text", whole, longest, "model.max_model_len", "cut into pieces")]
     problems = [
-        next(filter(None, (too_long(conversation, longest) for conversation in row)), None) for row in read.rows
+        None if is_text else next(filter(None, (too_long(conversation, longest) for conversation in row)), None)
+        for row in read.rows
     ]
     fits = _set_aside(report, problems, read.locations)
     rows, locations = list(compress(read.rows, fits)), list(compress(read.locations, fits))

@@ -72,7 +72,13 @@ def _supervised(config: Config) -> Steps:
             return False
         return True
 
-    rows = sum(map(is_usable, read_rows(buffer.path or "", buffer.split, buffer.subset_name).rows))
+    usable = [row for row in read_rows(buffer.path or "", buffer.split, buffer.subset_name).rows if is_usable(row)]
+    if buffer.format.prompt_type == "text":
+        texts = [formats.demonstration(row, buffer.format).text or "" for row in usable]
+        longest = config.model.max_model_len or 0
+        if any(len(text.encode(errors="replace")) >= longest for text in texts):  # a token has at least one byte
+            return Steps(None, "texts longer than model.max_model_len are cut into pieces")
+    rows = len(usable)
     rows_each = 2 if kind == "preferences" else 1
     steps = -(-config.buffer.total_epochs * rows * rows_each // config.buffer.train_batch_size)
     return Steps(steps, _epochs(config, rows, "rows")) if rows else Steps(None, f"{buffer.path} has no usable row")
