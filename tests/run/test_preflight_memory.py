@@ -118,6 +118,11 @@ def test_micro_batches_are_those_of_the_trainer():
         "trainer.trainer_config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
     )
     assert (micro.count, micro.tokens, micro.rows) == (2, 816, 16)
+    # Each of the 32 answers after its teacher's own prompt of up to 160 tokens.
+    micro = planned(
+        "trainer.max_token_len_per_gpu=100000", "algorithm.algorithm_type=opsd_full", "model.max_model_len=200"
+    )
+    assert (micro.tokens, micro.longest, micro.targets) == (32 * 200, 200, 32 * 40)
 
 
 @given(

@@ -14,8 +14,9 @@ from trinity_core.data.experience import Experience, rollouts_of
 from trinity_core.training import micro as micro_module
 from trinity_core.training.batch import batch_metrics, make_batch
 from trinity_core.training.batching import RowUnit, mask_elements, pairs_of, plan, units_of
+from trinity_core.training.distributed import Ranks
 from trinity_core.training.micro import build_micro
-from trinity_core.training.update import at_actions, prepare
+from trinity_core.training.update import MicroBatchLimits, at_actions, micro_batches, prepare
 
 lengths = st.integers(1, 60)
 masks = st.sampled_from([0, 3000, None])
@@ -74,6 +75,19 @@ def test_long_prompts_keep_to_the_budget(monkeypatch, repeats):
     built = [build_micro(rows, micro, 30).inputs.tokens for micro in plan(units, 768, 1, 65_000)[0]]
     assert max(tokens.numel() for tokens in built) <= 768
     assert len(built) == (3 if repeats == 16 else 8)
+
+
+def test_prompts_of_teachers_keep_to_the_budget():
+    """A group of the policy's short prompt, whose rollouts have different demonstrations."""
+    prompt = np.arange(3, 7)
+    experiences = [
+        Experience(np.append(prompt, [run] * 5), len(prompt), np.ones(5, bool), teacher_prompt=np.arange(20 + run))
+        for run in range(8)
+    ]
+    batch = make_batch(experiences, torch.device("cpu"))
+    micros = list(micro_batches(batch, MicroBatchLimits(100), Ranks(0, 1, torch.device("cpu"))))
+    assert sorted(row for micro in micros for row in micro.rows.tolist()) == list(range(8))
+    assert max(micro.for_teacher.inputs.tokens.numel() for micro in micros) <= 100 and len(micros) == 3
 
 
 @given(rows, st.integers(20, 300), st.integers(1, 4))

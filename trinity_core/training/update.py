@@ -54,12 +54,15 @@ class MicroBatchLimits:
 def micro_batches(batch: Batch, limits: MicroBatchLimits, ranks: Ranks, chosen: Sequence[int] | None = None) -> Micros:
     """Return this rank's micro-batches of the `chosen` rows (None: all), on its device. All ranks have the same number.
 
+    A row counts with the longer of its prompt and its teacher's.
     A rank without work gets real rows with no loss, so that all ranks run the same collectives.
     """
     places = range(len(batch)) if chosen is None else chosen
     rows = [batch.experiences[row] for row in places]
+    read_by_teacher = [np.empty(0) if e.teacher_prompt is None else e.teacher_prompt for e in rows]
     if limits.rows is None:
-        prompts, responses = [e.prompt_length for e in rows], [e.response_length for e in rows]
+        prompts = [max(e.prompt_length, taught.size) for e, taught in zip(rows, read_by_teacher, strict=True)]
+        responses = [e.response_length for e in rows]
         budget, largest_mask = limits.max_tokens, limits.largest_mask if limits.packing else 0
     else:  # counted in rows: a row costs 1, whatever its prompt
         prompts, responses = [0] * len(rows), [1] * len(rows)
@@ -67,7 +70,10 @@ def micro_batches(batch: Batch, limits: MicroBatchLimits, ranks: Ranks, chosen: 
     if limits.rows_per_unit == 2:
         units = pairs_of(prompts, responses)
     else:
-        keys = [e.tokens[: e.prompt_length].tobytes() for e in rows]
+        keys = [
+            (e.tokens[: e.prompt_length].tobytes(), taught.tobytes())
+            for e, taught in zip(rows, read_by_teacher, strict=True)
+        ]
         units = units_of(keys if limits.packing else range(len(rows)), prompts, responses, budget, largest_mask)
     shares = plan(units, budget, ranks.world_size // ranks.sharing, largest_mask)[ranks.rank // ranks.sharing]
 

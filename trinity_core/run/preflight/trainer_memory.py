@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from trinity_core.base.registry import registry_of
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings
 from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET
 from trinity_core.run.preflight.model_shape import ModelShape, Need, adapter_parameters, base_bytes, nonzero, size
@@ -112,6 +113,9 @@ def worst_micro_batches(config: Config, settings: TrainSettings | CriticSettings
     prompt, response = config.model.max_prompt_tokens, config.model.max_response_tokens
     rows, longest = config.buffer.train_batch_size, prompt + response
     repeats = 1 if config.is_supervised else config.algorithm.repeat_times
+    if registry_of("algorithm.policy_loss_fn").uses(config.algorithm.policy_loss_fn, "divergences"):
+        longest, repeats = max(longest, config.model.max_model_len), 1  # teachers read longer prompts, each its own
+        prompt = longest - response
     if not settings.use_dynamic_bsz and settings.micro_batch_size:
         return _of_rows(rows, settings.micro_batch_size, workers, repeats, prompt, response)
     shares = mask_elements(rows, prompt, response) <= LARGEST_MASK
