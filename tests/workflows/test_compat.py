@@ -262,7 +262,7 @@ class OwnArguments(Workflow):
         question = [{"role": "user", "content": self.task.raw_task["question"]}]
         return [
             Experience(tokens=one.tokens, prompt_length=one.prompt_length, reward=1.0, logprobs=one.logprobs)
-            for one in self.model.chat(question, n=args.n, temperature=args.temperature)
+            for one in self.model.chat(question, n=args.n, repetition_penalty=args.repetition_penalty)
         ]
 """
 
@@ -294,7 +294,7 @@ def play(plugin, tiny_engine, tiny_folder):
     """Run a task with the real runner, engine and reward workers."""
     rewards = RewardPool(plugin_dir=str(plugin))
 
-    def played(workflow, repeat_times=2, **fields):
+    def played(workflow, repeat_times=2, rollout_args=None, **fields):
         async def main():
             pool = EnginePool([tiny_engine], str(tiny_folder))
             await pool.start()
@@ -304,8 +304,8 @@ def play(plugin, tiny_engine, tiny_folder):
             workflow_loop = WorkflowLoop()
             model = EngineModel(pool, ChatEncoder(tokenizer), limits, outside=workflow_loop.outside)
             runner = TaskRunner(model, rewards, at_once=2, timeout=200, auxiliary=[model], workflow_loop=workflow_loop)
-            row = {"question": "Tom has 3 apples.", "answer": "3"}
-            task = make_task(workflow, raw=row, repeat_times=repeat_times, rollout_args=RolloutArgs(), **fields)
+            row, args = {"question": "Tom has 3 apples.", "answer": "3"}, rollout_args or RolloutArgs()
+            task = make_task(workflow, raw=row, repeat_times=repeat_times, rollout_args=args, **fields)
             [outcome] = await runner.run([task])
             workflow_loop.close()
             if outcome.error is not None:
@@ -367,7 +367,7 @@ def test_runs_with_several_answers_draw_different_noise(plugin):
 
 
 def test_a_workflow_may_keep_its_own_rollout_args(play):
-    rows = play("up_own_arguments", 3)
+    rows = play("up_own_arguments", 3, RolloutArgs(repetition_penalty=1.2))
     assert [(one.run, one.reward, one.temperature) for one in rows] == [(run, 1.0, 1.0) for run in range(3)]
 
 

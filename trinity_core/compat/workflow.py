@@ -100,6 +100,8 @@ class GenerationConfig:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int = -1
+    repetition_penalty: float | None = None
+    structured_output: dict[str, Any] | None = None
     logprobs: int | None = None
     max_tokens: int | None = None
     n: int = 1
