@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,6 +113,19 @@ def test_a_first_prompt_without_room_carries_no_loss():
 def test_a_verifier_that_failed_is_no_reward():
     one = played(Turns("one"), []).experience(Reward(None, error="timeout"))
     assert one.reward is None and one.metrics["verifier_errors"] == 1
+
+
+def test_tokens_that_a_grammar_forced_are_counted_in_every_turn():
+    class Guided(Turns):
+        async def generate(self, *args, **how):
+            [answer] = await super().generate(*args, **how)
+            answer.free = np.arange(len(answer.tokens)) > 0  # the first one is forced
+            return [answer]
+
+    trajectory = played(Guided("one", "two"), ["more"])
+    whole, steps = trajectory.experience(1.0), trajectory.step_experiences([None, 1.0])
+    assert whole.metrics["guided_tokens"] == 2 and [step.metrics["guided_tokens"] for step in steps] == [1, 1]
+    assert whole.action_mask.sum() == 6 and [step.action_mask.sum() for step in steps] == [3, 3]
 
 
 def test_steps_have_their_states():

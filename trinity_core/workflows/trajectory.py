@@ -13,7 +13,7 @@ from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.data.control_tokens import encode
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
-from trinity_core.data.turns import Call, TokenSequence, continued_prompt, joined, text_after_answer
+from trinity_core.data.turns import Call, continued_prompt, joined, text_after_answer
 from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rollout_model import Completion, RolloutModel, judged
 
@@ -110,7 +110,7 @@ class Trajectory:
         calls = self._all_calls()
         if len(calls) > 1:  # for people; with one turn, prompt and response show it already
             fields["info"] = {"turns": [dict(message) for message in self.messages]} | fields.get("info", {})
-        return self._experience(joined(calls), reward, fields)
+        return self._experience(calls, reward, fields)
 
     def step_experiences(
         self,
@@ -132,7 +132,7 @@ class Trajectory:
             own_fields = {"turn": turn, "state": states[turn] if states else so_far, **fields}
             if isinstance(judgement, Reward) and not isinstance(value, Reward):
                 own_fields["metrics"] = judgement.metrics | fields.get("metrics", {})
-            steps.append(self._experience(joined([call]), value, own_fields))
+            steps.append(self._experience([call], value, own_fields))
         return steps
 
     async def _sample(self, seeds: list[int] | None, sampling: dict[str, Any]) -> Completion:
@@ -179,10 +179,13 @@ class Trajectory:
             raise TrinityError("a trajectory without a turn has no experience: call `act` first")
         return self._calls
 
-    def _experience(self, sequence: TokenSequence, reward: Reward | float | None, fields: dict[str, Any]) -> Experience:
+    def _experience(self, calls: Sequence[Call], reward: Reward | float | None, fields: dict[str, Any]) -> Experience:
+        sequence = joined(calls)
         truncated = sequence.truncated or (self._full and len(sequence.tokens) == len(self._calls[-1].tokens))
         response = self._model.tokenizer.decode(sequence.tokens[sequence.prompt_length :].tolist())
         metrics = {"response_length": float(sequence.mask.sum()), "truncated": float(truncated)}
+        if guided := [call.free for call in calls if call.free is not None]:
+            metrics["guided_tokens"] = float(sum((~free).sum() for free in guided))
         fields = {
             **fields,
             "metrics": metrics | fields.get("metrics", {}),
