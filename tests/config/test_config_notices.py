@@ -31,6 +31,7 @@ def found(recipe: str, *overrides: str) -> list[tuple[str, str]]:
     ("recipe", "overrides"),
     [
         ("gsm8k/gsm8k", ()),
+        ("gsm8k/gsm8k", ("monitor.stop.patience=3", "explorer.eval_interval=5")),
         ("gsm8k/gsm8k", (CLIP, f"{ACTOR}.ppo_epochs=2")),
         ("gsm8k/gsm8k", (CLIP, BYPASS)),
         ("gsm8k/gsm8k", (*OFFLOAD, "trainer.zero_stage=3")),
@@ -50,6 +51,8 @@ def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, .
         ("gsm8k/gsm8k", (f"{VERL}.critic.of_a_later_release=4",), [f"{VERL}.critic.of_a_later_release"]),
         ("gsm8k/gsm8k", ("monitor.monitor_args={uri: a, mode: offline}",), ["monitor.monitor_args.mode"]),
         ("gsm8k/gsm8k", (f"{QUEUE}.path=backup.json",), [f"{QUEUE}.path"]),
+        ("gsm8k/gsm8k", ("monitor.stop.target=0.9", "explorer.eval_interval=0"), ["monitor.stop.target"]),
+        ("sft/sft", ("monitor.stop.patience=3",), ["monitor.stop.patience"]),
         ("gsm8k/gsm8k", (CLIP,), ["algorithm.policy_loss_fn_args.clip_range"]),
         ("sft/sft", (f"{OTHER}.path=x",), [OTHER]),
         ("gsm8k/gsm8k", (f"{OTHER}.path=x",), [OTHER]),

@@ -63,7 +63,8 @@ def _listed(keys: list[str]) -> str:
 
 
 def _unread(config: Config) -> list[str]:
-    """Return settings that are checked, but not read in this run: data sets, offloading, and whole sections."""
+    """Return settings that are checked, but not read in this run: data sets, offloading, reasons to stop, whole
+    sections."""
     trainer, verl = config.trainer, config.trainer.trainer_config
     inputs = config.buffer.trainer_input
     buffer, drawn = inputs.experience_buffer, {*shares(config), *held_out(config)}
@@ -76,6 +77,10 @@ def _unread(config: Config) -> list[str]:
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
         PIPELINE: config.data_processor.task_pipeline is not None and not uses_pipeline(config),
     }
+    sets, stop = config.buffer.explorer_input.eval_tasksets, config.monitor.stop
+    evaluates = bool(sets and config.explorer.eval_interval) and config.explores and not config.is_supervised
+    for name in ("patience", "target"):
+        unread[f"monitor.stop.{name}"] = getattr(stop, name) is not None and not evaluates
     monitors, monitor = registry_of("monitor.monitor_type"), config.monitor.monitor_type
     model = monitors.arguments(monitors[monitor], monitor) if monitor in monitors else None
     names = model.model_fields if model else {}
