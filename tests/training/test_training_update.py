@@ -401,6 +401,24 @@ def test_a_teacher_with_another_prompt_is_followed_over_the_whole_vocabulary(lea
     assert second["actor/opsd_loss"] > 0
 
 
+def test_a_reference_that_goes_back_to_the_host_still_teaches(learner, monkeypatch):
+    """Its head is used after its pass, when a move to the host has put other data into its parameters."""
+    from trinity_core.training.update import micro_batches
+
+    taught = learner("opsd_full", algorithm__policy_loss_fn_args="{teacher: reference}")
+    module = taught.reference.module
+
+    def move(device):
+        for p in module.parameters() if device == "host" else ():
+            p.data = p.data[:0]
+
+    monkeypatch.setattr(module, "to", move)
+    taught.reference.rests_on = "host"
+    batch = lay_out(rows_of("opsd_full", 1), torch.device("cpu"))
+    [micro, *_] = micro_batches(batch, taught.cut, taught.ranks)
+    assert len(taught._teacher(micro).head.weight) == taught.model_config.vocab_size
+
+
 @pytest.mark.parametrize(
     ("overrides", "own_head", "shared", "key"),
     [

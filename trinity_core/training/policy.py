@@ -133,11 +133,11 @@ class Policy(Backbone):
         return self._values(micro, temperature, entropy_use, more)
 
     def _states(self, micro: Micro) -> tuple[Tensor, ...]:
-        """Return the states [K, H] and the head's weight, and bias if it has one. Under ZeRO 3 the weight is a copy: it
-        is partitioned again after the pass."""
+        """Return the states [K, H] and the head's weight, and bias if it has one, as tensors that stay when the module
+        moves to the host. Under ZeRO 3 they are copies: parameters are partitioned again after the pass."""
         head = self.lm.get_output_embeddings()
-        weight = head.weight.clone() if hasattr(head.weight, "ds_id") else head.weight
-        return self.hidden(micro), weight, *([] if head.bias is None else [head.bias])
+        parameters = [p for p in (head.weight, head.bias) if p is not None]
+        return self.hidden(micro), *(p.clone() if hasattr(p, "ds_id") else p.detach() for p in parameters)
 
     def _values(
         self, micro: Micro, temperature: float, entropy_use: EntropyUse,
