@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from trinity_core.rollout.inference.engine_model import EngineModel, Limits
 from trinity_core.rollout.inference.pool import EnginePool
 from trinity_core.rollout.inference.requests import SampleBatch, Sampling
 from trinity_core.rollout.inference.tool_parsing import ToolCallReader, parser_of
-from trinity_core.rollout.openai_api.vllm_handlers import session_parser
+from trinity_core.rollout.openai_api.vllm_handlers import add_delta, session_parser
 from trinity_core.workflows import TOOLS as NAMED
 from trinity_core.workflows import Completion, RewardPool, run_workflow
 from trinity_core.workflows.tools import Toolbox
@@ -81,6 +82,7 @@ XML = (
     "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\n3\n</parameter>\n"
     "</function>\n</tool_call>"
 )
+BROKEN = XML.replace("3\n</parameter>", "3")
 UNWRAPPED = (XML.removeprefix("<tool_call>\n"), XML.removesuffix("\n</tool_call>"))
 
 
@@ -101,6 +103,39 @@ def test_a_malformed_xml_call_is_text(tokenizer, parser, text):
     """Neither executed with the parameters that could be read, nor lost."""
     message = read(tokenizer, text, parser)
     assert "tool_calls" not in message and message["content"] == text
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        ("So:\n" + XML, 1, "So:"),
+        (XML + "\n" + XML, 2, ""),
+        (BROKEN, 0, BROKEN),
+        (XML[: XML.index("3\n</")], 0, XML[: XML.index("3\n</")]),
+        (XML + "\n" + BROKEN, 1, BROKEN),
+    ],
+)
+def test_a_stream_holds_no_part_of_a_malformed_call(tokenizer, size, text, calls, content):
+    """Whatever the sizes of its deltas; calls before it have been sent."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.parser.parser_manager import ParserManager
+    from vllm.tokenizers.hf import get_cached_tokenizer
+
+    kind = session_parser(ParserManager.get_parser("qwen3_coder", None, True, "m", tokenizer=tokenizer))
+    request = ChatCompletionRequest.model_validate({"messages": [], "tools": TOOLS, "tool_choice": "auto"})
+    parser, message = kind(get_cached_tokenizer(tokenizer), request.tools), {"role": "assistant"}
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    parts = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+    for number, part in enumerate(parts, 1):
+        delta = parser.parse_delta(tokenizer.decode(part), part, request, [5], finished=number == len(parts))
+        if delta is not None:
+            add_delta(message, delta.model_dump())
+    made = message.get("tool_calls", [])
+    if calls and text.endswith(BROKEN) and size == 1000:  # nothing has been sent before
+        calls, content = 0, text
+    assert [json.loads(call["function"]["arguments"]) for call in made] == [{"a": 2, "b": 3}] * calls
+    assert (message.get("content") or "").strip().endswith(content.strip())
 
 
 @pytest.mark.parametrize(

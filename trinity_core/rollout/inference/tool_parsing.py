@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.base.errors import TrinityError
@@ -21,8 +22,12 @@ if TYPE_CHECKING:  # preflight imports this module
 
 log = logging.getLogger(__name__)
 
+XML_BEGIN = "<function="
 XML_CALL = re.compile(r"<function=[^>\n]+>(?>\s*<parameter=[^>\n]+>.*?</parameter>)*+\s*</function>", re.DOTALL)
 """A whole call in the form of Qwen3-Coder."""
+
+BEGUN_CALL = re.compile(r"<tool_call>\s*(.*)|(<function=.*)", re.DOTALL)
+"""The beginning of a call, with what follows the mark."""
 
 Read = tuple[str | None, str | None, "list[FunctionCall] | None"]
 """Reasoning, content and tool calls of an answer."""
@@ -133,10 +138,31 @@ def parsed(
     except Exception as error:  # parsers raise anything for unexpected text of the model
         log.warning("no tool call can be read from an answer", exc_info=error)
         return None, text if unread is None else unread, []
-    cut = calls and "<function=" in text and len(XML_CALL.findall(text)) < len(calls)
+    cut = calls and XML_BEGIN in text and len(XML_CALL.findall(text)) < len(calls)
     if cut or not (reasoning or content or calls):
         return None, text if unread is None else unread, []
     return reasoning, content, calls
+
+
+@dataclass
+class CallBuffer:
+    """Holds back an XML call of a stream until it is whole: a parser would stream the parts of a malformed one."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+
+    def add(self, text: str, tokens: Sequence[int], finished: bool) -> tuple[str, list[int], bool] | None:
+        """Return the text and tokens to pass on, and whether they hold a malformed call, which is text; None while a
+        call has no end."""
+        self.text, self.tokens = self.text + text, [*self.tokens, *tokens]
+        call = (begun[1] or begun[2] or "") if (begun := BEGUN_CALL.search(self.text)) else None
+        begins = call is not None and XML_BEGIN.startswith(call[: len(XML_BEGIN)])
+        number = self.text.count(XML_BEGIN)
+        if begins and not finished and (not number or self.text.count("</function>") < number):
+            return None
+        passed_on = self.text, self.tokens, begins and len(XML_CALL.findall(self.text)) < number
+        self.text, self.tokens = "", []
+        return passed_on
 
 
 def _object(arguments: str) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,7 @@ from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.data.turns import Message
-from trinity_core.rollout.inference.tool_parsing import Read, parsed
+from trinity_core.rollout.inference.tool_parsing import CallBuffer, Read, parsed
 from trinity_core.rollout.openai_api.client import PoolClient
 from trinity_core.rollout.openai_api.middleware import COMPLETIONS
 from trinity_core.rollout.openai_api.prompts import RequestLog, SessionRenderer
@@ -221,6 +222,13 @@ def session_parser(parser: type[Parser]) -> type[Parser]:
     tools' schemas; by default that holds for strict tools only, and a tool without parameters takes any JSON."""
 
     class SessionParser(parser):  # type: ignore[valid-type, misc]
+        is_text = False
+        """True after a malformed call: the rest of a streamed answer is text."""
+
+        @cached_property
+        def call_buffer(self) -> CallBuffer:
+            return CallBuffer()
+
         def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
             super().set_prompt_token_ids(prompt_token_ids[_recorded() :])
 
@@ -244,6 +252,12 @@ def session_parser(parser: type[Parser]) -> type[Parser]:
         ) -> DeltaMessage | None:
             prompt = prompt_token_ids and prompt_token_ids[_recorded() :]
             parse: Callable[..., DeltaMessage | None] = super().parse_delta
+            if (passed_on := self.call_buffer.add(delta_text, delta_token_ids, finished)) is None:
+                return None
+            delta_text, delta_token_ids, is_malformed = passed_on
+            self.is_text = self.is_text or is_malformed
+            if self.is_text:
+                return DeltaMessage(content=delta_text) if delta_text else None
             try:
                 return parse(delta_text, delta_token_ids, request, prompt, finished=finished)
             except Exception as error:  # parsers raise anything for unexpected text of the model
