@@ -98,6 +98,17 @@ def test_clipv_drops_negative_tokens_that_deviate_most(seed, mu, max_frac):
     assert metrics["clipv/masked"] == pytest.approx(len(dropped) / len(deviation))
 
 
+def test_clipv_drops_by_default_what_trinity_rft_drops():
+    """Its `default_args`: a token that deviates by 4.4 standard deviations stays."""
+    old, _, _, mask = batch(0)
+    expected_signals = torch.zeros_like(old)
+    row = int((plain(mask)[:, 0] < 0).nonzero()[0])
+    expected_signals[row, int(mask[row].nonzero()[0])] = 1.0
+    inputs = {"old_logprobs": old, "entropies": -old, "expected_signals": expected_signals}
+    dropped = [ADVANTAGES["clipv"](**GROUPS, mask=mask, **inputs, **args)[1] for args in ({}, {"mu": 2.0})]
+    assert [metrics["clipv/masked"] > 0 for metrics in dropped] == [False, True]
+
+
 @pytest.mark.parametrize("chunk", [3, None])
 def test_expected_signals_are_means_over_the_vocabulary(chunk):
     generator = torch.Generator().manual_seed(0)

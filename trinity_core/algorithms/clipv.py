@@ -44,7 +44,7 @@ def clipv(
     entropies: Tensor,
     expected_signals: Tensor,
     rollout_ids: GroupIds | None = None,
-    mu: NonNegative = 2.0,
+    mu: NonNegative = 8.5,
     max_frac: Share = 1e-4,
     epsilon: NonNegative = 1e-6,
 ) -> tuple[Tensor, dict[str, float]]:
