@@ -66,8 +66,10 @@ compares its own."""
 
 
 CAMPAIGN = (
+    "algorithms/test_head_kernels.py",
     "chaos/test_chaos.py",
     "flows/test_flows_curate.py",
+    "flows/test_flows_doctor.py",
     "flows/test_flows_gate.py",
     "flows/test_flows_improve.py",
     "flows/test_flows_restarts.py",
@@ -81,12 +83,15 @@ CAMPAIGN = (
     "inference/test_openai_frameworks.py",
     "pipelines/test_pipelines_data_juicer.py",
     "pipelines/test_pipelines_tasks_juiced.py",
+    "results/test_report.py",
     "rollout/test_rollout_failing_parts.py",
     "rollout/test_rollout_serving_real.py",
     "run/test_nodes.py",
+    "run/test_preflight_pace.py",
     "run/test_runtime_asked_models.py",
     "run/test_runtime_ray_node.py",
     "run/test_runtime_run.py",
+    "store/test_store_processes.py",
     "studio/test_mcp.py",
     "studio/test_studio_hub.py",
     "studio/test_studio_page.py",

@@ -272,6 +272,7 @@ def test_actor_names_carry_the_explorers_name() -> None:
     assert actor_prefix(small_config(explorer={"name": "new"})) == f"{named.name}/evaluation/new"
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_ray_that_died_is_replaced_when_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,6 +311,7 @@ def test_a_ray_that_died_is_replaced_when_used_again(monkeypatch: pytest.MonkeyP
     assert not ray.is_initialized()
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_our_ray_listens_on_the_loopback_interface_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

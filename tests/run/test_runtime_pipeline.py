@@ -128,6 +128,7 @@ def test_stages_run_again_from_the_first_changed_one(tmp_path: Path) -> None:
     assert finished(changed) == [first, None]
 
 
+@pytest.mark.campaign
 def test_stages_of_a_moved_pipeline_stay_done(tmp_path: Path) -> None:
     run_all(tmp_path / "old")
     (tmp_path / "old").rename(tmp_path / "new")
@@ -137,6 +138,7 @@ def test_stages_of_a_moved_pipeline_stay_done(tmp_path: Path) -> None:
     assert finished(loaded(tmp_path / "new", "seed=7")) == [None, None]
 
 
+@pytest.mark.campaign
 def test_a_removed_model_of_a_finished_stage_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its checkpoint; without that the stage is done all the same."""
     summaries = run_all(tmp_path)
