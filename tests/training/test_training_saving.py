@@ -335,6 +335,27 @@ def test_ranks_write_in_turn_and_the_first_hears_of_all(tmp_path: Path, writers:
     assert len(all_written) == 1
 
 
+def test_a_rank_may_still_be_marking_when_the_first_has_read_its_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writers: list[CheckpointWriter]
+) -> None:
+    folder, written = tmp_path / ".global_step_1.tmp-0", Event()
+    folder.mkdir()
+    replace = Path.replace
+
+    def replace_and_wait(self: Path, target: Path) -> None:
+        replace(self, target)
+        if target.name == "all_1.json":
+            assert written.wait(10)
+
+    monkeypatch.setattr(Path, "replace", replace_and_wait)
+    for writer in writers:
+        with writer.start(1, folder, [0, 0], 0, lambda _: written.set()) as copying:
+            copying.small[f"{writer._ranks.rank}.json"] = b"{}"
+    for writer in writers:
+        writer.until_written(10)
+    assert not [path for path in tmp_path.iterdir() if path != folder]
+
+
 def test_file_of_a_rank_that_is_not_in_the_folder_is_refused(tmp_path: Path) -> None:
     """For example if each node has its own folder at the same path."""
     (tmp_path / "here.pt").write_bytes(b"1")

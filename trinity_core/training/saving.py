@@ -294,7 +294,8 @@ class _Writing:
 
     def _mark(self, name: str, content: dict[str, Any]) -> None:
         self._marks.mkdir(exist_ok=True)
-        write_json(self._marks / f"{name}.json", content)
+        # Not durable: that would open the folder once more, which rank 0 removes as soon as it has read the last mark.
+        write_json(self._marks / f"{name}.json", content, durable=False)
 
     def _of_rank(self, name: str, rank: int) -> dict[str, Any]:
         """Return what a rank has recorded under `name`. Raises the rank's error, or TransientFault on timeout."""
