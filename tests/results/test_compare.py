@@ -127,6 +127,22 @@ def test_seeds_of_one_configuration_and_runs_without_answers(tmp_path: Path) -> 
     assert old.others[0].sets == {} and any("p/old" in note for note in old.notes)
 
 
+def test_pipelines_that_differ_in_their_seed_form_a_group(tmp_path: Path) -> None:
+    folders = [tmp_path / "p" / name for name in ("low1", "low2", "high1", "high2")]
+    for number, folder in enumerate(folders):
+        seed, lr = 1 + number % 2, 1e-5 if number < 2 else 1e-4
+        stage = run_folder(tmp_path, f"{folder.name}_rft", 0.4 + 0.5 * (number > 1), seed)
+        began = {"model": {"model_path": f"{folder}_sft/global_step_9/actor/huggingface"}}
+        record_start(stage, {"name": stage.name, "seed": seed, **began}, "rft")
+        stages = [{"stage_name": "sft", "algorithm": {"lr": lr}}, {"stage_name": "rft"}]
+        record_start(folder, {"name": folder.name, "seed": seed, "stages": stages}, "pipeline")
+        write_json(folder / "stages.json", {"rft": stage.name})
+    compared = compare(folders)
+    assert compared.baseline == ["p/low1_rft", "p/low2_rft"]
+    assert compared.configuration == {"seed": [1, 2, 1, 2], "stages.0.algorithm.lr": [1e-5, 1e-5, 1e-4, 1e-4]}
+    assert compared.others[0].sets["test"].difference.verdict == "better"
+
+
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         compare([run_folder(tmp_path, "alone", 0.5, 1)])

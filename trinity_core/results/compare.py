@@ -7,7 +7,7 @@ the baseline. Reads what the runs have stored, and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from trinity_core.exchange.tracking.metrics_file import read_evaluations, read_m
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import evaluated_sets, latest_scores
 from trinity_core.exchange.tracking.writers import leaves
-from trinity_core.results.audit import stored_runs
+from trinity_core.results.audit import runs_in, stored_runs
 from trinity_core.results.data_rows import input_digests
 from trinity_core.results.paired import Difference, means, paired_by_blocks, paired_over_seeds
 
@@ -109,6 +109,8 @@ def compare(paths: Sequence[Path]) -> Comparison:
     if len(paths) < 2:
         raise DataError(f"give two runs to compare, not {len(paths)}")
     runs = [read_run(path) for path in paths]
+    if all(pipelines := [_pipeline_settings(path) for path in paths]):
+        runs = [replace(run, config=settings) for run, settings in zip(runs, pipelines, strict=True)]
     groups: dict[tuple[str, str], list[ComparedRun]] = {}
     for path, run in zip(paths, runs, strict=True):
         settings = sorted((key, str(value)) for key, value in run.config.items() if key not in NOISE)
@@ -146,6 +148,15 @@ def read_run(path: Path) -> ComparedRun:
         {name: {task.digest: task for task in tasks} for name, tasks in answers.items() if tasks},
         series(read_metrics(folder), "reward/mean", "trainer"),
     )
+
+
+def _pipeline_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of a pipeline with those of its stages; empty for other folders.
+
+    The configuration of a stage names the model of the stage before it, which differs between the seeds of a pipeline.
+    """
+    path = path.resolve()
+    return settings_of(read_config(path)) if runs_in(path) != [path] else {}
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
