@@ -104,7 +104,7 @@ def compare(
 @app.command(rich_help_panel=RESULTS)
 def lineage(
     path: Annotated[
-        Path, typer.Argument(help="A checkpoint or a run; with --row, the folder whose runs are searched.")
+        Path, typer.Argument(help="A checkpoint, a run or a pipeline; with --row, the folder whose runs are searched.")
     ],
     row: Annotated[str, typer.Option(help="FILE:LINE of a data row: which checkpoints saw it?")] = "",
     rows: Annotated[bool, typer.Option("--rows", help="List every row that was trained on.")] = False,

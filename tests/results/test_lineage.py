@@ -99,6 +99,14 @@ def test_a_row_names_every_checkpoint_that_saw_it(runs: Path) -> None:
     assert called(main, "lineage", str(runs), "--row", "train.jsonl").returncode == 2
 
 
+def test_a_pipeline_stands_for_its_stages(runs: Path) -> None:
+    pipeline = runs / "p" / "pipeline"
+    pipeline.mkdir()
+    write_json(pipeline / "stages.json", {"sft": "sft", "rft": "rft", "bench": "bench"})
+    assert [(link.run, link.step) for link in lineage(pipeline)] == [("p/rft", 2), ("p/sft", 9), ("", 0)]
+    assert [one.run for one in sightings(pipeline, runs.parent / "sft.jsonl", 1)] == ["p/sft", "p/rft"]
+
+
 def test_without_a_checkpoint_there_is_no_lineage(runs: Path) -> None:
     (runs / "p" / "none").mkdir()
     for path in (runs / "p" / "none", runs / "p" / "rft" / "global_step_7"):

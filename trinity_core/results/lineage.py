@@ -22,7 +22,7 @@ from trinity_core.exchange.checkpoints.resume import latest_whole, read_meta, wh
 from trinity_core.exchange.tracking.champions import history
 from trinity_core.exchange.tracking.run_record import read_record
 from trinity_core.exchange.weights_digest import model_folder
-from trinity_core.results.audit import open_store, stores_of
+from trinity_core.results.audit import open_store, runs_in, stores_of
 from trinity_core.results.data_rows import DataSet, input_digests, supervised_sets, task_sets
 
 SHOWN = 5
@@ -110,10 +110,12 @@ def ancestry(model: str) -> Iterator[Ancestor]:
 
 
 def newest_checkpoint(job_dir: Path) -> str:
-    """Return the folder of a run's newest intact checkpoint. Raises DataError if it has none."""
-    if (step := latest_whole(job_dir)) is None:
-        raise DataError(f"{job_dir} has no checkpoint: train it, or name another one", key=str(job_dir))
-    return str(JobLayout(job_dir).step(step))
+    """Return the folder of the newest intact checkpoint of a run, or of a pipeline's last stage that has one. Raises
+    DataError if there is none."""
+    for run in reversed(runs_in(job_dir)):
+        if (step := latest_whole(run)) is not None:
+            return str(JobLayout(run).step(step))
+    raise DataError(f"{job_dir} has no checkpoint: train it, or name another one", key=str(job_dir))
 
 
 def weights_of(model: str) -> Path:
@@ -194,11 +196,11 @@ def _listed_sets(folder: Path) -> list[DataSet]:
 
 
 def sightings(root: Path, file: Path, line: int) -> list[Sighting]:
-    """Return the runs below `root` (a run, a project, or all checkpoints) whose checkpoints saw a row, and those that
-    descend from one of these."""
+    """Return the runs below `root` (a run, a pipeline, a project, or all checkpoints) whose checkpoints saw a row, and
+    those that descend from one of these."""
     root, file = root.resolve(), file.expanduser().resolve()
-    depths = ("", "*/", "*/*/")
-    runs = [path.parent.parent for depth in depths for path in sorted(root.glob(f"{depth}monitor/config.yaml"))]
+    patterns = [f"{depth}monitor/config.yaml" for depth in ("", "*/", "*/*/")]
+    runs = [path.parents[1] for top in runs_in(root) for pattern in patterns for path in sorted(top.glob(pattern))]
     seen = {run: step for run in runs if (step := _first_step(run, file, line)) is not None}
     sighted = [
         Sighting(_name(run), step, "trained" if step else "in its data set", [s for s in whole_steps(run) if s >= step])
