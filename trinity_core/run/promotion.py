@@ -19,6 +19,7 @@ from trinity_core.base.errors import TrinityError
 from trinity_core.config import Config
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
+from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.answers import TaskAnswers
 from trinity_core.exchange.tracking.champions import champion, point_alias, promote
 from trinity_core.results.leakage import leaked_tasks
@@ -93,7 +94,7 @@ def run_gate(stage: Stage, frontend: Frontend) -> dict[str, Any]:
         "checkpoint_dir": verdict.candidate, "hf_dir": None, "tracking": str(config.job_dir.parent / "champions.json"),
         "seconds": round(time.monotonic() - began, 2), "made_from": stage.made_from, "gate": asdict(verdict),
     }  # fmt: skip
-    if config.gate.enable:  # a stage of its own; `trinity promote` leaves the summary of the run
+    if config.gate.enable and not whole_steps(config.job_dir):  # not in the folder of the run whose checkpoint it is
         write_summary(config, summary)
     frontend.show(config, summary)
     return summary
