@@ -52,6 +52,7 @@ def test_a_pipeline_has_its_own_samples_and_not_its_stages_stores(tmp_path: Path
 def test_a_run_is_named_by_project_and_name_alone(tmp_path: Path) -> None:
     save(tmp_path / "checkpoints", "p/one", 2, "It is 4.")
     save(tmp_path, "outside/other", 2, "It is 5.")
+    (tmp_path / "checkpoints" / "p" / "champions.lock").touch()
     runs = RunFolders(tmp_path / "checkpoints")
     assert list(runs) == ["p/one"] and "p/one" in runs
     others = (

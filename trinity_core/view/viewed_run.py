@@ -102,7 +102,7 @@ class RunFolders(Mapping[str, ViewedRun]):
         self._open = lru_cache(maxsize=32)(self._opened)
 
     def __iter__(self) -> Iterator[str]:
-        folders = (path for path in self._checkpoints.glob("*/*") if _has_something(path))
+        folders = (path for path in self._checkpoints.glob("*/*/") if _has_something(path))
         return iter(sorted(folder.relative_to(self._checkpoints).as_posix() for folder in folders))
 
     def __len__(self) -> int:
