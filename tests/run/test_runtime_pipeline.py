@@ -111,12 +111,14 @@ def test_the_seconds_of_a_pipeline_include_its_last_evaluation(tmp_path: Path, m
 def test_the_model_of_a_pipeline_is_the_one_that_was_trained_last(tmp_path: Path) -> None:
     """Also where a stage that only evaluates follows."""
     _, rft = run_all(tmp_path)
-    bench = rft | {"hf_dir": None, "checkpoint_dir": "bench", "step": 0, "score": 0.7}
+    rft["stopped_early"] = "enough"
+    bench = rft | {"hf_dir": None, "checkpoint_dir": "bench", "step": 0, "score": 0.7, "stopped_early": None}
     plan = plan_stages(pipeline_of(tmp_path))
     summary = driver.pipeline_summary(plan, {"seconds": 2.0}, {"rft": rft, "bench": bench})
     assert summary["seconds"] == 2.0 + rft["seconds"] + bench["seconds"]
     assert (summary["hf_dir"], summary["checkpoint_dir"]) == (rft["hf_dir"], rft["checkpoint_dir"])
     assert (summary["score"], summary["step"], summary["steps"]) == (0.7, 3, {"rft": 3, "bench": 0})
+    assert summary["stopped_early"] == "rft: enough"
 
 
 def test_stages_run_again_from_the_first_changed_one(tmp_path: Path) -> None:

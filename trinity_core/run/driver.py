@@ -260,12 +260,14 @@ def pipeline_summary(plan: Plan, base_summary: dict[str, Any], summaries: dict[s
     seconds = {"before": base_summary.get("seconds", 0.0)} | {
         name: summary["seconds"] for name, summary in summaries.items()
     }
+    early = [f"{name}: {reason}" for name, summary in summaries.items() if (reason := summary.get("stopped_early"))]
     return {
         **{name: value for name, value in trained[-1].items() if name != "results"},
         "name": plan.config.name,
         "score": last["score"],
         "scores": scores_by_stage(base_summary, summaries),
         "steps": {name: summary["step"] for name, summary in summaries.items()},
+        "stopped_early": "; ".join(early) or None,
         "findings": [finding for summary in summaries.values() for finding in summary.get("findings") or ()],
         "stage_seconds": seconds,
         "seconds": round(sum(seconds.values()), 2),
