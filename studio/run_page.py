@@ -83,7 +83,7 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
             show_curves([run, *stages])
 
 
-def show_comparison(chosen: Sequence[Run], settings: StudioSettings) -> None:
+def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: StudioSettings) -> None:
     st.markdown(f"### {' · '.join(escaped(run.name) for run in chosen)}")
     show_table(chosen)
     st.markdown("**Configuration**")
@@ -92,10 +92,18 @@ def show_comparison(chosen: Sequence[Run], settings: StudioSettings) -> None:
     if len(folders) > 1:
         st.markdown("**Scores, data and code**")
         st.code(comparison_text(compare(folders), ("data", "code")), language=None, wrap_lines=True)
+    names = {run.name for run in chosen}
+    stages = [stage for stage in runs if stage.parent in names and stage.name not in names]
     st.markdown("**Curves**")
-    show_curves(chosen)
+    show_curves([*chosen, *stages])
     st.markdown("**Rollouts**")
-    show_rollouts(chosen, settings.checkpoints)
+    show_rollouts(_last_stages(chosen, stages), settings.checkpoints)
+
+
+def _last_stages(chosen: Sequence[Run], stages: Sequence[Run]) -> list[Run]:
+    """Return for each pipeline its last stage, in whose folder most of its rollouts are; other runs as they are."""
+    last = {stage.parent: stage for stage in stages}
+    return [last.get(run.name, run) for run in chosen]
 
 
 def show_facts(run: Run) -> None:

@@ -62,7 +62,7 @@ def draw(names: Sequence[str], runs: Sequence[Run], away: str, settings: StudioS
     if len(chosen) == 1:
         show_run(chosen[0], runs, settings)
     elif chosen:
-        show_comparison(chosen, settings)
+        show_comparison(chosen, runs, settings)
     elif not names and runs:
         show_list(runs)
     elif not names:
