@@ -168,6 +168,8 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
     for seen in flow_runs:
         if seen.flow not in SIDE_FLOWS:
             by_name.setdefault(_name_of(seen), []).append(seen)
+    for of_name in by_name.values():
+        of_name.sort(key=lambda seen: seen.flow == "gate")  # `trinity promote` bears the name of the candidate's run
     names = dict.fromkeys([*folders, *reversed(by_name)])
     runs = {name: _run(name, folders.get(name), by_name.get(name, [])) for name in names}
     parents = {

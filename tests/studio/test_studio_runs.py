@@ -93,6 +93,13 @@ def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> N
     assert files.seconds_left is not None and files.seconds_left < 60
 
 
+def test_a_promotion_does_not_stand_for_the_run_whose_model_it_promotes(tmp_path: Path) -> None:
+    folder(tmp_path, "one", outcome=RunOutcome.FINISHED)
+    promotion = flow_run("one", minutes=9, id="gate", flow="gate", kind="RUNNING", parameters={"config": "gate.yaml"})
+    [run] = find_runs(tmp_path, [promotion, flow_run("one")])
+    assert run.state is RunState.FINISHED and run.launch == Launch("rft", "my.yaml", ("seed=1",))
+
+
 def test_of_a_run_in_progress_the_newest_look_alone_is_kept(tmp_path: Path) -> None:
     job = folder(tmp_path, "one")
     kept: list[int] = []
