@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from browser import opened
 from studio_served import Served
 
+from studio.mcp_server import Tools
+from studio.settings import studio_settings
 from trinity_core.base.addresses import rollouts_page
 from trinity_core.base.files import write_json
 from trinity_core.base.layout import JobLayout
@@ -45,6 +48,9 @@ def test_a_pipeline_has_its_own_samples_and_not_its_stages_stores(tmp_path: Path
     write_json(JobLayout(tmp_path / "p/all").stages, {"one": "all_one", "two": "all_two"})
     for name in ("all_one", "all_two"):
         ExperienceStore.open(f"sqlite:///{tmp_path}/p/{name}/buffer/store.db", str(tmp_path / "p" / name)).close()
+    save(tmp_path, "p/all_one", 3, "It is 4, or not.")
+    told = Tools(replace(studio_settings([]), checkpoints=tmp_path)).rollouts("p/all")
+    assert [(rollout["step"], rollout["response"]) for rollout in told] == [(3, "It is 4, or not.")]
     runs = RunFolders(tmp_path)
     assert {name: run.has_store for name, run in runs.items()} == {"p/all": False, "p/all_one": True, "p/all_two": True}
 
