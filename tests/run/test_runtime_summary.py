@@ -17,9 +17,12 @@ from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import write_json
 from trinity_core.config import Config, config_from_dict
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.rollouts import rollouts_dir
 from trinity_core.exchange.tracking.run_record import record_path, record_start
 from trinity_core.exchange.tracking.scores import evaluation_text, score_fingerprint
+from trinity_core.run.attempt import PLAIN
 from trinity_core.run.summary import (
+    publish,
     read_summary,
     summarise,
     summary_of_scores,
@@ -91,6 +94,17 @@ def test_the_summary_compares_the_first_rewards_with_the_last(config: Config) ->
         metrics.write(step, {"reward/mean": reward})
     summary = summarise(attempt, {})  # type: ignore[arg-type]
     assert summary["reward"] == pytest.approx([0.3, 0.6]) and "0.3 → 0.6" in summary_text(summary)
+
+
+def test_a_run_ends_well_although_the_doctor_cannot_read_its_records(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config.with_values({"mode": "both"})
+    sampled = rollouts_dir(config.job_dir) / "eval-test_step_2.jsonl"
+    sampled.parent.mkdir(parents=True)
+    sampled.write_text('{"prompt": "2 + ')
+    assert publish(attempt_at(config, time.monotonic()), {}, PLAIN)["findings"] == []
+    assert "the doctor could not examine the run at end: JSONDecodeError" in caplog.text
 
 
 def test_the_text_says_why_each_part_has_ended() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 
-from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.config import Config, store_url
 from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader, stream_of
 from trinity_core.results.doctor import Diagnosis, diagnose
@@ -32,6 +31,18 @@ def diagnoses(config: Config) -> list[Diagnosis]:
         return []
     store = store_url(config) if config.algorithm_type.uses_rollouts and any(config.layout.buffer.glob("*")) else None
     return diagnose(gather(config.job_dir, store, audited=False))
+
+
+def examine(config: Config, frontend: Frontend, reason: str) -> list[Diagnosis]:
+    """Return what an examination finds; if it fails, warn and return nothing.
+
+    A record that cannot be read, or a fault in one of the checks, must not cost a run that has trained.
+    """
+    try:
+        return frontend.examine(f"doctor, {reason}", lambda: diagnoses(config))
+    except Exception as error:  # noqa: BLE001 - a damaged record raises whatever its reader meets
+        log.warning("the doctor could not examine the run at %s: %s: %s", reason, type(error).__name__, error)
+        return []
 
 
 @contextmanager
@@ -63,13 +74,10 @@ class Examiner:
         self._told: set[str] = set()
 
     def work(self) -> None:
-        """Examine until the run ends. Nothing that goes wrong here ends the run."""
+        """Examine until the run ends."""
         while not self._ended.wait(LOOK_SECONDS):
             for reason in [reason for line in self._metrics.read() if (reason := self._due(line))][-1:]:
-                try:
-                    self._examine(reason)
-                except (TrinityError, TransientFault, OSError) as error:
-                    log.warning("the doctor could not examine the run: %s", error)
+                self._examine(reason)
 
     def _due(self, line: MetricLine) -> str:
         """Return why the run is to be examined after this line, or ""."""
@@ -83,7 +91,7 @@ class Examiner:
 
     def _examine(self, reason: str) -> None:
         began = time.thread_time()
-        found = self._frontend.examine(f"doctor, {reason}", lambda: diagnoses(self._config))
+        found = examine(self._config, self._frontend, reason)
         self._spent += time.thread_time() - began
         for diagnosis in found:
             if diagnosis.check not in self._told:

@@ -34,7 +34,7 @@ from trinity_core.exchange.tracking.scores import (
 )
 from trinity_core.results.doctor import Diagnosis
 from trinity_core.run.attempt import Frontend, RunAttempt
-from trinity_core.run.examination import diagnoses
+from trinity_core.run.examination import examine
 
 log = logging.getLogger(__name__)
 REWARD_STEPS = 5
@@ -45,7 +45,7 @@ UNCOUNTED = (
 
 
 def publish(attempt: RunAttempt, results: dict[str, Any], frontend: Frontend) -> dict[str, Any]:
-    found = [] if attempt.config.mode == "bench" else frontend.examine("doctor, end", lambda: diagnoses(attempt.config))
+    found = [] if attempt.config.mode == "bench" else examine(attempt.config, frontend, "end")
     for diagnosis in found:
         log.warning("%s", diagnosis)
     summary = summarise(attempt, results, found)
