@@ -18,7 +18,7 @@ from studio.notes import Note, note_path
 from studio.prefect_runs import FlowRunSeen
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
 from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout
+from trinity_core.base.layout import JobLayout, run_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
 from trinity_core.config.secrets import MASK, without_secrets
@@ -27,7 +27,7 @@ from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_ste
 from trinity_core.exchange.tracking.metrics_file import metrics_path
 from trinity_core.exchange.tracking.run_record import RunState, config_path, read_config, read_record, record_path
 from trinity_core.exchange.tracking.scores import latest_scores, scores_like_the_newest
-from trinity_core.results.lineage import Ancestor, ancestry, made_by, parent_of
+from trinity_core.results.lineage import Ancestor, ancestry, parent_of
 
 PREFECT_STATES = {
     "SCHEDULED": RunState.WAITING,
@@ -254,7 +254,7 @@ def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> Ru
     began = record.began if record is not None else min(times, default=None)
     ended = record.ended if record is not None else max(times, default=None)
     model = str(meta.get("model") or value_at(config, "model.model_path") or "")
-    origin, step = made_by(model)
+    origin, step = run_of(model)
     recent = list(trainer.times.values())[-RECENT_STEPS:] if trainer else []
     gaps = [after - before for before, after in pairwise(recent)]
     return RunFiles(
@@ -290,7 +290,7 @@ def _interval(curves: Curves, step: int) -> tuple[float, float] | None:
 
 def _short_model(model: str) -> str:
     """Return a hub name, the last two names of a folder's path, or the run and step of a checkpoint."""
-    run, step = made_by(model)
+    run, step = run_of(model)
     return f"{run.name} step {step}" if run else "/".join(Path(model).parts[-2:])
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.config import Config, load_config
@@ -29,7 +32,7 @@ from trinity_core.exchange.tracking.run_record import record_start
 from trinity_core.results.leakage import leaked_tasks
 from trinity_core.results.lineage import sightings
 from trinity_core.run.attempt import PLAIN
-from trinity_core.run.promotion import HeldOut, compare, read_held_out, run_gate
+from trinity_core.run.promotion import HeldOut, compare, read_held_out, run_gate, to_beat
 from trinity_core.run.sequential import BettingTest, Finding, GateTest
 from trinity_core.run.stage import for_gate
 
@@ -200,11 +203,13 @@ def task(index: int, question: str) -> Task:
     return Task(index, {"question": question}, "test", "math_workflow", format=FormatConfig(prompt_key="question"))
 
 
-def test_tasks_that_a_model_or_its_ancestors_were_trained_on(tmp_path: Path) -> None:
-    """The parent learned from a file, the run itself from rollouts; steps after the checkpoint do not count."""
-    (tmp_path / "sft.jsonl").write_text(json.dumps({"question": "What is  TWO?", "answer": "2"}) + "\n")
-    parent, run = tmp_path / "p" / "sft", tmp_path / "p" / "rft"
-    buffer = {"storage_type": "file", "path": str(tmp_path / "sft.jsonl"), "format": {"prompt_key": "question"}}
+def trained_parent_and_run(root: Path) -> str:
+    """A parent that learned from a file, and a run from its model that learned from rollouts; return that one's
+    model."""
+    parent, run = root / "p" / "sft", root / "p" / "rft"
+    sft = root.parent / "sft.jsonl"
+    sft.write_text(json.dumps({"question": "What is  TWO?", "answer": "2"}) + "\n")
+    buffer = {"storage_type": "file", "path": str(sft), "format": {"prompt_key": "question"}}
     record_start(parent, {"buffer": {"trainer_input": {"experience_buffer": buffer}}}, "sft")
     record_start(run, {}, "rft")
     state = run / "global_step_4" / "trainer_state.json"
@@ -214,9 +219,15 @@ def test_tasks_that_a_model_or_its_ancestors_were_trained_on(tmp_path: Path) -> 
     archive.parent.mkdir()
     rows = [{"step": step, "group": f"g{step}", "prompt": f"What is {step}?"} for step in (3, 4, 5)]
     archive.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(run / "global_step_4" / "actor" / "huggingface")
+
+
+def test_tasks_that_a_model_or_its_ancestors_were_trained_on(tmp_path: Path) -> None:
+    """The parent learned from a file, the run itself from rollouts; steps after the checkpoint do not count."""
+    model = trained_parent_and_run(tmp_path / "checkpoints")
     asked = ["What is two?", "What is 4?", "What is 5?", "What is nine?", "what is 4?"]
     tasks = [task(index, question) for index, question in enumerate(asked)]
-    leaked = leaked_tasks(str(run / "global_step_4"), tasks)
+    leaked = leaked_tasks(model, tasks)
     assert [one.index for one in leaked] == [0, 1, 4], "both tasks with this prompt"
     assert leaked_tasks("org/model", tasks) == []
 
@@ -259,9 +270,6 @@ def test_the_champion_moves_by_the_gate_and_back(tmp_path: Path) -> None:
         go_back(project)
     assert [entry.by for entry in history(project)] == ["gate"] * 3 + ["back"] * 2
     assert champion(project).model == models[0]  # type: ignore[union-attr]
-    (project / "champions.json").write_text("[")
-    with pytest.raises(DataError):
-        champion(project)
 
 
 @pytest.mark.campaign
@@ -284,10 +292,13 @@ def test_the_gate_compares_with_the_champion_and_before_the_first_with_the_base(
         (tmp_path / name / "config.json").write_text("{}")
     new, base = str(tmp_path / "new"), str(tmp_path / "base")
     first = for_gate(config, new, base)
-    assert (first.mode, first.model.model_path, first.gate.champion) == ("bench", new, base)
-    promote(tmp_path / "p", str(tmp_path / "best"), None, {})
-    assert for_gate(config, new, base).gate.champion == str(tmp_path / "best")
-    assert for_gate(config.with_values({"gate.champion": base}), new, base).gate.champion == base
+    assert (first.mode, first.model.model_path, str(to_beat(first, None))) == ("bench", new, base)
+    best = promote(tmp_path / "p", str(tmp_path / "best"), None, {})
+    assert to_beat(first, best) == tmp_path / "best", "also if it became champion since the stage was chosen"
+    named = for_gate(configured(tmp_path, tmp_path, f"gate.champion={base}"), new, base)
+    assert to_beat(named, best) == tmp_path / "base"
+    with raising(DataError, key="gate.champion"):
+        to_beat(first, replace(best, model=str(tmp_path / "p" / "gone" / "global_step_3")))
     with pytest.raises(DataError):
         for_gate(config, "", base)
 
@@ -305,3 +316,23 @@ def test_only_a_stage_of_its_own_has_a_summary_of_the_gate(config: Config, tmp_p
             write_manifest(config.job_dir / "global_step_1", 1, None)
         assert run_gate(stage, PLAIN)["gate"]["verdict"] == "is the champion"  # type: ignore[arg-type]
         assert summary.exists() != has_checkpoint
+
+
+def test_champion_and_ancestors_of_runs_that_were_moved(tmp_path: Path) -> None:
+    """With a row that the parent was trained on: its prompt is found in the new place too."""
+    model = trained_parent_and_run(tmp_path / "old")
+    promote(tmp_path / "old" / "p", model, None, {})
+    shutil.move(tmp_path / "old", tmp_path / "new")
+    moved = str(tmp_path / "new" / Path(model).relative_to(tmp_path / "old"))
+    assert champion(tmp_path / "new" / "p").model == moved  # type: ignore[union-attr]
+    assert champion_steps(tmp_path / "new" / "p" / "rft") == {4}
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    assert champion_steps(tmp_path / "link" / "p" / "rft") == {4}
+    assert [one.index for one in leaked_tasks(moved, [task(0, "What is two?"), task(1, "What is nine?")])] == [0]
+
+
+@pytest.mark.parametrize("entries", ["[", "3", '{"champions": [3]}', '{"champions": [{"model": 3}]}'])
+def test_a_damaged_file_of_champions_is_named(entries: str, tmp_path: Path) -> None:
+    (tmp_path / "champions.json").write_text(entries)
+    with pytest.raises(DataError):
+        champion_steps(tmp_path / "run")

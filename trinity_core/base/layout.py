@@ -44,6 +44,22 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def run_of(model: str | Path) -> tuple[Path | None, int]:
+    """Return run folder and step of a model that is, or lies in, a checkpoint; (None, 0) for other models."""
+    path = Path(model)
+    steps = ((folder, step_of(folder)) for folder in (path, *path.parents))
+    return next(((folder.parent, step) for folder, step in steps if step is not None), (None, 0))
+
+
+def now_at(model: str, root: Path) -> str:
+    """Return where a recorded model is: if its run is gone from there, below `root`, to which all runs were moved."""
+    run, _ = run_of(model)
+    if run is None or run.exists():
+        return model
+    here = root.joinpath(*run.parts[-2:])
+    return str(here / Path(model).relative_to(run)) if here.is_dir() else model
+
+
 @dataclass(frozen=True)
 class JobLayout:
     """Paths of one run. Only `create` and `steps` touch the file system."""

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, select
 
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout, step_of
+from trinity_core.base.layout import JobLayout, now_at, run_of
 from trinity_core.exchange.checkpoints.beginning import recorded_beginning
 from trinity_core.exchange.checkpoints.convert import convert
 from trinity_core.exchange.checkpoints.resume import latest_whole, read_meta, whole_steps
@@ -81,18 +81,12 @@ class Sighting:
     """Checkpoints that are there and have seen it."""
 
 
-def made_by(model: str) -> tuple[Path | None, int]:
-    """Return run folder and step of a model that is, or lies in, a checkpoint; (None, 0) for other models."""
-    path = Path(model)
-    steps = ((folder, step_of(folder)) for folder in (path, *path.parents))
-    return next(((folder.parent, step) for folder, step in steps if step is not None), (None, 0))
-
-
 def parent_of(folder: Path, step: int) -> str | None:
-    """Return the model that a run began with, as its checkpoint or its folder records it."""
+    """Return the model that a run began with, as its checkpoint or its folder records it, where it is now."""
     began = recorded_beginning(folder, step)
     recorded = began.model if began is not None else read_meta(JobLayout(folder).trainer_meta).get("model")
-    return recorded if isinstance(recorded, str) else (read_json(JobLayout(folder).beginning) or {}).get("model")
+    model = recorded if isinstance(recorded, str) else (read_json(JobLayout(folder).beginning) or {}).get("model")
+    return now_at(model, folder.parent.parent) if model else None
 
 
 def ancestry(model: str) -> Iterator[Ancestor]:
@@ -100,7 +94,7 @@ def ancestry(model: str) -> Iterator[Ancestor]:
     seen: set[Path] = set()
     parent: str | None = model
     while parent is not None:
-        folder, step = made_by(parent)
+        folder, step = run_of(parent)
         if folder is None or folder in seen or not folder.is_dir():
             yield Ancestor(parent)
             return
@@ -121,11 +115,11 @@ def newest_checkpoint(job_dir: Path) -> str:
 def weights_of(model: str) -> Path:
     """Return the Hugging Face folder of a checkpoint, which is converted, of a folder or of a hub name in the local
     cache. Raises DataError if there is none."""
-    path = Path(model).expanduser().absolute()
+    path = Path(model).expanduser().resolve()
     if (path / "config.json").is_file():
         return path
-    folder, step = made_by(str(path))
-    if folder is not None:
+    folder, step = run_of(path)
+    if folder is not None and (folder / f"global_step_{step}").is_dir():
         return convert(folder / f"global_step_{step}", merge=True)
     if (cached := model_folder(model)) is None or not (cached / "config.json").is_file():
         raise DataError(f"{model} is neither a checkpoint nor a model folder with a config.json", key=model)
@@ -136,7 +130,7 @@ def lineage(path: Path, all_rows: bool = False) -> list[Link]:
     """Return the chain of a checkpoint, or of a run's newest one, newest first; with `all_rows`, every row's file and
     line. Raises DataError if there is no checkpoint."""
     path = path.resolve()
-    if made_by(str(path))[0] is None:
+    if run_of(path)[0] is None:
         path = Path(newest_checkpoint(path))
     elif not path.is_dir():
         raise DataError(f"there is no checkpoint {path}", key=str(path))
@@ -148,7 +142,7 @@ def lineage(path: Path, all_rows: bool = False) -> list[Link]:
 
 def _link(model: str, folder: Path, step: int, all_rows: bool) -> Link:
     record = read_record(folder)
-    gates = [asdict(entry) for entry in history(folder.parent) if made_by(entry.model) == (folder, step)]
+    gates = [asdict(entry) for entry in history(folder.parent) if run_of(entry.model) == (folder, step)]
     return Link(
         model, f"{folder.parent.name}/{folder.name}", step, record.software if record is not None else {},
         input_digests(folder),

@@ -15,13 +15,13 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from trinity_core.base.errors import TrinityError
+from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.config import Config
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.answers import TaskAnswers
-from trinity_core.exchange.tracking.champions import champion, point_alias, promote
+from trinity_core.exchange.tracking.champions import Champion, champion, point_alias, promote
 from trinity_core.results.leakage import leaked_tasks
 from trinity_core.results.lineage import weights_of
 from trinity_core.run.attempt import Frontend, RunAttempt, open_attempt
@@ -73,7 +73,7 @@ def run_gate(stage: Stage, frontend: Frontend) -> dict[str, Any]:
     outside 0 and 1."""
     config, began = stage.config, time.monotonic()
     present = champion(config.job_dir.parent)
-    before, candidate = (weights_of(str(model)) for model in (config.gate.champion, config.model.model_path))
+    before, candidate = to_beat(config, present), weights_of(str(config.model.model_path))
     held_out = frontend.call("held_out", lambda: read_held_out(config, str(candidate)))
     found = "is the champion" if candidate == before else "leaked" if held_out.is_refused else ""
     verdict = Verdict(found, str(candidate), str(before), held_out.leaked, {})
@@ -98,6 +98,19 @@ def run_gate(stage: Stage, frontend: Frontend) -> dict[str, Any]:
         write_summary(config, summary)
     frontend.show(config, summary)
     return summary
+
+
+def to_beat(config: Config, present: Champion | None) -> Path:
+    """Return the weights that a candidate must beat: of the configured champion, else of the `present` one, else of the
+    model that training began with. Raises DataError if they are gone."""
+    model = str(config.gate.champion)
+    if present is not None and not config.written("gate.champion"):
+        model = present.model
+    try:
+        return weights_of(model)
+    except DataError as error:
+        remedy = "restore it, go back by `trinity promote --back`, or name another model to beat"
+        raise DataError(f"the champion is gone: {error}; {remedy}", key="gate.champion") from None
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from trinity_core.exchange.checkpoints.beginning import (
 from trinity_core.exchange.checkpoints.resume import abandon_after, fresh_folder, latest_whole, newest_run, update_meta
 from trinity_core.exchange.store.run_store import identify, open_run_store
 from trinity_core.exchange.sync.versions import run_versions
-from trinity_core.exchange.tracking.champions import champion
 from trinity_core.exchange.tracking.metrics_file import rewind
 from trinity_core.exchange.tracking.run_record import record_kill
 from trinity_core.hosting.cluster import placement_of
@@ -208,11 +207,10 @@ def for_evaluation(config: Config, base: bool = False) -> Config:
 def for_gate(config: Config, candidate: str, before_training: str) -> Config:
     """Return the configuration in mode `bench` whose model is the candidate, by default the run's latest checkpoint.
 
-    `gate.champion` becomes the project's champion if it is not set; before the first one, the model `before_training`.
+    `gate.champion` becomes the model `before_training` if it is not set: it is to be beaten before the first promotion.
     Raises DataError if there is no candidate.
     """
-    present = champion(config.job_dir.parent)
-    before = config.gate.champion or (present.model if present is not None else before_training)
+    before = config.gate.champion or before_training
     values = {"mode": "bench", "explorer.external_model": None, "gate.champion": before, "model.lora_configs": ()}
     return start_from(config.with_values(values), str(weights_of(candidate or newest_checkpoint(config.job_dir))))
 

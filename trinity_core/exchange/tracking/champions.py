@@ -9,13 +9,13 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import DataError, TransientFault, TrinityError
 from trinity_core.base.files import from_record, write_json
-from trinity_core.base.layout import step_of
+from trinity_core.base.layout import now_at, run_of
 from trinity_core.base.runlock import one_at_a_time
 from trinity_core.config import Config
 from trinity_core.exchange.tracking.mlflow_facts import LONGEST_MODEL, shortened
@@ -45,21 +45,21 @@ def champions_file(project_dir: Path) -> Path:
 
 
 def history(project_dir: Path) -> list[Champion]:
-    """Return all entries, oldest first. Raises DataError if the file is damaged."""
+    """Return all entries, oldest first, with the models where they are now. Raises DataError if the file is damaged."""
     path = champions_file(project_dir)
     if not path.exists():
         return []
     try:
-        entries = json.loads(path.read_text())["champions"]
+        entries = [from_record(Champion, {**entry}, path) for entry in json.loads(path.read_text())["champions"]]
+        return [replace(entry, model=now_at(entry.model, project_dir.parent)) for entry in entries]
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{path} is damaged: restore it, or remove it if the project has no champion") from None
-    return [from_record(Champion, entry, path) for entry in entries]
 
 
 def champion_steps(job_dir: Path) -> set[int]:
     """Return the steps of a run whose checkpoints are the project's champion or the one before it."""
-    folders = (at for entry in _line(history(job_dir.parent))[-2:] for at in Path(entry.model).parents)
-    return {step for at in folders if at.parent == job_dir and (step := step_of(at)) is not None}
+    models = [run_of(entry.model) for entry in _line(history(job_dir.parent))[-2:]]
+    return {step for folder, step in models if folder is not None and folder.resolve() == job_dir.resolve()}
 
 
 def _line(entries: Sequence[Champion]) -> list[Champion]:
@@ -123,8 +123,8 @@ def point_alias(config: Config, entry: Champion) -> str:
             client.create_registered_model(name, tags={"project": config.project})
         source = folder.absolute().as_uri() if folder.exists() else entry.model
         versions = [one for one in client.search_model_versions(f"name = '{name}'") if one.source == source]
-        run, step = next(((at.parent.name, step_of(at)) for at in folder.parents if step_of(at) is not None), ("", ""))
-        tags = {"run": str(run), "step": str(step)}
+        run, step = run_of(folder)
+        tags = {"run": run.name, "step": str(step)} if run is not None else {"run": "", "step": ""}
         version = versions[0] if versions else client.create_model_version(name, source, tags=tags)
         client.set_registered_model_alias(name, CHAMPION, version.version)
     except (MlflowException, OSError, TrinityError, TransientFault) as error:
