@@ -307,7 +307,7 @@ def mcp(
 @app.command(rich_help_panel=RESULTS)
 def report(
     checkpoint_dir: RunFolder,
-    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.", dir_okay=False)] = Path("report.html"),
     against: Annotated[
         Path | None, typer.Option(help="Folder of another run: the settings that differ from its settings.")
     ] = None,
@@ -316,7 +316,9 @@ def report(
     from trinity_core.base.files import write_atomically
     from trinity_core.results.report import report as report_of
 
-    write_atomically(out, report_of(checkpoint_dir, against).encode(errors="replace"))
+    page = report_of(checkpoint_dir, against).encode(errors="replace")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, page)
     typer.echo(f"wrote {out}")
 
 

@@ -34,9 +34,10 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_a_report_has_scores_findings_curve_differences_and_samples(runs: Path, tmp_path: Path) -> None:
-    file = tmp_path / "one.html"
+    """It changes nothing in the run's folder, which may be another person's."""
+    file, before = tmp_path / "reports" / "one.html", {*runs.rglob("*")}
     done = CliRunner().invoke(app, ["report", "--checkpoint-dir", str(runs / "one"), "-o", str(file)])
-    assert done.exit_code == 0
+    assert done.exit_code == 0 and {*runs.rglob("*")} == before
     text = file.read_text()
     assert all(part in text for part in ("step 2: 0.500", "cut-off", "data:image/png", "2 + 2?"))
     assert "algorithm.optimizer.lr</td><td>0.0001" in text and "<td>seed</td>" not in text, "the seed is the default"

@@ -59,8 +59,8 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
     if findings := [Diagnosis(**finding) for finding in summary.get("findings") or ()]:
         yield "<h3>Findings</h3>"
         yield _table([(found.check, found.evidence, found.cause, found.next_step) for found in findings])
-    if picture := LearningCurve(folder).draw():
-        encoded = base64.b64encode(picture.read_bytes()).decode()
+    if picture := LearningCurve(folder).picture():
+        encoded = base64.b64encode(picture).decode()
         yield f'<h3>Curve</h3><img alt="" src="data:image/png;base64,{encoded}">'
     than = other.name if other else "the defaults"
     yield f"<h3>Settings that differ from {escape(than)}</h3>"

@@ -28,18 +28,24 @@ class LearningCurve:
         """Source → metric that may be drawn → step → value."""
 
     def draw(self) -> Path | None:
-        """Draw reward (or loss) and eval accuracy over steps into `monitor/curve.png`; None without metrics."""
-        curves = self.read()
-        if not curves:
+        """Write the picture to `monitor/curve.png` and return its path; None without metrics."""
+        picture = self.picture()
+        if picture is None:
             return None
         target = self._job_dir / "monitor" / "curve.png"
         private_folder(target.parent)
-        picture = self._picture(curves)
         write_atomically(target, picture, durable=False)  # flows of the same run may draw at the same time
+        return target
+
+    def picture(self) -> bytes | None:
+        """Draw reward (or loss) and eval accuracy over steps, as a PNG; None without metrics."""
+        if not (curves := self.read()):
+            return None
+        picture = self._picture(curves)
         # A figure is a reference cycle of 3 MiB, and with many imports Python collects cycles only after dozens of
         # them.
         gc.collect()
-        return target
+        return picture
 
     def _picture(self, curves: dict[str, dict[int, float]]) -> bytes:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
