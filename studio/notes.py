@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import private_folder, read_json, remove_tree, write_json
-from trinity_core.base.runlock import PIPELINE, RUN_TRAINS, is_held
+from trinity_core.base.runlock import components, is_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ def note_path(folder: Path) -> Path:
 
 def delete(folders: Iterable[Path]) -> None:
     """Remove the folders of runs; of one that lies elsewhere, only the link. Raises OSError, and TrinityError, before
-    anything is removed, if a process trains one of them."""
+    anything is removed, if a process works on one of them."""
     present = [folder for folder in folders if folder.exists()]
     for folder in present:
-        if any(is_held(folder, component) for component in (RUN_TRAINS, PIPELINE)):
+        if any(is_held(folder, component) for component in components(folder)):
             raise TrinityError(f"{folder} is in use: cancel the run first")
     for folder in present:
         if folder.is_symlink():

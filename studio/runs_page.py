@@ -129,8 +129,11 @@ def show_actions(chosen: Sequence[Run], runs: Sequence[Run]) -> None:
         st.query_params[TICKED] = []
         st.rerun()
     if whole:
-        with st.popover("Delete", disabled=not all(run.state.is_over for run in whole)):
-            confirm_delete(whole, runs)
+        names = {run.name for run in whole} | {run.parent for run in whole}  # a pipeline needs its earlier stages
+        is_over = all(run.state.is_over for run in runs if run.name in names)
+        with st.popover("Delete", disabled=not is_over):
+            if is_over:
+                confirm_delete(whole, runs)
 
 
 def confirm_delete(chosen: Sequence[Run], runs: Sequence[Run]) -> None:

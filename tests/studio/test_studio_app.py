@@ -19,11 +19,12 @@ from studio.sections import SECTIONS
 from studio.settings import studio_settings
 from studio.start_form import validated, what_is_there
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.files import read_json
+from trinity_core.base.files import read_json, write_json
 from trinity_core.base.gate import key_file, server_key
+from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
-from trinity_core.exchange.tracking.run_record import record_end, record_start
+from trinity_core.exchange.tracking.run_record import read_record, record_end, record_start
 from trinity_core.exchange.tracking.writers import RunOutcome
 
 APP = Path(__file__).parent.parent.parent / "studio/pages.py"
@@ -395,6 +396,18 @@ def test_runs_are_ticked_archived_and_deleted(folder: Path) -> None:
     page.multiselect[0].set_value(["p/two"]).run()
     press("Delete for good")
     assert [path.name for path in (folder / "checkpoints/p").iterdir()] == ["one"]
+
+
+def test_a_stage_is_not_deleted_while_its_pipeline_goes_on(folder: Path) -> None:
+    whole, stage = (folder / "checkpoints/p" / name for name in ("all", "all_sft"))
+    record_start(whole, {}, "pipeline")
+    record_end(stage, record_start(stage, {}, "sft"), RunOutcome.FINISHED)
+    write_json(JobLayout(whole).stages, {"sft": "all_sft"})
+    page = AppTest.from_function(runs_of_this_folder, default_timeout=60)
+    page.query_params["ticked"] = "p/all_sft"
+    assert "Delete for good" not in labels(page.run())
+    record_end(whole, read_record(whole), RunOutcome.FINISHED)
+    assert "Delete for good" in labels(page.run())
 
 
 def test_a_run_shows_its_note_what_it_waits_for_and_what_the_doctor_finds(folder: Path) -> None:

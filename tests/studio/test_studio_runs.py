@@ -28,7 +28,7 @@ from studio.settings import studio_settings
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import read_json, write_json
 from trinity_core.base.layout import JobLayout
-from trinity_core.base.runlock import RUN_TRAINS, held
+from trinity_core.base.runlock import PIPELINE, RUN_TRAINS, held
 from trinity_core.base.waits import poll
 from trinity_core.config.secrets import MASK
 from trinity_core.exchange.checkpoints.commit import write_manifest
@@ -152,8 +152,9 @@ def test_a_note_stays_with_a_run_until_it_is_deleted(tmp_path: Path) -> None:
     assert find_runs(tmp_path)[0].files.note == Note("the good one", archived=True)
     linked = folder(tmp_path / "elsewhere", "two", outcome=RunOutcome.FINISHED)
     (tmp_path / "p/two").symlink_to(linked)
-    with held(job, RUN_TRAINS), pytest.raises(TrinityError):
-        delete([tmp_path / "p/two", job])
+    for component in (RUN_TRAINS, PIPELINE, "explorer_second"):
+        with held(job, component), pytest.raises(TrinityError):
+            delete([tmp_path / "p/two", job])
     assert len(find_runs(tmp_path)) == 2
     delete([tmp_path / "p/two", job, tmp_path / "p/none"])
     assert find_runs(tmp_path) == [] and linked.is_dir()

@@ -116,6 +116,11 @@ def is_held(job_dir: Path, component: str) -> bool:
         return True
 
 
+def components(job_dir: Path) -> list[str]:
+    """Return the components of a run that have had locks."""
+    return [path.name.removeprefix(".").removesuffix(".lock") for path in job_dir.glob(".*.lock")]
+
+
 def _acquire(lock: FileLock, wait: float) -> None:
     """Take the lock within `wait` seconds; a long wait is logged. Raises filelock.Timeout."""
     try:
