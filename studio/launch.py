@@ -65,18 +65,21 @@ def start_process(launch: Launch, run: str, settings: StudioSettings) -> subproc
     return start_detached([*TRINITY, *launch.command], log, _environment(settings), settings.root)
 
 
-def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings) -> None:
-    """Start a run and wait until it has begun. Raises OSError, and TrinityError with its last line if it failed."""
-    began = time.time()
+def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings) -> bool:
+    """Start a run and wait until it has begun or ended; False if it takes longer. Raises OSError, and TrinityError with
+    its last line if it failed."""
+    began, has_begun = time.time(), False
     process = start_process(launch, run, settings)
     for _ in poll(BEGIN_SECONDS, 0.2):
-        if process.poll() is not None or ((record := read_record(job_dir)) and record.began >= began):
+        record = read_record(job_dir)
+        if has_begun := process.poll() is not None or (record is not None and record.began >= began):
             break
     if process.poll():
         newest = max(settings.logs_of(run).iterdir())
         lines = newest.read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         raise TrinityError(f"{last or f'It ended with {process.returncode}'} (all of it: {settings.shown(newest)})")
+    return has_begun
 
 
 def trinity(

@@ -17,7 +17,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from studio.actions import Action, hindrance, perform
-from studio.launch import Launch, start_run, trinity
+from studio.launch import BEGIN_SECONDS, Launch, start_run, trinity
 from studio.prefect_runs import PrefectRuns
 from studio.recipes import recipes
 from studio.runs import Run, checkpoints_of, find_runs
@@ -27,6 +27,7 @@ from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import write_atomically
 from trinity_core.base.gate import Gate, asked_for, server_key
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.exchange.tracking.run_record import RunState
 from trinity_core.results.audit import runs_in
 from trinity_core.version import __version__
 
@@ -82,7 +83,9 @@ class Tools:
         if not checked["accepted"]:
             raise ToolError("\n".join(f"{problem['key']}: {problem['message']}" for problem in checked["problems"]))
         launch = Launch(checked["flow"], config, tuple(overrides))
-        start_run(launch, checked["run"], Path(checked["job_dir"]), self._settings)
+        if not start_run(launch, checked["run"], Path(checked["job_dir"]), self._settings):
+            detail = f"Started, but not begun within {BEGIN_SECONDS:g} s: `runs` lists it once it has."
+            return {"run": checked["run"], "state": RunState.WAITING.value, "detail": detail}
         return self.status(checked["run"])
 
     def runs(self) -> list[dict[str, Any]]:
@@ -124,9 +127,13 @@ class Tools:
         """Say what is wrong with a run: evidence, likely cause and next step of each finding."""
         return self._json("doctor", "--checkpoint-dir", str(self._folder(run)))
 
-    def compare(self, runs: Sequence[str]) -> dict[str, Any]:
-        """Compare runs: settings, data and code that differ, then scores paired by task, with 95 % intervals."""
-        return self._json("compare", *(str(self._folder(run)) for run in runs))
+    def compare(self, runs: Sequence[str], samples: int = 4) -> dict[str, Any]:
+        """Compare runs: settings, data and code that differ, then scores paired by task, with 95 % intervals, and of
+        each eval set some samples that changed sides."""
+        comparison: dict[str, Any] = self._json("compare", *(str(self._folder(run)) for run in runs))
+        for compared in (one for group in comparison["others"] for one in group["sets"].values()):
+            compared["changed"] = compared["changed"][:samples]  # thousands would leave an agent no room
+        return comparison
 
     def log(self, run: str, level: str = "WARNING", last: int = 50) -> list[str]:
         """Return the newest log lines of all processes of a run, of a level and above."""

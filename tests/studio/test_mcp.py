@@ -14,6 +14,11 @@ from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from ports import free_port
 
+from studio.mcp_server import Tools
+from studio.settings import studio_settings
+from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
+
 COMMAND = ["-m", "flows.cli", "mcp"]
 RUN_SECONDS = 300.0
 TEXT = """
@@ -118,3 +123,23 @@ def test_over_http_the_server_asks_for_the_key(tmp_path):
     finally:
         process.terminate()
         process.wait(30)
+
+
+def test_a_run_that_is_slow_to_begin_is_no_unknown_one(tmp_path, monkeypatch):
+    """An agent that is told of an error would start it once more."""
+    checked = {"accepted": True, "flow": "rft", "run": "p/slow", "job_dir": str(tmp_path / "p/slow")}
+    monkeypatch.setattr(Tools, "validate", lambda *_: checked)
+    monkeypatch.setattr("studio.mcp_server.start_run", lambda *_: False)
+    begun = Tools(studio_settings([])).run("slow.yaml")
+    assert (begun["run"], begun["state"]) == ("p/slow", "waiting")
+
+
+def test_a_comparison_leaves_an_agent_room(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    for name, score in (("a", 0.0), ("b", 1.0)):
+        job = tmp_path / "p" / name
+        MetricsFile(job, "eval").write(1, {"eval/test/accuracy": score})
+        save_answers(job, "test", 1, [TaskAnswers(i, str(i), f"test:{i}", [score]) for i in range(300)])
+    [other] = Tools(studio_settings([])).compare(["p/a", "p/b"], samples=2)["others"]
+    compared = other["sets"]["test"]
+    assert (len(compared["changed"]), compared["difference"]["won"]) == (2, 300)
