@@ -132,6 +132,7 @@ def up(root: Path, port: int, say: Say, restarts: int = RESTARTS, pages: Sequenc
                     _mark_left_runs(root, state.api_url, say, again=bool(was_up and restarts))
             else:
                 say(f"Already up: {state.api_url.removesuffix('/api')}")
+            _notify(root, state.api_url, say)
             served = [page for page in pages if not state.running(page.name) and start_page(root, page, state, say)]
             if not state.running("worker"):
                 say("Starting the worker …")
@@ -190,8 +191,15 @@ def _start_server(root: Path, port: int, state: UpState, say: Say) -> None:
     say("Creating the work pool and the deployments …")
     make_pool(root, state.api_url)
     _prefect(root, client_environment(state.api_url, root), "--no-prompt", "deploy", "--all")
-    if notified := set_notifications(root, state.api_url):
-        say(f"The webhook of prefect.yaml hears of runs that have: {notified}")
+
+
+def _notify(root: Path, api_url: str, say: Say) -> None:
+    """Set what prefect.yaml says now; with a warning nothing, if Prefect does not answer."""
+    try:
+        if notified := set_notifications(root, api_url):
+            say(f"The webhook of prefect.yaml hears of runs that have: {notified}")
+    except api_faults() as error:
+        say(f"Warning: notifications stay as they were, because Prefect does not answer: {error}")
 
 
 def down(root: Path, say: Say) -> bool:

@@ -158,6 +158,7 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
 
     monkeypatch.setattr("flows.local.commands._start_server", start)
     monkeypatch.setattr("flows.local.commands._mark_left_runs", lambda *args, **_: None)
+    monkeypatch.setattr("flows.local.commands.set_notifications", lambda *_: "")
     monkeypatch.setattr("flows.local.commands.start_worker", lambda *_: started_sleeper("worker"))
     monkeypatch.setattr("flows.local.commands.start_supervisor", lambda *_: started_sleeper("supervisor"))
     monkeypatch.setattr(os, "fsync", full_disk)
@@ -240,13 +241,16 @@ def with_our_path() -> dict[str, str]:
 def test_up_says_that_prefect_commands_go_to_another_server(
     given: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Up already, it sets the notifications that prefect.yaml names by now."""
     running = [Process.of(name, os.getpid()) for name in ("server", "worker", "supervisor")]
+    monkeypatch.setattr("flows.local.commands.set_notifications", lambda root, api_url: f"failed, at {api_url}")
     UpState("http://127.0.0.1:4200/api", running).save(tmp_path)
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
     monkeypatch.setenv("PREFECT_API_URL", given)
     said: list[str] = []
     up(tmp_path, 4200, said.append)
     assert any("unset PREFECT_API_URL" in line and "http://there" in line for line in said) == warned
+    assert any(line.endswith("failed, at http://127.0.0.1:4200/api") for line in said)
 
 
 def test_only_who_has_the_key_reaches_a_temporary_server(prefect_api: str) -> None:

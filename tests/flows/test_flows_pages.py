@@ -92,6 +92,7 @@ def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pyte
     [first] = state.named("files")
     state.save(tmp_path)
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
+    monkeypatch.setattr("flows.local.commands.set_notifications", lambda *_: "")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     try:
         assert up(tmp_path, free_port(), said.append, pages=[page]).named("files")[0].pid == first.pid
