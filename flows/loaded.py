@@ -119,7 +119,7 @@ def ended(summary: dict[str, Any]) -> Any:
     has found in its run, if anything."""
     if (gate := summary.get("gate")) and gate["verdict"] != "promoted":
         return Completed(name=NOT_PROMOTED, message=f"{gate['verdict']}: {gate['candidate']}", data=summary)
+    reason = summary.get("stopped_early") or ""
     if findings := summary.get("findings"):
-        return with_findings(findings, summary)
-    reason = summary.get("stopped_early")
+        return with_findings(findings, summary, reason)
     return Completed(message=reason, data=summary) if reason else summary

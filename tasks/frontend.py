@@ -179,10 +179,11 @@ T = TypeVar("T")
 R = TypeVar("R", bound=RunInput)
 
 
-def with_findings(findings: Sequence[Mapping[str, str]], result: T) -> T | State[T]:
-    """Return `result`, or with findings a completed state of another name that lists them."""
-    text = "; ".join(f"{finding['check']}: {finding['evidence']}" for finding in findings)
-    return Completed(name=WITH_FINDINGS, message=text, data=result) if findings else result
+def with_findings(findings: Sequence[Mapping[str, str]], result: T, reason: str = "") -> T | State[T]:
+    """Return `result`, or with findings a completed state of another name that lists them after the `reason`, if any,
+    for which the run has ended."""
+    texts = [*filter(None, [reason]), *(f"{finding['check']}: {finding['evidence']}" for finding in findings)]
+    return Completed(name=WITH_FINDINGS, message="; ".join(texts), data=result) if findings else result
 
 
 class PrefectFrontend(Frontend):

@@ -9,6 +9,7 @@ from prefect import flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.runtime import flow_run
 
+from flows.loaded import ended
 from tasks.frontend import PREFECT
 from tasks.prefect_api import WITH_FINDINGS
 from trinity_core.base.waits import poll
@@ -52,3 +53,11 @@ def test_examinations_after_the_first_step_and_at_evaluations(
     assert run() == {"doctor, train step 1": WITH_FINDINGS, "doctor, evaluation of step 2": WITH_FINDINGS}
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert sum("other-reference" in record.getMessage() for record in warnings) == 1
+
+
+def test_a_state_says_why_a_run_ended_early_and_what_was_found() -> None:
+    finding = {"check": "cut-off", "evidence": "97% of answers"}
+    summary = {"stopped_early": "monitor.stop.hours: 2 of 2 are spent", "findings": [finding]}
+    state = ended(summary)
+    assert (state.name, state.message) == (WITH_FINDINGS, f"{summary['stopped_early']}; cut-off: 97% of answers")
+    assert ended(summary | {"findings": []}).message == summary["stopped_early"]

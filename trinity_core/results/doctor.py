@@ -204,7 +204,7 @@ def no_update(evidence: Evidence) -> Iterator[Diagnosis]:
         zero = fmean(steps[step].get("advantages/zero_rows", 0.0) for step in recent)
         yield Diagnosis(
             "no-update",
-            f"train steps {_span(recent)} changed no weight (gradient norms {sorted(norms, key=str)}, advantage 0 in "
+            f"train steps {_span(recent)} learned nothing (gradient norms {sorted(norms, key=str)}, advantage 0 in "
             f"{zero:.0%} of rows)",
             cause if rates == {0.0} or zero < 1 else "All rollouts of a task have the same reward, in every group",
             "Read rewards and rollouts (`trinity view`), and algorithm.optimizer.lr",
