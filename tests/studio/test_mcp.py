@@ -143,3 +143,10 @@ def test_a_comparison_leaves_an_agent_room(tmp_path, monkeypatch):
     [other] = Tools(studio_settings([])).compare(["p/a", "p/b"], samples=2)["others"]
     compared = other["sets"]["test"]
     assert (len(compared["changed"]), compared["difference"]["won"]) == (2, 300)
+
+
+def test_runs_are_listed_without_the_prefect_that_has_gone(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api")
+    MetricsFile(tmp_path / "p" / "a", "trainer").write(3, {"actor/final_loss": 1.0})
+    assert Tools(studio_settings([])).status("p/a")["step"] == 3
