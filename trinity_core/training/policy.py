@@ -134,10 +134,12 @@ class Policy(Backbone):
 
     def _states(self, micro: Micro) -> tuple[Tensor, ...]:
         """Return the states [K, H] and the head's weight, and bias if it has one, as tensors that stay when the module
-        moves to the host. Under ZeRO 3 they are copies: parameters are partitioned again after the pass."""
+        moves to the host. Under ZeRO 3 they are copies from before the pass, after which parameters are partitioned
+        again."""
         head = self.lm.get_output_embeddings()
         parameters = [p for p in (head.weight, head.bias) if p is not None]
-        return self.hidden(micro), *(p.clone() if hasattr(p, "ds_id") else p.detach() for p in parameters)
+        there = [p.clone() if hasattr(p, "ds_id") else p.detach() for p in parameters]
+        return self.hidden(micro), *there
 
     def _values(
         self, micro: Micro, temperature: float, entropy_use: EntropyUse,
