@@ -96,7 +96,7 @@ class DistillMathWorkflow(MathBoxedWorkflow, Distilling):
         """The model that `workflow_args.teacher` names, or the first. Raises TrinityError if there is none."""
         name = self._distill_arguments.teacher
         for model in self.auxiliary:
-            if name in (None, model.name):
+            if name is None or name == model.name:
                 return model
         names = ", ".join(model.name for model in self.auxiliary) or "no model"
         raise TrinityError(
