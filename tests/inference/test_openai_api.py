@@ -284,7 +284,7 @@ def test_tokens_forced_by_a_grammar_carry_no_loss(api, tiny_engine):
 
 def test_tokens_free_under_a_grammar_carry_loss(api, tiny_engine, monkeypatch):
     """A grammar of any text excludes special tokens and partial characters, which this model samples often."""
-    monkeypatch.setattr("trinity_core.rollout.openai_api.client.FREE_GAP", 1.0)
+    monkeypatch.setattr("trinity_core.rollout.inference.guided.FREE_GAP", 1.0)
     any_text = {"extra_body": {"structured_outputs": {"regex": "(.|\\n)*"}}}
     for args, is_free in ((any_text, True), (YES_OR_NO, False), ({**any_text, "temperature": 0.7}, False)):
         session = api.session(seed=3)

@@ -184,6 +184,7 @@ def test_outputs_of_a_run(rollouts, tiny_model):
     metas = {name: json.loads((config.job_dir / f"{name}_meta.json").read_text()) for name in ("trainer", "explorer")}
     algorithm = metas["trainer"].pop("algorithm")
     assert algorithm["algorithm_type"] == "grpo" and algorithm["repeat_times"] == 4
+    assert metas["trainer"].pop("threads") >= 1
     assert metas == {
         "trainer": {"step": 4, "world_size": 1, "model": config.model.model_path, "tokenizer": config.model.model_path},
         "explorer": {"checkpoint": 4, "explorer_steps": {"explorer": 4}},
