@@ -95,10 +95,13 @@ CAMPAIGN = (
     "studio/test_mcp.py",
     "studio/test_studio_hub.py",
     "studio/test_studio_page.py",
+    "test_benchmark_gpu.py",
     "test_examples.py",
     "test_install.py",
     "test_site.py",
     "test_wheel.py",
+    "training/test_training_families.py",
+    "view/test_view_real_run.py",
     "workflows/test_environment_adapters.py",
 )
 """Files of `make campaign`, which `make test` leaves out."""
