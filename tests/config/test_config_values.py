@@ -127,3 +127,12 @@ def test_a_plugin_folder_is_found_beside_the_file_that_names_it(
     assert load_config(tmp_path / "recipe/run.yaml").plugin_dir == str(tmp_path / "recipe/parts")
     (tmp_path / "parts").mkdir()
     assert load_config(tmp_path / "recipe/run.yaml").plugin_dir == str(tmp_path / "parts")
+
+
+def test_a_repetition_penalty_of_the_model_is_that_of_every_task_set() -> None:
+    sets = {"taskset": {"path": "a"}, "eval_tasksets": [{"path": "b", "rollout_args": {"repetition_penalty": 1.3}}]}
+    model = {"model_path": "m", "max_model_len": 64}
+    for penalty, expected in ((1.1, [1.1, 1.3]), (1.0, [None, 1.3])):
+        tree = {"model": {**model, "repetition_penalty": penalty}, "buffer": {"explorer_input": sets, "batch_size": 4}}
+        read = config_from_dict(tree).buffer.explorer_input
+        assert [data.rollout_args.repetition_penalty for data in (*read.tasksets, *read.eval_tasksets)] == expected

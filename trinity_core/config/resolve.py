@@ -252,8 +252,10 @@ def _scored(taskset: TasksetConfig, workflow: str | None, reward: str | None, by
 
 
 def _sampling(args: RolloutArgs, model: ModelConfig) -> RolloutArgs:
+    penalty = None if model.repetition_penalty == 1 else model.repetition_penalty
     return args.model_copy(
         update={
+            "repetition_penalty": penalty if args.repetition_penalty is None else args.repetition_penalty,
             "temperature": model.temperature if args.temperature is None else args.temperature,
             "top_p": model.top_p if args.top_p is None else args.top_p,
             "top_k": model.top_k if args.top_k is None else args.top_k,

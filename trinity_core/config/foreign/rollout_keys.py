@@ -109,13 +109,13 @@ KEYS: Mapping[type[Any], Keys] = {
         **moved("chat_template", "/model.custom_chat_template", unset=("",)),
         **moved(
             "max_model_len max_prompt_tokens max_response_tokens min_response_tokens temperature top_p top_k "
-            "enable_prompt_truncation enable_thinking trust_remote_code",
+            "repetition_penalty enable_prompt_truncation enable_thinking trust_remote_code",
             "/model.*",
         ),
     },
     schema.AuxiliaryModelConfig: {
         **_ENGINE,
         **refused("chat_template"),
-        **noted("temperature top_p top_k min_response_tokens enable_prompt_truncation"),
+        **noted("temperature top_p top_k repetition_penalty min_response_tokens enable_prompt_truncation"),
     },
 }

@@ -194,7 +194,7 @@ ANYWHERE: Keys = {
     **noted("backend service_status_check_interval min_running_model_num runner_state_report_interval lora_modules"),
     **noted("lora_kwargs base_port external_model_config weight_sync_buffer_size bundle_indices engine_id"),
     **noted("ray_actor_name cuda_visible_devices"),
-    **refused("repetition_penalty data_parallel_size pipeline_parallel_size", 1, 1.0),
+    **refused("data_parallel_size pipeline_parallel_size", 1),
     **refused("use_token_level_loss", True),
     **refused("optimizer_type", *OPTIMIZER_NAMES),
     **refused("rope_scaling rope_theta reply_prefix image_key video_key teacher_hint_key mm_data_kwargs ignore_eos"),

@@ -147,7 +147,7 @@ def restricted_sampling(config: Config) -> str:
             return f"{key}.top_p"
         if (args.top_k or 0) > 0:
             return f"{key}.top_k"
-        if isinstance(args, RolloutArgs) and args.repetition_penalty not in (None, 1.0):
+        if args.repetition_penalty not in (None, 1.0):
             return f"{key}.repetition_penalty"
     return ""
 

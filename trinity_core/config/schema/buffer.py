@@ -80,8 +80,7 @@ class RolloutArgs(Section):
     top_k: Derived[Annotated[Integer, Ge(-1), Unit("tokens")]] = DERIVED
     """Number of most likely tokens to sample from; -1 means all."""
     repetition_penalty: Positive | None = None
-    """Above 1, tokens that prompt or answer already hold become less likely: their logits are divided by it, or
-    multiplied if negative. Log-probs are recorded without it, as the trainer computes them. By default 1: none."""
+    """Above 1, tokens that prompt or answer already hold become less likely; by default `model.repetition_penalty`."""
     structured_output: Args = EMPTY
     """What forces the answers into a form: one of `json` (a JSON schema), `regex`, `choice` (a list of texts) and
     `grammar` (EBNF). Forced tokens carry no loss; `guided_tokens` counts them. In training the temperature must be 1

@@ -80,6 +80,9 @@ class ModelConfig(Section):
     """Nucleus sampling: share of the probability mass to sample from."""
     top_k: Annotated[Integer, Ge(-1), Unit("tokens")] = -1
     """Number of most likely tokens to sample from; -1 means all."""
+    repetition_penalty: Positive = 1.0
+    """Above 1, tokens that prompt or answer already hold become less likely: their logits are divided by it, or
+    multiplied if negative. Log-probs are recorded without it, as the trainer computes them."""
     custom_chat_template: str | None = None
     """Chat template (Jinja text) that replaces the tokenizer's."""
     chat_template_path: str | None = None

@@ -214,6 +214,7 @@ def policy_limits(config: Config, stop_token_ids: tuple[int, ...]) -> Limits:
         temperature=model.temperature,
         top_p=model.top_p,
         top_k=model.top_k,
+        repetition_penalty=model.repetition_penalty,
         min_tokens=model.min_response_tokens,
         stop_token_ids=stop_token_ids,
     )

@@ -95,7 +95,10 @@ def workflow_models(config: Config, server: ApiServer | None, pool: EnginePool) 
 
 def sampling(config: Config) -> dict[str, Any]:
     model = config.model
-    return {"temperature": model.temperature, "top_p": model.top_p, "top_k": max(model.top_k, 0)}
+    return {
+        "temperature": model.temperature, "top_p": model.top_p, "top_k": max(model.top_k, 0),
+        "repetition_penalty": model.repetition_penalty,
+    }  # fmt: skip
 
 
 def is_told(config: Config) -> bool:
