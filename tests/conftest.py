@@ -34,11 +34,11 @@ LONGEST = (
     "flows/test_flows_whole.py",
     "run/test_runtime_run.py",
     "test_wheel.py",
-    "rollout/test_rollout_serving_real.py",
     "run/test_runtime_ray_node.py",
     "flows/test_flows_runs.py",
     "chaos/test_chaos.py",
     "run/test_nodes.py",
+    "rollout/test_rollout_serving_real.py",
     "run/test_python_call.py",
     "inference/test_openai_frameworks.py",
     "rollout/test_rollout_taught.py",
@@ -62,7 +62,8 @@ LONGEST = (
     "rollout/test_rollout_runner.py",
 )
 """Files that take longest (`pytest --durations=0`), the longest first; the second makes the run with which the first
-compares its own."""
+compares its own. `test_nodes.py` comes before what opens Ray in the test's own process, where Ray keeps its first token
+for good."""
 
 
 CAMPAIGN = (
