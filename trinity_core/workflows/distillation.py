@@ -94,7 +94,7 @@ class DistillMathWorkflow(MathBoxedWorkflow, Distilling):
     @property
     def teacher(self) -> RolloutModel:
         """The model that `workflow_args.teacher` names, or the first. Raises TrinityError if there is none."""
-        name = self._distill_arguments.teacher
+        name = self._arguments.teacher
         for model in self.auxiliary:
             if name is None or name == model.name:
                 return model
@@ -106,13 +106,13 @@ class DistillMathWorkflow(MathBoxedWorkflow, Distilling):
         )
 
     @property
-    def _distill_arguments(self) -> DistillArguments:
+    def _arguments(self) -> DistillArguments:
         return DistillArguments.model_validate(self.task.workflow_args)
 
     async def _taught(self, teacher: RolloutModel, completion: Completion) -> Taught | None:
         if completion.finish_reason == "prompt_too_long":
             return None
-        if self._distill_arguments.align_by_text:
+        if self._arguments.align_by_text:
             return await self._taught_by_text(teacher, completion)
         self._require_same_tokens(teacher, completion)
         return await taught_by(teacher, completion.prompt_tokens, completion.tokens)
