@@ -122,10 +122,11 @@ def test_a_wrong_token_is_one_clear_error(head: tuple[str, dict[str, str]]) -> N
 
 EARLIER = {
     "its own Ray": """
-from trinity_core.hosting.ray_node import start_ray
-start_ray("trinity", cpus=1, gpus=0)
-import ray
-ray.shutdown()
+from trinity_core.config import config_from_dict
+from trinity_core.hosting.cluster import close_cluster, open_cluster
+tasks = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}}}
+values = {"mode": "explore", "model": {"model_path": "m", "max_model_len": 8}, "buffer": tasks}
+close_cluster(open_cluster(config_from_dict(values), 0))
 """,
     "an import of ray": "import ray",  # the survey of this machine's GPUs does too
 }

@@ -23,7 +23,7 @@ from trinity_core.config import Config
 from trinity_core.hosting.faults import is_cancelled
 from trinity_core.hosting.gpus import survey, wait_for_release
 from trinity_core.hosting.placement import Machine, Placement, place, weakest
-from trinity_core.hosting.ray_node import PROCESSES, ClusterAway, RayDied, RayNode, join_ray, start_ray
+from trinity_core.hosting.ray_node import PROCESSES, ClusterAway, RayDied, RayNode, forget_own_token, join_ray, start_ray
 
 log = logging.getLogger(__name__)
 
@@ -257,6 +257,8 @@ class Cluster:
             _shut_down(ours)
             if killed := end(ours, END_SECONDS):
                 log.warning("did not end with Ray and were killed: %s", ", ".join(killed))
+        if not self.address:
+            forget_own_token()
 
 
 def _shut_down(ours: Sequence[psutil.Process]) -> None:

@@ -163,6 +163,15 @@ def _private_temporary() -> Path:
     return private
 
 
+def forget_own_token() -> None:
+    """After our own Ray's end: other clusters would refuse its token, and a node started from here would demand it."""
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    if os.environ.get("RAY_AUTH_TOKEN") == OWN_TOKEN:
+        del os.environ["RAY_AUTH_TOKEN"]
+        AuthenticationTokenLoader.instance().reset_cache()
+
+
 def join_ray(address: str, namespace: str) -> None:
     """Connect to the cluster whose head is at `address`, with Ray's token if the head asks for one.
 
@@ -170,11 +179,8 @@ def join_ray(address: str, namespace: str) -> None:
     that refuses it or does not answer. Raises TrinityError if the token is missing or wrong, ClusterAway if no head
     answers.
     """
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+    from ray._raylet import Config  # type: ignore[attr-defined]
 
-    if os.environ.get("RAY_AUTH_TOKEN") == OWN_TOKEN:  # this process has had its own Ray
-        del os.environ["RAY_AUTH_TOKEN"]
-        AuthenticationTokenLoader.instance().reset_cache()
     is_head = address != "auto" and "://" not in address  # else one of this machine, or Ray's client server
     if is_head and not _admits(address, ""):
         token, source = _token(address)
