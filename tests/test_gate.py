@@ -6,7 +6,6 @@ was once possible: read the key through MLflow, and start a command with it thro
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
@@ -21,13 +20,10 @@ from typing import Any
 import httpx
 import pytest
 from ports import free_port
-from prefect.workers.process import ProcessJobConfiguration
 
 from flows.local.commands import Page, start_page
 from flows.local.server import TemporaryServer, UpState, prefect_environment
-from flows.local.worker import POOL, make_pool
 from flows.quickstart import claim
-from trinity_core.base.files import write_json
 from trinity_core.base.gate import key_file, server_key
 from trinity_core.base.layout import JobLayout
 from trinity_core.data.task_queue import TaskQueue
@@ -253,105 +249,6 @@ def test_the_key_of_another_account_is_not_used(tmp_path: Path) -> None:
 
 
 pytestmark = pytest.mark.slow
-API = ("/api/2.0/mlflow", "/ajax-api/2.0/mlflow")
-
-
-def places(root: Path) -> list[str]:
-    return [
-        f"file://{root}/.trinity", str(root / ".trinity"), "file:///tmp", "../../.trinity", "http://127.0.0.1:1/x",
-        "s3://bucket/x", "mlflow-artifacts:/../.trinity", "ftp://127.0.0.1/x", f"file://{root}/checkpoints/mlflow_artifacts/1/../../../.trinity",
-    ]  # fmt: skip
-
-
-def test_no_request_names_a_place_for_artifacts(servers: Servers) -> None:
-    root = servers.root
-    for number, place in enumerate(places(root)):
-        for api in API:
-            for key in ("artifact_location", "artifactLocation"):
-                made = servers.mlflow("POST", f"{api}/experiments/create", {"name": f"e{number}", key: place})
-                assert made.status_code == 400, (place, key, made.text)
-    run = begin_run(servers, "with versions")
-    servers.mlflow("POST", f"{API[0]}/registered-models/create", {"name": "m"})
-    for place in places(root):
-        for more in ({}, {"run_id": run["run_id"]}):
-            version = {"name": "m", "source": place, **more}
-            assert servers.mlflow("POST", f"{API[0]}/model-versions/create", version).status_code == 400, place
-    own = {"name": "m", "run_id": run["run_id"], "source": f"{run['artifact_uri']}/model"}
-    assert servers.mlflow("POST", f"{API[0]}/model-versions/create", own).status_code == 200
-    for version in ({"source": f"runs:/{run['run_id']}/model", "run_id": run["run_id"]},):
-        assert servers.mlflow("POST", f"{API[0]}/model-versions/create", {"name": "m", **version}).status_code == 200
-
-
-def begin_run(servers: Servers, experiment: str) -> dict[str, Any]:
-    made = servers.mlflow("POST", f"{API[0]}/experiments/create", {"name": experiment}).json()
-    begun = servers.mlflow("POST", f"{API[0]}/runs/create", {"experiment_id": made["experiment_id"]}).json()
-    return dict(begun["run"]["info"])
-
-
-def test_links_out_of_the_artifacts_are_not_followed(servers: Servers) -> None:
-    run = begin_run(servers, "with links")
-    folder = Path(run["artifact_uri"].removeprefix("file://"))
-    folder.mkdir(parents=True)
-    (folder / "own.txt").write_text("own")
-    (folder / "file.key").symlink_to(key_file(servers.root))
-    (folder / "folder").symlink_to(servers.root / ".trinity")
-    (folder / "traces.json").symlink_to(servers.root / "secret.json")
-    write_json(servers.root / "secret.json", {"spans": []})
-    read = {
-        path: servers.mlflow("GET", "/get-artifact", run_id=run["run_id"], path=path).status_code
-        for path in ("own.txt", "file.key", "folder/prefect.key", "../../../../.trinity/prefect.key")
-    }
-    assert read.pop("own.txt") == 200 and {*read.values()} <= {400, 404}, read
-    for path in ("", "folder"):
-        listed = servers.mlflow("GET", f"{API[0]}/artifacts/list", run_id=run["run_id"], path=path)
-        names = [file["path"] for file in listed.json().get("files", [])]
-        assert names in ([], ["own.txt"]), listed.text
-    with httpx.Client(base_url=servers.url("mlflow"), headers=servers.login) as client:
-        for path in ("folder/new.txt", "file.key"):
-            where = f"/ajax-api/2.0/mlflow/upload-artifact?run_uuid={run['run_id']}&path={path}"
-            client.post(where, content=b"mine")
-    assert not (servers.root / ".trinity/new.txt").exists() and key_file(servers.root).read_text() != "mine"
-    assert servers.status("mlflow", "/", **servers.login) == 200, "the key is still the key"
-
-
-def test_places_that_stand_in_the_store_are_not_served(servers: Servers) -> None:
-    """Such as those that were once named by a request, and a folder of the artifacts that is a link."""
-    checkpoints = servers.root / "checkpoints"
-    client = open_client(default_uri(checkpoints), None, None, checkpoints)
-    for number, place in enumerate(
-        ((servers.root / ".trinity").as_uri(), (checkpoints / "mlflow_artifacts/link").as_uri())
-    ):
-        run = client.create_run(client.create_experiment(f"stored {number}", place)).info
-        target = Path(run.artifact_uri.removeprefix("file://"))
-        if number == 0:
-            target.mkdir(parents=True)
-        else:
-            target.parents[1].symlink_to(servers.root / ".trinity")
-            target.mkdir(parents=True)
-        (target / "x.txt").write_text("x")
-        assert servers.mlflow("GET", "/get-artifact", run_id=run.run_id, path="x.txt").status_code == 400
-        assert servers.mlflow("GET", f"{API[0]}/artifacts/list", run_id=run.run_id).status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        *(("PUT", f"{api}/2.0/mlflow-artifacts/artifacts/x.txt") for api in ("/api", "/ajax-api")),
-        ("GET", "/api/2.0/mlflow-artifacts/artifacts/x.txt"),
-        ("DELETE", "/api/2.0/mlflow-artifacts/artifacts/x.txt"),
-        ("POST", "/ajax-api/3.0/mlflow/assistant/message"),
-        ("GET", "/ajax-api/3.0/mlflow/assistant/config"),
-        ("POST", "/ajax-api/3.0/jobs/"),
-        ("POST", "/api/2.0/mlflow/webhooks"),
-        ("POST", "/ajax-api/2.0/mlflow/webhooks/1/test"),
-        ("POST", "/ajax-api/3.0/mlflow/gateway/secrets/create"),
-        ("POST", "/gateway/mlflow/v1/chat/completions"),
-        ("POST", "/gateway/proxy/x/y"),
-        ("POST", "/ajax-api/2.0/mlflow/gateway-proxy"),
-    ],
-)
-def test_parts_of_mlflow_that_run_commands_or_call_out_are_closed(servers: Servers, method: str, path: str) -> None:
-    assert servers.mlflow(method, path, {}).status_code in (403, 501, 503)
 
 
 def test_a_plain_mlflow_client_works_with_the_key(servers: Servers) -> None:
@@ -368,101 +265,3 @@ print(mlflow.search_runs(experiment_names=["of a user"])["metrics.loss"].tolist(
     env = os.environ | client | {"MLFLOW_TRACKING_PASSWORD": password, "MLFLOW_DISABLE_TELEMETRY": "true"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[-2] == "[0.5]"
-
-
-NO_CLIENT: Any = object()
-JOB_VARIABLES: list[tuple[dict[str, Any], bool]] = [
-    ({"env.TRINITY_MODEL_PATH": "/models/qwen"}, True),
-    ({"env": {"TRINITY_MODEL_PATH": "/models/qwen", "CUDA_VISIBLE_DEVICES": "0", "OPENAI_API_KEY": "k"}}, True),
-    ({}, True),
-    ({"command": "touch /tmp/x"}, False),
-    ({"working_dir": "/tmp"}, False),
-    ({"job_configuration": {"command": "touch /tmp/x"}}, False),
-    *(({"env": {name: "/tmp/x"}}, False) for name in ("PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "BASH_ENV")),
-    *(({f"env.{name}": "/tmp/x"}, False) for name in ("PATH", "LD_LIBRARY_PATH", "PREFECT_API_URL", "MY_TRINITY_X")),
-    ({"env": {"TRINITY_X": "1", "PATH": "/tmp/x"}}, False),
-    ({"env.TRINITY_X.PATH": "1"}, False),
-    ({"env": "PATH=/tmp/x"}, False),
-]
-
-
-@pytest.fixture(scope="module")
-def deployment(servers: Servers) -> str:
-    """A deployment in the pool of `trinity up`: its id."""
-    make_pool(servers.root, servers.url("prefect") + "/api")
-    with servers.prefect() as prefect:
-        flow = prefect.post("flows/", json={"name": "f"}).json()["id"]
-        wanted = {"name": "d", "flow_id": flow, "work_pool_name": "trinity", "entrypoint": "f.py:f"}
-        return str(prefect.post("deployments/", json=wanted).raise_for_status().json()["id"])
-
-
-@pytest.mark.parametrize(("variables", "is_taken"), JOB_VARIABLES)
-def test_no_request_sets_what_makes_a_command(
-    servers: Servers, deployment: str, variables: dict[str, Any], is_taken: bool
-) -> None:
-    with servers.prefect() as prefect:
-        where = f"deployments/{deployment}"
-        assert prefect.post(f"{where}/create_flow_run", json={"job_variables": variables}).is_success == is_taken
-        prefect.patch(where, json={"job_variables": variables})
-        assert prefect.post(f"{where}/create_flow_run", json={}).is_success == is_taken, "those of the deployment"
-        prefect.patch(where, json={"job_variables": {}})
-        template = prefect.get("work_pools/trinity").json()["base_job_template"]
-    run = (
-        asyncio.run(ProcessJobConfiguration.from_template_and_values(template, variables, client=NO_CLIENT))
-        if is_taken
-        else None
-    )
-    assert run is None or (run.command is None and run.working_dir is None)
-
-
-def test_a_command_among_the_job_variables_has_no_effect(servers: Servers, deployment: str) -> None:
-    """Also where nobody has checked them, as with a deployment that is older than its pool."""
-    with servers.prefect() as prefect:
-        template = prefect.get("work_pools/trinity").json()["base_job_template"]
-    values = {"command": "touch /tmp/x", "working_dir": "/tmp", "env": {"TRINITY_X": "1"}}
-    job = asyncio.run(ProcessJobConfiguration.from_template_and_values(template, values, client=NO_CLIENT))
-    assert (job.command, job.working_dir, job.env) == (None, None, {"TRINITY_X": "1"})
-
-
-def test_a_trace_reads_no_place_that_a_request_names(servers: Servers) -> None:
-    """Where a trace's spans are is a tag of it."""
-    (servers.root / "traces.json").write_text('{"spans": [], "secret": 1}')
-    experiment = begin_run(servers, "with traces")["experiment_id"]
-    place = {"key": "mlflow.artifactLocation", "value": servers.root.as_uri()}
-    info = {
-        "trace_id": "tr-" + "1" * 32, "request_time": "2026-01-01T00:00:00Z", "state": "OK",
-        "tags": {place["key"]: place["value"]},
-        "trace_location": {"type": "MLFLOW_EXPERIMENT", "mlflow_experiment": {"experiment_id": experiment}},
-    }  # fmt: skip
-    assert not servers.mlflow("POST", "/api/3.0/mlflow/traces", {"trace": {"trace_info": info}}).is_success
-    begun = servers.mlflow("POST", "/api/3.0/mlflow/traces", {"trace": {"trace_info": info | {"tags": {}}}})
-    assert begun.is_success, begun.text
-    for version in ("2.0", "3.0"):
-        for _ in range(2):
-            read = servers.mlflow("GET", f"/ajax-api/{version}/mlflow/get-trace-artifact", request_id=info["trace_id"])
-            assert "secret" not in read.text and not (read.is_success and "spans" in read.text), read.text
-            servers.mlflow("PATCH", f"/api/2.0/mlflow/traces/{info['trace_id']}/tags", place)
-
-
-def test_links_in_a_logged_models_folder_are_not_followed(servers: Servers) -> None:
-    experiment = begin_run(servers, "with models")["experiment_id"]
-    made = servers.mlflow("POST", f"{API[0]}/logged-models", {"experiment_id": experiment, "name": "m"})
-    model = made.json()["model"]["info"]
-    folder = Path(model["artifact_uri"].removeprefix("file://"))
-    folder.mkdir(parents=True)
-    (folder / "MLmodel").write_text("own")
-    (folder / "key").symlink_to(key_file(servers.root))
-    url = f"/ajax-api/2.0/mlflow/logged-models/{model['model_id']}/artifacts/files"
-    assert servers.mlflow("GET", url, artifact_file_path="MLmodel").text == "own"
-    assert servers.mlflow("GET", url, artifact_file_path="key").status_code in (400, 404)
-
-
-def test_an_earlier_releases_template_is_replaced(servers: Servers) -> None:
-    api_url = servers.url("prefect") + "/api"
-    make_pool(servers.root, api_url)
-    with servers.prefect() as client:
-        template = client.get(f"/work_pools/{POOL}").json()["base_job_template"]
-        earlier = {**template, "job_configuration": {**template["job_configuration"], "command": "other"}}
-        assert client.patch(f"/work_pools/{POOL}", json={"base_job_template": earlier}).is_success
-        make_pool(servers.root, api_url)
-        assert client.get(f"/work_pools/{POOL}").json()["base_job_template"] == template

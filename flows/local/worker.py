@@ -47,22 +47,6 @@ RESTARTED = "Killed, and started again by `trinity up`"
 IGNORED = timedelta(seconds=40)
 """Age at which a cancelled run that is still alive is ended here. A worker would kill it after 30 s, but it may be
 gone, and Prefect's worker ignores a second cancellation of a run (3.7.7)."""
-FREE_VARIABLES = r"TRINITY_\w+|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS|HF_TOKEN|\w+_API_KEY"
-"""Environment variables that a request may set: what configurations read. Many others, such as PATH, PYTHONPATH and
-LD_PRELOAD, decide which programs run."""
-_VALUE = {"type": ["string", "null"]}
-_ENV = {"type": "object", "patternProperties": {f"^({FREE_VARIABLES})$": _VALUE}, "additionalProperties": False}
-JOB: dict[str, Any] = {
-    "job_configuration": {"command": None, "working_dir": None, "env": "{{ env }}"},
-    "variables": {
-        "type": "object",
-        "properties": {"env": _ENV},
-        "patternProperties": {rf"^env\.({FREE_VARIABLES})$": _VALUE},
-        "additionalProperties": False,
-    },
-}
-"""The pool's job template. A deployment or a run can set those variables, but neither the command nor the folder that a
-worker runs it in."""
 TAKEN: dict[str, Any] = {
     "operator": "or_",
     "type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]},
@@ -85,11 +69,10 @@ def start_worker(root: Path, api_url: str) -> Process:
 
 
 def make_pool(root: Path, api_url: str) -> None:
-    """Create the work pool, whose runs are processes of this machine; unpause an existing one and give it today's
-    template: an earlier release's lets a request choose the command."""
+    """Create the work pool, whose runs are processes of this machine; unpause an existing one."""
     from prefect.client.schemas.actions import WorkPoolCreate
 
-    pool = WorkPoolCreate(name=POOL, type="process", base_job_template=JOB, is_paused=False)
+    pool = WorkPoolCreate(name=POOL, type="process", is_paused=False)
     with api_client(api_url, server_key(root)) as client:
         client.create_work_pool(pool, overwrite=True)
 
