@@ -319,14 +319,18 @@ def config(model: str, data: str, folder: Path) -> dict[str, Any]:
 
 
 def run(
-    folder: Path, settings: Mapping[str, Any], environment: Mapping[str, str], overrides: Sequence[str] = ()
+    folder: Path,
+    settings: Mapping[str, Any],
+    environment: Mapping[str, str],
+    overrides: Sequence[str] = (),
+    seconds: int = TIME_LIMIT,
 ) -> subprocess.CompletedProcess[str]:
     (folder / "plugins").mkdir(parents=True, exist_ok=True)
     (folder / "run.yaml").write_text(yaml.safe_dump(dict(settings)))
     command = [sys.executable, "-m", "trinity_core.run", "--config", str(folder / "run.yaml"), *overrides]
     return subprocess.run(
         command, cwd=folder, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=TIME_LIMIT, check=False,
+        timeout=seconds, check=False,
     )  # fmt: skip
 
 
