@@ -23,7 +23,15 @@ from trinity_core.config import Config
 from trinity_core.hosting.faults import is_cancelled
 from trinity_core.hosting.gpus import survey, wait_for_release
 from trinity_core.hosting.placement import Machine, Placement, place, weakest
-from trinity_core.hosting.ray_node import PROCESSES, ClusterAway, RayDied, RayNode, forget_own_token, join_ray, start_ray
+from trinity_core.hosting.ray_node import (
+    PROCESSES,
+    ClusterAway,
+    RayDied,
+    RayNode,
+    forget_own_token,
+    join_ray,
+    start_ray,
+)
 
 log = logging.getLogger(__name__)
 
