@@ -349,8 +349,8 @@ def config_for(scale: Scale, model: str, root: str, *overrides: str) -> Any:
 def planned_bytes(config: Any, on_gpu: bool) -> int:
     """The trainer's peak by `trinity plan`."""
     from trinity_core.hosting.placement import Machine, place
+    from trinity_core.run.preflight.memory import processes_of
     from trinity_core.run.preflight.model_shape import total
-    from trinity_core.run.preflight.resource_estimate import processes_of
 
     machine = Machine(os.cpu_count() or 1, int(on_gpu))
     return max(

@@ -140,10 +140,10 @@ def plan(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     if measure:
-        from trinity_core.run.preflight.measure import measure as measure_stages
+        from trinity_core.run.preflight.pace import measure as measure_stages
 
         with ending_on_sigterm():
-            measure_stages(config, settings, loaded, partial(typer.echo, err=True))
+            measure_stages(loaded, partial(typer.echo, err=True))
     plans = plans_with_pace(loaded)
     typer.echo(plan_json(plans) if json else coloured(plan_text(plans)))
     if missing := missing_folder(loaded):

@@ -21,9 +21,9 @@ from trinity_core.config import Config, config_from_dict
 from trinity_core.config.paths import operator_input_file
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.tracking.metrics_file import MetricLine
-from trinity_core.run.preflight import measure
+from trinity_core.run.preflight import pace
 from trinity_core.run.preflight.checks import oversized
-from trinity_core.run.preflight.pace_cache import (
+from trinity_core.run.preflight.pace import (
     STEPS,
     Pace,
     cache_file,
@@ -161,7 +161,7 @@ def test_a_cache_that_cannot_be_made_is_said_before_measuring(
     config, messages = config_from_dict(supervised(tiny_folders)), list[str]()
     assert cached_pace(config) is None
     with pytest.raises(TrinityError, match="choose another folder with XDG_CACHE_HOME"):
-        measure.measure(tmp_path / "unread.yaml", [], config, messages.append)
+        pace.measure(config, messages.append)
     assert not messages
 
 
@@ -201,14 +201,12 @@ def test_a_plan_measures_a_stage_once(
 def test_a_trial_that_takes_too_long_is_ended(
     tiny_folders: TinyFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "MOST_SECONDS", 1.0)
-    file = tmp_path / "sft.yaml"
-    file.write_text(yaml.safe_dump(supervised(tiny_folders)))
+    monkeypatch.setattr(pace, "MOST_SECONDS", 1.0)
     config = config_from_dict(supervised(tiny_folders))
     with raising(TrinityError, key="buffer.batch_size"):
-        measure.measure(file, [], config, lambda _: None)
+        pace.measure(config, lambda _: None)
     commands = [child.as_dict(["cmdline"])["cmdline"] or [] for child in psutil.Process().children()]
-    assert not [command for command in commands if "preflight.measure" in " ".join(command)]
+    assert not [command for command in commands if "trial.yaml" in " ".join(command)]
 
 
 def test_a_trial_that_fails_says_why(tiny_folders: TinyFolders, tmp_path: Path) -> None:

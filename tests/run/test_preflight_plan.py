@@ -20,9 +20,10 @@ from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.archive import Archive
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.hosting.placement import Machine
-from trinity_core.run.preflight import resource_estimate
+from trinity_core.run.preflight import disk
+from trinity_core.run.preflight.disk import disk_of, room_for
+from trinity_core.run.preflight.memory import REWARD_BASE
 from trinity_core.run.preflight.model_shape import ModelShape, parameters_of, shape_from, size, total
-from trinity_core.run.preflight.resource_estimate import REWARD_BASE, disk_of, room_for
 from trinity_core.run.preflight.stage_plan import plan_text, plans_of
 from trinity_core.run.preflight.steps import evaluations, kept_checkpoints, saves, stored_steps, syncs
 from trinity_core.workflows.rewards.pool import usual_workers
@@ -94,7 +95,7 @@ def test_experiences_elsewhere_take_no_disk_of_the_run(path):
 
 
 def test_a_run_that_resumes_has_the_room_that_it_fills_already(tmp_path, monkeypatch):
-    monkeypatch.setattr(resource_estimate.shutil, "disk_usage", lambda _: SimpleNamespace(total=20_000, free=8_000))
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(total=20_000, free=8_000))
     written = {"global_step_4/actor/model.safetensors": 100, "buffer/explorer_output.db": 1_000, "log/explorer.log": 5}
     written["buffer/experience_buffer.jsonl"] = 500
     for name, count in written.items():
@@ -245,7 +246,7 @@ def test_plan_of_an_evaluation_names_endpoint_and_task_sets(tmp_path):
 
 def test_plan_says_why_an_estimate_is_missing(tmp_path):
     text = plan_text(plans_of(config_of()))
-    assert text.count(": no-model is not in the cache of the hub") == 3, "engine, trainer and disk"
+    assert text.count(": no-model is not here") == 3, "engine, trainer and disk"
 
 
 def test_a_configuration_that_is_not_fine_has_no_plan(tmp_path):

@@ -11,7 +11,7 @@ from browser import Page, button, opened
 from studio_served import Served
 
 from trinity_core.config import config_from_text
-from trinity_core.run.preflight.pace_cache import Pace, cache_file, keep
+from trinity_core.run.preflight.pace import Pace, cache_file, keep
 
 TEXT = "name: mine  # a name\nalgorithm:\n  algorithm_type: grpo\n  repeat_times: 8  # rollouts of a task\n"
 RUNS = """\

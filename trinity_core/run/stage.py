@@ -43,7 +43,7 @@ from trinity_core.results.lineage import newest_checkpoint, weights_of
 from trinity_core.run.configuration import start_from
 from trinity_core.run.made_from import check_shared_settings, made_from
 from trinity_core.run.preflight.checks import require_ready, room_notices
-from trinity_core.run.preflight.resource_estimate import zero_stage_that_fits
+from trinity_core.run.preflight.memory import zero_stage_that_fits
 
 log = logging.getLogger(__name__)
 

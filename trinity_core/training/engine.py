@@ -417,7 +417,7 @@ def compile_layers(lm: nn.Module, compiles: bool | None, packing: bool, device: 
     """Compile each decoder layer of `lm` at its first use, if `compiles`; None: on a GPU, where rows are packed.
 
     All layers share one compilation, for micro-batches of any size. Raises `TrinityError` without a C++ compiler on the
-    CPU; what a GPU needs is checked before the run (`compiler.missing_for_triton`).
+    CPU; Triton says what it lacks on a GPU.
     """
     if compiles is None:
         compiles = device.type == "cuda" and packing

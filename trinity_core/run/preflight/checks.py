@@ -10,46 +10,36 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from trinity_core.base.addresses import holder_of, in_words, is_orphan
-from trinity_core.base.compiler import missing_for_triton
 from trinity_core.base.errors import DataError, TransientFault, TrinityError
 from trinity_core.base.processes import cores
 from trinity_core.config import Config, notices, stages
 from trinity_core.config.findings import ConfigError, Finding, Report, Severity
-from trinity_core.config.notices import late_peak
 from trinity_core.config.paths import explored_file, operator_input_file, output_root, uses_pipeline
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
-from trinity_core.config.training import dtype_of
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.hosting.gpus import survey
 from trinity_core.hosting.placement import Machine, flow_of, place, weakest
 from trinity_core.pipelines.named_parts import missing_names
 from trinity_core.run.configuration import load_checked
+from trinity_core.run.preflight.disk import Room, room_for
 from trinity_core.run.preflight.first_rows import trial_of_rows
+from trinity_core.run.preflight.memory import ENGINE, REWARDS, TRAINER, auxiliary_kind, lacking, shortages
+from trinity_core.run.preflight.model_shape import parts, size, total
 from trinity_core.run.preflight.models import (
     doubtful_template,
     missing_folders,
     missing_models,
     missing_packages,
     missing_template,
-    too_long_sequences,
     unfit_policy,
     unknown_parser,
 )
-from trinity_core.run.preflight.resource_estimate import (
-    ENGINE,
-    REWARDS,
-    TRAINER,
-    auxiliary_kind,
-    room_for,
-)
-from trinity_core.run.preflight.shortages import shared_memory_shortage, shortages
-from trinity_core.run.preflight.stage_plan import plans_of
+from trinity_core.run.preflight.stage_plan import StagePlan, plans_of
 
 
 def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding]] | None = None) -> None:
@@ -64,23 +54,11 @@ def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding
     report.extend(_errors(findings))
     if remarks is not None and not report.problems:
         findings += doubtful_template(encoder)
-        findings += _late_peak(config)
-        if not config.cluster.ray_address and (notice := _shared_memory_notice(config)):
-            findings.append(Finding("", None, "unavailable", notice, severity="notice"))
         remarks[config.name] = [finding for finding in findings if finding.severity != "error"]
 
 
 def _errors(findings: Iterable[Finding]) -> Iterator[Finding]:
     return (finding for finding in findings if finding.severity == "error")
-
-
-def _late_peak(config: Config) -> Iterator[Finding]:
-    """Yield a warm-up that the run does not end, if its steps follow from its rows."""
-    if config.trainer.total_steps or config.buffer.total_steps or not config.algorithm.optimizer.lr_warmup_steps:
-        return  # otherwise `config.notices` yields it
-    (stage,) = plans_of(config)
-    if stage.total_steps is not None:
-        yield from late_peak(config, stage.total_steps)
 
 
 def _policy(config: Config) -> tuple[ChatEncoder | None, list[Finding]]:
@@ -204,14 +182,12 @@ def _opened(config: Config, is_first: bool, encoder: ChatEncoder | None) -> Iter
         return
     yield from missing_models(config, is_first)
     yield from missing_packages(config)
-    yield from too_long_sequences(config)
     yield from unknown_parser(config, encoder)
     unknown = missing_names(config)
     yield from unknown
     yield from trial_of_rows(config, is_first, encoder, judges=not unknown)
     yield from busy_port(config)
     yield from missing_gpus(config, cores())
-    yield from unfit_gpus(config)
 
 
 def unwritable_folders(config: Config) -> Iterator[Finding]:
@@ -297,37 +273,6 @@ def missing_gpus(config: Config, cpus: int) -> Iterator[Finding]:
         yield Finding("cluster", config.cluster.gpu_per_node, "unavailable", str(error))
 
 
-def unfit_gpus(config: Config) -> Iterator[Finding]:
-    """Yield what would end the first kernel on this machine's GPUs: an old driver, no C compiler for Triton, or an
-    engine in bfloat16, the default, where every GPU is too old for it."""
-    uses_gpus = config.cluster.gpu_per_node != 0 and (config.engine_models or config.mode in ("both", "train"))
-    gpus = survey() if uses_gpus else []
-    if not gpus:
-        return
-    if 0 < gpus[0].driver_cuda < installed_cuda():
-        message = (
-            f"the NVIDIA driver runs CUDA {gpus[0].driver_cuda}, and the installed torch and vLLM are built for CUDA "
-            f"{installed_cuda()}: update the driver (CUDA 13 needs 580 or newer)."
-        )
-        yield Finding("cluster.gpu_per_node", config.cluster.gpu_per_node, "unavailable", message)
-    if missing := missing_for_triton():
-        message = f"kernels on GPUs are compiled at their first use, and {missing}."
-        yield Finding("cluster.gpu_per_node", config.cluster.gpu_per_node, "unavailable", message)
-    dtype = config.explorer.rollout_model.dtype
-    engines = "explorer.rollout_model" in config.engine_models
-    if engines and dtype_of(dtype, True) == "bfloat16" and all(gpu.lacks_bfloat16 for gpu in gpus):
-        message = "this machine's GPUs have no bfloat16, so vLLM refuses it: set this and trainer.dtype to float16."
-        yield Finding("explorer.rollout_model.dtype", dtype, "unavailable", message)
-
-
-def installed_cuda() -> int:
-    """Return the major version of CUDA that the installed packages bring; 0 if they bring none, as on the CPU."""
-    try:
-        return int(version("nvidia-cuda-runtime").partition(".")[0])  # those of CUDA 12 had a name of their own
-    except PackageNotFoundError:
-        return 0
-
-
 def _folder_of(file: Path | None) -> Path | None:
     return None if file is None else file.parent
 
@@ -337,15 +282,22 @@ def oversized(config: Config) -> Iterator[Finding]:
     estimated: an error if weights and optimizer alone do not fit, or the disk, otherwise a warning."""
     if not config.cluster.allow_oversized:
         (stage,) = plans_of(config)
-        yield from shortages(stage, room_for(config.job_dir))
+        yield from _shortages(stage, room_for(config.job_dir))
+
+
+def _shortages(stage: StagePlan, room: Room) -> Iterator[Finding]:
+    yield from shortages(stage.processes, room)
+    if stage.disk and (needed := total(stage.disk)) > room.disk:
+        lack = f"the run writes about {size(needed)} to {stage.job_dir}, and {size(room.disk)} are free there"
+        yield lacking(f"{lack}: {parts(stage.disk)}.", is_certain=True)
 
 
 def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], reads: bool) -> Iterator[Finding]:
     """Yield problems that prevent a run from starting on this node of a joined cluster.
 
-    Checks models in folders, packages, memory, disk and the size of /dev/shm (a notice only), and on the explorer's
-    node whether names can be found. `numbers` counts the node's processes by kind; `REWARDS` counts as one, on the
-    explorer's node. `reads`: the node has the worker that reads the model.
+    Checks models in folders, packages, memory and disk, and on the explorer's node whether names can be found.
+    `numbers` counts the node's processes by kind; `REWARDS` counts as one, on the explorer's node. `reads`: the node
+    has the worker that reads the model.
     """
     engines = [numbers.get(auxiliary_kind(model)) for model in config.explorer.auxiliary_models]
     keys = [f"explorer.auxiliary_models[{index}].model_path" for index, number in enumerate(engines) if number]
@@ -360,36 +312,23 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
     if numbers.get(REWARDS):
         yield from unknown_parser(config, _policy(config)[0])
         yield from missing_names(config)
-    if numbers.get(ENGINE) or any(engines):
-        yield from too_long_sequences(config)
-    if gpu_per_node and (numbers.get(ENGINE) or numbers.get(TRAINER)):
-        yield from unfit_gpus(config)
-    room = room_for(config.job_dir)
+    if config.cluster.allow_oversized:
+        return
     (stage,) = plans_of(config, Machine(cores(), gpu_per_node))
     here = [
         replace(
             process,
             number=process.number if process.kind == REWARDS else numbers[process.kind],
-            reading=process.reading if reads else 0,
+            once=process.once if reads else (),
         )
         for process in stage.processes
         if numbers.get(process.kind)
     ]
-    stage = replace(stage, processes=tuple(here))
-    if not config.cluster.allow_oversized:
-        yield from shortages(stage, room)
-    if notice := shared_memory_shortage(stage, room):
-        yield Finding("", None, "unavailable", notice, severity="notice")
+    yield from _shortages(replace(stage, processes=tuple(here)), room_for(config.job_dir))
 
 
 def room_notices(config: Config) -> list[str]:
     """Return what a run (a configuration without stages) may lack on this machine, by estimate."""
     if config.cluster.ray_address:
         return []
-    short = [str(finding) for finding in oversized(config) if finding.severity == "warning"]
-    return [*short, *filter(None, [_shared_memory_notice(config)])]
-
-
-def _shared_memory_notice(config: Config) -> str:
-    (stage,) = plans_of(config)
-    return shared_memory_shortage(stage, room_for(config.job_dir))
+    return [str(finding) for finding in oversized(config) if finding.severity == "warning"]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Container, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import expanded
@@ -20,15 +20,8 @@ from trinity_core.exchange.checkpoints.adapters import start_fault
 from trinity_core.exchange.model_fault import model_fault
 from trinity_core.exchange.weights_digest import model_folder
 from trinity_core.rollout.inference.tool_parsing import asks_template, parser_of
-from trinity_core.run.preflight.model_shape import attention_sizes, shape_of
+from trinity_core.run.preflight.model_shape import shape_of
 
-POSITIONS = (
-    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
-    *("max_sequence_length", "max_seq_length", "seq_len"),
-)
-"""Keys of config.json for the number of positions; the smallest counts. `model_max_length` overrides them."""
-SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""RoPE types whose `max_position_embeddings` already includes their factor, as vLLM reads them."""
 GATED_EXPERT = ("qwen2_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text")
 """Families (`model_type`) with a shared expert behind its own gate."""
 SHARED_EXPERT = {"gate_proj", "up_proj", "down_proj", "shared_expert_gate"}
@@ -105,13 +98,11 @@ def _unapplied(model_path: str, lora: LoraConfig) -> str:
             "log-probs than the trainer: name the others, q_proj, k_proj, v_proj, o_proj."
         )
     shape = shape_of(model_path)
-    latent = shape.latent if shape else None
-    if shape is None or latent is None or not latent.cached or not lora.adapts("kv_b_proj"):
+    if shape is None or not shape.latent or not lora.adapts("kv_b_proj"):
         return ""
-    others = ", ".join(name for name in attention_sizes(shape) if name != "kv_b_proj")
     return (
         "puts an adapter on kv_b_proj, which vLLM merges into other matrices of this model's latent attention when it "
-        f"loads the base, and does not apply when it samples: name the others, {others}, gate_proj, up_proj, down_proj."
+        "loads the base, and does not apply when it samples: name the other matrices instead."
     )
 
 
@@ -161,53 +152,8 @@ def unknown_parser(config: Config, encoder: ChatEncoder | None) -> Iterator[Find
         yield Finding("explorer.rollout_model.tool_call_parser", None, "missing", f"must be given: {error}.")
 
 
-def too_long_sequences(config: Config) -> Iterator[Finding]:
-    """Yield engine models whose sequences may be longer than the model's positions, which vLLM would refuse.
-
-    A reward model leaves longer sequences without a verdict.
-    """
-    if config.external_model or config.mode == "train":
-        return
-    model = config.model
-    key = "max_model_len" if config.written("model.max_model_len") else "max_response_tokens"
-    lengths = [(f"model.{key}", model.model_path, model.max_model_len)]
-    for index, extra in enumerate(config.explorer.auxiliary_models):
-        lengths.append((f"explorer.auxiliary_models[{index}].max_model_len", extra.model_path, extra.max_model_len))
-    for key, path, longest in lengths:
-        try:
-            described = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
-            positions = positions_of(described)
-            judges = any(name.endswith("ForSequenceClassification") for name in described.get("architectures") or ())
-        except (OSError, ValueError, TypeError, AttributeError):
-            continue  # reported by `missing_models`
-        if longest and positions and longest > positions and not judges:
-            message = (
-                f"a sequence may have {longest} tokens (max_model_len, else max_prompt_tokens + max_response_tokens), "
-                f"but {path} has {positions} positions (max_position_embeddings in its config.json): lower the limits."
-            )
-            yield Finding(key, longest, "unavailable", message)
-
-
-def positions_of(config: dict[str, Any]) -> int | None:
-    """Return a model's maximum sequence length in tokens from its config.json; None if unknown.
-
-    Follows vLLM (`_get_and_verify_max_len`). A `rope_scaling` that is not an object is left for vLLM to refuse.
-    """
-    text = {**config, **(config.get("text_config") or {})}
-    lengths = [text[key] for key in POSITIONS if isinstance(text.get(key), int)]
-    if not lengths:
-        return None
-    positions, factor = text.get("model_max_length") or min(lengths), 1.0
-    rope = text.get("rope_parameters") or text.get("rope_scaling")
-    layers = [rope, *rope.values()] if isinstance(rope, dict) and "gemma3" not in str(text.get("model_type")) else []
-    for scaling in layers:
-        if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) not in SCALED_ALREADY:
-            factor = scaling.get("factor") or factor
-    return int(positions * factor)
-
-
 def hub_error(key: str, name: str, kind: Literal["model", "dataset"]) -> Finding | None:
-    """Return why the hub's model or data set is unavailable; None if it is available or cached."""
+    """Return why the hub's model or data set is unavailable, in the hub's words; None if it is there or cached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -217,31 +163,16 @@ def hub_error(key: str, name: str, kind: Literal["model", "dataset"]) -> Finding
         RepositoryNotFoundError,
     )
 
-    what = "data set" if kind == "dataset" else "model"
-    here = f"there is no folder {name} here either; check the name, or give the path of a local folder."
     if _is_cached(name, kind):
         return None
     try:
-        api = HfApi()
-        if kind == "model":
-            api.model_info(name, timeout=ANSWER_SECONDS)
-        else:
-            api.dataset_info(name, timeout=ANSWER_SECONDS)
-    except GatedRepoError:
-        message = f"the hub gives the {what} only to users who accept its terms; set HF_TOKEN."
-    except RepositoryNotFoundError:
-        message = f"the hub has no {what} of this name that you may read (HF_TOKEN), and {here}"
-    except HFValidationError as error:
-        message = f"is neither a folder nor a name on the hub: {error}."
-    except OfflineModeIsEnabled:
-        message = f"the {what} is not in the cache, and HF_HUB_OFFLINE is set; {here}"
-    except (HTTPError, OSError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        message = f"the {what} is not in the cache, and the hub does not answer ({reason}); {here}"
-        return Finding(key, name, "busy", message)
-    else:
-        return None
-    return Finding(key, name, "unavailable", message)
+        HfApi().repo_info(name, repo_type=kind, timeout=ANSWER_SECONDS)
+    except (HFValidationError, HTTPError, OSError) as error:
+        certain = GatedRepoError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
+        reason = "; ".join(filter(None, (str(error) or type(error).__name__).splitlines()))[:300]
+        message = f"there is no folder {name}, and it is not in the hub's cache; the hub's client says: {reason}"
+        return Finding(key, name, "unavailable" if isinstance(error, certain) else "busy", message)
+    return None
 
 
 def _is_cached(name: str, kind: Literal["model", "dataset"]) -> bool:

@@ -17,15 +17,10 @@ from trinity_core.data.files import looks_local
 from trinity_core.exchange.model_fault import model_fault
 from trinity_core.hosting.gpus import smallest_memory, survey
 from trinity_core.hosting.placement import Machine, Placement, place
-from trinity_core.run.preflight.model_shape import Need, shape_of, size, total, why_unknown
-from trinity_core.run.preflight.pace_cache import Pace, cached_pace, hindrance
-from trinity_core.run.preflight.resource_estimate import (
-    ProcessEstimate,
-    disk_of,
-    processes_of,
-    reward_processes,
-    trainer_dtype,
-)
+from trinity_core.run.preflight.disk import disk_of
+from trinity_core.run.preflight.memory import ProcessEstimate, processes_of, reward_processes, trainer_dtype
+from trinity_core.run.preflight.model_shape import Need, parts, shape_of, size, total, why_unknown
+from trinity_core.run.preflight.pace import Pace, cached_pace, hindrance
 from trinity_core.run.preflight.steps import (
     Steps,
     evaluating_stage,
@@ -229,7 +224,7 @@ def _memory_rows(stage: StagePlan) -> list[Row]:
     needs = [(process, process.host if process.gpus else process.memory) for process in stage.processes]
     if not needs or any(need is None for _, need in needs):
         return []
-    asked = sum(process.number * total(need or ()) + process.shared_memory for process, need in needs)
+    asked = sum(process.number * total(need or ()) + total(process.once) for process, need in needs)
     beside = ", besides the GPUs" if any(process.gpus for process in stage.processes) else ""
     here = f"of {size(memory_limit())} here, {size(free_memory())} are free"
     return [(size(asked), f"all processes at once{beside}; {here}")]
@@ -308,9 +303,9 @@ def duration(seconds: float) -> str:
 
 def _process_rows(process: ProcessEstimate) -> list[Row]:
     on = f"{process.gpus:g} GPU" if process.gpus else _count(process.threads, "CPU thread")
-    on = "one GPU in turn" if process.resting else on
+    on = "one GPU in turn" if process.in_turn else on
     title = f"{process.kind}, {process.number} on {on}{' each' if process.number > 1 else ''}"
-    host = [(size(total(process.host)), f"  besides the GPU: {process.host[-1].why}")] if process.host else []
+    host = [(size(total(process.host)), f"  besides the GPU: {parts(process.host)}")] if process.host else []
     return [*_rows(title, process.memory, process.unknown), *host]
 
 
