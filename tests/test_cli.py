@@ -80,10 +80,9 @@ def test_import_verl_takes_a_command_or_a_yaml_file(tmp_path: Path) -> None:
 
 
 def test_import_verl_says_what_must_still_be_given(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$NOT_SET_HERE/m\n")
+    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$NOT_SET_HERE\n")
     done = called(main, "import-verl", str(tmp_path / "run.sh"))
-    assert done.returncode == 0 and "model_path: ${oc.env:NOT_SET_HERE}/m" in done.stdout
-    assert "environment variable NOT_SET_HERE is not set" in done.stderr
+    assert done.returncode == 0 and "model_path: ???" in done.stdout and "model.model_path" in done.stderr
     out = tmp_path / "run.yaml"
     assert f"{out}:" in called(main, "import-verl", str(tmp_path / "run.sh"), "-o", str(out)).stderr
 

@@ -167,8 +167,8 @@ def import_verl_run(
 ) -> None:
     """Turn a veRL run into a configuration: YAML in which each value has its veRL key as a comment.
 
-    A script is run by bash alone, in a sandbox (bubblewrap) without any other program. What has no counterpart here is
-    listed at the head of the YAML and on stderr; so is what must still be given. Either of
+    A script is run by bash in a sandbox (bubblewrap), in which it changes nothing and no training starts. What has no
+    counterpart here is listed at the head of the YAML and on stderr; so is what must still be given. Either of
 
     trinity import-verl run_qwen2-7b.sh -o run.yaml
 

@@ -15,7 +15,6 @@ from trinity_core.config.foreign.run_keys import ANYWHERE
 from trinity_core.config.foreign.table import KEYS, ROOT
 from trinity_core.config.import_verl.keys import CONVERTED, COUNTERPARTS, RENAMED
 from trinity_core.config.import_verl.read import Unread, VerlRun
-from trinity_core.config.import_verl.script import shown
 from trinity_core.config.schema import Config, VerlConfig
 from trinity_core.config.yaml_text import dump_line
 
@@ -239,7 +238,7 @@ def _converted(native: str, action: Action | None, value: Any) -> Any:
 
 def _short(value: Any, limit: int = 60) -> str:
     """Format a value for a comment: on one line, and not too long."""
-    text = "".join(char if char.isprintable() else " " for char in shown(str(value)))
+    text = "".join(char if char.isprintable() else " " for char in str(value))
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 

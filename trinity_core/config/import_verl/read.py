@@ -13,7 +13,7 @@ import yaml
 
 from trinity_core.config import source
 from trinity_core.config.findings import ConfigError, Finding, SourceLocation
-from trinity_core.config.import_verl.script import END, FAILS, UNKNOWN, VARIABLE, UnreadableScript, shown, trace
+from trinity_core.config.import_verl.script import UnreadableScript, trace
 from trinity_core.config.yaml_text import parse_value
 
 _PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|fully_async_main|\w*sft_trainer\w*)(?:\.py)?$")
@@ -68,25 +68,19 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlRun:
             return _from_command([str(path), *arguments], program_at, Path("command"))
         raise _wrong(path, f"is no file, and no command that starts a veRL training, such as {_COMMAND}.")
     try:
-        traced = trace(path.read_text(encoding="utf-8"), arguments, str(path))
+        traced = trace(path, arguments)
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(path, f"cannot be read: {error}.") from None
     except UnreadableScript as error:
-        raise _wrong(path, f"{shown(str(error))}.", error.line) from None
-    launched = [(command, program_at) for command in traced.commands if (program_at := _program(command.words))]
+        raise _wrong(path, f"{error}.", error.line) from None
+    launched = [(words, program_at) for words in traced.commands if (program_at := _program(words))]
     if not launched:
-        reason = f" ({shown(traced.errors.strip().splitlines()[-1])})" if traced.errors.strip() else ""
+        reason = f" ({traced.errors.strip().splitlines()[-1]})" if traced.errors.strip() else ""
         raise _wrong(path, f"starts no veRL training, such as {_COMMAND}, with these arguments{reason}.")
     if len(launched) > 1:
-        lines = ", ".join(str(command.line) for command, _ in launched)
-        raise _wrong(path, f"starts {len(launched)} trainings (lines {lines}): leave the one that is to be imported.")
-    [(command, program_at)] = launched
-    remarks = [f"`{shown(' '.join(asked.words[1:]))}` was not run: it counts as failed"
-               for asked in traced.commands if asked.words[0] == FAILS]  # fmt: skip
-    if traced.unset:
-        remarks.insert(0, f"{', '.join(traced.unset)}: variables of the environment were taken as not set")
-    run = _from_command(command.words, program_at, path)
-    return replace(run, remarks=(*dict.fromkeys(remarks), *run.remarks))
+        raise _wrong(path, f"starts {len(launched)} trainings: leave the one that is to be imported.")
+    [(words, program_at)] = launched
+    return _from_command(words, program_at, path)
 
 
 def _program(words: Sequence[str]) -> int:
@@ -117,13 +111,13 @@ def _from_command(words: Sequence[str], program_at: int, path: Path) -> VerlRun:
 def _primary(options: dict[str, str], path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the values of the file named by `--config-path` and `--config-name`, or a remark if it is missing."""
     name = options.get("config-name", "")
-    if not name or "ppo_trainer" in name or UNKNOWN in name:
+    if not name or "ppo_trainer" in name:
         return {}, ()
     folder, file = options.get("config-path", ""), name.removesuffix(".yaml") + ".yaml"
     for candidate in (path.parent / folder / file, Path(folder) / file):
-        if VARIABLE not in str(candidate) and candidate.is_file():
+        if candidate.is_file():
             return _from_yaml(candidate).values, ()
-    return {}, (f"--config-name={shown(name)}: this file was not found, so veRL's defaults were taken",)
+    return {}, (f"--config-name={name}: this file was not found, so veRL's defaults were taken",)
 
 
 def _from_yaml(path: Path) -> VerlRun:
@@ -153,7 +147,7 @@ def _with_overrides(run: VerlRun, words: Sequence[str]) -> VerlRun:
     for word in words:
         match = _OVERRIDE.fullmatch(word)
         if not match or (match[3] is None and match[1] != "~"):
-            remarks.append(f"'{shown(word)}' is no setting (key=value), so it was left out")
+            remarks.append(f"'{word}' is no setting (key=value), so it was left out")
             continue
         mark, key, raw = match.groups()
         values = {name: old for name, old in values.items() if name != key and not name.startswith(f"{key}.")}
@@ -165,8 +159,8 @@ def _with_overrides(run: VerlRun, words: Sequence[str]) -> VerlRun:
 
 def _parsed(raw: str) -> Any:
     """Parse the value of an override in Hydra's grammar (equal to YAML's for such lines)."""
-    if UNKNOWN in raw or not raw:
-        return Unread(shown(raw))
+    if not raw:
+        return Unread(raw)
     try:
         return _plain(parse_value(raw))
     except (yaml.YAMLError, RecursionError):
@@ -174,15 +168,12 @@ def _parsed(raw: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with environment variables in OmegaConf's notation."""
+    """Return the value with texts as keys, and with the home folder in OmegaConf's notation."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {str(name): _plain(item) for name, item in value.items()}
-    if not isinstance(value, str):
-        return value
-    value = re.sub(r"^~(?=/|$)", f"{VARIABLE}HOME{END}", value)
-    return re.sub(f"{VARIABLE}(.*?){END}", r"${oc.env:\1}", value)
+    return re.sub(r"^~(?=/|$)", "${oc.env:HOME}", value) if isinstance(value, str) else value
 
 
 def _resolved(values: dict[str, Any]) -> dict[str, Any]:

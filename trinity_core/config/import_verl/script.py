@@ -1,14 +1,13 @@
-"""The programs that a shell script starts, as bash runs it in a sandbox that contains no other program.
+"""The programs that a shell script starts: bash runs it in a sandbox in which interpreters and launchers are stand-ins.
 
-bubblewrap gives bash an empty machine: its libraries, the script, a folder in memory; no network, no environment. For
-each program, which is not there, bash calls a function with its words. It counts as run, in a condition as failed.
-What only the training machine knows becomes a mark within a word: a variable of its environment, a program's output.
+bubblewrap shows bash this machine, read-only and without a network. A stand-in writes down its words and succeeds; a
+program that is not installed is written down, too, and fails.
 """
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -16,57 +15,52 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-VARIABLE, UNKNOWN, END = "⦑", "⦓", "⦒"
-"""Begin and end of a mark within a word."""
-_SPACE = "⦚"
-"""A space within a mark, at which bash must not split."""
-FAILS = "fails"
-"""The function that is called with a program in a condition, and its words."""
-_ASKED = "⦔"
-"""The function that is written before a command in a condition."""
 _SECONDS = 10.0
 _REMEDY = "write `trinity import-verl --` before the command in the script, and run the script"
-_PRELUDE = f"""\
-ulimit -v 2097152 -f 2048  # KiB, of memory and of a file
-note() {{ printf '%s\\0' "${{BASH_LINENO[1]}}" "$@" > "/calls/$BASHPID.$RANDOM"; }}
-command_not_found_handle() {{ note "$@"; mark "\\$($*)"; return 0; }}
-mark() {{ printf '{UNKNOWN}%s{END}' "${{1// /{_SPACE}}}"; }}
-{_ASKED}() {{ case "$(type -t "$1")" in function | builtin) "$@" ;; *) note {FAILS} "$@"; return 1 ;; esac; }}
-exec() {{ [ $# = 0 ] || {{ "$@"; exit; }}; }}
-sum() {{
-    local name
-    for name in "${{@:2}}"; do case "${{!name-}}" in '' | *{END}*) mark "\\$(($1))"; return ;; esac; done
-    eval "printf '%s' \\"\\$(($1))\\""
-}}
-[() {{ case "$*" in *{END}* | -[a-mp-yA-Z]' '* | '! '-[a-mp-yA-Z]' '*) return 1 ;; *) builtin [ "$@" ;; esac; }}
-test() {{ [ "$@" ]; }}
-basename() {{ local name="${{1%/}}"; name="${{name##*/}}"; printf '%s\\n' "${{name%"${{2-}}"}}"; }}
-cd() {{ PWD='{UNKNOWN}$PWD{END}'; }}
-pwd() {{ printf '%s\\n' "$PWD"; }}
-PWD='{VARIABLE}PWD{END}' PATH=/nonexistent
-unalias -a
-builtin exec </dev/null >/dev/null
-"""
-_ISOLATED = (
-    "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL", "--dev", "/dev",
-    "--tmpfs", "/work", "--chdir", "/work",
-)  # fmt: skip
-_LOG = re.compile(r"""(?m) &?\d?>>? *("[^"\n]*/[^"\n]*"|[^\s"'|&;]+/[^\s"'|&;]+)(?= *(2>&1)? *&? *$)""")
-"""Output into a folder, which is not there, so that bash would not start the program."""
-_INTERPRETER = re.compile(r"[^\s\"'=(]*/(python[\d.]*|torchrun)(?=[\s\"'}])")
-_NAME = r"[A-Za-z_]\w*"
-_SUM = re.compile(rf"\$\(\(((?:[\w\s+*/%()<>=!&|?:,-]|\$\{{?{_NAME}\}}?)*)\)\)")
-_CONDITION = re.compile(r"(?m)\b(if|elif|while(?! *!)) +(! +)?(?!\w+=|getopts|shift)(?=[\w./-]+)")
-_IN_OUTPUT = re.compile(r'(\$\( *)(?=[\w./-]+[^()"]*(?:\|\||&&))')
-_FILE_TEST = re.compile(r"\[\[ (?:! )?-[a-mp-yG-S] [^\]\n]*\]\]")
-_OPTIONS = re.compile(r"(?m)^\s*set +[-+][a-z]+( +pipefail)?(?=\s*(?:#.*)?$)")
-_USE = re.compile(rf"\$\{{?({_NAME})(:?[-+=?])?")
-_ASSIGNED = re.compile(
-    rf"(?<![\w$\{{.-])({_NAME})(?:\[[^\]]*\])?\+?=|\bfor +({_NAME}) +in\b|\b(?:read|getopts)\b[^\n;]*?({_NAME}) *[;\n]"
+_STAND_INS = (
+    *("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)), "torchrun", "accelerate", "deepspeed"),
+    *("ray", "conda", "pip", "pip3", "uv", "sudo", "docker", "ssh", "srun", "nvidia-smi", "sleep"),
 )
-_TESTED = re.compile(r"(?:\[\[?|\btest)\s[^\n;]*")
-_OF_BASH = {"PWD", "PATH", "RANDOM", "UID", "EUID", "SECONDS", "LINENO", "REPLY", "BASH_SOURCE", "OPTARG", "OPTIND"}
-_ALWAYS_SET = {"HOME", "USER", "LOGNAME", "HOSTNAME"}
+_ISOLATED = (
+    *(
+        "--ro-bind",
+        "/",
+        "/",
+        "--dev",
+        "/dev",
+        "--proc",
+        "/proc",
+        "--tmpfs",
+        "/run",
+        "--unshare-all",
+        "--cap-drop",
+        "ALL",
+    ),
+    *(
+        "--die-with-parent",
+        "--new-session",
+        "--setenv",
+        "BASH_ENV",
+        "/run/programs/prelude",
+        "--setenv",
+        "TMPDIR",
+        "/run",
+    ),
+    *("--setenv", "PATH", f"/run/programs:{os.defpath}"),
+)
+_PRELUDE = """\
+ulimit -v 2097152 -f 2048  # KiB, of memory and of a file
+command_not_found_handle() { record "$@"; return 127; }
+"""
+_RECORD = """#!/bin/bash
+printf '%s\\0' "${0##*/}" "$@" > "/run/calls/$EPOCHREALTIME.$$"
+"""
+_INTERPRETER = re.compile(r"[^\s\"'=(]*/(python[\d.]*|torchrun)(?=[\s\"'}])")
+"""An interpreter by its path, which is not that of a stand-in."""
+_LOG = re.compile(r"""(?m)(?<=\S) +&?\d?>>? *("[^"\n]*"|[^\s"'|&;<>()]+)(?= *(2>&1)? *&? *$)""")
+"""Output into a file at the end of a line: it cannot be made, so bash would not start the program."""
+_OPTIONS = re.compile(r"(?m)^\s*set +[-+][a-z]+( +pipefail)?(?=\s*(?:#.*)?$)")
+"""Options that end a script at a program that is not installed, or a variable that is not set."""
 
 
 class UnreadableScript(Exception):
@@ -77,52 +71,42 @@ class UnreadableScript(Exception):
         self.line = line
 
 
-class Command(NamedTuple):
-    line: int
-    words: list[str]
-
-
 class Trace(NamedTuple):
-    commands: list[Command]
-    unset: list[str]
-    """Environment variables with a default, or in a test, that were assumed to be unset."""
+    commands: list[list[str]]
+    """The words of each program that was started, in order."""
     errors: str
     """What bash printed to stderr."""
 
 
-def trace(text: str, arguments: Sequence[str], name: str) -> Trace:
-    """Return the programs that the script `name` starts if called with `arguments`. Raises UnreadableScript."""
-    bash, sandbox = shutil.which("bash"), shutil.which("bwrap")
-    if bash is None or sandbox is None:
+def trace(path: Path, arguments: Sequence[str]) -> Trace:
+    """Return the programs that a script starts if called with `arguments`.
+
+    Raises OSError or UnicodeDecodeError if it cannot be read, UnreadableScript if it cannot be run.
+    """
+    text = path.read_text(encoding="utf-8").replace("\r\n", "\n")
+    sandbox, script = shutil.which("bwrap"), str(path.resolve())
+    if sandbox is None:
         raise UnreadableScript(f"is run by bash within bubblewrap (bwrap), which is not installed: {_REMEDY}")
-    text = text.replace("\r\n", "\n")
-    marks, unset = _environment(text)
     with TemporaryDirectory() as folder:
-        script, prelude, calls = (Path(folder, name) for name in ("script", "prelude", "calls"))
-        script.write_text(_rewritten(text), encoding="utf-8")
-        prelude.write_text(f"BASH_ARGV0={shlex.quote(name)}\n{_PRELUDE}", encoding="utf-8")
+        calls, programs = Path(folder, "calls"), Path(folder, "programs")
         calls.mkdir()
-        command = [sandbox, *_ISOLATED, "--ro-bind", bash, "/bash", "--bind", str(calls), "/calls"]
-        command += ["--ro-bind", str(script), "/script", "--ro-bind", str(prelude), "/prelude"]
-        for library in ("/lib", "/lib64", "/usr/lib", "/usr/lib64"):
-            command += ["--ro-bind-try", library, library]
-        for item in (*marks.items(), ("LC_ALL", "C.UTF-8"), ("BASH_ENV", "/prelude")):
-            command += ["--setenv", *item]
-        errors = _run([*command, "/bash", "/script", *arguments])
-        words = [file.read_text(errors="replace") for file in calls.iterdir()]
-        noted = [text.replace(f"{_ASKED} ", "").split("\0")[:-1] for text in words]
+        programs.mkdir()
+        (programs / "prelude").write_text(_PRELUDE)
+        (programs / "script").write_text(
+            _OPTIONS.sub(":", _LOG.sub("", _INTERPRETER.sub(r"\1", text))), encoding="utf-8"
+        )
+        for program in ("record", *_STAND_INS):
+            (programs / program).write_text(_RECORD)
+            (programs / program).chmod(0o755)
+        command = [sandbox, *_ISOLATED, "--bind", str(calls), "/run/calls", "--ro-bind", str(programs), "/run/programs"]
+        command += ["--ro-bind", str(programs / "script"), script, "bash", script, *arguments]
+        errors = _run(command)
+        noted = [file.read_text(errors="replace").split("\0")[:-1] for file in sorted(calls.iterdir())]
     if broken := re.search(r"(?m)line (\d+): (syntax error.*|unexpected E.*)$", errors):
         raise UnreadableScript(broken[2], int(broken[1]))
     if not noted and errors.startswith("bwrap:"):
         raise UnreadableScript(f"is run in a sandbox, which this system does not permit ({errors.strip()}): {_REMEDY}")
-    return Trace(sorted(Command(int(line), words) for line, *words in noted if words), unset, errors)
-
-
-def shown(text: str) -> str:
-    """Return a text with its marks as written in the script."""
-    for mark, character in ((VARIABLE, "$"), (UNKNOWN, ""), (END, ""), (_SPACE, " ")):
-        text = text.replace(mark, character)
-    return text
+    return Trace([words[words[0] == "record" :] for words in noted], errors)
 
 
 def _run(command: Sequence[str]) -> str:
@@ -132,34 +116,3 @@ def _run(command: Sequence[str]) -> str:
     except subprocess.TimeoutExpired:
         return ""
     return done.stderr.decode(errors="replace")
-
-
-def _environment(text: str) -> tuple[dict[str, str], list[str]]:
-    """Return marks of the variables that a script takes from its environment, and those that it tests before it sets
-    them."""
-    assigned: dict[str, int] = {}
-    for match in _ASSIGNED.finditer(text):
-        assigned.setdefault(match[1] or match[2] or match[3], text.find("\n", match.end() - 1) % (len(text) + 1))
-    tests = [match.span() for match in _TESTED.finditer(text)]
-    free, unset, tested = set[str](), dict[str, None](), set[str]()
-    for use in _USE.finditer(text):
-        if use[1] in _OF_BASH | _ALWAYS_SET:
-            continue
-        is_tested = (use[2] and "{" in use[0]) or any(start <= use.start() < end for start, end in tests)
-        tested |= {use[1]} if is_tested else set()
-        if use.start() < assigned.get(use[1], len(text) + 1):
-            free.add(use[1])
-            unset |= {use[1]: None} if is_tested else {}
-    return {name: f"{VARIABLE}{name}{END}" for name in (free - tested) | _ALWAYS_SET}, list(unset)
-
-
-def _rewritten(text: str) -> str:
-    """Return the script with marks for sums of unknown numbers, and without options that end it at a failure."""
-    text = _SUM.sub(_summed, _LOG.sub("", _INTERPRETER.sub(r"\1", text)))
-    text = _FILE_TEST.sub("false", _OPTIONS.sub(":", text))
-    return _IN_OUTPUT.sub(rf"\1{_ASKED} ", _CONDITION.sub(rf"\1 \2{_ASKED} ", text))
-
-
-def _summed(match: re.Match[str]) -> str:
-    names = dict.fromkeys(re.findall(_NAME, match[1]))
-    return f"$(sum {shlex.quote(match[1])} {' '.join(names)})" if names else match[0]
