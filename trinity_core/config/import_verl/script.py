@@ -18,35 +18,12 @@ from typing import NamedTuple
 _SECONDS = 10.0
 _REMEDY = "write `trinity import-verl --` before the command in the script, and run the script"
 _STAND_INS = (
-    *("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)), "torchrun", "accelerate", "deepspeed"),
-    *("ray", "conda", "pip", "pip3", "uv", "sudo", "docker", "ssh", "srun", "nvidia-smi", "sleep"),
+    "python python3 python3.8 python3.9 python3.10 python3.11 python3.12 python3.13 python3.14 torchrun accelerate "
+    "deepspeed ray conda pip pip3 uv sudo docker ssh srun nvidia-smi sleep"
 )
 _ISOLATED = (
-    *(
-        "--ro-bind",
-        "/",
-        "/",
-        "--dev",
-        "/dev",
-        "--proc",
-        "/proc",
-        "--tmpfs",
-        "/run",
-        "--unshare-all",
-        "--cap-drop",
-        "ALL",
-    ),
-    *(
-        "--die-with-parent",
-        "--new-session",
-        "--setenv",
-        "BASH_ENV",
-        "/run/programs/prelude",
-        "--setenv",
-        "TMPDIR",
-        "/run",
-    ),
-    *("--setenv", "PATH", f"/run/programs:{os.defpath}"),
+    "--ro-bind / / --dev /dev --proc /proc --tmpfs /run --unshare-all --cap-drop ALL --die-with-parent --new-session "
+    f"--setenv BASH_ENV /run/programs/prelude --setenv TMPDIR /run --setenv PATH /run/programs:{os.defpath}"
 )
 _PRELUDE = """\
 ulimit -v 2097152 -f 2048  # KiB, of memory and of a file
@@ -95,10 +72,19 @@ def trace(path: Path, arguments: Sequence[str]) -> Trace:
         (programs / "script").write_text(
             _OPTIONS.sub(":", _LOG.sub("", _INTERPRETER.sub(r"\1", text))), encoding="utf-8"
         )
-        for program in ("record", *_STAND_INS):
+        for program in ("record", *_STAND_INS.split()):
             (programs / program).write_text(_RECORD)
             (programs / program).chmod(0o755)
-        command = [sandbox, *_ISOLATED, "--bind", str(calls), "/run/calls", "--ro-bind", str(programs), "/run/programs"]
+        command = [
+            sandbox,
+            *_ISOLATED.split(),
+            "--bind",
+            str(calls),
+            "/run/calls",
+            "--ro-bind",
+            str(programs),
+            "/run/programs",
+        ]
         command += ["--ro-bind", str(programs / "script"), script, "bash", script, *arguments]
         errors = _run(command)
         noted = [file.read_text(errors="replace").split("\0")[:-1] for file in sorted(calls.iterdir())]
