@@ -180,9 +180,9 @@ def test_a_terminal_has_colours_and_a_file_none() -> None:
 
 
 def test_validate_tells_what_has_no_effect() -> None:
-    result = CliRunner().invoke(app, [*VALIDATE, "monitor.monitor_args={mode: offline}"])
+    result = CliRunner().invoke(app, [*VALIDATE, "monitor.detailed_stats=true"])
     assert result.exit_code == 0, result.output
-    assert result.output.count("Accepted, but without effect here: monitor.monitor_args.mode.") == 2
+    assert result.output.count("Accepted, but without effect here: monitor.detailed_stats.") == 2
 
 
 def test_overrides_reach_the_configuration(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from endpoint_server import Asked, Reply, completion, serving
 from raising import raising
 
 from trinity_core.base.errors import EndpointError, TransientFault, TrinityError
-from trinity_core.config import Config, ConfigError, config_from_dict, notices, public_dict
+from trinity_core.config import Config, ConfigError, config_from_dict, public_dict
 from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.tracking.scores import evaluation_text, score_fingerprint, valid_scores
@@ -198,7 +198,6 @@ def test_endpoint_run_has_no_engines(tmp_path: Path, tiny_folders: TinyFolders, 
         tmp_path, tiny_folders, URL, "mode=both", f"model.model_path={tiny_folders.model}", "model.max_model_len=64",
         f"buffer.explorer_input.taskset.path={tiny_folders.data}", api_key_env=key,
     )  # fmt: skip
-    assert any("explorer.external_model" in notice for notice in notices(config)), "training leaves it alone"
     stage = choose_stage(StageRequest(config, "evaluate"))
     assert (stage.config.name, stage.config.mode) == ("n_org-tiny", "bench")
     assert stage.placement.engines == 0
