@@ -29,7 +29,6 @@ from trinity_core.run.preflight.memory import (
     layer_bytes,
     logit_bytes,
     micro_batch_of,
-    prefill_tokens,
 )
 from trinity_core.run.preflight.model_shape import adapter_parameters, shape_of
 from trinity_core.training import packing
@@ -243,8 +242,7 @@ def test_engine_holds_weights_cache_and_logits():
     assert needs["weights"] == 4 * (MILLION + 1024 * 128)  # the tied head has a packed copy
     assert needs["KV cache"] == (32 * 128 + 32) * 2 * 4 * 2 * 32 * 4  # tokens × keys and values of 4 layers, 2 heads
     assert needs["loading weights"] == 2 * MILLION + needs["weights"]
-    assert prefill_tokens(32, 8, 88) == 8 * 88 + 24 * 32
-    assert needs["largest pass"] == (8 * 88 + 24 * 32) * 3 * (128 + 384) * 4 + 6 * 4 * 32 * 1024
+    assert needs["largest pass"] == 8 * 88 * 3 * (128 + 384) * 4 + 6 * 4 * 32 * 1024
     with raising(TrinityError, key="model.max_model_len"):
         cpu_engine_needs(settings, SHAPE, (8, 88), 2, 1 << 18)
     (share,), _ = gpu_engine_needs(EngineSettings("model", 128, gpu_memory_utilization=0.5), 80 << 30)

@@ -31,7 +31,6 @@ from trinity_core.run.preflight.first_rows import trial_of_rows
 from trinity_core.run.preflight.memory import ENGINE, REWARDS, TRAINER, auxiliary_kind, lacking, shortages
 from trinity_core.run.preflight.model_shape import parts, size, total
 from trinity_core.run.preflight.models import (
-    doubtful_template,
     missing_folders,
     missing_models,
     missing_packages,
@@ -53,7 +52,6 @@ def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding
         findings += oversized(config)
     report.extend(_errors(findings))
     if remarks is not None and not report.problems:
-        findings += doubtful_template(encoder)
         remarks[config.name] = [finding for finding in findings if finding.severity != "error"]
 
 

@@ -31,7 +31,6 @@ from trinity_core.exchange.sync.versions import version_count
 from trinity_core.hosting.placement import Placement, sync_method
 from trinity_core.rollout.inference.settings import (
     CPU_BATCH_TOKENS,
-    CPU_BLOCK_TOKENS,
     GIB,
     SEQUENCES,
     EngineSettings,
@@ -271,7 +270,7 @@ def cpu_engine_needs(
     packed = shape.parameters + shape.embedding * shape.tied
     weights = width * packed + 2 * width * adapter_parameters(shape, lora)
     version = synced_width * shape.parameters
-    tokens = prefill_tokens(sequences, *prompts)
+    tokens = min(prompts[0] * prompts[1], CPU_BATCH_TOKENS)
     passing = width * tokens * 3 * (shape.hidden + shape.intermediate)
     sampler = SAMPLER_COPIES * FLOAT * sequences * shape.vocabulary
     loading = f"{shape.parameters:,} × {synced_width} bytes of a version, and its weights while the old ones are in use"
@@ -284,16 +283,6 @@ def cpu_engine_needs(
             Need("largest pass", passing + sampler, f"{tokens:,} tokens, {sequences:,} × {shape.vocabulary:,} logits"),
         ]
     )
-
-
-def prefill_tokens(sequences: int, groups: int, prompt: int) -> int:
-    """Return the maximum number of tokens that a step prefills.
-
-    Each prompt counts once as a whole; for the other sequences of its group only the last block, which the prefix cache
-    does not share.
-    """
-    firsts = min(groups, sequences)
-    return min(firsts * prompt + (sequences - firsts) * min(prompt, CPU_BLOCK_TOKENS), CPU_BATCH_TOKENS)
 
 
 # --------------------------------------------------------------------------------------------------------- trainer

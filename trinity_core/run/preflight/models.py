@@ -15,7 +15,6 @@ from trinity_core.config import Config, LoraConfig
 from trinity_core.config.findings import Finding
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.files import looks_local
-from trinity_core.data.tokenizer import endless_answers
 from trinity_core.exchange.checkpoints.adapters import start_fault
 from trinity_core.exchange.model_fault import model_fault
 from trinity_core.exchange.weights_digest import model_folder
@@ -134,12 +133,6 @@ def missing_packages(config: Config) -> Iterator[Finding]:
     if absent := [name for name in needed if find_spec(name) is None]:
         message = f"needs {' and '.join(absent)}: pip install --no-deps -r requirements/qlora.txt, or the extra qlora."
         yield Finding("model.lora_configs[0].load_in_4bit", True, "missing", message)
-
-
-def doubtful_template(encoder: ChatEncoder | None) -> Iterator[Finding]:
-    """Yield a warning about a chat template that ends answers without a special token."""
-    if encoder is not None and (doubt := endless_answers(encoder)):
-        yield Finding("model", None, "invalid", f"{doubt}.", severity="warning")
 
 
 def unknown_parser(config: Config, encoder: ChatEncoder | None) -> Iterator[Finding]:
