@@ -109,9 +109,6 @@ class ProcessEstimate:
         return self.number * total(self.memory or ())
 
 
-# ---------------------------------------------------------------------------------------------- what a stage lacks
-
-
 def shortages(processes: Sequence[ProcessEstimate], room: Room) -> Iterator[Finding]:
     """Yield memory that a stage needs and a node lacks: an error if `held` needs alone do not fit, else a warning."""
     certain = [*_lacks([_held(process) for process in processes], room, resting=0)]
@@ -163,9 +160,6 @@ def _on_host(process: ProcessEstimate) -> list[Need]:
     return [*each, *process.once, *([Need("processes that write checkpoints", writers, "")] if writers else [])]
 
 
-# --------------------------------------------------------------------------------------------------- all processes
-
-
 def processes_of(config: Config, placement: Placement, free: int, gpu_memory: int) -> list[ProcessEstimate]:
     """Return the engines and trainer workers of a stage with their peaks, without explorer, rewards, Ray and flow.
 
@@ -200,9 +194,6 @@ def reward_processes(config: Config, cpus: int) -> list[ProcessEstimate]:
     if not config.uses_engines or config.mode == "serve":
         return []
     return [ProcessEstimate(REWARDS, config.explorer.reward_workers or usual_workers(cpus), 0, 1, (REWARD_BASE,))]
-
-
-# --------------------------------------------------------------------------------------------------------- engines
 
 
 def _engine(
@@ -283,9 +274,6 @@ def cpu_engine_needs(
             Need("largest pass", passing + sampler, f"{tokens:,} tokens, {sequences:,} × {shape.vocabulary:,} logits"),
         ]
     )
-
-
-# --------------------------------------------------------------------------------------------------------- trainer
 
 
 @dataclass(frozen=True, slots=True)
