@@ -350,7 +350,7 @@ def planned_bytes(config: Any, on_gpu: bool) -> int:
     """The trainer's peak by `trinity plan`."""
     from trinity_core.hosting.placement import Machine, place
     from trinity_core.run.preflight.memory import processes_of
-    from trinity_core.run.preflight.model_shape import total
+    from trinity_core.run.preflight.needs import total
 
     machine = Machine(os.cpu_count() or 1, int(on_gpu))
     return max(

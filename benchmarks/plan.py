@@ -33,8 +33,7 @@ from peaks import peaks_of
 from trinity_core.config import config_from_dict
 from trinity_core.data.tiny import TinySize, make_model, make_problems, make_untrained, write_jsonl
 from trinity_core.hosting.placement import Machine
-from trinity_core.run.preflight.memory import ENGINE, REWARDS, ProcessEstimate
-from trinity_core.run.preflight.model_shape import total
+from trinity_core.run.preflight.needs import ENGINE, REWARDS, ProcessEstimate, total
 from trinity_core.run.preflight.stage_plan import plans_of
 
 CLAIM, TOLERANCE = 27, 0.15

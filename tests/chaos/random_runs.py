@@ -47,8 +47,7 @@ from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.hosting.placement import Machine
 from trinity_core.results.audit import audit_runs
 from trinity_core.run.configuration import load_checked
-from trinity_core.run.preflight.memory import ENGINE, TRAINER
-from trinity_core.run.preflight.model_shape import total
+from trinity_core.run.preflight.needs import ENGINE, TRAINER, total
 from trinity_core.run.preflight.stage_plan import StagePlan, plan_json, plans_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

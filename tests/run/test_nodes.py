@@ -28,8 +28,7 @@ from trinity_core.rollout.inference.settings import EngineSettings, policy_engin
 from trinity_core.run import nodes
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.preflight import checks, stage_plan
-from trinity_core.run.preflight.disk import Room
-from trinity_core.run.preflight.memory import KEY
+from trinity_core.run.preflight.room import KEY, Room
 
 HERE = Path(__file__).parent
 TWO = "RUNS_ON_NODE_TWO"

@@ -29,8 +29,8 @@ from trinity_core.exchange.model_fault import model_fault
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.preflight import checks, models
 from trinity_core.run.preflight.checks import folder_fault, load_ready, require_ready
-from trinity_core.run.preflight.disk import Room
-from trinity_core.run.preflight.memory import ENGINE, REWARDS, TRAINER
+from trinity_core.run.preflight.needs import ENGINE, REWARDS, TRAINER
+from trinity_core.run.preflight.room import Room
 
 INPUT = "buffer.explorer_input"
 EXPERIENCES = "buffer.trainer_input.experience_buffer"

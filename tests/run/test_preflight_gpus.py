@@ -12,9 +12,8 @@ from trinity_core.config import load_config
 from trinity_core.config.training import TrainSettings
 from trinity_core.hosting.placement import Machine
 from trinity_core.run.preflight import checks
-from trinity_core.run.preflight.disk import Room
-from trinity_core.run.preflight.memory import KEY, REWARDS, TRAINER, shortages
-from trinity_core.run.preflight.model_shape import size, total
+from trinity_core.run.preflight.needs import REWARDS, TRAINER, size, total
+from trinity_core.run.preflight.room import KEY, Room, shortages
 from trinity_core.run.preflight.stage_plan import StagePlan, plans_of
 
 GIB = 1 << 30
@@ -145,7 +144,7 @@ def test_plan_holds_what_was_measured_on_a_gpu(tmp_path: Path, monkeypatch: pyte
 def assert_fits(plan: StagePlan, model: str, gpu_gib: int, host_gib: int, fits: bool) -> None:
     assert plan.parameters is not None and plan.parameters / 1e6 == pytest.approx(MILLIONS[model], rel=0.001)
     room = Room(memory=host_gib * GIB, gpu_memory=gpu_gib * GIB, disk=1 << 50)
-    short = list(shortages(plan.processes, room))
+    short = list(shortages(plan, room))
     assert (not short) is fits, short
 
 
@@ -190,7 +189,7 @@ def test_only_weights_and_optimizer_refuse_a_run(
     model: str, gpu_gib: int, overrides: tuple[str, ...], severity: str, tmp_path: Path
 ) -> None:
     plan = planned(tmp_path, model, 1, gpu_gib, *overrides)
-    findings = list(shortages(plan.processes, Room(memory=64 * GIB, gpu_memory=gpu_gib * GIB, disk=1 << 50)))
+    findings = list(shortages(plan, Room(memory=64 * GIB, gpu_memory=gpu_gib * GIB, disk=1 << 50)))
     assert {finding.severity for finding in findings} == {severity}
 
 
@@ -202,7 +201,7 @@ def test_what_engines_load_and_trainers_publish_refuses_no_run(tmp_path: Path) -
     passing = {need.what: need.bytes for need in needs if not need.held}
     assert passing["loading weights"] + passing["published weights"] > 8 * GIB
     for memory, severity in ((held + 4 * GIB, "warning"), (held, "error")):
-        (finding,) = shortages(plan.processes, Room(memory=memory, gpu_memory=0, disk=1 << 50))
+        (finding,) = shortages(plan, Room(memory=memory, gpu_memory=0, disk=1 << 50))
         assert finding.severity == severity
 
 
@@ -245,8 +244,8 @@ def test_a_fixed_cache_takes_the_place_of_an_engines_share(tmp_path: Path) -> No
     assert {need.what: need.bytes for need in engine.memory}["KV cache"] == 4 * GIB
     room = Room(memory=64 * GIB, gpu_memory=24 * GIB, disk=1 << 50)
     for amount, fits in ((4, True), (0.1, False)):
-        processes = planned(tmp_path, "Qwen3-0.6B", 1, 24, *both, f"{cache}={amount}").processes
-        assert bool(list(shortages(processes, room))) is not fits
+        plan = planned(tmp_path, "Qwen3-0.6B", 1, 24, *both, f"{cache}={amount}")
+        assert bool(list(shortages(plan, room))) is not fits
 
 
 @pytest.mark.parametrize(
@@ -261,7 +260,7 @@ def test_the_recipe_for_one_gpu_says_what_the_plan_says(recipe: str, model: str,
     def plan_on(gpu_gib: int, *overrides: str) -> tuple[StagePlan, bool]:
         config = load_config(file, [f"model.model_path={tmp_path}", *overrides])
         (plan,) = plans_of(config, Machine(8, 1), gpu_gib * GIB)
-        return plan, not list(shortages(plan.processes, Room(memory=64 * GIB, gpu_memory=gpu_gib * GIB, disk=1 << 50)))
+        return plan, not list(shortages(plan, Room(memory=64 * GIB, gpu_memory=gpu_gib * GIB, disk=1 << 50)))
 
     plan, fits = plan_on(24)
     assert fits and not (smaller and plan_on(16)[1]) and (not smaller or plan_on(16, smaller)[1])

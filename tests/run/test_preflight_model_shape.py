@@ -11,9 +11,9 @@ from preflight_configs import config_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trinity_core.run.preflight.checks import unready_node
-from trinity_core.run.preflight.memory import ENGINE, REWARDS, TRAINER
 from trinity_core.run.preflight.model_shape import parameters_of, shape_of, why_unknown
 from trinity_core.run.preflight.models import missing_models
+from trinity_core.run.preflight.needs import ENGINE, REWARDS, TRAINER
 
 
 @pytest.mark.parametrize("tied", [True, False])

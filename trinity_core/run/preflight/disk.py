@@ -1,21 +1,14 @@
-"""The disk that a run fills, and the room that this machine has for it."""
+"""The disk that a run fills."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from trinity_core.base.layout import JobLayout
-from trinity_core.base.processes import memory_limit
 from trinity_core.config import Config, store_url, train_settings
-from trinity_core.config.paths import DATABASES
 from trinity_core.data.lengths import rollouts_taken
 from trinity_core.exchange.store.run_store import is_own_file
-from trinity_core.hosting.gpus import smallest_memory, survey
-from trinity_core.run.preflight.model_shape import ModelShape, Need, adapter_parameters, size
+from trinity_core.run.preflight.model_shape import ModelShape, adapter_parameters
+from trinity_core.run.preflight.needs import Need, size
 from trinity_core.run.preflight.steps import kept_checkpoints, stored_steps
 
 ROW_BYTES = 13
@@ -56,26 +49,3 @@ def disk_of(config: Config, steps: int, trained: Sequence[ModelShape], weight_by
         why = f"texts of {rows:,} rollouts × {longest:,} tokens × {TEXT_BYTES} bytes"
         needs.append(Need("archive", rows * longest * TEXT_BYTES, why))
     return tuple(need for need in needs if need.bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Capacity of one node, in bytes."""
-
-    memory: int
-    """Total host memory, including what is in use."""
-    gpu_memory: int
-    """Memory of the smallest GPU; 0 without GPUs."""
-    disk: int
-    """Free disk space for the run, plus what the run has already written."""
-
-
-def room_for(job_dir: Path) -> Room:
-    """Return this machine's room for the run in `job_dir`, which need not exist."""
-    there = next(folder for folder in (job_dir, *job_dir.parents) if folder.exists())
-    stores = (file for file in JobLayout(job_dir).buffer.glob("*") if file.suffix in DATABASES)
-    files = [*job_dir.glob("global_step_*/**/*"), *stores, JobLayout(job_dir).archive]  # what `disk_of` counts
-    written = sum(file.stat().st_size for file in files if file.is_file())
-    usage = shutil.disk_usage(there)
-    free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
-    return Room(memory_limit(), smallest_memory(survey()), free + written)

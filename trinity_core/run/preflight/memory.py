@@ -16,13 +16,11 @@ are known, so a run whose `held` needs do not fit is refused; the rest is a boun
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from trinity_core.base.registry import registry_of
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, train_settings
-from trinity_core.config.findings import Finding
 from trinity_core.config.schema import AuxiliaryModelConfig
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
@@ -39,18 +37,8 @@ from trinity_core.rollout.inference.settings import (
     kv_bytes_per_token,
     policy_engine,
 )
-from trinity_core.run.preflight.disk import Room
-from trinity_core.run.preflight.model_shape import (
-    ModelShape,
-    Need,
-    adapter_parameters,
-    base_bytes,
-    parts,
-    shape_of,
-    size,
-    total,
-    why_unknown,
-)
+from trinity_core.run.preflight.model_shape import ModelShape, adapter_parameters, base_bytes, shape_of, why_unknown
+from trinity_core.run.preflight.needs import AUXILIARY, ENGINE, REWARDS, TRAINER, Need, ProcessEstimate, size, total
 from trinity_core.training.batching import LARGEST_MASK, mask_elements
 from trinity_core.workflows.rewards.pool import usual_workers
 
@@ -60,9 +48,6 @@ FLOAT = 4
 ENGINE_BASE = Need("process", 820 * MIB, "Python, Ray, torch and vLLM, as measured by benchmarks/plan.py")
 TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and DeepSpeed, by benchmarks/plan.py")
 REWARD_BASE = Need("process", 100 * MIB, "Python, NumPy, SymPy, math-verify; up to 4 GiB more for an answer")
-OTHERS_BASE = Need("other processes", 1 << 30, "the flow, Ray and the explorer, by benchmarks/plan.py")
-WRITER_BYTES = 256 << 20
-"""Each trainer worker's process that writes checkpoints, without the copies, which belong to the worker."""
 GPU_BASE = Need("process", GPU_CONTEXT, "CUDA's context, libraries and their workspaces; assumed, not measured")
 GPU_PASS = Need("largest pass", 1 << 30, "activations, logits and workspaces; assumed, not measured")
 HOST_BASE = Need("process", 3 << 30, "Python, torch, CUDA's libraries and pinned buffers; assumed, not measured")
@@ -78,86 +63,6 @@ LOGITS_AT_ONCE, SLICE = 1 << 24, 1 << 23
 (`algorithms/logprobs.py`)."""
 PIECE = 2 << 30
 """Bytes per file of optimizer state (`PIECE_BYTES` of `training/checkpoint.py`)."""
-KEY = "cluster.allow_oversized"
-ENGINE, TRAINER, AUXILIARY, REWARDS = "engine", "trainer worker", "auxiliary engine", "reward worker"
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessEstimate:
-    """Processes of one kind."""
-
-    kind: str
-    """`engine`, `trainer worker`, `reward worker`, or `auxiliary engine` with its model."""
-    number: int
-    gpus: float
-    """GPUs per process; a fraction shares a GPU, 0 computes on the CPU."""
-    threads: int
-    memory: tuple[Need, ...] | None = None
-    """Peak memory per process: of a GPU, or on the CPU of the machine. None if it cannot be estimated."""
-    unknown: str = ""
-    host: tuple[Need, ...] = ()
-    """Peak host memory of a process on a GPU."""
-    once: tuple[Need, ...] = ()
-    """Host memory that all of them on GPUs take once together."""
-    share: int = 0
-    """Bytes of a GPU that vLLM may take, which `memory` must not exceed; 0: it has no such limit."""
-    in_turn: bool = False
-    """True if it leaves the GPU, but for its context, to the other side in turn (`cluster.colocate`)."""
-
-    @property
-    def bytes(self) -> int:
-        return self.number * total(self.memory or ())
-
-
-def shortages(processes: Sequence[ProcessEstimate], room: Room) -> Iterator[Finding]:
-    """Yield memory that a stage needs and a node lacks: an error if `held` needs alone do not fit, else a warning."""
-    certain = [*_lacks([_held(process) for process in processes], room, resting=0)]
-    for lack in _lacks(processes, room):
-        yield lacking(lack, is_certain=bool(certain))
-
-
-def lacking(lack: str, is_certain: bool) -> Finding:
-    """Return the finding for a lack of memory or disk."""
-    anyway = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
-    perhaps = "This is an estimate of the peak (`trinity plan`): the run starts, and may end for lack of it."
-    severity: Literal["error", "warning"] = "error" if is_certain else "warning"
-    return Finding(KEY, False, "unavailable", f"{lack} {anyway if is_certain else perhaps}", severity=severity)
-
-
-def _held(process: ProcessEstimate) -> ProcessEstimate:
-    memory, host = (tuple(need for need in needs if need.held) for needs in (process.memory or (), process.host))
-    return replace(process, memory=memory, host=host, once=())
-
-
-def _lacks(processes: Sequence[ProcessEstimate], room: Room, resting: int = GPU_BASE.bytes) -> Iterator[str]:
-    """Yield what is lacking; a process that leaves a GPU in turn keeps `resting` bytes of it."""
-    host = [need for process in processes for need in _on_host(process)]
-    if host and (needed := total(host) + OTHERS_BASE.bytes) > room.memory:
-        yield f"the run needs about {size(needed)} of memory, and there are {size(room.memory)}: {parts(host)}."
-    on_gpu = [process for process in processes if room.gpu_memory and process.gpus]
-    for process in on_gpu:
-        needed, needs = total(process.memory or ()), parts(process.memory or ())
-        if process.share and needed > process.share:
-            yield (
-                f"each {process.kind} needs at least {size(needed)} of a GPU's memory, and its share is "
-                f"{size(process.share)} (gpu_memory_utilization, kv_cache_gib): {needs}."
-            )
-        sharing = [other for other in on_gpu if process.gpus < 1 and other.gpus < 1 and other is not process]
-        others = sum(resting if other.in_turn else other.bytes for other in sharing)
-        if needed and needed + others > room.gpu_memory:
-            beside = f", and {size(others)} beside it" * bool(others)
-            yield (
-                f"each {process.kind} needs about {size(needed)} of a GPU's memory{beside}, and a GPU has "
-                f"{size(room.gpu_memory)}: {needs}."
-            )
-
-
-def _on_host(process: ProcessEstimate) -> list[Need]:
-    """Return the host memory of all processes of this kind, without what they use only if it is free."""
-    needs = [need for need in (process.host if process.gpus else process.memory or ()) if not need.spared]
-    each = [replace(need, what=f"{process.kind}: {need.what}", bytes=process.number * need.bytes) for need in needs]
-    writers = process.number * WRITER_BYTES * (process.kind == TRAINER)
-    return [*each, *process.once, *([Need("processes that write checkpoints", writers, "")] if writers else [])]
 
 
 def processes_of(config: Config, placement: Placement, free: int, gpu_memory: int) -> list[ProcessEstimate]:

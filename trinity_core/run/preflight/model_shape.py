@@ -1,10 +1,9 @@
-"""The shape of a Hugging Face model, read from its files, on which memory depends; and what a part needs."""
+"""The shape of a Hugging Face model, read from its files, on which memory depends."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,40 +13,6 @@ from trinity_core.config import LoraConfig
 from trinity_core.data.files import looks_local
 from trinity_core.exchange.weights_digest import model_folder, safetensors_header
 from trinity_core.rollout.inference.settings import head_channels, latent_numbers
-
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """One item of memory or disk."""
-
-    what: str
-    bytes: int
-    why: str
-    """How the number is computed, such as `33,571,328 parameters × 4 bytes`."""
-    spared: bool = False
-    """True for memory that is used only if it is free."""
-    held: bool = False
-    """True for what a run holds throughout and whose size is known: weights and optimizer, an engine's share of a GPU.
-    Other needs are estimated peaks."""
-
-
-def total(needs: Iterable[Need]) -> int:
-    return sum(need.bytes for need in needs)
-
-
-def size(count: float) -> str:
-    unit = 0
-    while count >= 1000 and unit < len(UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.0f} {UNITS[unit]}" if unit < 2 else f"{count:.3g} {UNITS[unit]}"
-
-
-def parts(needs: Iterable[Need]) -> str:
-    """List needs, the largest first, without what is used only if it is free."""
-    largest = sorted((need for need in needs if not need.spared), key=lambda need: -need.bytes)
-    return ", ".join(f"{size(need.bytes)} {need.what}" for need in largest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from trinity_core.exchange.model_fault import model_fault
 from trinity_core.hosting.gpus import smallest_memory, survey
 from trinity_core.hosting.placement import Machine, Placement, place
 from trinity_core.run.preflight.disk import disk_of
-from trinity_core.run.preflight.memory import ProcessEstimate, processes_of, reward_processes, trainer_dtype
-from trinity_core.run.preflight.model_shape import Need, parts, shape_of, size, total, why_unknown
+from trinity_core.run.preflight.memory import processes_of, reward_processes, trainer_dtype
+from trinity_core.run.preflight.model_shape import shape_of, why_unknown
+from trinity_core.run.preflight.needs import Need, ProcessEstimate, parts, size, total
 from trinity_core.run.preflight.pace import Pace, cached_pace, hindrance
 from trinity_core.run.preflight.steps import (
     Steps,
