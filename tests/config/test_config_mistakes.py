@@ -37,11 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("stages: [{stage_name: a, model: text}]", "stages[0].model", "wrong-type"),
         ("service: ${trainer.trainer_config.actor_rollout_ref.actr}", "service", "unresolved"),
         (f"seed: {'9' * 5000}", "", "unreadable"),
-        ("seed: !!timestamp x", "", "unreadable"),
-        ("seed: !!float x", "", "unreadable"),
-        ("seed: !!float ''", "", "unreadable"),
         ("seed: !!int x", "", "unreadable"),
-        ("seed: !!bool x", "", "unreadable"),
         ("plugin_dir: /nope", "plugin_dir", "invalid"),
         ("plugin_dir: ~nobody/x", "plugin_dir", "invalid"),
     ],
@@ -84,15 +80,6 @@ def test_data_juicer_arguments_of_a_wrong_kind(args: str, folder: Path) -> None:
     assert {problem.key.partition("]")[0] for problem in caught.value.problems} == {
         "data_processor.experience_pipeline.operators[0"
     }
-
-
-def test_a_message_repeats_the_beginning_of_a_long_value() -> None:
-    with pytest.raises(ConfigError) as caught:
-        config_from_text(GOOD, [f"algorithm.algorithm_type={'x' * 100_000}", f"{'x' * 100_000}"])
-    assert len(str(caught.value)) < 1000
-    with pytest.raises(ConfigError) as caught:
-        config_from_text(GOOD, [f"algorithm.algorithm_type={'x' * 100_000}"])
-    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,6 @@ from typing import Any, Literal
 
 from trinity_core.base.errors import TrinityError
 
-LONGEST = 200
-"""Characters of a value that a message repeats."""
-
 Severity = Literal["error", "warning", "notice"]
 """An error prevents a run from starting, a warning does not, and a notice is only information."""
 Code = Literal[
@@ -121,9 +118,6 @@ class Report:
     def add(self, finding: Finding) -> None:
         self.added += 1
         key, location = self._locate(finding.key)
-        value = finding.value
-        if isinstance(value, str) and len(value) > LONGEST:
-            finding = replace(finding, message=finding.message.replace(value, f"{value[:LONGEST]}…"))
         located = finding.at(location, key)
         if located not in self.problems:
             self.problems.append(located)

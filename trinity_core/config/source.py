@@ -70,9 +70,7 @@ def parse(text: str, name: str = "<text>", section: type[BaseModel] | None = Con
     except yaml.MarkedYAMLError as error:
         fault, line = _yaml_fault(error)
         raise _unreadable(f"is not valid YAML: {fault}.", name, line) from None
-    except RecursionError:
-        raise _unreadable("is not valid YAML: it is nested too deeply, or refers to itself.", name) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:  # a text that does not fit its tag
         raise _unreadable(f"is not valid YAML: {first_line(error)}.", name) from None
     if not isinstance(tree, dict):
         raise _unreadable("must be a mapping of sections.", name)
@@ -108,8 +106,6 @@ class _Walk:
         self._places = {"": SourceLocation(file)}
         self._problems: list[Finding] = []
         self._merged: set[yaml.Node] = set()
-        self._above: set[yaml.Node] = set()
-        """The lists and mappings around the current value."""
         self._refers = False
         self.loader = Loader("")
 
@@ -120,12 +116,12 @@ class _Walk:
     def value(self, node: yaml.Node, key: str, typed: Type | Below | None) -> Any:
         """Return the value of a node at a key. Unusable values are reported and become None.
 
-        Raises YAMLError for a text that does not fit its tag, and for a node that contains itself.
+        Raises YAMLError, and ValueError or LookupError for a text that does not fit its tag.
         """
         if isinstance(node, yaml.ScalarNode):
             is_number = node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool")
             keeps_text = is_number and not node.style and isinstance(typed, Type) and typed.plain is str
-            return node.value if keeps_text else self._scalar(node, key)
+            return node.value if keeps_text else self._checked(self.loader.construct_object(node), key, node)
         if isinstance(node, yaml.MappingNode) and node.tag == f"{TAG}map":
             self._merge(node, key)
             entries: list[tuple[str | int, yaml.Node, yaml.Node]] = [
@@ -136,24 +132,12 @@ class _Walk:
         else:
             problem = f"{node.tag.removeprefix(TAG)} is no kind of value here"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        if node in self._above:
-            raise yaml.constructor.ConstructorError(None, None, "it refers to itself", node.start_mark)
-        self._above.add(node)
         values = {}
         for name, name_node, value in entries:
             path = join_key(key, name)
             self._places[path] = self._place(name_node)
             values[name] = self.value(value, path, type_below(typed, name))
-        self._above.remove(node)
         return values if isinstance(node, yaml.MappingNode) else list(values.values())
-
-    def _scalar(self, node: yaml.ScalarNode, key: str) -> Any:
-        try:
-            value = self.loader.construct_object(node)
-        except (ValueError, LookupError) as error:
-            problem = f"{shortened(node.value)!r} is no {node.tag.removeprefix(TAG)}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
-        return self._checked(value, key, node)
 
     def plain(self, value: Any, key: str) -> Any:
         """Return a Python value as YAML has it: a subtype of text or number, such as NumPy's, as the plain value."""
@@ -254,7 +238,7 @@ def override(source: YamlSource, overrides: Sequence[str]) -> None:
             if equals and parts:
                 _override(source, parts, raw, file)
                 continue
-        except (yaml.YAMLError, RecursionError):
+        except (yaml.YAMLError, ValueError, RecursionError):
             finding = Finding(key, raw, "unreadable", "the value is not valid YAML.")
         except LookupError as error:
             finding = Finding(key, raw, "bad-override", str(error.args[0]))
