@@ -50,19 +50,21 @@ def room_for(job_dir: Path) -> Room:
 def shortages(stage: StagePlan, room: Room) -> Iterator[Finding]:
     """Yield each resource of which a stage needs more than a node has: an error if its `held` needs alone do not fit,
     or the disk; else a warning."""
-    certain = any(_lacks([_held(process) for process in stage.processes], room, resting=0))
-    for lack in _lacks(stage.processes, room):
-        yield _finding(lack, certain)
+    held = [_held(process) for process in stage.processes]
+    is_certain = any(_host_shortages(held, room))
+    yield from (_finding(shortage, is_certain) for shortage in _host_shortages(stage.processes, room))
+    is_certain = any(_gpu_shortages(held, room, resting=0))
+    yield from (_finding(shortage, is_certain) for shortage in _gpu_shortages(stage.processes, room, GPU_CONTEXT))
     if stage.disk and (needed := total(stage.disk)) > room.disk:
-        lack = f"the run writes about {size(needed)} to {stage.job_dir}, and {size(room.disk)} are free there"
-        yield _finding(f"{lack}: {parts(stage.disk)}.", is_certain=True)
+        shortage = f"the run writes about {size(needed)} to {stage.job_dir}, and {size(room.disk)} are free there"
+        yield _finding(f"{shortage}: {parts(stage.disk)}.", is_certain=True)
 
 
-def _finding(lack: str, is_certain: bool) -> Finding:
+def _finding(shortage: str, is_certain: bool) -> Finding:
     anyway = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
     perhaps = "This is an estimate of the peak (`trinity plan`): the run starts, and may end for lack of it."
     severity: Literal["error", "warning"] = "error" if is_certain else "warning"
-    return Finding(KEY, False, "unavailable", f"{lack} {anyway if is_certain else perhaps}", severity=severity)
+    return Finding(KEY, False, "unavailable", f"{shortage} {anyway if is_certain else perhaps}", severity=severity)
 
 
 def _held(process: ProcessEstimate) -> ProcessEstimate:
@@ -70,11 +72,14 @@ def _held(process: ProcessEstimate) -> ProcessEstimate:
     return replace(process, memory=memory, host=host, once=())
 
 
-def _lacks(processes: Sequence[ProcessEstimate], room: Room, resting: int = GPU_CONTEXT) -> Iterator[str]:
-    """Yield what is lacking; a process that leaves a GPU in turn keeps `resting` bytes of it."""
+def _host_shortages(processes: Sequence[ProcessEstimate], room: Room) -> Iterator[str]:
     host = [need for process in processes for need in _on_host(process)]
     if host and (needed := total(host) + OTHERS_BASE.bytes) > room.memory:
         yield f"the run needs about {size(needed)} of memory, and there are {size(room.memory)}: {parts(host)}."
+
+
+def _gpu_shortages(processes: Sequence[ProcessEstimate], room: Room, resting: int) -> Iterator[str]:
+    """Yield shortages of GPU memory; a process that leaves a GPU in turn keeps `resting` bytes of it."""
     on_gpu = [process for process in processes if room.gpu_memory and process.gpus]
     for process in on_gpu:
         needed, needs = total(process.memory or ()), parts(process.memory or ())
