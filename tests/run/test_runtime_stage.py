@@ -170,7 +170,7 @@ def test_a_run_without_prefect_logs_its_warnings(
         "checkpoint_root_dir": str(tmp_path),
         "model": {"model_path": str(tiny_folders.model), "max_model_len": 8},
         "cluster": {"gpu_per_node": 0},
-        "monitor": {"monitor_args": {"mode": "offline"}},
+        "monitor": {"detailed_stats": True},
         "buffer": {"explorer_input": {"taskset": taskset, "eval_tasksets": [taskset]}},
     }
     stage = resolve(StageRequest(config_from_dict(tree)))
