@@ -28,7 +28,7 @@ optional=
 [ "${1:-}" = dev ] && files+=(requirements/dev.txt requirements/agents.txt requirements/openenv.txt) && optional=requirements/environments.txt
 
 stamp=".venv/.installed-${1:-run}"
-digest=$(cat "${files[@]}" ${optional:+"$optional"} pyproject.toml requirements/install.sh | sha256sum | cut -d' ' -f1)
+digest=$(cat "${files[@]}" ${optional:+"$optional"} pyproject.toml requirements/install.sh requirements/compile.py | sha256sum | cut -d' ' -f1)
 [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$digest" ] && exit 0
 
 # An environment without pip is one that was cut short, or whose Python has gone.
@@ -37,8 +37,7 @@ digest=$(cat "${files[@]}" ${optional:+"$optional"} pyproject.toml requirements/
 
 # PyTorch's builds without CUDA are not on the main index. A folder of wheels that pip is configured with is asked
 # first; otherwise uv takes them from PyTorch's own index.
-# Compiled once here: elsewhere Python does it at the first import, and at every one where it may write no bytecode.
-options=(--no-deps --compile-bytecode -q)
+options=(--no-deps -q)
 links="${PIP_FIND_LINKS:-$(.venv/bin/python -m pip config get global.find-links 2>/dev/null || true)}"
 if [ -n "$links" ]; then
     for link in $links; do options+=(--find-links "$link"); done
@@ -59,4 +58,6 @@ if [ -n "$optional" ]; then  # pycosat, which reasoning-gym needs, is built here
 fi
 .venv/bin/uv pip install --python .venv/bin/python -q --no-deps --no-build-isolation -e . || die "the project itself could not be installed"
 .venv/bin/python -c 'import torch' 2>/dev/null || die "torch $(grep '^torch==' requirements/$kind.txt) does not import: on a machine without a GPU it has to be the CPU build; put its wheel in a folder and run PIP_FIND_LINKS=that/folder make install"
+# Compiled once here: elsewhere Python does it at the first import, and at every one where it may write no bytecode.
+.venv/bin/python requirements/compile.py || die "the installed packages could not be compiled"
 echo "$digest" >"$stamp"
