@@ -40,9 +40,10 @@ else:
     torch, aiohttp, httpx = (LazyModule(name) for name in ("torch", "aiohttp", "httpx"))
 
 
-HIDDEN = ("scipy.signal", "mlflow")
-"""vLLM imports scipy.signal for audio, DeepSpeed imports mlflow for its autotuner; both work without. Each costs an
-engine or a trainer worker a second or two of CPU time."""
+HIDDEN = ("scipy.signal", "mlflow", "sklearn")
+"""vLLM imports scipy.signal for audio, DeepSpeed mlflow for its autotuner, transformers sklearn, with scipy.stats and
+pandas, for assisted generation; all work without. Each costs an engine or a trainer worker a second or two of CPU
+time."""
 
 
 OWN_ATTENTION = {"attn_implementation": None}
