@@ -217,8 +217,13 @@ def sleep_for_ever():
     time.sleep(3600)
 
 
+TEST_IS_OVER = threading.Event()
+
+
 def loop_for_ever():
-    while True:
+    """Until the end of the test: on the loop of the workflows nothing can end it, and it would take a core from all
+    later tests."""
+    while not TEST_IS_OVER.is_set():
         try:
             sum(range(1000))
         except Exception:  # noqa: BLE001 - as users write it
@@ -228,8 +233,12 @@ def loop_for_ever():
 @pytest.mark.parametrize("hang", [sleep_for_ever, loop_for_ever])
 def test_a_workflow_that_blocks_the_others_ends_the_attempt(hang, monkeypatch):
     monkeypatch.setattr(workflow_loops, "YIELD_SECONDS", 0.2)
-    with pytest.raises(LoopBlocked, match=hang.__name__):
-        run([hang], [0.05], [0.05], [0.0], timeout=1.0, retries=1)
+    TEST_IS_OVER.clear()
+    try:
+        with pytest.raises(LoopBlocked, match=hang.__name__):
+            run([hang], [0.05], [0.05], [0.0], timeout=1.0, retries=1)
+    finally:
+        TEST_IS_OVER.set()
 
 
 def test_a_plain_workflow_that_loops_for_ever_is_ended(monkeypatch):
@@ -238,6 +247,7 @@ def test_a_plain_workflow_that_loops_for_ever_is_ended(monkeypatch):
             loop_for_ever()
 
     monkeypatch.setitem(WORKFLOWS, "scripted", Plain)
+    TEST_IS_OVER.clear()
     before = threading.enumerate()
     [outcome] = run([0.0], timeout=0.2, retries=0)
     assert isinstance(outcome.error, WorkflowTimeout)
