@@ -33,22 +33,32 @@ Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.
 
 
 @app.command()
-def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir = None) -> None:
+def run(
+    config: ConfigOption,
+    overrides: Overrides = None,
+    plugin_dir: PluginDir = None,
+    decide: Annotated[
+        str, typer.Option(help="Decision on a paused run: continue, 'continue key=value …' or stop.")
+    ] = "",
+) -> None:
     """Run a configuration with all its stages in this process; needs no running server.
 
     trinity run --config configs/quickstart/quickstart.yaml name=mine algorithm.optimizer.lr=1e-4
     """
     from flows.local.connection import PrefectConnection
     from trinity_core.hosting.placement import flow_of
+    from trinity_core.run.pauses import require_waiting
     from trinity_core.run.preflight.checks import load_ready
     from trinity_core.run.summary import summary_text
 
     settings = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
         loaded = load_ready(config, settings)
+        if decide:
+            require_waiting(loaded, decide)
         flow = flow_of(loaded)
         more = {"which": ""} if flow == "evaluate" else {}  # as configured in mode `bench`
-        summary = prefect.run(flow, loaded, config, settings, is_ready=True, **more)
+        summary = prefect.run(flow, loaded, config, settings, is_ready=True, decision=decide, **more)
     typer.echo(coloured(summary_text(summary)))
 
 

@@ -8,7 +8,6 @@ from prefect import flow
 
 from flows.loaded import ended, load
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides
-from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.run.driver import run_pipeline
 
@@ -21,5 +20,5 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> Any:
     """
     with retry_only_transient_faults():
         loaded = load(config, overrides, opened=True)
-        summary = run_pipeline(loaded.config, PREFECT, loaded.is_ready)
+        summary = run_pipeline(loaded.config, loaded.frontend, loaded.is_ready, loaded.decision)
     return ended(summary)

@@ -16,6 +16,7 @@ COLOURS: dict[RunState, Colour] = {
     RunState.RUNNING: "blue",
     RunState.STOPPING: "orange",
     RunState.FINISHED: "green",
+    RunState.PAUSED: "orange",
     RunState.FAILED: "red",
     RunState.CANCELLED: "gray",
     RunState.KILLED: "red",

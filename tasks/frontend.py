@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar, cast
@@ -33,9 +34,10 @@ from tasks.reports import (
     show_summary,
 )
 from tasks.retries import RETRIES, RETRY_DELAY, named_task, patient_task, retry_only_transient_faults
-from trinity_core.base.errors import TrinityError
+from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.config import Config
 from trinity_core.data.experience import Experience
+from trinity_core.exchange.tracking.pauses import CONTINUE, STOP, Decision
 from trinity_core.exchange.tracking.rollouts import markdown_text
 from trinity_core.hosting.faults import Stopped, is_cancelled, raise_most_telling
 from trinity_core.results.doctor import Diagnosis
@@ -98,6 +100,23 @@ def approve(config: Config, text: str) -> str | None:
         return None
     log.info("A person says %s: %s", form.promote.strip(), form.reason)
     return form.reason if form.promote.strip() == "yes" else None
+
+
+class PausedRun(RunInput):
+    """The form that Prefect shows where a run has paused."""
+
+    decision: str = Field("", title="continue or stop", pattern=rf"^\s*({CONTINUE}|{STOP})\s*$")
+    settings: str = Field("", title="Settings to change: key=value, separated by spaces")
+    by: str = Field("", title="Your name")
+    reason: str = Field("", title="Reason, kept with the run")
+
+
+@named_task("pause")
+def pause(config: Config, text: str) -> Decision | None:
+    """Pause the flow until a person decides how its run goes on. None if nobody does in time."""
+    key, title = artifact_key(config, "pause"), "a decision on a paused run"
+    form = _asked(PausedRun, config.monitor.pause.timeout, f"```\n{text}\n```", key, title)
+    return None if form is None else Decision.parse(f"{form.decision} {form.settings}", form.by, form.reason)
 
 
 def _asked(form: type[R], timeout: float, text: str, key: str, title: str) -> R | None:
@@ -190,6 +209,10 @@ class PrefectFrontend(Frontend):
     """Use it within a flow. Steps are closures: their values stay in this process."""
 
     report = LiveReport
+
+    def __init__(self, has_page: bool = True) -> None:
+        """`has_page`: False for the API of a command, which serves no page on which a person could answer."""
+        self.has_page = has_page
 
     def call(self, name: str, step: Callable[[], T], retries: bool = False) -> T:
         """Run the step as a task; with `retries` the task has retries, for a flow of several runs, which has none
@@ -286,6 +309,15 @@ class PrefectFrontend(Frontend):
         if asks_person(stage.config) and not ask(stage):
             return stage
         return super().with_human_verdicts(stage)
+
+    def decides(self, config: Config, text: str) -> Decision | None:
+        """Ask at the terminal of the command that runs the flow, or on Prefect's page, if there is one."""
+        if sys.stdin.isatty() or not self.has_page:
+            return super().decides(config, text)
+        try:
+            return pause(config, text)
+        except InputError as error:
+            return self.decides(config, f"{text}\n\n{error}")
 
     def approves(self, config: Config, text: str) -> str | None:
         return approve(config, text)

@@ -88,13 +88,21 @@ class PrefectConnection:
         return "" if is_healthy(api_url) else f"The Prefect server at {without_password(api_url)} no longer answers"
 
     def run(
-        self, name: str, config: Config, file: Path, overrides: Sequence[str], is_ready: bool = False, **parameters: Any
+        self,
+        name: str,
+        config: Config,
+        file: Path,
+        overrides: Sequence[str],
+        is_ready: bool = False,
+        decision: str = "",
+        **parameters: Any,
     ) -> Any:
         """Run the flow of that name once Prefect's API answers; return its result.
 
         The flow gets the configuration as loaded from `file` with `overrides`. `is_ready`: preflight has just passed.
-        Ray starts meanwhile if the flow is certain to need it, and ends with this context. Raises TrinityError if the
-        flow would ask a person and the server has no page to answer on.
+        `decision`: at the pause at which the run waits. Ray starts meanwhile if the flow is certain to need it, and
+        ends with this context. Raises TrinityError if the flow would ask a person before it trains, and the server has
+        no page to answer on.
         """
         from flows.loaded import Loaded, run_flow
         from tasks.retries import show_our_log
@@ -109,9 +117,10 @@ class PrefectConnection:
             if name not in WITHOUT_RAY:
                 self._open.enter_context(early_cluster(config))
             self._temporary.wait()
+        loaded = Loaded(config, str(file), overrides, is_ready, decision, has_page=self._temporary is None)
         if name in RESUMED and config.mode in ("both", "train"):
             self._runs.append(config)
-        return run_flow(name, Loaded(config, str(file), overrides, is_ready), **parameters)
+        return run_flow(name, loaded, **parameters)
 
 
 def ended_by_signal(config: Config) -> str:

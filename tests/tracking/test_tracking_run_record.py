@@ -35,6 +35,9 @@ from trinity_core.run.nodes import software
 from trinity_core.run.stage import Stage
 from trinity_core.run.tracking_thread import TrackingThread
 
+ENDS = (RunState.FINISHED, RunState.PAUSED, RunState.FAILED, RunState.CANCELLED)
+"""In the order of `RunOutcome`."""
+
 
 def test_a_run_records_its_configuration_state_and_end(tmp_path: Path) -> None:
     record_start(tmp_path, {"seed": 3, "monitor": {"monitor_args": {"password": "hidden"}}}, "rft")
@@ -42,7 +45,7 @@ def test_a_run_records_its_configuration_state_and_end(tmp_path: Path) -> None:
     assert record is not None and record.present_state is RunState.RUNNING and record.stage == "rft"
     assert read_config(tmp_path) == {"seed": 3, "monitor": {"monitor_args": {"password": MASK}}}
     assert "hidden" not in (tmp_path / "monitor/config.yaml").read_text()
-    for outcome, state in zip(RunOutcome, (RunState.FINISHED, RunState.FAILED, RunState.CANCELLED), strict=True):
+    for outcome, state in zip(RunOutcome, ENDS, strict=True):
         record_end(tmp_path, record_start(tmp_path, {}, "rft"), outcome)
         ended = read_record(tmp_path)
         assert ended is not None and ended.present_state is state and ended.ended is not None

@@ -52,6 +52,10 @@ class Unanswered(TrinityError):
     """An external endpoint never answered a request. The answer is missing, not wrong."""
 
 
+class Paused(TrinityError):
+    """The run has saved, and waits for a person's decision."""
+
+
 class TransientFault(Exception):
     """A failure outside the run's control, worth a retry: a dead actor, a lost node, a time-out."""
 

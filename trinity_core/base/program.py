@@ -17,11 +17,13 @@ from typing import NoReturn
 
 import typer
 
-from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.base.errors import Paused, TransientFault, TrinityError
 from trinity_core.base.files import expanded
 
 TERMINATED = 128 + signal.SIGTERM
 """The exit code that shells give a process ended by SIGTERM."""
+PAUSED = 3
+"""The exit code of a run that waits for a person's decision."""
 
 
 @contextmanager
@@ -94,7 +96,8 @@ def _open_outputs() -> None:
 
 
 def run_app(application: Callable[[], object]) -> None:
-    """Run a command line. Exit codes: 0; 1 after an error message; 2 for wrong usage; 130 after Ctrl+C."""
+    """Run a command line. Exit codes: 0; 1 after an error message; 2 for wrong usage; 3 for a paused run; 130 after
+    Ctrl+C."""
     _open_outputs()
     if expanded("~") == Path("~"):  # no HOME, and a user without an account: our libraries need one at import
         os.environ["HOME"] = "/"  # as Docker has it
@@ -105,7 +108,9 @@ def run_app(application: Callable[[], object]) -> None:
     except (TrinityError, TransientFault) as error:
         if os.environ.get("TRINITY_TRACEBACK"):
             raise
-        typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
-        sys.exit(1)
+        is_paused = isinstance(error, Paused)
+        colour = typer.colors.RED if sys.stderr.isatty() and not is_paused else None
+        typer.secho(f"{'paused' if is_paused else 'error'}: {error}", fg=colour, err=True)
+        sys.exit(PAUSED if is_paused else 1)
     finally:
         gc.freeze()  # As it ends, Python looks for garbage among all that was imported: after a run 2.3 core-seconds.

@@ -52,10 +52,13 @@ def config_from_text(
 
 
 def config_from_dict(
-    tree: Mapping[str, Any], overrides: Sequence[str] = (), load_plugins: Plugins | None = None
+    tree: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    load_plugins: Plugins | None = None,
+    check: Check | None = None,
 ) -> Config:
     """Like `load_config`, for a mapping."""
-    return _load(source.from_values(tree), overrides, load_plugins)
+    return _load(source.from_values(tree), overrides, load_plugins, check)
 
 
 def stages(config: Config) -> list[Config]:

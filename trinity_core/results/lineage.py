@@ -20,6 +20,7 @@ from trinity_core.exchange.checkpoints.beginning import recorded_beginning
 from trinity_core.exchange.checkpoints.convert import convert
 from trinity_core.exchange.checkpoints.resume import latest_whole, read_meta, whole_steps
 from trinity_core.exchange.tracking.champions import history
+from trinity_core.exchange.tracking.pauses import Pause, read_pauses
 from trinity_core.exchange.tracking.run_record import read_record
 from trinity_core.exchange.weights_digest import model_folder
 from trinity_core.results.audit import open_store, runs_in, stores_of
@@ -66,6 +67,8 @@ class Link:
     rows: Sequence[TrainedRows] = ()
     gates: Sequence[Mapping[str, Any]] = ()
     """Entries of the project's champions that are this checkpoint."""
+    pauses: Sequence[Pause] = ()
+    """Pauses of the run up to this checkpoint, with what a person decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ def _link(model: str, folder: Path, step: int, all_rows: bool) -> Link:
         model, f"{folder.parent.name}/{folder.name}", step, record.software if record is not None else {},
         input_digests(folder),
         [*_drawn_rows(folder, step, all_rows), *_supervised_rows(folder, all_rows)], gates,
+        [pause for pause in read_pauses(folder) if pause.step <= step],
     )  # fmt: skip
 
 
@@ -259,6 +263,7 @@ def lineage_text(links: Sequence[Link]) -> str:
             lines += [f"    {where}" for where in rows.places]
             if len(rows.places) == SHOWN < rows.count:
                 lines.append("    … all of them: --rows")
+        lines += [f"  pause  {pause.text}" for pause in link.pauses]
         for gate in link.gates:
             evidence = gate["evidence"]
             told = f"over {evidence['champion']}" if evidence else "by a step back"

@@ -1,6 +1,6 @@
 """The command line of a run without Prefect.
 
-python -m trinity_core.run --config FILE [key=value …]
+python -m trinity_core.run --config FILE [key=value …] [--decide DECISION]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from trinity_core.config import Config
 from trinity_core.run.attempt import Frontend
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.driver import run_configuration
+from trinity_core.run.pauses import require_waiting
 from trinity_core.run.summary import summary_text
 
 
@@ -31,11 +32,15 @@ def main() -> None:
     )
     parser.add_argument("--config", required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file")
+    parser.add_argument("--decide", default="", help="decision on a paused run: continue, continue key=value, stop")
     options = parser.parse_intermixed_args()
     require_limits()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("trinity_core").setLevel(logging.INFO)
-    run_configuration(load_checked(options.config, options.overrides), Terminal())
+    config = load_checked(options.config, options.overrides)
+    if options.decide:
+        require_waiting(config, options.decide)
+    run_configuration(config, Terminal(), decision=options.decide)
 
 
 if __name__ == "__main__":

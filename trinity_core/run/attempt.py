@@ -24,6 +24,7 @@ from trinity_core.exchange.checkpoints.huggingface import huggingface_folder
 from trinity_core.exchange.sync.versions import run_versions
 from trinity_core.exchange.tracking.answers import TaskAnswers
 from trinity_core.exchange.tracking.metrics_file import explorer_source, metrics_path
+from trinity_core.exchange.tracking.pauses import Decision, record_pause
 from trinity_core.exchange.tracking.progress import ActorWaits, ProgressReport
 from trinity_core.exchange.tracking.writers import RunOutcome, Writer
 from trinity_core.hosting import actors
@@ -44,6 +45,7 @@ from trinity_core.hosting.faults import (
 from trinity_core.hosting.placement import components_of
 from trinity_core.results.doctor import Diagnosis
 from trinity_core.run.nodes import reserve
+from trinity_core.run.pauses import PauseWatch, ask_at_terminal, stopped_by_person
 from trinity_core.run.stage import Stage, StageRequest, unlock_run
 from trinity_core.run.stop import StopRules
 from trinity_core.run.tracking_thread import TrackingThread
@@ -89,8 +91,11 @@ class RunAttempt:
         self._engines_started = False
         self._actors = actors.Actors(cluster, self.config, self.placement)
         self.stop_rules = StopRules(self.config, self.placement.gpu_per_node * self.config.cluster.node_num)
+        self.stop_rules.reason = stopped_by_person(self.config, stage.resumed_step)
+        self.pauses = PauseWatch(self.config)
+        self._is_paused = False
         self.trainers = Trainers(
-            self._actors, self.check, self.is_stopping, self._wait_for_shared_gpu, self.stop_rules.has_enough
+            self._actors, self.check, self.is_stopping, self._wait_for_shared_gpu, self._ends_early
         )
         self._tracking: TrackingThread | None = None
 
@@ -136,6 +141,23 @@ class RunAttempt:
     def stop(self) -> None:
         self._stop.set()
 
+    def _ends_early(self) -> bool:
+        """True once the run must save and end in its own time: it has had enough, or waits for a person."""
+        return self.stop_rules.has_enough() or self.pauses.is_due()
+
+    @property
+    def is_over(self) -> bool:
+        """True if there is nothing to train any more, because a person has stopped the run at its checkpoint."""
+        return bool(stopped_by_person(self.config, self.stage.resumed_step))
+
+    def begins_pause(self, trained: Mapping[str, Any] | None) -> bool:
+        """True, and recorded, if the run has saved and waits for a person; `trained` is the trainer's summary."""
+        pause = None if trained is None or self.stop_rules.reason else self.pauses.pause(trained)
+        if pause is not None:
+            record_pause(self.config.job_dir, pause)
+        self._is_paused = pause is not None
+        return self._is_paused
+
     def raise_if_cancelled(self) -> None:
         """Raise Stopped if the run has saved and ended because all runs of this process were asked to."""
         if self._token is not None:
@@ -165,7 +187,7 @@ class RunAttempt:
         run = explorer.run.remote(loop)
         [summary] = actors.run_until_done(
             [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, check, report,
-            self.stop_rules.has_enough,
+            self._ends_early,
         )  # fmt: skip
         return summary
 
@@ -175,7 +197,9 @@ class RunAttempt:
 
         After the loss of a worker, all go back to the latest checkpoint, and so does the explorer (`hosting.actors`).
         """
-        return self.trainers.train(loop, report(self.config, "trainer"))
+        summary = self.trainers.train(loop, report(self.config, "trainer"))
+        self.pauses.note_end(summary)
+        return summary
 
     def score(self, step: int, folder: Path | None) -> dict[str, float]:
         """Score the weights of `step` on every eval set; return metric → value.
@@ -270,7 +294,7 @@ class RunAttempt:
                 self._tracking.close(outcome)
         finally:
             try:
-                self._end_actors(outcome is RunOutcome.FINISHED)
+                self._end_actors(outcome.is_success)
             finally:
                 close_cluster(self.cluster)
                 unlock_run(self.stage)
@@ -278,6 +302,8 @@ class RunAttempt:
     def _outcome(self, error: BaseException | None) -> RunOutcome:
         """Like `RunOutcome.of`. A part of an asynchronous run gets Stopped in its thread instead of the
         cancellation."""
+        if self._is_paused and error is None:
+            return RunOutcome.PAUSED
         cancelled = isinstance(error, Stopped) and self._token is not None and self._token.by_person
         return RunOutcome.CANCELLED if cancelled else RunOutcome.of(error)
 
@@ -348,6 +374,10 @@ class Frontend:
         """Return the stage with a person's verdicts as its data, if it needs them. Raises TrinityError if there are
         none."""
         return replace(stage, config=with_verdicts(stage.config))
+
+    def decides(self, config: Config, text: str) -> Decision | None:
+        """Ask a person how a paused run goes on; return the decision, or None if nobody decides here or in time."""
+        return ask_at_terminal(text)
 
     def approves(self, config: Config, text: str) -> str | None:
         """Ask a person whether the candidate is promoted; return the reason, or None if not. Raises TrinityError, as

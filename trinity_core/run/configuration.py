@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from trinity_core.config import Config, load_config, store_url
+from trinity_core.base.errors import InputError
+from trinity_core.config import Config, config_from_dict, load_config, store_url
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Finding, Report
+from trinity_core.config.load import escaped
+from trinity_core.config.types import Section
 from trinity_core.exchange.store import database
 from trinity_core.exchange.tracking import mlflow_writer
 from trinity_core.pipelines.named_parts import check_names
@@ -16,6 +20,8 @@ from trinity_core.workflows import load_plugins
 STORE = "buffer.trainer_input.experience_buffer.path"
 NAMES_STORE = (STORE, "buffer.trainer_input.experience_buffer.storage_type", "algorithm.algorithm_type", "mode")
 """Keys that decide whether `path` is the path of a store."""
+OF_THE_RUN = {"project", "name", "mode", "checkpoint_root_dir", "continue_from_checkpoint"}
+"""Settings that decide which run it is."""
 MLFLOW = "monitor.monitor_args.uri"
 
 
@@ -29,13 +35,38 @@ def load_checked(
     """
 
     def check(config: Config, report: Report) -> Config:
-        typed = check_names(config, report)
-        _check_databases(typed, report)
+        typed = _checked(config, report)
         if more is not None:
             more(typed, report)
         return typed
 
     return load_config(path, overrides, load_plugins, check)
+
+
+def with_settings(config: Config, overrides: Sequence[str]) -> Config:
+    """Return the configuration of one stage with other settings, checked as when it is loaded.
+
+    What its start has assigned, such as the previous stage's model, stays. Raises ConfigError with every problem, and
+    InputError for a setting that names another run.
+    """
+    if not overrides:
+        return config
+    tree = escaped(config.given)
+    before, after = (config_from_dict(tree, part, load_plugins, _checked) for part in ((), overrides))
+    changed = dict(_differing(before, after))
+    if fixed := sorted(changed.keys() & OF_THE_RUN):
+        raise InputError(f"{', '.join(fixed)} cannot be changed: it would be another run", key=fixed[0])
+    return config.with_values(changed)
+
+
+def _differing(before: Section, after: Section, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted key and new value of each setting whose value differs."""
+    for name, value in after:
+        old, key = getattr(before, name), f"{above}{name}"
+        if isinstance(value, Section) and isinstance(old, Section):
+            yield from _differing(old, value, f"{key}.")
+        elif value != old:
+            yield key, value
 
 
 def start_from(config: Config, model_path: str) -> Config:
@@ -49,6 +80,12 @@ def start_from(config: Config, model_path: str) -> Config:
         config = config.with_values({"model.lora_configs": (model.lora.with_values({"path": None}),)})
     critic = model_path if model.critic_model_path == model.model_path else model.critic_model_path
     return config.with_values({"model.model_path": model_path, "model.critic_model_path": critic})
+
+
+def _checked(config: Config, report: Report) -> Config:
+    typed = check_names(config, report)
+    _check_databases(typed, report)
+    return typed
 
 
 def _check_databases(config: Config, report: Report) -> None:

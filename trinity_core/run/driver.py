@@ -10,7 +10,8 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from trinity_core.base.errors import TransientFault, TrinityError, on_failure
@@ -23,6 +24,7 @@ from trinity_core.exchange.checkpoints.convert import is_complete
 from trinity_core.exchange.checkpoints.huggingface import huggingface_folder
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.mlflow_writer import close_parent, keep_parent_open
+from trinity_core.exchange.tracking.pauses import Decision
 from trinity_core.exchange.tracking.run_record import record_end, record_kill, record_start
 from trinity_core.exchange.tracking.writers import RunOutcome
 from trinity_core.hosting.cluster import Cluster, close_cluster, open_cluster, placement_of
@@ -33,6 +35,7 @@ from trinity_core.run.configuration import start_from
 from trinity_core.run.loop import run
 from trinity_core.run.made_from import differences, made_from
 from trinity_core.run.nodes import software
+from trinity_core.run.pauses import decided
 from trinity_core.run.preflight.steps import evaluating_stage, scores_base
 from trinity_core.run.promotion import run_gate
 from trinity_core.run.stage import (
@@ -56,19 +59,40 @@ OTHER_INPUTS = (
 )
 
 
-def run_configuration(config: Config, frontend: Frontend = PLAIN, is_ready: bool = False) -> dict[str, Any]:
+def run_configuration(
+    config: Config, frontend: Frontend = PLAIN, is_ready: bool = False, decision: str = ""
+) -> dict[str, Any]:
+    """Run a configuration with all its stages. `decision` ends the pause at which it waits (`Decision.parse`)."""
     if config.stages:
-        return run_pipeline(config, frontend, is_ready)
-    return run_request(StageRequest(config, flow_of(config), is_ready=is_ready), frontend)
+        return run_pipeline(config, frontend, is_ready, decision)
+    return run_request(StageRequest(config, flow_of(config), is_ready=is_ready, decision=decision), frontend)
 
 
 def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, Any]:
+    """Run or evaluate a stage; return its summary. A run that pauses goes on once a person has decided. Raises Paused
+    if nobody does."""
     stage = frontend.call("resolve", lambda: resolve(request, frontend))
     if request.kind == "evaluate":
         return evaluate_stage(stage, request.which, frontend)
     if request.kind == "gate":
         return run_gate(stage, frontend)
+    while True:
+        summary = _run_to_pause(request, stage, frontend)
+        if summary is not None:
+            return summary
+        resumed = stage.config.resuming(stage.config.name) if not request.config.stages else request.config
+        request = replace(request, config=resumed, is_ready=False, decision="")
+        stage = frontend.call("resolve", partial(resolve, request, frontend))
+
+
+def _run_to_pause(request: StageRequest, stage: Stage, frontend: Frontend) -> dict[str, Any] | None:
+    """Run a stage once its pause, if it waits at one, has ended; return None if it begins another one."""
+
+    def with_decision(decision: Decision) -> Stage:
+        return resolve(replace(request, settings=decision.settings), frontend)
+
     with on_failure(lambda: unlock_run(stage)):
+        stage = decided(stage, request.decision, frontend.decides, with_decision)
         return run(frontend.with_human_verdicts(stage), frontend)
 
 
@@ -101,7 +125,9 @@ def evaluate_stage(stage: Stage, which: str, frontend: Frontend = PLAIN) -> dict
         return frontend.call("publish", lambda: publish(time.monotonic() - attempt.began))
 
 
-def run_pipeline(config: Config, frontend: Frontend = PLAIN, is_ready: bool = False) -> dict[str, Any]:
+def run_pipeline(
+    config: Config, frontend: Frontend = PLAIN, is_ready: bool = False, decision: str = ""
+) -> dict[str, Any]:
     """Score the base model, run the stages in order on one Ray, score and publish the last model.
 
     Stages that an earlier attempt finished are skipped. Raises TrinityError if the pipeline is in progress. A pipeline
@@ -109,16 +135,16 @@ def run_pipeline(config: Config, frontend: Frontend = PLAIN, is_ready: bool = Fa
     """
     config = in_fresh_folder(config, frontend.begun_by())
     with held(config.job_dir, PIPELINE):
-        return _run_stages(config, frontend, is_ready)
+        return _run_stages(config, frontend, is_ready, decision)
 
 
-def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str, Any]:
+def _run_stages(config: Config, frontend: Frontend, is_ready: bool, decision: str) -> dict[str, Any]:
     def resolve_pipeline() -> Plan:
         frontend.announce(config, "pipeline")
         return plan_stages(config)
 
     def run_stage(kind: str, stage: str, **more: Any) -> dict[str, Any]:
-        request = StageRequest(config, kind, stage, is_ready=is_ready, **more)
+        request = StageRequest(config, kind, stage, is_ready=is_ready, decision=decision, **more)
         return frontend.subflow(request, lambda: run_request(request, frontend))
 
     def publish() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 
@@ -46,13 +46,13 @@ def examine(config: Config, frontend: Frontend, reason: str) -> list[Diagnosis]:
 
 
 @contextmanager
-def examined(config: Config, frontend: Frontend) -> Iterator[None]:
-    """Within this context, examine the run in a thread whenever that is due."""
+def examined(config: Config, frontend: Frontend, note: Callable[[Diagnosis], None]) -> Iterator[None]:
+    """Within this context, examine the run in a thread whenever that is due, and `note` each new finding."""
     if config.mode == "bench" or config.explores_alone:
         yield
         return
     ended = threading.Event()
-    examiner = Examiner(config, frontend, ended)
+    examiner = Examiner(config, frontend, ended, note)
     thread = threading.Thread(target=copy_context().run, args=(examiner.work,), name="doctor", daemon=True)
     thread.start()
     try:
@@ -65,8 +65,10 @@ def examined(config: Config, frontend: Frontend) -> Iterator[None]:
 class Examiner:
     """Follows the metrics of one attempt, and examines the run when it is due."""
 
-    def __init__(self, config: Config, frontend: Frontend, ended: threading.Event) -> None:
-        self._config, self._frontend, self._ended = config, frontend, ended
+    def __init__(
+        self, config: Config, frontend: Frontend, ended: threading.Event, note: Callable[[Diagnosis], None]
+    ) -> None:
+        self._config, self._frontend, self._ended, self._note = config, frontend, ended, note
         self._metrics = MetricsReader(config.job_dir)
         list(self._metrics.read())  # of earlier attempts
         self._began, self._spent = time.monotonic(), 0.0
@@ -97,3 +99,4 @@ class Examiner:
             if diagnosis.check not in self._told:
                 self._told.add(diagnosis.check)
                 log.warning("at %s: %s", reason, diagnosis)
+                self._note(diagnosis)

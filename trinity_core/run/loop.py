@@ -65,17 +65,22 @@ def evaluate(attempt: RunAttempt) -> dict[int, dict[str, float]]:
     return score_steps(attempt, unscored_result(attempt))
 
 
-def run(stage: Stage, frontend: Frontend = PLAIN) -> dict[str, Any]:
-    """Run one stage, resuming from its latest checkpoint: explore and train, evaluate the result, summarise."""
+def run(stage: Stage, frontend: Frontend = PLAIN) -> dict[str, Any] | None:
+    """Run one stage, resuming from its latest checkpoint: explore and train, evaluate the result, summarise.
+
+    None if it has saved and waits for a person (`monitor.pause`).
+    """
     with frontend.call("cluster", lambda: open_attempt(stage)) as attempt:
         loops = {
             "explore": lambda: attempt.explore(explore, frontend.report),
             "train": lambda: attempt.train(train, frontend.report),
         }
-        components = {name: loop for name, loop in loops.items() if name in attempt.components}
-        with examined(attempt.config, frontend):
+        components = {name: loop for name, loop in loops.items() if name in attempt.components and not attempt.is_over}
+        with examined(attempt.config, frontend, attempt.pauses.note_findings):
             results = frontend.run_components(attempt, components)
         attempt.raise_if_cancelled()
+        if attempt.begins_pause(results.get("train")):
+            return None
         if stage.placement.engines:
             frontend.call("evaluate", lambda: evaluate(attempt))
         return frontend.call("publish", lambda: publish(attempt, results, frontend))

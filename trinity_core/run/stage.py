@@ -30,17 +30,25 @@ from trinity_core.exchange.checkpoints.beginning import (
     other_beginning,
     refuse_other_model,
 )
-from trinity_core.exchange.checkpoints.resume import abandon_after, fresh_folder, latest_whole, newest_run, update_meta
+from trinity_core.exchange.checkpoints.resume import (
+    abandon_after,
+    fresh_folder,
+    latest_whole,
+    newest_run,
+    update_meta,
+    whole_steps,
+)
 from trinity_core.exchange.store.run_store import identify, open_run_store
 from trinity_core.exchange.sync.versions import run_versions
 from trinity_core.exchange.tracking.metrics_file import rewind
+from trinity_core.exchange.tracking.pauses import decided_settings
 from trinity_core.exchange.tracking.run_record import record_kill
 from trinity_core.hosting.cluster import placement_of
 from trinity_core.hosting.faults import withdraw
 from trinity_core.hosting.gpus import smallest_memory, survey
 from trinity_core.hosting.placement import Placement, components_of, flow_of, runners, sync_method, unfilled_engine
 from trinity_core.results.lineage import newest_checkpoint, weights_of
-from trinity_core.run.configuration import start_from
+from trinity_core.run.configuration import start_from, with_settings
 from trinity_core.run.made_from import check_shared_settings, made_from
 from trinity_core.run.preflight.checks import require_ready, room_notices
 from trinity_core.run.preflight.memory import zero_stage_that_fits
@@ -99,6 +107,10 @@ class StageRequest:
     """The run's name if it is not the configuration's, because the run has a fresh folder."""
     is_ready: bool = False
     """True if preflight has just passed (`load_ready`). Only valid for the first attempt."""
+    settings: Sequence[str] = ()
+    """Settings of a decision at a pause, which is not recorded yet, as `key=value`."""
+    decision: str = ""
+    """Decision at the pause at which the run waits, if a person has made it beforehand; see `Decision.parse`."""
     file: str = ""
     """File that the configuration was loaded from, if that is not the parent flow's `config`."""
 
@@ -137,6 +149,7 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
     elif not request.run:
         config = in_newest_folder(config, parent_dir)
     written = config
+    config = _with_decided(config, request.settings)
     if kind == "gate":
         config = for_gate(config, request.model_path, before_training)
     elif evaluates:
@@ -174,6 +187,12 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
         config = _with_curated_tasks(config)
     name = request.stage or request.kind or flow_of(config)
     return Stage(config, placement, name, parent_dir, warnings=warnings, made_from=origin)
+
+
+def _with_decided(config: Config, settings: Sequence[str]) -> Config:
+    """Return the configuration with what people have decided at its pauses so far, and with these settings."""
+    step = max(whole_steps(config.job_dir), default=0)
+    return with_settings(config, [*decided_settings(config.job_dir, step), *settings])
 
 
 def _with_curated_tasks(config: Config) -> Config:

@@ -23,6 +23,7 @@ from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.tracking.curve import LearningCurve
 from trinity_core.exchange.tracking.forwarder import run_note
 from trinity_core.exchange.tracking.metrics_file import explorer_source, read_metrics, series
+from trinity_core.exchange.tracking.pauses import read_pauses, recorded_pause
 from trinity_core.exchange.tracking.run_record import read_record
 from trinity_core.exchange.tracking.scores import (
     best_steps,
@@ -79,6 +80,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any], findings: Sequence[D
         "results": results,
         "stopped_early": attempt.stop_rules.reason,
         "best": _best(config),
+        "pauses": [asdict(pause) for pause in read_pauses(config.job_dir)],
         "findings": [asdict(diagnosis) for diagnosis in findings],
     }
     write_summary(config, summary)
@@ -143,6 +145,7 @@ def summary_text(summary: dict[str, Any]) -> str:
         lines.append(f"{'best':11}step {best['step']}, score {best['score']:.3f}: {best['checkpoint_dir']}")
     if summary.get("stopped_early"):
         lines.append(f"{'ended by':11}{summary['stopped_early']}")
+    lines += [f"{'paused':11}{recorded_pause(pause, 'pauses').text}" for pause in summary.get("pauses", ())]
     for name, result in summary.get("results", {}).items():
         left = f", {result['untrained_rows']} untrained rows left" if result.get("untrained_rows") else ""
         if "ended" in result:

@@ -81,10 +81,10 @@ class TrackingThread:
     def close(self, outcome: RunOutcome) -> None:
         """Forward what is left, and end the run in the tracking system. If that is away, it is tried a last time."""
         record_end(self._stage.config.job_dir, self._record, outcome)
-        if outcome is RunOutcome.FINISHED:
+        if outcome.is_success:
             self.writer()
         self._closing.set()
-        self._opening.join(CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS)
+        self._opening.join(CLOSE_SECONDS if outcome.is_success else FAILED_CLOSE_SECONDS)
         with self._handing_over:
             self._given_up = outcome
         if self._forwarder is not None:

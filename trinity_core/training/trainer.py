@@ -33,6 +33,7 @@ from trinity_core.exchange.sync.shared_gpu import SharedGpu
 from trinity_core.exchange.sync.versions import run_versions
 from trinity_core.exchange.tracking import metrics_file
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.pauses import pause_steps
 from trinity_core.training.checkpoint import Savepoints
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes, join, uses_gpu
 from trinity_core.training.engine import fits_beside_engine, free_cached
@@ -60,7 +61,7 @@ class Progress:
     step: int = 0
     total_steps: int = 0
     state: str = "starting"
-    """starting, waiting (for a batch), training, publishing, saving, done, stopped."""
+    """starting, waiting (for a batch), training, publishing, saving, done, paused, stopped."""
     saved_step: int = 0
     metrics: dict[str, float] | None = None
     waits: str = ""
@@ -118,6 +119,7 @@ class Trainer:
         self._metrics_file = MetricsFile(config.job_dir, "trainer") if ranks.first else None
         self._ended = "finished"
         self._fault: TransientFault | None = None
+        self._pauses = pause_steps(config, progress.step)
         """The fault that ended a wait for a batch or the GPU; earlier steps are saved."""
         self._untrained: int | None = None
         self._explorers: dict[str, dict[str, Any]] = {}
@@ -133,12 +135,15 @@ class Trainer:
     def next_batch(self) -> list[Experience] | None:
         """Return the batch of the next step on every rank (empty: the step is skipped).
 
-        The engine may take the shared GPU during a wait. Returns None after the last step, when the explorers have
-        finished, when asked to stop, and after a `TransientFault`, which `finish` raises. Raises the error of a
-        checkpoint that could not be written.
+        The engine may take the shared GPU during a wait. Returns None after the last step, at a step of
+        `monitor.pause.after_steps`, when the explorers have finished, when asked to stop, and after a `TransientFault`,
+        which `finish` raises. Raises the error of a checkpoint that could not be written.
         """
         self.savepoints.writer.check()
         if self.progress.step >= self.progress.total_steps:
+            return None
+        if self.progress.step in self._pauses:
+            self._ended = "paused"
             return None
         self._since = self._since or time.perf_counter()
         self.progress.state = "waiting"
@@ -222,7 +227,7 @@ class Trainer:
                 self._save()
         self.savepoints.writer.close()
         progress.saved_step = progress.step
-        progress.state = "stopped" if self._ended == "stopped" else "done"
+        progress.state = self._ended if self._ended in ("stopped", "paused") else "done"
         if progress.state == "done":
             self._untrained = self.source.untrained_rows()
         self._explorers = {name: asdict(contribution) for name, contribution in self.source.contributions().items()}

@@ -21,6 +21,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         resources.colocation_rules,
         resources.cluster_rules,
         resources.stop_rules,
+        resources.pause_rules,
         experiences.batch_rules,
         tasks.task_rules,
         algorithm.sampling_rules,

@@ -66,6 +66,14 @@ def stop_rules(config: Config) -> Iterator[Finding]:
         yield conflict(config, "monitor.stop.price", f"needs the price of an hour: set {price}.", price)
 
 
+def pause_rules(config: Config) -> Iterator[Finding]:
+    pause = config.monitor.pause
+    for name in ("after_steps", "at_findings") if config.is_part else ():
+        if getattr(pause, name):
+            message = f"needs explorer and trainer in one run, unlike mode {config.mode}."
+            yield conflict(config, f"monitor.pause.{name}", message, "mode")
+
+
 def cluster_rules(config: Config) -> Iterator[Finding]:
     """Several nodes are joined, not started. GPUs are checked if their number is given; 0 means the CPU."""
     per_node = config.cluster.gpu_per_node

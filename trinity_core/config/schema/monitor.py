@@ -18,6 +18,7 @@ from trinity_core.config.types import (
     Natural,
     Number,
     Positive,
+    Seconds,
     Section,
     Share,
 )
@@ -41,6 +42,17 @@ class StopConfig(Section):
     """Budget of money, at `cluster.price_per_hour`."""
 
 
+class PauseConfig(Section):
+    """Pauses a run until a person decides to continue, to change settings, or to stop."""
+
+    after_steps: Many[Count] = ()
+    """Train steps after which the run saves and waits."""
+    at_findings: Flag = False
+    """Also save and wait when the doctor finds something during the run, once for each of its checks."""
+    timeout: Seconds = 86400.0
+    """Time for a decision on Prefect's page. After that the run ends, and its next start asks again."""
+
+
 class MonitorConfig(Section):
     """Where metrics are sent. They are also stored in the run's `monitor/metrics.jsonl`."""
 
@@ -54,6 +66,8 @@ class MonitorConfig(Section):
     """Port on 127.0.0.1 where the run serves its newest metrics for Prometheus; 0: none."""
     stop: StopConfig = Field(default_factory=StopConfig)
     """When a stage ends before its last step."""
+    pause: PauseConfig = Field(default_factory=PauseConfig)
+    """When a stage waits for a person."""
     enable_ray_timeline: Flag = False
     """Write `monitor/timeline.json`, for Chrome's chrome://tracing."""
 

@@ -240,7 +240,7 @@ class ForwarderThread:
         start of the run. Other errors of the last attempt are raised.
         """
         self._done.set()
-        patience = CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS
+        patience = CLOSE_SECONDS if outcome.is_success else FAILED_CLOSE_SECONDS
         deadline = time.monotonic() + patience
         self._thread.join(patience)
         for _ in poll(deadline - time.monotonic(), self._seconds):

@@ -69,7 +69,7 @@ HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "
 """Default environment of MLflow's client, whose own defaults are 7 attempts of 120 s. The forwarder retries anyway."""
 LOCK_SECONDS = 180.0
 VALUE_LENGTH = 5000
-STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.FAILED: "FAILED", RunOutcome.CANCELLED: "KILLED"}
+STATUS = {RunOutcome.PAUSED: "SCHEDULED", RunOutcome.CANCELLED: "KILLED"}  # others have the outcome's name
 _held: set[Path] = set()
 """Job dirs of the pipelines running in this process."""
 
@@ -213,7 +213,7 @@ class MlflowWriter(Writer):
             self._system.finish()
         for job_dir, run_id in self._begun.items():
             if job_dir not in _held and _noted(job_dir).get("ends") == self._ends:
-                self._client.set_terminated(run_id, STATUS[outcome])
+                self._client.set_terminated(run_id, STATUS.get(outcome, outcome.name))
 
     def _watch_machine(self) -> SystemMetricsMonitor | None:
         """Log CPU, memory, disk, network and GPUs of this machine every 10 s as `system/…`, unless disabled.
@@ -413,7 +413,7 @@ def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = (
         client = open_client(note["uri"], None, None, job_dir.parent.parent)
         for stage, score in enumerate(scores):
             client.log_metric(note["run_id"], "eval/score", score, step=stage)
-        client.set_terminated(note["run_id"], STATUS[outcome])
+        client.set_terminated(note["run_id"], STATUS.get(outcome, outcome.name))
     except Exception as error:
         if not is_away(error):
             raise

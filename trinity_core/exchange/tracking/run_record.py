@@ -30,6 +30,8 @@ class RunState(Enum):
     RUNNING = "running"
     STOPPING = "stopping"
     FINISHED = "finished"
+    PAUSED = "paused"
+    """It has saved, and waits for a person's decision."""
     FAILED = "failed"
     CANCELLED = "cancelled"
     KILLED = "killed"

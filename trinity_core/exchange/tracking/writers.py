@@ -27,9 +27,15 @@ class RunOutcome(Enum):
     """The end of a run or of one attempt at it."""
 
     FINISHED = "finished"
+    PAUSED = "paused"
+    """It has saved, and waits for a person's decision."""
     FAILED = "failed"
     CANCELLED = "cancelled"
     """Ended by a person or by SIGTERM; it may be resumed."""
+
+    @property
+    def is_success(self) -> bool:
+        return self in (RunOutcome.FINISHED, RunOutcome.PAUSED)
 
     @classmethod
     def of(cls, error: BaseException | None) -> RunOutcome:
@@ -271,7 +277,7 @@ class WandbWriter(Writer):
         return True
 
     def close(self, outcome: RunOutcome) -> None:
-        self._run.finish(exit_code=0 if outcome is RunOutcome.FINISHED else 1)
+        self._run.finish(exit_code=0 if outcome.is_success else 1)
 
 
 def _kept(note: Path, info: RunInfo) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from trinity_core.base.files import cache_folder, clear_errors, read_json, write
 from trinity_core.base.processes import cores, stop
 from trinity_core.base.waits import poll
 from trinity_core.config import Config, public_dict, stages, to_yaml
+from trinity_core.config.schema.monitor import PauseConfig
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics, series
 from trinity_core.hosting.gpus import survey
 from trinity_core.run.verdicts import asks_person
@@ -101,6 +102,7 @@ def trial_of(config: Config, folder: Path) -> Config:
         "monitor.monitor_type": "tensorboard",
         "monitor.monitor_args": {},
         "monitor.prometheus_port": 0,
+        "monitor.pause": PauseConfig(),
         "monitor.enable_ray_timeline": False,
     }
     if not config.is_supervised:

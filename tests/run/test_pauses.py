@@ -1,0 +1,179 @@
+"""When a run waits for a person, what is recorded of the decision, and which settings it may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from raising import raising
+
+from trinity_core.base.errors import InputError, Paused, TrinityError
+from trinity_core.config import Config, ConfigError, config_from_dict, stages
+from trinity_core.exchange.tracking.pauses import (
+    AFTER_STEPS,
+    Decision,
+    Pause,
+    decided_settings,
+    pause_at,
+    pause_steps,
+    read_pauses,
+    record_pause,
+)
+from trinity_core.results.doctor import Diagnosis
+from trinity_core.run.configuration import with_settings
+from trinity_core.run.pauses import PauseWatch, decided, require_waiting, stopped_by_person
+
+LR = "algorithm.optimizer.lr"
+
+
+def config_of(root: Path, **pause: Any) -> Config:
+    return Config().with_values(
+        {"checkpoint_root_dir": str(root)} | {f"monitor.pause.{name}": value for name, value in pause.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "decision", "settings"),
+    [
+        ("stop", "stop", []),
+        (" continue ", "continue", []),
+        (f"continue {LR}=1e-5 buffer.batch_size=8", "continue", [f"{LR}=1e-5", "buffer.batch_size=8"]),
+        ("continue 'a.b=[1, 2]'", "continue", ["a.b=[1, 2]"]),
+    ],
+)
+def test_a_decision_is_read(text: str, decision: str, settings: list[str]) -> None:
+    read = Decision.parse(text, "Ada", " why ")
+    assert (read.decision, list(read.settings), read.by, read.reason) == (decision, settings, "Ada", "why")
+
+
+@pytest.mark.parametrize("text", ["", "halt", "stop a.b=1", "continue a.b", "continue =1", "continue 'a"])
+def test_other_texts_are_no_decision(text: str) -> None:
+    with raising(InputError, key="decision"):
+        Decision.parse(text)
+
+
+def test_a_pause_is_kept_with_its_decision(tmp_path: Path) -> None:
+    record_pause(tmp_path, Pause(3, AFTER_STEPS))
+    record_pause(tmp_path, Pause(3, AFTER_STEPS, (), Decision("continue", [f"{LR}=1"], "Ada")))
+    record_pause(tmp_path, Pause(3, "a finding", ("cut-off",), Decision("continue", [f"{LR}=2"])))
+    record_pause(tmp_path, Pause(7, AFTER_STEPS))
+    assert [(pause.step, pause.decided.decision) for pause in read_pauses(tmp_path)] == [
+        (3, "continue"), (3, "continue"), (7, ""),
+    ]  # fmt: skip
+    both = [f"{LR}=1", f"{LR}=2"]
+    assert [decided_settings(tmp_path, step) for step in (2, 3, 8)] == [[], both, both]
+    record_pause(tmp_path, Pause(5, AFTER_STEPS))  # the run went back behind step 7
+    assert [pause.step for pause in read_pauses(tmp_path)] == [3, 3, 5]
+
+
+def test_a_step_pauses_again_only_if_the_run_went_back_behind_it(tmp_path: Path) -> None:
+    config = config_of(tmp_path, after_steps=[2, 5])
+    assert pause_steps(config, 2) == {2, 5}, "a kill came between the checkpoint and the record"
+    record_pause(config.job_dir, Pause(2, AFTER_STEPS, (), Decision("continue")))
+    assert [pause_steps(config, step) for step in (0, 2)] == [{2, 5}, {5}]
+
+
+def test_a_finding_pauses_once(tmp_path: Path) -> None:
+    config, found = config_of(tmp_path, at_findings=True), Diagnosis("cut-off", "90 %", "why", "next")
+    watch = PauseWatch(config)
+    assert not watch.is_due()
+    watch.note_findings(found)
+    assert watch.is_due()
+    assert watch.pause({"step": 9, "ended": "finished"}) is None, "nothing is left to pause"
+    pause = watch.pause({"step": 4, "ended": "stopped"})
+    assert pause is not None and (pause.step, tuple(pause.checks)) == (4, ("cut-off",))
+    record_pause(config.job_dir, pause)
+    for later in (PauseWatch(config), PauseWatch(config_of(tmp_path))):
+        later.note_findings(found)
+        assert not later.is_due()
+
+
+def asked(*answers: str | None) -> tuple[Callable[[Config, str], Decision | None], list[str]]:
+    """Return a person who gives these answers, and the texts that the person sees."""
+    left, texts = list(answers), list[str]()
+
+    def ask(config: Config, text: str) -> Decision | None:
+        texts.append(text)
+        answer = left.pop(0)
+        return None if answer is None else Decision.parse(answer, "Ada")
+
+    return ask, texts
+
+
+def stage_of(config: Config, step: int) -> Any:
+    return SimpleNamespace(config=config, resumed_step=step)
+
+
+def test_a_person_is_asked_again_if_settings_are_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    waiting, changed = stage_of(config, 3), stage_of(config, 3)
+    record_pause(config.job_dir, Pause(3, AFTER_STEPS))
+
+    def resolve(decision: Decision) -> Any:
+        if decision.settings == ["model.model_path=other"]:
+            raise TrinityError("another model")
+        return changed
+
+    ask, texts = asked("continue model.model_path=other", f"continue {LR}=1")
+    assert decided(waiting, "", ask, resolve) is changed
+    assert len(texts) == 2 and "another model" in texts[1]
+    assert decided_settings(config.job_dir, 3) == [f"{LR}=1"]
+    assert decided(waiting, "stop", ask, resolve) is waiting, "the run does not wait any more"
+
+
+def test_nobody_decides(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    record_pause(config.job_dir, Pause(3, AFTER_STEPS))
+    with pytest.raises(Paused):
+        decided(stage_of(config, 3), "", asked(None)[0], lambda _: pytest.fail("nothing is decided"))
+    pause = pause_at(config.job_dir, 3)
+    assert pause is not None and pause.decided.decision == ""
+
+
+def test_a_stopped_run_continues_only_if_a_person_says_so(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    stage, (ask, texts) = stage_of(config, 3), asked()
+    record_pause(config.job_dir, Pause(3, AFTER_STEPS, (), Decision("stop", (), "Ada", "enough")))
+    assert decided(stage, "", ask, lambda _: stage) is stage and not texts
+    assert "enough" in stopped_by_person(config, 3) and not stopped_by_person(config, 4)
+    decided(stage, "continue", ask, lambda _: stage)
+    assert not stopped_by_person(config, 3)
+    assert [pause.decided.decision for pause in read_pauses(config.job_dir)] == ["stop", "continue"]
+
+
+def test_nothing_waits(tmp_path: Path) -> None:
+    with raising(TrinityError, key="decide"):
+        require_waiting(config_of(tmp_path), "continue")
+
+
+def test_settings_of_a_stage_are_changed_and_what_its_start_assigned_stays(tmp_path: Path) -> None:
+    stage = {"stage_name": "rft", "buffer": {"batch_size": 4}}
+    data = {"explorer_input": {"taskset": {"path": "rows.jsonl"}}, "total_steps": 3}
+    model = {"model_path": "first", "max_model_len": 64}
+    tree = {"checkpoint_root_dir": str(tmp_path), "stages": [stage], "buffer": data, "model": model}
+    [run] = stages(config_from_dict(tree))
+    started = run.with_values({"model.model_path": "previous", "name": "fresh"})
+    changed = with_settings(started, [f"{LR}=0.25", "buffer.batch_size=6"])
+    assert (changed.algorithm.optimizer.lr, changed.buffer.batch_size) == (0.25, 6)
+    assert changed.buffer.train_batch_size == 6 * changed.algorithm.repeat_times, "derived settings follow"
+    assert (changed.model.model_path, changed.name) == ("previous", "fresh")
+    with pytest.raises(ConfigError) as refused:
+        with_settings(started, ["algorithm.optimizer.lrate=1", "buffer.batch_size=0"])
+    assert len(refused.value.problems) == 2
+    with raising(InputError, key="name"):
+        with_settings(started, ["name=other"])
+
+
+def test_a_part_of_an_asynchronous_run_does_not_pause() -> None:
+    tree = {
+        "mode": "train",
+        "monitor": {"pause": {"after_steps": [2], "at_findings": True}},
+        "buffer": {"train_batch_size": 4, "total_steps": 3},
+    }
+    with pytest.raises(ConfigError) as refused:
+        config_from_dict(tree)
+    keys = [problem.key for problem in refused.value.problems]
+    assert {"monitor.pause.after_steps", "monitor.pause.at_findings"} <= {*keys}
