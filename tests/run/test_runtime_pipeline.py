@@ -27,7 +27,7 @@ from trinity_core.run.made_from import differences, made_from
 from trinity_core.run.nodes import software
 from trinity_core.run.preflight.stage_plan import plans_of
 from trinity_core.run.stage import StageRequest, in_fresh_folder, in_newest_folder, job_dir_of, stage_names
-from trinity_core.run.summary import write_summary
+from trinity_core.run.summary import summary_path, write_summary
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
 
@@ -106,6 +106,21 @@ def test_the_seconds_of_a_pipeline_include_its_last_evaluation(tmp_path: Path, m
     monkeypatch.setattr(driver, "run_request", lambda *_: {"score": 0.9, "scores": {"step 3": 0.9}, "seconds": 5.0})
     summary = driver.run_pipeline(config)
     assert summary["score"] == 0.9 and summary["seconds"] == sft["seconds"] + rft["seconds"] + 5.0
+
+
+def test_no_stage_trains_once_the_pipelines_budget_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage before is the result, and the last one is not scored in its place."""
+    at_start = "explorer.eval_on_startup=false"
+    config = pipeline_of(tmp_path, at_start, "monitor.stop.pipeline.tokens=1000")
+    sft, _ = run_all(tmp_path, at_start)
+    first, last = stages(config)
+    write_summary(first, sft | {"name": "sft", "spent": {"tokens": 1000.0}})
+    summary_path(last).unlink()
+    monkeypatch.setattr(driver, "run_request", lambda *_: pytest.fail("nothing is run"))
+    monkeypatch.setattr(driver, "open_cluster", lambda *_: None)
+    summary = driver.run_pipeline(config)
+    assert (summary["hf_dir"], summary["steps"]) == (sft["hf_dir"], {"sft": 3, "rft": 0})
+    assert "monitor.stop.pipeline.tokens" in summary["stopped_early"]
 
 
 def test_the_model_of_a_pipeline_is_the_one_that_was_trained_last(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from trinity_core.exchange.tracking.rollouts import rollouts_dir
 from trinity_core.exchange.tracking.run_record import record_path, record_start
 from trinity_core.exchange.tracking.scores import evaluation_text, score_fingerprint
 from trinity_core.run.attempt import PLAIN
+from trinity_core.run.stop import StopRules
 from trinity_core.run.summary import (
     publish,
     read_summary,
@@ -41,7 +42,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def attempt_at(config: Config, began: float) -> Any:
-    stage, rules = SimpleNamespace(made_from={}), SimpleNamespace(reason="")
+    stage, rules = SimpleNamespace(made_from={}), StopRules(config, 0)
     return SimpleNamespace(config=config, began=began, stage=stage, tracking_link=lambda: "", stop_rules=rules)
 
 

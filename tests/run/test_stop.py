@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from trinity_core.base.files import write_json
+from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config
 from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
 from trinity_core.exchange.tracking.run_record import read_record, record_path, record_start
 from trinity_core.run.preflight.stage_plan import _price
-from trinity_core.run.stop import StopRules
+from trinity_core.run.stop import StopRules, spent_by_stages
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +105,31 @@ def test_the_plan_shows_the_price(tmp_path: Path) -> None:
     pace = SimpleNamespace(whole=lambda steps: steps * 36.0)
     assert _price(SimpleNamespace(pace=pace, total_steps=200), 3.5).startswith("7.00")  # type: ignore[arg-type]
     assert _price(SimpleNamespace(pace=None, total_steps=200), 3.5).startswith("3.5 ")  # type: ignore[arg-type]
+
+
+def test_judge_calls_of_steps_and_evaluations(tmp_path: Path) -> None:
+    stop = rules(tmp_path, judge_calls=100)
+    job_dir = stop._config.job_dir
+    MetricsFile(job_dir, "explorer").write(1, {"judge_calls": 60.0, "tokens": 500.0})
+    MetricsFile(job_dir, "eval").write(1, {"eval/test/judge_calls": 30.0}, made_with="x")
+    assert not stop.has_enough()
+    assert (stop.spent()["judge_calls"], stop.spent()["tokens"]) == (90.0, 500.0)
+    MetricsFile(job_dir, "explorer").write(2, {"judge_calls": 10.0})
+    assert stop.has_enough() and stop.reason.startswith("monitor.stop.judge_calls")
+
+
+def test_a_pipelines_budget_counts_all_stages(tmp_path: Path) -> None:
+    config = Config().with_values({"checkpoint_root_dir": str(tmp_path), "monitor.stop.pipeline.tokens": 1000})
+    pipeline_dir = config.job_dir.parent / "pipeline"
+    for folder in (pipeline_dir, config.job_dir, config.job_dir.parent / "other"):
+        folder.mkdir(parents=True)
+    write_json(JobLayout(pipeline_dir).stages, {"sft": "other", "rft": config.name, "last": "not_run"})
+    write_json(config.job_dir.parent / "other" / "summary.json", {"spent": {"tokens": 700.0, "hours": 1.5}})
+    write_json(config.job_dir / "summary.json", {"spent": {"tokens": 5000.0}})  # of an earlier end of this stage
+    elsewhere = spent_by_stages(pipeline_dir, config.name)
+    assert elsewhere == {"tokens": 700.0, "hours": 1.5}
+    stop = StopRules(config, 0, elsewhere)
+    MetricsFile(config.job_dir, "explorer").write(1, {"tokens": 200.0})
+    assert not stop.has_enough()
+    MetricsFile(config.job_dir, "explorer").write(2, {"tokens": 100.0})
+    assert stop.has_enough() and stop.reason.startswith("monitor.stop.pipeline.tokens")

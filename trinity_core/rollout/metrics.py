@@ -15,9 +15,9 @@ from trinity_core.data.experience import Experience, mean_reward
 from trinity_core.exchange.tracking.answers import SHOWN, TaskAnswers, row_digest
 from trinity_core.rollout.runner import Outcome
 from trinity_core.workflows.base import runs_of
-from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
+from trinity_core.workflows.rewards.base import JUDGE_CALLS, VERIFIER_ERRORS
 
-COUNTED = frozenset({VERIFIER_ERRORS})
+COUNTED = frozenset({VERIFIER_ERRORS, JUDGE_CALLS})
 """Metrics of experiences that are summed; all others are averaged over the rollouts that have them."""
 Z95 = 1.959963984540054
 """97.5 % quantile of the normal distribution, for two-sided 95 % intervals."""

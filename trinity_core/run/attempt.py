@@ -47,7 +47,7 @@ from trinity_core.results.doctor import Diagnosis
 from trinity_core.run.nodes import reserve
 from trinity_core.run.pauses import PauseWatch, ask_at_terminal, stopped_by_person
 from trinity_core.run.stage import Stage, StageRequest, unlock_run
-from trinity_core.run.stop import StopRules
+from trinity_core.run.stop import StopRules, spent_by_stages
 from trinity_core.run.tracking_thread import TrackingThread
 from trinity_core.run.verdicts import with_verdicts
 
@@ -90,7 +90,9 @@ class RunAttempt:
         self._explorer: Any = None
         self._engines_started = False
         self._actors = actors.Actors(cluster, self.config, self.placement)
-        self.stop_rules = StopRules(self.config, self.placement.gpu_per_node * self.config.cluster.node_num)
+        elsewhere = spent_by_stages(stage.parent_dir, self.config.name) if stage.parent_dir else {}
+        gpus = self.placement.gpu_per_node * self.config.cluster.node_num
+        self.stop_rules = StopRules(self.config, gpus, elsewhere)
         self.stop_rules.reason = stopped_by_person(self.config, stage.resumed_step)
         self.pauses = PauseWatch(self.config)
         self._is_paused = False

@@ -48,6 +48,7 @@ from trinity_core.run.stage import (
     stage_names,
     unlock_run,
 )
+from trinity_core.run.stop import over_budget, spent_by_stages
 from trinity_core.run.summary import read_summary, score_steps, summary_of_scores, unscored_steps, write_summary
 
 log = logging.getLogger(__name__)
@@ -166,14 +167,27 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool, decision: st
         summaries: dict[str, dict[str, Any]] = {}
         model_path = ""
         for stage in plan.stages:
-            summaries[stage.name] = stage.done or run_stage(stage.flow, stage.name, model_path=model_path)
+            done = stage.done or _left_out(config, stage)
+            summaries[stage.name] = done or run_stage(stage.flow, stage.name, model_path=model_path)
             model_path = summaries[stage.name]["hf_dir"] or model_path
         last = plan.stages[-1].name
-        if plan.evaluates == last and summaries[last]["score"] is None:
+        if plan.evaluates == last and summaries[last]["score"] is None and not summaries[last].get("left_out"):
             scored = run_stage("evaluate", last, which="latest", run=summaries[last]["name"])
             seconds = round(summaries[last]["seconds"] + scored["seconds"], 2)
             summaries[last] |= {"score": scored["score"], "scores": scored["scores"], "seconds": seconds}
         return frontend.call("publish", publish)
+
+
+def _left_out(config: Config, stage: PlannedStage) -> dict[str, Any] | None:
+    """Return the summary of a stage that does not train because a budget of the whole pipeline is spent, else None."""
+    reason = over_budget(config.monitor.stop.pipeline, spent_by_stages(config.job_dir))
+    if not reason or stage.flow not in ("rft", "sft"):
+        return None
+    log.info("%s is left out: monitor.stop.pipeline.%s", stage.config.name, reason)
+    return {
+        "project": config.project, "name": stage.config.name, "step": 0, "score": None, "scores": {}, "seconds": 0.0,
+        "checkpoint_dir": None, "hf_dir": None, "stopped_early": f"monitor.stop.pipeline.{reason}", "left_out": True,
+    }  # fmt: skip
 
 
 def curate(config: Config, stage: str, frontend: Frontend = PLAIN) -> dict[str, Any]:

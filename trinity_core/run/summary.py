@@ -79,6 +79,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any], findings: Sequence[D
         "curated_tasks": curated_folder(config),
         "results": results,
         "stopped_early": attempt.stop_rules.reason,
+        "spent": attempt.stop_rules.spent(),
         "best": _best(config),
         "pauses": [asdict(pause) for pause in read_pauses(config.job_dir)],
         "findings": [asdict(diagnosis) for diagnosis in findings],

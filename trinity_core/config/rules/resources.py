@@ -62,8 +62,10 @@ def colocation_rules(config: Config, asked: bool | None = None) -> Iterator[Find
 
 def stop_rules(config: Config) -> Iterator[Finding]:
     price = "cluster.price_per_hour"
-    if config.monitor.stop.price is not None and config.cluster.price_per_hour is None:
-        yield conflict(config, "monitor.stop.price", f"needs the price of an hour: set {price}.", price)
+    stop = config.monitor.stop
+    for key, budgets in (("monitor.stop", stop), ("monitor.stop.pipeline", stop.pipeline)):
+        if budgets.price is not None and config.cluster.price_per_hour is None:
+            yield conflict(config, f"{key}.price", f"needs the price of an hour: set {price}.", price)
 
 
 def pause_rules(config: Config) -> Iterator[Finding]:

@@ -24,7 +24,22 @@ from trinity_core.config.types import (
 )
 
 
-class StopConfig(Section):
+class BudgetConfig(Section):
+    """What may be spent, counting all attempts."""
+
+    tokens: Count | None = None
+    """Sampled tokens; for supervised runs, tokens trained on."""
+    judge_calls: Count | None = None
+    """Requests to judges (`llm_judge`), with those of evaluations."""
+    hours: Positive | None = None
+    """Hours of work, without the time between attempts."""
+    gpu_hours: Positive | None = None
+    """Hours times GPUs of the run."""
+    price: Positive | None = None
+    """Money, at `cluster.price_per_hour`."""
+
+
+class StopConfig(BudgetConfig):
     """Ends a stage early: it saves, is evaluated, and completes with the reason."""
 
     patience: Count | None = None
@@ -32,14 +47,8 @@ class StopConfig(Section):
     difference paired by task."""
     target: Share | None = None
     """Score that is enough."""
-    tokens: Count | None = None
-    """Budget of sampled tokens; for supervised runs, of tokens trained on."""
-    hours: Positive | None = None
-    """Budget of hours, of all attempts together."""
-    gpu_hours: Positive | None = None
-    """Budget of hours times GPUs of the run."""
-    price: Positive | None = None
-    """Budget of money, at `cluster.price_per_hour`."""
+    pipeline: BudgetConfig = Field(default_factory=BudgetConfig)
+    """Budgets of all stages together. Once one is spent, no further stage trains."""
 
 
 class PauseConfig(Section):

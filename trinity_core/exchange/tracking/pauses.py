@@ -44,7 +44,7 @@ class Decision:
             raise InputError(f"{text!r} is no decision: write stop, continue or continue key=value …", key="decision")
         if decision == STOP and settings:
             raise InputError(f"{text!r} changes settings of a run that stops", key="decision")
-        user = f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"
+        user = f"{os.environ.get('USER') or f'user {os.getuid()}'} on {socket.gethostname()}"
         return cls(decision, settings, by.strip() or user, reason.strip())
 
 

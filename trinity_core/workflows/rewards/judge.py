@@ -12,13 +12,14 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from trinity_core.base.errors import DataError, TrinityError, Unanswered
 from trinity_core.config.schema.explorer import ExternalModelConfig
-from trinity_core.workflows.rewards.base import Reward, RewardItem
+from trinity_core.workflows.rewards.base import JUDGE_CALLS, Reward, RewardItem
 from trinity_core.workflows.rewards.models import REQUESTS_AT_ONCE, RewardModels, conversation, model_reward
 
 if TYPE_CHECKING:
@@ -86,15 +87,21 @@ async def llm_judge(
     seen = [_question(item, rubric, rubric_key, with_reference) for item in items]
     answers = [item.response for item in items]
     if mode == "pointwise":
-        return list(await asyncio.gather(*map(judge.rating, seen, answers)))
+        return [_with_calls(reward, 1) for reward in await asyncio.gather(*map(judge.rating, seen, answers))]
     rewards: list[Reward | None] = [None] * len(items)
     compare = judge.wins if mode == "pairwise" else judge.scores
     for question in dict.fromkeys(seen):
         places = [index for index, other in enumerate(seen) if other == question]
         compared = await compare(question, [answers[index] for index in places])
         for index, reward in zip(places, compared, strict=True):
-            rewards[index] = reward
+            calls = len(places) - 1 if mode == "pairwise" else int(index == places[0])
+            rewards[index] = _with_calls(reward, calls)
     return [reward for reward in rewards if reward is not None]
+
+
+def _with_calls(reward: Reward, calls: int) -> Reward:
+    """Return the reward of an answer with its share of the judge's calls."""
+    return replace(reward, counts={**reward.counts, JUDGE_CALLS: float(calls)})
 
 
 class _Judge:
