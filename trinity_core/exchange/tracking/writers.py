@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trinity_core.base.errors import TrinityError
+from trinity_core.base.errors import Paused, TrinityError
 from trinity_core.base.files import private_folder, read_json, write_json
 from trinity_core.base.registry import Registry
 from trinity_core.config.secrets import without_secrets
@@ -42,6 +42,8 @@ class RunOutcome(Enum):
         """Derive the outcome from the error that ended the run; cancellation, as with Ctrl+C, is not an `Exception`."""
         if error is None:
             return cls.FINISHED
+        if isinstance(error, Paused):
+            return cls.PAUSED
         return cls.FAILED if isinstance(error, Exception) else cls.CANCELLED
 
 
