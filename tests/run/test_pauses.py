@@ -12,6 +12,7 @@ from raising import raising
 
 from trinity_core.base.errors import InputError, Paused, TrinityError
 from trinity_core.config import Config, ConfigError, config_from_dict, stages
+from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.tracking.pauses import (
     AFTER_STEPS,
     Decision,
@@ -23,8 +24,11 @@ from trinity_core.exchange.tracking.pauses import (
     record_pause,
 )
 from trinity_core.results.doctor import Diagnosis
+from trinity_core.run import driver
+from trinity_core.run.attempt import Frontend
 from trinity_core.run.configuration import with_settings
 from trinity_core.run.pauses import PauseWatch, decided, require_waiting, stopped_by_person
+from trinity_core.run.stage import Stage, StageRequest, unlock_run
 
 LR = "algorithm.optimizer.lr"
 
@@ -165,6 +169,49 @@ def test_settings_of_a_stage_are_changed_and_what_its_start_assigned_stays(tmp_p
     assert len(refused.value.problems) == 2
     with raising(InputError, key="name"):
         with_settings(started, ["name=other"])
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_the_driver_asks_between_the_attempts_at_a_stage(
+    tmp_path: Path, tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch, continues: bool
+) -> None:
+    """Also in a fresh folder, which the next attempt keeps. Only the attempts themselves are stand-ins."""
+    columns = {"prompt_key": "question", "response_key": "answer"}
+    data = {"path": str(tiny_folders.data), "split": "sft", "format": columns}
+    config = config_from_dict(
+        {
+            "mode": "train", "checkpoint_root_dir": str(tmp_path), "continue_from_checkpoint": continues,
+            "algorithm": {"algorithm_type": "sft", "optimizer": {"lr": 0.5}},
+            "model": {"model_path": str(tiny_folders.model), "max_model_len": 128},
+            "cluster": {"gpu_per_node": 0},
+            "buffer": {"train_batch_size": 4, "total_steps": 3, "trainer_input": {"experience_buffer": data}},
+        }
+    )  # fmt: skip
+    (config.job_dir / "buffer").mkdir(parents=True)  # of an earlier run
+    attempts: list[Stage] = []
+
+    def attempt(stage: Stage, frontend: Frontend) -> dict[str, Any] | None:
+        attempts.append(stage)
+        if len(attempts) < 3:
+            record_pause(stage.config.job_dir, Pause(0, f"pause {len(attempts)}"))
+        unlock_run(stage)
+        return None if len(attempts) < 3 else {"name": stage.config.name}
+
+    class Person(Frontend):
+        def __init__(self) -> None:
+            self.ask, self.texts = asked("continue name=other", f"continue {LR}=0.25", "continue")
+
+        def decides(self, config: Config, text: str) -> Decision | None:
+            return self.ask(config, text)
+
+    monkeypatch.setattr(driver, "run", attempt)
+    person = Person()
+    summary = driver.run_request(StageRequest(config), person)
+    assert [stage.config.algorithm.optimizer.lr for stage in attempts] == [0.5, 0.25, 0.25]
+    assert len({stage.config.job_dir for stage in attempts}) == 1
+    assert (summary["name"] == config.name) is continues
+    assert [stage.made_from["settings"][LR] for stage in attempts] == [0.5] * 3, "the file's: the stage stays done"
+    assert len(person.texts) == 3 and "pause 2" in person.texts[2]
 
 
 def test_a_part_of_an_asynchronous_run_does_not_pause() -> None:
