@@ -77,6 +77,7 @@ def test_a_step_pauses_again_only_if_the_run_went_back_behind_it(tmp_path: Path)
     config = config_of(tmp_path, after_steps=[2, 5])
     assert pause_steps(config, 2) == {2, 5}, "a kill came between the checkpoint and the record"
     record_pause(config.job_dir, Pause(2, AFTER_STEPS, (), Decision("continue")))
+    record_pause(config.job_dir, Pause(2, "a finding", ("cut-off",), Decision("continue")))
     assert [pause_steps(config, step) for step in (0, 2)] == [{2, 5}, {5}]
 
 

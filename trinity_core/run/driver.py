@@ -81,8 +81,9 @@ def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, 
         summary = _run_to_pause(request, stage, frontend)
         if summary is not None:
             return summary
-        resumed = stage.config.resuming(stage.config.name) if not request.config.stages else request.config
-        request = replace(request, config=resumed, is_ready=False, decision="")
+        # A run in a fresh folder goes on there.
+        config = request.config if request.config.stages else request.config.resuming(stage.config.name)
+        request = replace(request, config=config, is_ready=False, decision="")
         stage = frontend.call("resolve", partial(resolve, request, frontend))
 
 

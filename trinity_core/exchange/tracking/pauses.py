@@ -109,5 +109,5 @@ def pause_at(job_dir: Path, step: int) -> Pause | None:
 
 def pause_steps(config: Config, step: int) -> frozenset[int]:
     """Return the steps after which a run that resumes from `step` pauses: this one only if a kill came before it."""
-    here = pause_at(config.job_dir, step)
-    return frozenset(config.monitor.pause.after_steps) - ({step} if here and here.cause == AFTER_STEPS else set())
+    decided = {pause.step for pause in read_pauses(config.job_dir) if pause.cause == AFTER_STEPS}
+    return frozenset(config.monitor.pause.after_steps) - (decided & {step})
