@@ -296,7 +296,7 @@ class RunAttempt:
                 self._tracking.close(outcome)
         finally:
             try:
-                self._end_actors(outcome.is_success)
+                self._end_actors(outcome is RunOutcome.FINISHED)
             finally:
                 close_cluster(self.cluster)
                 unlock_run(self.stage)
