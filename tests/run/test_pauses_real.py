@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from chaos.comparing import first_difference
 from chaos.killing import ChaosRun
+from chaos.pipeline import WARM_UP_STEPS, pipeline
 
 from trinity_core.base.program import PAUSED
 from trinity_core.data.tiny import TinyFolders
@@ -128,3 +129,22 @@ def at_terminal(run: ChaosRun, answers: list[str]) -> str:
     os.close(master)
     assert not left
     return shown.decode()
+
+
+def test_each_stage_of_a_pipeline_pauses_for_itself(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """The second stage begins with the first one's model, and is stopped: the pipeline ends with it."""
+    with pipeline(tmp_path, tiny_folders, f"monitor.pause.after_steps=[{PAUSE}]") as run:
+        run.through = "flow"
+        for decision, stage, steps in (("", "sft", PAUSE), ("continue", "rft", PAUSE)):
+            waiting = call(run, *(["--decide", decision] if decision else []))
+            assert waiting.returncode == PAUSED, waiting.stderr[-3000:]
+            assert run.steps_of("trainer", stage)[-1] == steps
+        record = read_record(run.root / "checkpoints/chaos/run")
+        assert record is not None and record.present_state is RunState.PAUSED
+        done = call(run, "--decide", "stop")
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert run.steps_of("trainer", "rft")[-1] == PAUSE
+    summary = json.loads((run.root / "checkpoints/chaos/run/summary.json").read_text())
+    assert summary["steps"] == {"sft": WARM_UP_STEPS, "rft": PAUSE}
+    assert "rft: " in summary["stopped_early"] and "stop" in summary["stopped_early"]
+    assert summary["score"] is not None, "the result of the stopped stage is evaluated"
