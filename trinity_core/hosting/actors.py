@@ -350,6 +350,11 @@ class Trainers:
         raise AssertionError("the last restart returns or raises")
 
     @property
+    def has_ended(self) -> bool:
+        """True once the workers have trained their last step, or have failed."""
+        return self._ended.is_set()
+
+    @property
     def rewinds(self) -> int:
         """Number of times the trainer has gone back to a checkpoint and is ready again."""
         return max(0, self._connected - 1)

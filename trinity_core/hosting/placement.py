@@ -128,7 +128,7 @@ def place(config: Config, machine: Machine) -> Placement:
     for fault in gpu_rules(config, per_node):
         raise TrinityError(str(fault), key=fault.key)
     others_gpus = sum(model.engine_num * model.tensor_parallel_size for model in models)
-    left = total - engines * rollout.tensor_parallel_size - others_gpus
+    left = total - engines * rollout.tensor_parallel_size - others_gpus - config.gpus_beside
     engine_gpus = float(rollout.tensor_parallel_size)
     trainers, trainer_gpus = (config.trainer.worker_num or left, 1.0) if trains else (0, 0.0)
     if trains and left == 0:
@@ -136,7 +136,7 @@ def place(config: Config, machine: Machine) -> Placement:
     engine_threads, trainer_threads = threads(machine.cpus, engines + others, max(trainers // nodes, 1), False)
     return Placement(
         per_node, engines, engine_gpus, auxiliary, trainers, trainer_gpus, engine_threads, trainer_threads, in_turn,
-        engines * engine_gpus + others_gpus + trainers * trainer_gpus, colocated=colocated,
+        engines * engine_gpus + others_gpus + trainers * trainer_gpus + config.gpus_beside, colocated=colocated,
     )  # fmt: skip
 
 

@@ -284,9 +284,12 @@ class Explorer:
             self._rewound_to = None
 
     async def evaluate_if_due(self) -> None:
-        """Evaluate at the start of a new run (`eval_on_startup`), and when the version passes an `eval_interval`."""
+        """Evaluate at the start of a new run (`eval_on_startup`), and when the version passes an `eval_interval`.
+
+        Not with `eval_beside_training`.
+        """
         explorer, version = self.config.explorer, self.version or 0
-        if not self._open.eval_tasksets:
+        if not self._open.eval_tasksets or explorer.eval_beside_training:
             return
         if self._evaluated is None:
             at_start = self._step == 0 and version == 0

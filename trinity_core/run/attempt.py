@@ -55,14 +55,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def open_attempt(stage: Stage) -> RunAttempt:
+def open_attempt(stage: Stage, make: Callable[[Stage, Cluster], RunAttempt] | None = None) -> RunAttempt:
     """Start or join Ray and begin to load the engines; the trainer starts when it is first used."""
     components = components_of(stage.config, stage.placement)
     with on_failure(lambda: withdraw(stage.config, sys.exception(), components)):
         cluster = open_cluster(stage.config, stage.placement.gpu_per_node)
         with on_failure(partial(close_cluster, cluster)):
             stage = replace(stage, placement=reserve(cluster, stage.config, stage.placement))
-        attempt = RunAttempt(stage, cluster).start()
+        attempt = (make or RunAttempt)(stage, cluster).start()
     log.info(
         "Ray is up: %s engine(s), %s trainer worker(s), %s GPU(s) per node",
         stage.placement.engines, stage.placement.trainers, stage.placement.gpu_per_node,

@@ -10,9 +10,11 @@ to start a run leads here (`run/driver.py`); a frontend calls the steps directly
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.run.attempt import PLAIN, Frontend, RunAttempt, open_attempt
+from trinity_core.run.evaluation_beside import BESIDE, evaluate_beside
 from trinity_core.run.examination import examined
 from trinity_core.run.stage import Stage
 from trinity_core.run.summary import publish, score_steps, unscored_result
@@ -71,13 +73,16 @@ def run(stage: Stage, frontend: Frontend = PLAIN) -> dict[str, Any] | None:
     None if it has saved and waits for a person (`monitor.pause`).
     """
     with frontend.call("cluster", lambda: open_attempt(stage)) as attempt:
-        loops = {
+        loops: dict[str, Callable[[], Any]] = {
             "explore": lambda: attempt.explore(explore, frontend.report),
             "train": lambda: attempt.train(train, frontend.report),
         }
         components = {name: loop for name, loop in loops.items() if name in attempt.components and not attempt.is_over}
+        if "train" in components and attempt.config.evaluates_beside:
+            components[BESIDE] = lambda: evaluate_beside(attempt)
         with examined(attempt.config, frontend, attempt.pauses.note_findings):
             results = frontend.run_components(attempt, components)
+        results.pop(BESIDE, None)
         attempt.raise_if_cancelled()
         if attempt.begins_pause(results.get("train")):
             return None

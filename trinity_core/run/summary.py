@@ -227,29 +227,33 @@ def unscored_result(attempt: RunAttempt) -> list[int]:
 def score_steps(attempt: RunAttempt, steps: Sequence[int]) -> dict[int, dict[str, float]]:
     """Score the weights of each step on every eval set; return step → metric → value.
 
-    Checkpoints that a running trainer has removed meanwhile are skipped with a warning. Raises TrinityError if none is
-    left.
+    Raises TrinityError if a running trainer has removed the checkpoints of all of them meanwhile.
     """
-    config, scores = attempt.config, {}
-    for step in steps:
-        if step and not _is_there(config, step):
-            log.warning("the checkpoint of step %d has been removed and is not scored", step)
-            continue
-        try:
-            folder = attempt.huggingface_folder(step, config.engine_adapter is None) if step else None
-            scores[step] = attempt.score(step, folder)
-        except (DataError, OSError):
-            if not step or _is_there(config, step):
-                raise
-            log.warning("the checkpoint of step %d was removed while it was scored", step)
-            continue
-        log.info("step %s: %s", step, scores_text(evaluation_of(config, step)))
+    scores = {step: score for step in steps if (score := score_step(attempt, step)) is not None}
     if steps and not scores:
         raise TrinityError(
-            f"None of the checkpoints to score is left in {config.job_dir}: training has continued and removed them "
-            "(trainer.max_checkpoints_to_keep). Score a later one.",
+            f"None of the checkpoints to score is left in {attempt.config.job_dir}: training has continued and removed "
+            "them (trainer.max_checkpoints_to_keep). Score a later one.",
             key="trainer.max_checkpoints_to_keep",
         )
+    return scores
+
+
+def score_step(attempt: RunAttempt, step: int) -> dict[str, float] | None:
+    """Score the weights of a step on every eval set; None, with a warning, if a running trainer has removed them."""
+    config = attempt.config
+    if step and not _is_there(config, step):
+        log.warning("the checkpoint of step %d has been removed and is not scored", step)
+        return None
+    try:
+        folder = attempt.huggingface_folder(step, config.engine_adapter is None) if step else None
+        scores = attempt.score(step, folder)
+    except (DataError, OSError):
+        if not step or _is_there(config, step):
+            raise
+        log.warning("the checkpoint of step %d was removed while it was scored", step)
+        return None
+    log.info("step %s: %s", step, scores_text(evaluation_of(config, step)))
     return scores
 
 

@@ -44,7 +44,7 @@ from trinity_core.exchange.checkpoints.commit import Entry, begin, commit
 from trinity_core.exchange.checkpoints.resume import abandon_after, latest_whole, update_meta, whole_steps
 from trinity_core.exchange.pinned import CopyStream
 from trinity_core.exchange.tracking.champions import champion_steps
-from trinity_core.exchange.tracking.scores import best_steps
+from trinity_core.exchange.tracking.scores import best_steps, due_for_evaluation
 from trinity_core.training.distributed import Ranks, broadcast_bytes, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.learner import Learner
@@ -309,13 +309,14 @@ class Savepoints:
                 publisher.keep_for_resume(step, copying)
 
     def _best(self) -> list[int]:
-        """Return the steps of checkpoints that are kept at any age: the best whole ones by score, the project's
-        champions; all if no score is known."""
+        """Return the steps of checkpoints that are kept at any age: the best whole ones by score, those yet to be
+        scored, the project's champions; all if no score is known."""
         if self.keep is None:
             return []
         whole = whole_steps(self.layout.root)
         try:
-            return sorted({*best_steps(self.config, whole), *champion_steps(self.layout.root)})
+            waiting = due_for_evaluation(self.config, whole)
+            return sorted({*best_steps(self.config, whole), *waiting, *champion_steps(self.layout.root)})
         except (OSError, TrinityError) as error:  # the new checkpoint is worth more than the space of an old one
             log.warning("the scores of checkpoints cannot be compared, so none is removed: %s", error)
             return whole

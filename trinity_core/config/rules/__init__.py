@@ -33,6 +33,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         resources.lora_rules,
         explorer.auxiliary_rules,
         explorer.engine_argument_rules,
+        explorer.evaluation_rules,
         explorer.external_rules,
         explorer.openai_api_rules,
         _serve,

@@ -64,6 +64,34 @@ def engine_argument_rules(config: Config) -> Iterator[Finding]:
         yield conflict(config, "algorithm.rollout_correction", message, "algorithm.algorithm_type")
 
 
+def evaluation_rules(config: Config) -> Iterator[Finding]:
+    """An evaluation beside training scores checkpoints, of a run on one node."""
+    explorer, saves = config.explorer, config.trainer.save_interval
+    if not explorer.eval_beside_training or config.mode == "bench":
+        return
+    for is_fault, message, rests_on in (
+        (config.mode not in ("both", "train"), f"is for runs that train, not for mode {config.mode}.", "mode"),
+        (
+            not config.buffer.explorer_input.eval_tasksets,
+            "needs buffer.explorer_input.eval_tasksets.",
+            "buffer.explorer_input.eval_tasksets",
+        ),
+        (
+            explorer.eval_interval and (not saves or explorer.eval_interval % saves),
+            f"scores checkpoints: make explorer.eval_interval ({explorer.eval_interval}) a multiple of "
+            f"trainer.save_interval ({saves}).",
+            "trainer.save_interval",
+        ),
+        (
+            config.cluster.node_num > 1,
+            "is for one node: use `trinity evaluate --which missing` beside the run.",
+            "cluster.node_num",
+        ),
+    ):
+        if is_fault:
+            yield conflict(config, "explorer.eval_beside_training", message, rests_on, "explorer.eval_interval")
+
+
 def external_rules(config: Config) -> Iterator[Finding]:
     """Check the address, the model's name, and that a variable's name is given instead of a key. Values may be secrets,
     so none is repeated."""

@@ -14,6 +14,7 @@ SHARED_GPU_MEMORY = 0.7
 """Maximum `gpu_memory_utilization` at which an engine leaves room for a trainer on the same GPU."""
 MAX_STALENESS = "synchronizer.max_staleness"
 STYLE, STRATEGY = "synchronizer.sync_style", "algorithm.sample_strategy"
+BESIDE = "explorer.eval_beside_training"
 COLOCATE, PER_NODE, SIZE = "cluster.colocate", "cluster.gpu_per_node", "tensor_parallel_size"
 
 
@@ -98,9 +99,16 @@ def gpu_rules(config: Config, per_node: int) -> Iterator[Finding]:
         yield conflict(config, f"{key}.{SIZE}", message, PER_NODE)
     if large:
         return
-    engines = sum(model.engine_num * model.tensor_parallel_size for model in models.values())
+    engines = sum(model.engine_num * model.tensor_parallel_size for model in models.values()) + config.gpus_beside
     key, workers = "explorer.rollout_model.engine_num", config.trainer.worker_num
-    rests_on = (PER_NODE, f"explorer.rollout_model.{SIZE}", "cluster.node_num", key, "explorer.auxiliary_models")
+    rests_on = (
+        PER_NODE,
+        f"explorer.rollout_model.{SIZE}",
+        "cluster.node_num",
+        key,
+        "explorer.auxiliary_models",
+        BESIDE,
+    )
     have = f"and there {'is' if total == 1 else 'are'} {total} (cluster.node_num x cluster.gpu_per_node)"
     shares = engines == total and shares_a_gpu(config, total)
     if engines > total:

@@ -238,6 +238,20 @@ class Config(Section):
         return models
 
     @property
+    def evaluates_beside(self) -> bool:
+        """True if checkpoints are scored while the run trains, by engines of their own."""
+        return self.explorer.eval_beside_training and self.mode in ("both", "train")
+
+    @property
+    def gpus_beside(self) -> int:
+        """GPUs for an evaluation beside training: one engine of the policy's, and the auxiliary models once more."""
+        if not self.evaluates_beside:
+            return 0
+        models = self.explorer.auxiliary_models
+        others = sum(model.engine_num * model.tensor_parallel_size for model in models)
+        return self.explorer.rollout_model.tensor_parallel_size + others
+
+    @property
     def is_synchronous(self) -> bool:
         """True if each explore step waits for the version that is due: fixed style, trainer and explorer in one run."""
         return self.mode == "both" and self.synchronizer.sync_style == "fixed"

@@ -1,0 +1,144 @@
+"""`explorer.eval_beside_training`: scores of checkpoints while the run trains, on real parts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from trinity_core.config import config_from_dict
+from trinity_core.config.findings import ConfigError
+from trinity_core.data.tiny import TinyFolders
+from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.hosting.placement import Machine, place
+
+STEPS = 6
+
+
+def settings(root: Path, tiny: TinyFolders, is_beside: bool, **sections: Any) -> dict[str, Any]:
+    columns = {"format": {"prompt_key": "question", "response_key": "answer"}}
+    taskset = {"name": "train", "path": str(tiny.data), "split": "train", "reward_fn_args": {"pattern": "e"}, **columns}
+    held_out = {**taskset, "name": "test", "split": "test", "rollout_args": {"temperature": 1.0}}
+    values: dict[str, Any] = {
+        "project": "p", "name": "beside" if is_beside else "between", "checkpoint_root_dir": str(root), "seed": 3,
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2, "optimizer": {"lr": 1e-3}},
+        "model": {"model_path": str(tiny.model), "max_prompt_tokens": 88, "max_response_tokens": 40},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {
+            "batch_size": 2, "total_steps": STEPS,
+            "explorer_input": {
+                "taskset": taskset, "eval_tasksets": [held_out], "default_reward_fn_type": "format_reward",
+            },
+        },
+        "explorer": {
+            "eval_interval": 2, "eval_beside_training": is_beside,
+            "rollout_model": {"enforce_eager": True, "kv_cache_gib": 1},
+        },
+        "synchronizer": {"sync_method": "memory"},
+        "trainer": {"save_interval": 2, "max_checkpoints_to_keep": 1},
+        "monitor": {"monitor_type": "tensorboard"},
+    }  # fmt: skip
+    for name, section in sections.items():
+        values[name] = values[name] | section
+    return values
+
+
+def begin(root: Path, values: dict[str, Any]) -> subprocess.Popen[str]:
+    file = root / f"{values['name']}.yaml"
+    file.write_text(yaml.safe_dump(values))
+    command = [sys.executable, "-m", "trinity_core.run", "--config", str(file)]
+    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def run(root: Path, values: dict[str, Any]) -> str:
+    with begin(root, values) as process:
+        said = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, said[-3000:]
+    return said
+
+
+def evaluations(root: Path, name: str) -> list[MetricLine]:
+    return [line for line in read_metrics(root / "p" / name) if line.source == "eval"]
+
+
+def numbers(line: MetricLine) -> dict[str, float]:
+    return {name: value for name, value in line.metrics.items() if name != "eval/seconds"}
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1300)
+def test_scores_beside_training_are_those_between_steps(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """Each under its own step, also of checkpoints older than the one that is kept; the steps are the same too."""
+    for is_beside in (False, True):
+        run(tmp_path, settings(tmp_path, tiny_folders, is_beside))
+    between, beside = (evaluations(tmp_path, name) for name in ("between", "beside"))
+    assert sorted(line.step for line in beside) == [0, 2, 4, 6]
+    assert {line.step: numbers(line) for line in beside} == {line.step: numbers(line) for line in between}
+    norms = [
+        [line.metrics["actor/grad_norm"] for line in read_metrics(tmp_path / "p" / name) if line.source == "trainer"]
+        for name in ("between", "beside")
+    ]
+    assert norms[0] == norms[1] and len(norms[0]) == STEPS and max(norms[0]) > 0
+    summary = json.loads((tmp_path / "p/beside/summary.json").read_text())
+    assert summary["score"] is not None and set(summary["results"]) == {"explore", "train"}
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+def test_an_evaluation_that_is_killed_is_repeated_once(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """In a run from given answers, which has no engines of its own."""
+    supervised = {
+        "trainer_input": {
+            "experience_buffer": {
+                "name": "sft", "path": str(tiny_folders.data), "split": "sft",
+                "format": {"prompt_key": "question", "response_key": "answer"},
+            }
+        }
+    }  # fmt: skip
+    values = settings(tmp_path, tiny_folders, True, algorithm={"algorithm_type": "sft", "repeat_times": 1})
+    values |= {"mode": "train", "buffer": values["buffer"] | supervised}
+    with begin(tmp_path, values) as process:
+        wait_for_evaluation(process).kill()
+        said = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, said[-3000:]
+    assert "is repeated" in said
+    assert Counter(line.step for line in evaluations(tmp_path, "beside")) == {0: 1, 2: 1, 4: 1, 6: 1}
+
+
+def wait_for_evaluation(run: subprocess.Popen[str]) -> psutil.Process:
+    """Return the process that drives the evaluation, once it is at low priority."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        for process in psutil.Process(run.pid).children(recursive=True):
+            if "ray::Explorer" in " ".join(process.cmdline()) and process.nice() >= 10:
+                return process
+        time.sleep(0.1)
+    raise AssertionError("no evaluation has begun")
+
+
+def refused(values: dict[str, Any]) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        config_from_dict(values)
+    return [problem.key for problem in error.value.problems]
+
+
+def test_an_interval_between_checkpoints_is_refused(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    values = settings(tmp_path, tiny_folders, True, trainer={"save_interval": 4})
+    assert refused(values) == ["explorer.eval_beside_training"]
+
+
+def test_the_evaluation_has_a_gpu_of_its_own(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    values = settings(tmp_path, tiny_folders, True, cluster={"gpu_per_node": 3})
+    placed = place(config_from_dict(values), Machine(8, 3))
+    assert (placed.engines, placed.trainers, placed.gpus) == (1, 1, 3)
+    assert refused(settings(tmp_path, tiny_folders, True, cluster={"gpu_per_node": 2})) == [
+        "explorer.rollout_model.engine_num"
+    ]

@@ -1,0 +1,106 @@
+"""Evaluation beside training: an engine of its own scores each checkpoint while the run goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from functools import partial
+from typing import Any
+
+import psutil
+
+from trinity_core.base.errors import TransientFault
+from trinity_core.base.layout import MANIFEST
+from trinity_core.exchange.checkpoints.resume import whole_steps
+from trinity_core.exchange.tracking.scores import due_for_evaluation, valid_scores
+from trinity_core.hosting.cluster import Cluster
+from trinity_core.hosting.faults import Stopped
+from trinity_core.run.attempt import RunAttempt, open_attempt
+from trinity_core.run.stage import Stage, StageRequest, choose_stage
+from trinity_core.run.summary import score_step
+
+log = logging.getLogger(__name__)
+BESIDE = "evaluate beside training"
+"""Name of the component of a run."""
+LOOK_SECONDS = 1.0
+"""Interval at which new checkpoints are looked for."""
+NICENESS = 10
+"""Of the evaluation's processes: the run's come first where both want a core."""
+REPEATS = 3
+"""Repetitions of an evaluation whose processes were lost, before the attempt at the run fails."""
+
+
+class EvaluationAttempt(RunAttempt):
+    """The processes of the evaluation, which ends with its run."""
+
+    def __init__(self, stage: Stage, cluster: Cluster, run: RunAttempt) -> None:
+        self._run = run
+        super().__init__(stage, cluster)
+
+    def is_stopping(self) -> bool:
+        return super().is_stopping() or self._run.is_stopping()
+
+
+def evaluate_beside(run: RunAttempt) -> None:
+    """Score the checkpoints of a run as they appear, and at its end the last one.
+
+    Raises Stopped if the run is asked to stop, TransientFault if the evaluation's processes are lost too often.
+    """
+    config = run.config.with_values({"explorer.rollout_model.engine_num": 1})
+    stage = choose_stage(StageRequest(config, "evaluate", run=config.name, is_ready=True), is_ready=True)
+    for repeat in range(REPEATS + 1):
+        try:
+            with open_attempt(stage, partial(EvaluationAttempt, run=run)) as evaluation:
+                _score_until_trained(run, evaluation)
+            return
+        except Stopped:
+            raise
+        except TransientFault as fault:
+            if repeat == REPEATS:
+                raise
+            log.warning("the evaluation beside training is repeated: %s", fault)
+
+
+def _score_until_trained(run: RunAttempt, evaluation: RunAttempt) -> None:
+    for actor in (*evaluation.engines(), evaluation.explorer()):
+        actor.__ray_call__.remote(_lower_priority)
+    tried: set[tuple[int, int]] = set()
+    """Checkpoints, by step and time of their manifest: a run that goes back writes another one of the same step."""
+    while True:
+        is_over = run.trainers.has_ended  # before looking: the last checkpoint is there by then
+        steps = {step: _written_at(evaluation, step) for step in _due(run, evaluation, is_over)}
+        todo = [(step, written) for step, written in steps.items() if (step, written) not in tried]
+        if todo:
+            tried.add(todo[0])
+            score_step(evaluation, todo[0][0])
+        elif is_over:
+            return
+        else:
+            evaluation.check()
+            if evaluation.is_stopping():
+                raise Stopped("The evaluation beside training has ended with its run.")
+            time.sleep(LOOK_SECONDS)
+
+
+def _due(run: RunAttempt, evaluation: RunAttempt, is_over: bool) -> list[int]:
+    """Return the steps to score, without those that have a score; step 0 is the model that the run began with."""
+    config = evaluation.config
+    whole, scores = whole_steps(config.job_dir), valid_scores(config)
+    begins = [0] if config.explorer.eval_on_startup and not run.stage.resumed_step else []
+    steps = [*begins, *due_for_evaluation(config, whole), *(whole[-1:] if is_over else ())]
+    return [step for step in dict.fromkeys(steps) if step not in scores]
+
+
+def _written_at(evaluation: RunAttempt, step: int) -> int:
+    """Return when the checkpoint was written, in ns since 1970; 0 if it is gone, or for step 0."""
+    try:
+        return (evaluation.config.layout.step(step) / MANIFEST).stat().st_mtime_ns if step else 0
+    except FileNotFoundError:
+        return 0
+
+
+def _lower_priority(_actor: Any) -> None:
+    """Lower the priority of every thread of an actor's process; what they start inherits it."""
+    for thread in psutil.Process().threads():
+        os.setpriority(os.PRIO_PROCESS, thread.id, NICENESS)
