@@ -12,7 +12,7 @@ from trinity_core.algorithms.objective import Objective
 from trinity_core.base.errors import InputError
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.training.batch import batch_metrics, make_batch
-from trinity_core.training.update import prepare
+from trinity_core.training.update import prepare, row_advantages
 
 CPU = torch.device("cpu")
 
@@ -99,6 +99,19 @@ def test_masked_answer_counts_in_its_group(make_config):
     rows[0] = replace(rows[0], action_mask=rows[0].action_mask & False, versions=np.zeros(rows[0].response_length))
     assert not lay_out(rows, objective).excluded.any()
     assert batch_metrics(lay_out(rows, objective), 0)["experience/rollouts"] == 4.0
+
+
+def test_advantages_of_a_row_are_one_number_or_one_for_each_token_in_the_loss(make_config):
+    """GRPO: rewards 1, 0, 0, 1 less their mean 0.5, by their deviation 1 / sqrt(3). None for a row without a reward."""
+    rows = [replace(row, reward=reward) for row, reward in zip(make_rows(1)[:4], (1.0, 0.0, 0.0, 1.0), strict=True)]
+    objective = Objective(make_config().algorithm)
+    prepared, _ = prepare(objective, lay_out([*rows, replace(rows[0], reward=None)], objective), None, None, None)
+    *judged, unjudged = row_advantages(prepared)
+    assert judged == pytest.approx([0.75**0.5, -(0.75**0.5), -(0.75**0.5), 0.75**0.5], rel=1e-4) and unjudged is None
+    by_token = torch.arange(prepared.advantages.numel()).view_as(prepared.advantages) / 3
+    tokens = row_advantages(replace(prepared, advantages=by_token))[1]
+    assert tokens.dtype == np.float16 and len(tokens) > 1
+    assert tokens == pytest.approx(by_token[1][prepared.batch.mask[1]].numpy(), rel=1e-3)
 
 
 def taught(rows):

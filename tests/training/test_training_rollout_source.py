@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from store.store_helpers import make_rows
 
@@ -15,6 +16,7 @@ from trinity_core.config import config_from_dict
 from trinity_core.data.lengths import takes_whole_step
 from trinity_core.data.tiny import write_jsonl
 from trinity_core.exchange.store import run_store
+from trinity_core.exchange.store.archive import lines_of
 from trinity_core.training import sources
 from trinity_core.training.sources import BatchSource, RolloutSource, open_source
 
@@ -99,6 +101,19 @@ def test_explorers_know_that_a_trainer_is_at_work(source: RolloutSource, monkeyp
             pass
     source.store.commit(4)
     assert source.store.trainer().finished
+
+
+def test_advantages_are_archived_with_the_rows_that_were_trained_on(source: RolloutSource) -> None:
+    source.store.put("explorer", 1, {}, make_rows(4, 8), 0)
+    source.store.mark_finished("explorer")
+    for step in (1, 2):
+        batch = source.draw(step, lambda: False, lambda _: None)
+        advantages = [(100 * step + row) / 100 for row in range(len(batch or ()))]
+        source.record_advantages(step, [*advantages[:-1], np.array([1 / 3, step], np.float16)])
+    source.before_save(1)
+    source.before_save(2)
+    archived = [[line["advantage"] for line in lines_of(source.archive.path, step)] for step in (1, 2)]
+    assert archived == [[*((100 * step + row) / 100 for row in range(15)), [0.3333, step]] for step in (1, 2)]
 
 
 def test_changed_expert_data_is_refused_by_a_resume(make_config: Any, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.training import CriticSettings, TrainSettings, dtype_of, train_settings
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.checkpoints.beginning import model_name
+from trinity_core.exchange.store.archive import RowAdvantage
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.distributed import Ranks, broadcast_bytes
 from trinity_core.training.engine import (
@@ -67,6 +68,7 @@ from trinity_core.training.update import (
     micro_batches,
     needs_old_logprobs_first,
     prepare,
+    row_advantages,
     spare_backward,
     step_in_error,
     update,
@@ -146,6 +148,8 @@ class Learner:
         self.cut = _limits(settings, self.objective.policy_loss.rows_per_unit, fast_paths, ranks)
         rows = None if settings.use_dynamic_bsz else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens * ranks.sharing, rows=rows)
+        self.advantages: list[RowAdvantage] = []
+        """Of the rows of the latest batch, on the first rank."""
 
     def _require_head(self, fast_paths: FastPaths, model_type: str) -> None:
         """Raise TrinityError if a part needs whole distributions and they cannot be computed here."""
@@ -191,6 +195,8 @@ class Learner:
             prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values, entropies, signals)
         metrics |= advantage_metrics
         judged = ~batch.excluded
+        has_advantages = self.objective.advantage_name != "none" and self.ranks.first
+        self.advantages = row_advantages(prepared) if has_advantages else []
         if self.objective.advantage_name != "none" and judged.any():
             zero = ~prepared.advantages.any(-1)[judged]
             metrics["advantages/zero_rows"] = int(zero.sum()) / len(zero)

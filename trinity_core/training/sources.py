@@ -23,7 +23,7 @@ from trinity_core.data.schedule import TaskSchedule, check_order, open_tasksets
 from trinity_core.data.supervised import Kind, SupervisedMixture, SupervisedSet
 from trinity_core.data.tokenizer import endless_answers, policy_encoder
 from trinity_core.exchange.checkpoints.resume import latest_whole, read_meta, update_meta
-from trinity_core.exchange.store.archive import Archive
+from trinity_core.exchange.store.archive import Archive, RowAdvantage
 from trinity_core.exchange.store.earlier_rollouts import read_answers
 from trinity_core.exchange.store.expert import ExpertData, ExpertMixture, ExpertSource
 from trinity_core.exchange.store.members import Contribution, Stats
@@ -96,6 +96,9 @@ class BatchSource:
         """Return the last stored explore step of the run's own explorer."""
         return 0
 
+    def record_advantages(self, step: int, advantages: Sequence[RowAdvantage]) -> None:
+        """Record the advantages of the rows of train step `step`, in the order of its batch."""
+
     def before_save(self, step: int) -> None:
         """Make the batches up to `step` durable, before the checkpoint that depends on them is committed."""
 
@@ -152,6 +155,8 @@ class RolloutSource(BatchSource):
         self.explorer = config.explorer.name
         self.explorer_meta = config.layout.explorer_meta
         self.archive = Archive(config.layout.archive)
+        self._advantages: dict[int, Sequence[RowAdvantage]] = {}
+        """Those that are not in the archive yet, by train step."""
         self.rows = config.buffer.train_batch_size
         self.whole_step = takes_whole_step(config)
         self.timeout = buffer.max_read_timeout
@@ -223,12 +228,18 @@ class RolloutSource(BatchSource):
     def explored(self) -> int:
         return self.store.explorer_steps().get(self.explorer, 0)
 
+    def record_advantages(self, step: int, advantages: Sequence[RowAdvantage]) -> None:
+        self._advantages[step] = advantages
+
     def before_save(self, step: int) -> None:
         """Flush the store, archive the batches up to `step`, and record what the order of expert rows depends on."""
         if self.order:
             update_meta(self.meta, order=self.order)
         self.store.flush()
-        self.archive.extend(step, self.store.batch)
+        self.archive.extend(step, self.store.batch, self._advantages)
+        for archived in list(self._advantages):  # a copy: this is a thread of its own, and training goes on
+            if archived <= step:
+                del self._advantages[archived]
 
     def commit(self, step: int, oldest: int) -> None:
         """Make the batches up to `step` final and delete rows trained long ago that are not used again.

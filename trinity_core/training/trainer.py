@@ -166,6 +166,7 @@ class Trainer:
         if not self._is_updated:
             check_first_gap(progress.metrics, step, self._config, self.ranks.device.type == "cuda")
         if self.ranks.first:
+            self.source.record_advantages(step, self.learner.advantages if batch else ())
             self._signal.note(batch, progress.metrics)
         progress.step = step
         if self._gpu is not None:

@@ -21,6 +21,7 @@ from trinity_core.algorithms.divergence import Taught
 from trinity_core.algorithms.objective import Objective
 from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.data.experience import STEP_REWARD, Experience, rollouts_of
+from trinity_core.exchange.store.archive import RowAdvantage
 from trinity_core.training.batch import Batch
 from trinity_core.training.batching import LARGEST_MASK, pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks
@@ -171,6 +172,21 @@ def prepare(
     )
     prepared = Prepared(batch, result.advantages, result.returns, old_logprobs, ref_logprobs, values, result.selected)
     return prepared, result.metrics
+
+
+def row_advantages(prepared: Prepared) -> list[RowAdvantage]:
+    """Return the advantage of each row: one number if its tokens in the loss share it, else float16 for each of these
+    tokens; None for a row without such tokens or without an advantage."""
+    rows: list[RowAdvantage] = []
+    excluded = prepared.batch.excluded.tolist()
+    grids = prepared.advantages.float().cpu(), prepared.batch.mask.cpu()
+    for advantages, mask, is_excluded in zip(*grids, excluded, strict=True):
+        values = advantages[mask]
+        if is_excluded or not len(values):
+            rows.append(None)
+        else:
+            rows.append(float(values[0]) if bool((values == values[0]).all()) else values.half().numpy())
+    return rows
 
 
 def _sampler_logprobs(batch: Batch, old_logprobs: Tensor | None) -> Tensor | None:

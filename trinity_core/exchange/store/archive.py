@@ -13,8 +13,11 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat, takewhile
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import clear_errors, read_json, sync_file, when_room, write_json
@@ -22,6 +25,12 @@ from trinity_core.base.runlock import one_at_a_time
 from trinity_core.data.experience import Experience, arrays_json, as_json
 
 Line = dict[str, Any]
+Advantage = float | list[float]
+"""A row's advantage in its line: the same for all its tokens in the loss, or one for each of them."""
+RowAdvantage = float | np.ndarray | None
+"""The same in memory, where it stays until a checkpoint is saved; float16 for each token. None: the row has none."""
+Advantages = Mapping[int, Sequence[RowAdvantage]]
+"""Train step → the advantages of its rows, in the order of the batch."""
 SHORT = 4096
 """Range in bytes below which lines are read one by one."""
 EVERY_STEP = 2**63 - 1
@@ -58,6 +67,17 @@ def line_header(raw: bytes) -> tuple[int, str] | None:
     return int(line["step"]), line["group"]
 
 
+def lines_of(path: Path, step: int) -> list[Line]:
+    """Return the lines of train step `step`, found by bisection; none if there is no such file or step."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(first_line_of(file, step))
+        headers = ((raw, line_header(raw)) for raw in file)
+        until = takewhile(lambda entry: entry[1] is not None and entry[1][0] <= step, headers)
+        return [json.loads(raw) for raw, header in until if header is not None and header[0] == step]
+
+
 class Archive:
     """Writes the file; there must be only one writer."""
 
@@ -73,8 +93,10 @@ class Archive:
         self._line = line or as_line
         self._last: int | None = None
 
-    def extend(self, upto: int, batch: Callable[[int], Sequence[Experience]]) -> None:
-        """Append the batches that are not in the file yet, up to step `upto`."""
+    def extend(
+        self, upto: int, batch: Callable[[int], Sequence[Experience]], advantages: Advantages | None = None
+    ) -> None:
+        """Append the batches that are not in the file yet, up to step `upto`, with the advantages that are known."""
         if self._last is None:
             self._last = self._kept(EVERY_STEP)[0]
         if upto <= self._last:
@@ -82,15 +104,18 @@ class Archive:
         last = self._last
         size = self.path.stat().st_size if self.path.exists() else 0
         with clear_errors("writing", self.path):
-            when_room(lambda: self._append(size, range(last + 1, upto + 1), batch), self.path)
+            when_room(lambda: self._append(size, range(last + 1, upto + 1), batch, advantages or {}), self.path)
         self._last = upto
 
-    def _append(self, size: int, steps: Sequence[int], batch: Callable[[int], Sequence[Experience]]) -> None:
+    def _append(
+        self, size: int, steps: Sequence[int], batch: Callable[[int], Sequence[Experience]], advantages: Advantages
+    ) -> None:
         with self.path.open("a", encoding="utf-8", errors="replace") as file:
             file.truncate(size)
             for step in steps:
-                lines = (json.dumps(self._line(step, row), ensure_ascii=False, default=as_json) for row in batch(step))
-                file.writelines(f"{line}\n" for line in lines)
+                for row, advantage in zip(batch(step), chain(advantages.get(step, ()), repeat(None)), strict=False):
+                    line = self._line(step, row) | ({} if advantage is None else {"advantage": _in_line(advantage)})
+                    file.write(f"{json.dumps(line, ensure_ascii=False, default=as_json)}\n")
         sync_file(self.path)
 
     def rewind(self, step: int) -> None:
@@ -140,6 +165,13 @@ class Archive:
                         break
                     last, size = header[0], size + len(raw)
         return last, size
+
+
+def _in_line(advantage: float | np.ndarray) -> Advantage:
+    """Round to 4 digits."""
+    if isinstance(advantage, np.ndarray):
+        return [float(f"{value:.4g}") for value in advantage.tolist()]
+    return float(f"{advantage:.4g}")
 
 
 def whole_line(step: int, experience: Experience) -> Line:
