@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from viewing import NASTY, rollout
 
+from trinity_core.base.layout import JobLayout
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.exchange.checkpoints.resume import update_meta
+from trinity_core.exchange.store.archive import Archive
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
@@ -44,8 +47,12 @@ def run_folder(tmp_path, tokenizer, tiny_folder) -> Path:
             if step == 2:
                 drawn.append(DrawnTask("explorer/2/2", "sums/9", 0, tries=2, failure=f"broke on {NASTY}"))
             store.put("explorer", step, {}, rows, newest_version=step - 1, drawn=drawn)
-        assert store.lease(1, 4, newest_version=0) is not None
-    update_meta(folder / "trainer_meta.json", tokenizer=str(tiny_folder), algorithm={"advantage_fn": "grpo"})
+        batch = store.lease(1, 4, newest_version=0)
+        assert batch is not None
+        tokens = batch[2].response_length // 2
+        by_token = np.repeat(np.array([-0.5, 0.0], np.float16), tokens)
+        Archive(JobLayout(folder).archive).extend(1, store.batch, {1: [None, 0.0, by_token, 0.5]})
+    update_meta(folder / "trainer_meta.json", tokenizer=str(tiny_folder))
     for step, answer in ((0, "It is 5."), (6, NASTY)):
         save_rollouts(
             folder,

@@ -8,13 +8,11 @@ import pytest
 from sqlalchemy import update
 from viewing import rollout
 
-from trinity_core.base.layout import JobLayout
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store import archive
-from trinity_core.exchange.store.archive import Archive
+from trinity_core.exchange.store.archive import Archive, lines_of
 from trinity_core.exchange.store.schema import State
 from trinity_core.exchange.store.store import ExperienceStore
-from trinity_core.view.app import archived_rollouts
 
 
 def batch(step: int) -> list[Experience]:
@@ -34,25 +32,21 @@ def batch(step: int) -> list[Experience]:
 def test_a_batch_is_found_wherever_it_is(tmp_path, monkeypatch, short) -> None:
     monkeypatch.setattr(archive, "SHORT", short)
     path = tmp_path / "experience_buffer.jsonl"
-    assert archived_rollouts(path, 1, "g0", 5) == []
-    Archive(path).extend(30, batch)
+    assert lines_of(path, 1) == []
+    Archive(path).extend(30, batch, {3: [0.5, None]})
     for step in range(1, 31):
-        for group in range(3):
-            rollouts = archived_rollouts(path, step, f"g{group}", 5)
-            runs = [] if step == 4 else [0, 1]
-            assert [(line["step"], line["group"], line["run"]) for line in rollouts] == [
-                (step, f"g{group}", i) for i in runs
-            ]
-    assert archived_rollouts(path, 31, "g0", 5) == []
+        rows = [] if step == 4 else [(step, f"g{group}", run) for group in range(3) for run in range(2)]
+        assert [(line["step"], line["group"], line["run"]) for line in lines_of(path, step)] == rows
+    assert lines_of(path, 31) == []
+    assert [line.get("advantage") for line in lines_of(path, 3)] == [0.5, *[None] * 5]
     with path.open("a") as file:
         file.write('{"step": 31, "gro')
-    assert len(archived_rollouts(path, 30, "g2", 5)) == 2, "a line that is being written is not read"
+    assert len(lines_of(path, 30)) == 6, "a line that is being written is not read"
 
 
 def test_the_page_shows_what_was_trained_on(run_folder, serving, tokenizer) -> None:
     with ExperienceStore.open(run_folder / "buffer" / "explorer_output.db", str(run_folder)) as store:
         t = store._tables
-        Archive(JobLayout(run_folder).archive).extend(1, lambda step: store.lease(step, 4, 0))
         with store._database.write() as connection:
             connection.execute(update(t.groups).where(t.groups.c.id == 1).values(state=State.PRUNED))
             connection.execute(t.experiences.delete().where(t.experiences.c.group_id == 1))
@@ -63,6 +57,7 @@ def test_the_page_shows_what_was_trained_on(run_folder, serving, tokenizer) -> N
         assert [(rollout["run"], rollout["response"], rollout["archived"]) for rollout in group["rollouts"]] == [
             (run, f"It is {run}.\n#### {run}", True) for run in (0, 1)
         ]
+        assert [rollout["advantage"] for rollout in group["rollouts"]] == [None, 0.0]
         assert client.get("/groups/1/rollouts/0/tokens").status_code == 404
         rows = client.get("/rollouts", params={"step": 1}).json()["rollouts"]
         assert [row["response"] for row in rows if row["id"] == 1] == [one["response"] for one in group["rollouts"]]

@@ -1,4 +1,4 @@
-"""Texts, columns and advantages of single tokens, on values worked out by hand."""
+"""Texts and columns of single tokens, on values worked out by hand."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from trinity_core.data.experience import Experience
-from trinity_core.view.app import side_by_side
+from trinity_core.view.app import side_by_side, words_found
 from trinity_core.view.tokens import token_page, token_texts
-from trinity_core.view.viewed_run import group_advantages
 
 
 def test_texts_of_tokens_add_up(tokenizer) -> None:
@@ -34,7 +33,7 @@ def experience(**changes) -> Experience:
 
 
 def test_columns_of_a_page() -> None:
-    page = token_page(experience(), None, np.array([1.5, 0.0, -1.5]), offset=1, limit=3)
+    page = token_page(experience(), None, [1.5, -1.5], offset=1, limit=3)
     assert (page["offset"], page["total"], page["prompt_length"], page["ids"]) == (1, 5, 2, [1, 2, 3])
     assert page["kind"] == "pac"
     assert page["logprob"] == [None, -0.5, None]
@@ -45,33 +44,22 @@ def test_columns_of_a_page() -> None:
     assert (last["ids"], last["kind"], last["logprob"], last["version"]) == ([4], "a", [None], [3])
 
 
-ROWS = [experience(reward=reward, run=run) for run, reward in enumerate([1.0, 0.0, 0.0, 1.0])]
-
-
-def test_advantages_are_those_of_the_algorithm() -> None:
-    """GRPO: (1 - 0.5) / the deviation of 1, 0, 0, 1, which is 1 / sqrt(3); nothing at masked tokens."""
-    shown = group_advantages(ROWS, {"algorithm_type": "grpo", "advantage_fn": "grpo"})
-    assert shown.values is not None and "'grpo'" in shown.note
-    assert np.allclose(shown.values, [[sign * 0.75**0.5, 0, sign * 0.75**0.5] for sign in (1, -1, -1, 1)], atol=1e-4)
-    rloo = group_advantages(ROWS, {"advantage_fn": "rloo"})
-    assert np.allclose(rloo.values, [[sign * 2 / 3, 0, sign * 2 / 3] for sign in (1, -1, -1, 1)])
+def test_an_advantage_is_one_of_all_tokens_in_the_loss_or_one_of_each() -> None:
+    assert token_page(experience(), None, -0.5)["advantage"] == [None, None, -0.5, None, -0.5]
+    assert token_page(experience(), None, [1.5, -1.5])["advantage"] == [None, None, 1.5, None, -1.5]
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "reason"),
+    ("reference", "answer", "found"),
     [
-        (None, "does not say which algorithm"),
-        ({"algorithm_type": "sft", "advantage_fn": "none"}, "sft has none"),
-        ({"advantage_fn": "ppo"}, "cannot be computed here"),
-        ({"advantage_fn": "of a plugin"}, "cannot be computed here"),
-        ({"advantage_fn": "grpo", "kl_penalty_fn": "k2", "kl_penalty_fn_args": {"kl_coef": 0.1}}, "ref_logprobs"),
-        ({"advantage_fn": "reinforceplusplus"}, "depends on the whole batch"),
-        ({"advantage_fn": "grpo", "advantage_fn_args": {"std_cal_level": "batch"}}, "depends on the whole batch"),
+        ("a b c d", "b c x d", [False, True, True, True]),
+        ("the sum is 7", "so the total is\n7", [True, False, True, True]),
+        ("4", "", [False]),
+        ("", "4", []),
     ],
 )
-def test_advantages_that_cannot_be_known_are_not_shown(algorithm, reason) -> None:
-    shown = group_advantages(ROWS, algorithm)
-    assert shown.values is None and reason in shown.note
+def test_words_that_an_answer_has_are_found(reference: str, answer: str, found: list[bool]) -> None:
+    assert words_found(reference, answer) == list(zip(reference.split(), found, strict=True))
 
 
 def test_samples_are_paired_by_task_and_run() -> None:

@@ -7,33 +7,31 @@ of evaluations and some explore steps, which have texts but no tokens, from file
 from __future__ import annotations
 
 import json
-import math
 import socket
 import threading
 import webbrowser
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import repeat
+from difflib import SequenceMatcher
+from itertools import chain, repeat
 from pathlib import Path
-from types import SimpleNamespace
+from statistics import fmean
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import Field
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, select
 
 from trinity_core.base.errors import DataError, TransientFault, TrinityError
 from trinity_core.base.gate import Gate, asked_for, server_key
-from trinity_core.base.waits import poll
-from trinity_core.data.experience import Experience, rollout_rewards, rollouts_of
-from trinity_core.exchange.store.archive import first_line_of, line_header
+from trinity_core.data.experience import Experience
+from trinity_core.exchange.store.archive import Advantage, Line
 from trinity_core.exchange.store.schema import State, Tables
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
-from trinity_core.view.tokens import PAGE, mean_advantage, shared_page, token_page
+from trinity_core.view.tokens import PAGE, token_page
 from trinity_core.view.viewed_run import ViewedRun, import_for_pages
 
 STATIC = Path(__file__).parent / "static"
@@ -49,9 +47,8 @@ HEADERS = {
 TEXT = 20_000
 """Characters of a prompt or an answer in a group; the rest is read token by token."""
 
+MOST_WORDS = 300
 TABLE_GROUPS = 25
-ROUNDING = 1e-9
-"""Mean rewards that differ by less count as equal."""
 LARGEST = 2**63 - 1
 Id = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
@@ -64,8 +61,7 @@ def serve(
     from uvicorn import Config, Server
 
     try:
-        family, _, _, _, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server((str(address), port), family=family)
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise TrinityError(
             f"the page cannot be served on {host}:{port}: {error}; give another --port or --host"
@@ -76,17 +72,10 @@ def serve(
     say(f"{url}   ({asked_for(key)}; Ctrl+C ends it)")
     app = Gate(make_app(runs), key, host)
     server = Server(Config(app, log_config=None, access_log=False, lifespan="off"))
-    threading.Thread(target=import_for_pages).start()
-    if open_browser:
-        threading.Thread(target=_open, args=(server, url), daemon=True).start()
+    threading.Thread(target=import_for_pages, daemon=True).start()
+    if open_browser:  # it may connect already, and is answered once the server runs
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
     server.run(sockets=[listening])
-
-
-def _open(server: object, address: str) -> None:
-    for _ in poll(10.0, 0.05):
-        if vars(server).get("started"):
-            break
-    webbrowser.open(address)
 
 
 def make_app(runs: Mapping[str, ViewedRun]) -> FastAPI:
@@ -134,7 +123,6 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
         return {"folder": str(run.folder), "samples": sample_steps(run.folder), "has_store": run.has_store}
 
     _add_groups(app, run_named)
-    _add_rollouts(app, run_named)
 
     @app.get("/api/runs/{name:path}/samples/{source}/{step}")
     def samples(name: str, source: str, step: int, beside: int | None = None, other: str = "") -> dict[str, Any]:
@@ -149,47 +137,23 @@ def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
     @app.get("/api/runs/{name:path}/rollouts")
     def rollouts(
         name: str, step: Number | None = None, version: Number | None = None, group: str = "", state: str = "",
-        since: Number | None = None, before: Id | None = None,
+        before: Id | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Return the rollouts of a page of groups, newest first, one table row each; one row for a group without
-        rollouts.
-
-        With `since`, only the latest groups of tasks whose mean reward changed since that explore step.
-        """
+        rollouts."""
         if state and state.upper() not in State.__members__:
             raise HTTPException(404, f"there is no state {state}")
         run = run_named(name)
         with run.read() as (connection, t):
-            page = find_groups(connection, t, GroupFilter(step, version, group, state, since), before, TABLE_GROUPS)
-            earlier = {} if since is None else earlier_draws(connection, t, page.groups, since)
-        listed = [_rows(run, entry) for entry in page.groups]
-        if since is not None:
-            listed = [rows for rows in listed if _differ(_mean(rows), _mean(_rows(run, earlier[rows[0]["task"]])))]
-        return {"rollouts": [row for rows in listed for row in rows], "before": page.before}
+            page = find_groups(connection, t, GroupFilter(step, version, group, state), before, TABLE_GROUPS)
+        return {"rollouts": [row for entry in page.groups for row in _rows(run, entry)], "before": page.before}
 
     @app.get("/api/runs/{name:path}/groups/{group_id:int}")
     def one_group(name: str, group_id: Id) -> dict[str, Any]:
         run = run_named(name)
-        with run.read() as (connection, t):
-            row = group_row(connection, t, group_id)
-        if row is None:
-            raise HTTPException(404, f"there is no group {group_id}")
-        return row | {"rollouts": _rollouts(run, row), "note": run.advantages(group_id).note}
-
-
-def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
-    @app.get("/api/runs/{name:path}/groups/{group_id:int}/page.html")
-    def page_to_send(name: str, group_id: Id) -> Response:
-        """Return a group's rollouts as a single file to save."""
-        run = run_named(name)
-        with run.read() as (connection, t):
-            row = group_row(connection, t, group_id)
-        experiences = run.experiences(group_id)
-        if row is None or not experiences:
-            raise HTTPException(404, f"the rollouts of group {group_id} are not in the store")
-        text = shared_page(name, row, experiences, run.advantages(group_id).values, run.tokenizer)
-        file = f'attachment; filename="rollouts_{group_id}.html"'
-        return HTMLResponse(text, headers={"Content-Disposition": file})
+        row = _group(run, group_id)
+        rollouts = _rollouts(run, row)
+        return row | {"rollouts": [one | {"words": words_found(one["truth"], one["response"])} for one in rollouts]}
 
     @app.get("/api/runs/{name:path}/groups/{group_id:int}/rollouts/{place}/tokens")
     def tokens(
@@ -199,17 +163,31 @@ def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
         experiences = run.experiences(group_id)
         if place >= len(experiences):
             raise HTTPException(404, f"group {group_id} has no stored rollout {place}")
-        values = run.advantages(group_id).values
-        return token_page(experiences[place], run.tokenizer, values[place] if values else None, offset, limit)
+        lines = _archived_lines(run, _group(run, group_id))
+        advantage = lines[place].get("advantage") if place < len(lines) else None
+        return token_page(experiences[place], run.tokenizer, advantage, offset, limit)
+
+
+def _group(run: ViewedRun, group_id: int) -> dict[str, Any]:
+    with run.read() as (connection, t):
+        row = group_row(connection, t, group_id)
+    if row is None:
+        raise HTTPException(404, f"there is no group {group_id}")
+    return row
+
+
+def _archived_lines(run: ViewedRun, row: Mapping[str, Any]) -> list[Line]:
+    """Return a group's rows in the latest batch that had it."""
+    return [line for step in row["train_steps"][-1:] for line in run.archived(step, row["group"], row["id"])]
 
 
 def _rollouts(run: ViewedRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a group's rollouts from the store or, without tokens, from the archive; empty for a failed task."""
+    lines = _archived_lines(run, row)
     if not row["stored"]:
-        steps, path = row["train_steps"][:1], run.layout.archive
-        return [_archived(line) for step in steps for line in archived_rollouts(path, step, row["group"], row["id"])]
-    values: Sequence[np.ndarray] | repeat[None] = run.advantages(row["id"]).values or repeat(None)
-    return [_rollout(*pair) for pair in zip(run.experiences(row["id"]), values, strict=False)]
+        return [_archived(line) for line in lines]
+    advantages = chain((line.get("advantage") for line in lines), repeat(None))
+    return [_rollout(*pair) for pair in zip(run.experiences(row["id"]), advantages, strict=False)]
 
 
 def _rows(run: ViewedRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -220,25 +198,12 @@ def _rows(run: ViewedRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [group | {"place": place} | rollout for place, rollout in enumerate(rollouts)]
 
 
-def _mean(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the mean reward of a group's rollouts, each counted once whatever its number of turns; None without
-    any."""
-    turns: list[Any] = [
-        SimpleNamespace(group=row["id"], run=row["run"], turn=row["turn"], total_reward=row["reward"])
-        for row in rows
-        if "run" in row
-    ]
-    by_rollout = dict(zip(rollouts_of(turns), rollout_rewards(turns), strict=True))
-    rewards = [reward for reward in by_rollout.values() if reward is not None]
-    return math.fsum(rewards) / len(rewards) if rewards else None
+def _mean(advantage: Advantage | None) -> float | None:
+    """Return the mean advantage over the tokens in the loss."""
+    return fmean(advantage) if isinstance(advantage, list) else advantage
 
 
-def _differ(one: float | None, other: float | None) -> bool:
-    """True for two numbers that differ by more than rounding."""
-    return one is not None and other is not None and not math.isclose(one, other, rel_tol=ROUNDING, abs_tol=ROUNDING)
-
-
-def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str, Any]:
+def _rollout(experience: Experience, advantage: Advantage | None) -> dict[str, Any]:
     """Return an experience without tokens, with its mean advantage. Long texts are cut."""
     sampled = [] if experience.versions is None else [one for one in experience.versions.tolist() if one >= 0]
     texts = ("prompt", "response", "truth")
@@ -248,7 +213,7 @@ def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str,
         "prompt_length": experience.prompt_length, "response_length": experience.response_length,
         "actions": int(experience.action_mask.sum()), "is_expert": experience.is_expert,
         "oldest": min(sampled, default=-1), "newest": max(sampled, default=-1),
-        "advantage": mean_advantage(experience, advantages),
+        "advantage": _mean(advantage),
         **{name: _cut(experience.info.get(name, "")) for name in texts},
         "info": {_cut(name): _cut(value) for name, value in experience.info.items() if name not in texts},
     }  # fmt: skip
@@ -259,8 +224,17 @@ def _archived(line: dict[str, Any]) -> dict[str, Any]:
     texts = {name: _cut(line.get(name, "")) for name in ("prompt", "response", "truth")}
     fields = ("run", "turn", "reward", "metrics", "truncated", "is_expert")
     lengths = {"prompt_length": line["prompt_tokens"], "response_length": line["response_tokens"], "actions": None}
-    version = {"oldest": line["policy_version"], "newest": line["policy_version"], "advantage": None}
+    version = {"oldest": line["policy_version"], "newest": line["policy_version"]}
+    version |= {"advantage": _mean(line.get("advantage"))}
     return {name: line[name] for name in fields} | lengths | version | texts | {"info": {}, "archived": True}
+
+
+def words_found(reference: str, answer: str) -> list[tuple[str, bool]]:
+    """Return each word of a reference answer, of a long one the last, and whether the answer has it in its place."""
+    words, others = reference.split()[-MOST_WORDS:], answer.split()[-MOST_WORDS:]
+    blocks = SequenceMatcher(None, words, others, autojunk=False).get_matching_blocks()
+    found = {block.a + i for block in blocks for i in range(block.size)}
+    return [(word, i in found) for i, word in enumerate(words)]
 
 
 def _cut(value: Any) -> str:
@@ -269,29 +243,6 @@ def _cut(value: Any) -> str:
     return (
         text if len(text) <= TEXT else f"{text[: TEXT // 2]}\n… {len(text) - TEXT} characters …\n{text[-TEXT // 2 :]}"
     )
-
-
-def archived_rollouts(path: Path, step: int, group: str, group_id: int) -> list[dict[str, Any]]:
-    """Return a group's lines in the batch of train step `step`; empty if there are none.
-
-    Lines are sorted by train step, so the batch is found by bisection without reading the rest.
-    """
-    if not path.exists():
-        return []
-    names, matching = {group, f"{group}#{group_id}"}, []
-    with path.open("rb") as file:
-        file.seek(first_line_of(file, step))
-        for raw in file:
-            header = line_header(raw)
-            if header is None or header[0] > step:
-                break
-            if header[0] == step and header[1] in names:
-                matching.append(json.loads(raw))
-    return matching
-
-
-LARGEST_FILE = 64 * 2**20
-"""Maximum size of a file that is read as a whole; an evaluation's has 16 rollouts."""
 
 
 def sample_steps(job_dir: Path) -> dict[str, list[int]]:
@@ -306,8 +257,8 @@ def sample_steps(job_dir: Path) -> dict[str, list[int]]:
 def read_samples(job_dir: Path, source: str, step: int) -> list[dict[str, Any]]:
     """Return the samples of one source and step. Raises DataError if there are none."""
     paths = [path for name, at, path in rollout_files(job_dir) if (name, at) == (source, step)]
-    if not paths or paths[0].stat().st_size > LARGEST_FILE:
-        raise DataError(f"{source} has no samples of step {step} that can be shown")
+    if not paths:
+        raise DataError(f"{source} has no samples of step {step}")
     return [asdict(rollout) for rollout in read_rollouts(paths[0])]
 
 
@@ -335,8 +286,6 @@ class GroupFilter:
     """Substring of the group's or task's name."""
     state: str = ""
     """A name of `State` in lower case."""
-    since: int | None = None
-    """Only the latest draws of tasks that were drawn both up to this explore step and after it."""
 
 
 @dataclass(frozen=True)
@@ -360,15 +309,6 @@ def group_row(connection: Connection, t: Tables, group_id: int) -> Json | None:
     return next(iter(_entries(connection, t, rows)), None)
 
 
-def earlier_draws(connection: Connection, t: Tables, groups: Sequence[Json], since: int) -> dict[str, Json]:
-    """Return task → latest group up to an explore step, for the tasks of these groups."""
-    g = t.groups.c
-    drawn = g.task.in_([group["task"] for group in groups]) & (g.step <= since)
-    latest = select(func.max(g.id)).where(drawn).group_by(g.task)
-    rows = connection.execute(select(t.groups).where(g.id.in_(latest))).all()
-    return {entry["task"]: entry for entry in _entries(connection, t, rows)}
-
-
 def groups_query(t: Tables, criteria: GroupFilter, before: int | None = None) -> Select[Any]:
     """Select the matching groups, newest first, in one pass by primary key."""
     g = t.groups.c
@@ -385,9 +325,6 @@ def groups_query(t: Tables, criteria: GroupFilter, before: int | None = None) ->
         )
     if criteria.state:
         query = query.where(g.state == int(State[criteria.state.upper()]))
-    if criteria.since is not None:
-        latest = select(func.max(g.id)).where(g.step > criteria.since, g.task.is_not(None)).group_by(g.task)
-        query = query.where(g.id.in_(latest), g.task.in_(select(g.task).where(g.step <= criteria.since)))
     return query
 
 

@@ -1,33 +1,29 @@
-"""A run as the page sees it: its store, tokenizer, algorithm and samples on disk. Read-only."""
+"""A run as the page sees it: its store, archive, tokenizer and samples on disk. Read-only."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from sqlalchemy import Connection, select
 
-from trinity_core.base.errors import DataError, InputError
+from trinity_core.base.errors import DataError
 from trinity_core.base.layout import JobLayout
-from trinity_core.config import AlgorithmConfig, stages, to_dict
+from trinity_core.config.findings import value_at
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.exchange.checkpoints.resume import read_meta
+from trinity_core.exchange.store.archive import Line, lines_of
 from trinity_core.exchange.store.database import Database
 from trinity_core.exchange.store.schema import Tables
 from trinity_core.exchange.tracking.rollouts import rollouts_dir
+from trinity_core.exchange.tracking.run_record import read_config
 from trinity_core.results.audit import open_store, runs_in, stores_of
-from trinity_core.run.configuration import load_checked
-
-if TYPE_CHECKING:
-    from trinity_core.algorithms.objective import Objective
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +31,13 @@ log = logging.getLogger(__name__)
 class ViewedRun:
     """One run. Thread-safe."""
 
-    def __init__(self, folder: Path, store: str | None, settings: Mapping[str, Any] | None = None) -> None:
-        """`store` is the URL of its store, if it has one; `settings` its configuration, if known."""
+    def __init__(self, folder: Path, store: str | None) -> None:
+        """`store` is the URL of its store, if it has one."""
         self.folder = folder
         self.layout = JobLayout(folder)
-        self._settings = settings or {}
         self._database: Database | None = open_store(folder, store) if store else None
         self._lock = Lock()
-        self.advantages = lru_cache(maxsize=8)(self._advantages)
+        self._batch = lru_cache(maxsize=4)(self._read_batch)
 
     @property
     def has_store(self) -> bool:
@@ -62,12 +57,15 @@ class ViewedRun:
             blob = connection.scalar(select(t.experiences.c.blob).where(t.experiences.c.group_id == group_id))
         return [] if blob is None else from_bytes(blob)
 
-    def _advantages(self, group_id: int) -> GroupAdvantages:
-        experiences = self.experiences(group_id)
-        if not experiences:
-            return GroupAdvantages(None, "")
-        algorithm = self._settings.get("algorithm") or read_meta(self.layout.trainer_meta).get("algorithm")
-        return group_advantages(experiences, algorithm)
+    def archived(self, step: int, name: str, group_id: int) -> list[Line]:
+        """Return a group's rows in the batch of train step `step`, with their advantages; none before a checkpoint
+        contains that step."""
+        archive = self.layout.archive
+        batch = self._batch(step, archive.stat().st_mtime_ns) if archive.exists() else []
+        return [line for line in batch if line["group"] in (name, f"{name}#{group_id}")]
+
+    def _read_batch(self, step: int, _changed: int) -> list[Line]:
+        return lines_of(self.layout.archive, step)
 
     @property
     def tokenizer(self) -> Any:
@@ -86,7 +84,7 @@ class ViewedRun:
 
     def _model_paths(self) -> Iterator[str]:
         """Yield local folders and hub names that may hold the tokenizer, the most reliable first."""
-        model = self._settings.get("model", {}).get("model_path")
+        model = value_at(read_config(self.folder), "model.model_path")
         meta = read_meta(self.layout.trainer_meta)
         folders = [str(self.layout.huggingface(step)) for step in reversed(self.layout.steps())]
         for path in (model, *folders, meta.get("tokenizer"), meta.get("model")):
@@ -125,10 +123,8 @@ class RunFolders(Mapping[str, ViewedRun]):
 
 
 def import_for_pages() -> None:
-    """Import what advantages and tokens need, which takes seconds, so that the first page does not wait for it."""
+    """Import what tokens need, which takes seconds, so that the first page does not wait for it."""
     import transformers.tokenization_utils_tokenizers as transformers  # noqa: F401
-
-    import trinity_core.training.update as update  # noqa: F401
 
 
 def _has_something(folder: Path) -> bool:
@@ -151,67 +147,4 @@ def viewed_runs(
             "<checkpoint_root_dir>/<project>/<name>, and --config or --store if its store is elsewhere",
             key=str(folder),
         )
-    settings = (
-        {} if config is None else {stage.name: to_dict(stage) for stage in stages(load_checked(config, overrides))}
-    )
-    only = next(iter(settings.values())) if len(settings) == 1 else None
-    return {
-        name: ViewedRun(folder.parent / name, stores.get(name), settings.get(name, only))
-        for name in sorted({*stores, *sampled})
-    }
-
-
-PARTS = ("algorithm_type", "advantage_fn", "advantage_fn_args", "kl_penalty_fn", "kl_penalty_fn_args")
-"""Settings of the algorithm section that determine the advantages."""
-
-
-@dataclass(frozen=True)
-class GroupAdvantages:
-    """Advantages of a group's rollouts, or None, and a sentence that says how they were computed or why they are
-    missing."""
-
-    values: Sequence[np.ndarray] | None
-    """float32 [T] for each experience."""
-    note: str
-
-
-def group_advantages(experiences: Sequence[Experience], algorithm: Mapping[str, Any] | None) -> GroupAdvantages:
-    """Compute the advantages of this group with the trainer's own function.
-
-    The values are None if the function needs what the store does not hold (a critic's values, a reference model), or if
-    the advantages also depend on the batch's other groups.
-    """
-    from trinity_core.algorithms.objective import Objective
-
-    if algorithm is None:
-        return GroupAdvantages(None, "Advantages: the run's folder does not say which algorithm; give --config.")
-    name = algorithm.get("advantage_fn")
-    if name in (None, "none"):
-        return GroupAdvantages(None, f"Advantages: {algorithm.get('algorithm_type')} has none.")
-    try:
-        objective = Objective(AlgorithmConfig(**{key: algorithm[key] for key in PARTS if key in algorithm}))
-        values = _computed(objective, experiences)
-        beside_another = _computed(objective, [*experiences, *map(_another, experiences)])[: len(values)]
-    except InputError as error:
-        return GroupAdvantages(None, f"Advantages: '{name}' cannot be computed here: {error}")
-    if not all(np.allclose(one, other, atol=1e-6) for one, other in zip(values, beside_another, strict=True)):
-        return GroupAdvantages(None, f"Advantages: '{name}' depends on the whole batch, which is not kept together.")
-    return GroupAdvantages(values, f"Advantages: computed by '{name}' from the rewards stored, as the trainer does.")
-
-
-def _another(experience: Experience) -> Experience:
-    """Return the same experience in another group and with another reward."""
-    reward = None if experience.reward is None else 3.0 * experience.reward + 1.0 + experience.run
-    return replace(experience, group=f"{experience.group} beside", reward=reward)
-
-
-def _computed(objective: Objective, experiences: Sequence[Experience]) -> list[np.ndarray]:
-    import torch
-
-    from trinity_core.training.batch import make_batch
-    from trinity_core.training.update import prepare
-
-    batch = make_batch(experiences, torch.device("cpu"), objective.needs_of_rows)
-    prepared, _ = prepare(objective, batch, None, None, None)
-    rows = prepared.advantages.float().numpy()
-    return [row[: experience.response_length] for row, experience in zip(rows, experiences, strict=True)]
+    return {name: ViewedRun(folder.parent / name, stores.get(name)) for name in sorted({*stores, *sampled})}

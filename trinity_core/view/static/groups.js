@@ -1,6 +1,5 @@
 // One group of the table: one rollout token by token, or two beside each other.
 import { REPEATED, attempt, byId, fact, get, kind, make, parts, shown } from "./dom.js";
-import { difference } from "./difference.js";
 import { tokenPane } from "./tokens.js";
 
 let remember, beside, showTask;
@@ -54,11 +53,9 @@ function head() {
     make("button", { onclick: () => step(-1), title: "Previous group of the table (k)", "aria-label": "previous group" }, "‹"),
     make("button", { onclick: () => step(1), title: "Next group of the table (j)", "aria-label": "next group" }, "›"),
     make("button", { onclick: sameTask, title: "All groups of this task (t)" }, "all groups of this task"),
-    make("a", { href: `api/${base()}/groups/${group.id}/page.html`, download: `rollouts_${group.id}.html`, hidden: !group.stored,
-      title: "These rollouts as one HTML file, to share" }, "save as HTML"),
     make("button", { onclick: keep, title: "Keep this rollout on the left, beside others (b)", "aria-pressed": kept !== null }, "keep on the left"),
   ];
-  return [facts, make("div", { class: "rollouts" }, ...buttons, make("span", { class: "grow" }), ...tools), make("div", { class: "quiet" }, group.note)];
+  return [facts, make("div", { class: "rollouts" }, make("span", { class: "quiet" }, "rollout, reward:"), ...buttons, make("span", { class: "grow" }), ...tools)];
 }
 
 function pane(owner, number, left = false) {
@@ -67,7 +64,7 @@ function pane(owner, number, left = false) {
     ...(left ? [make("b", {}, `${owner.task ?? owner.group}, step ${owner.step}`)] : []),
     fact("rollout", one.run), fact("reward", shown(one.reward), kind(one.reward)), fact("advantage", shown(one.advantage)),
     fact("version", one.oldest === one.newest ? one.newest : `${one.oldest} – ${one.newest}`),
-    fact("tokens", `${one.prompt_length} + ${one.response_length}${one.actions === null ? "" : ` (${one.actions} in the loss)`}`),
+    fact("tokens", `${one.prompt_length} prompt, ${one.response_length} answer${one.actions === null ? "" : `, ${one.actions} in the loss`}`),
     ...(one.truncated ? [make("b", { class: "bad" }, "cut off")] : []), ...(one.is_expert ? [make("b", {}, "expert")] : []),
     ...parts(one.metrics, REPEATED));
   const tokens = one.archived ? texts(one) : tokenPane(`${base()}/groups/${owner.id}/rollouts/${number}/tokens`, one);
@@ -76,7 +73,7 @@ function pane(owner, number, left = false) {
 
 // The reference answer, with what the rollout's answer lacks marked.
 function reference(one) {
-  const words = difference(one.truth, one.response).map(([word, has]) => [has ? word : make("mark", { title: "not in the answer" }, word), " "]);
+  const words = one.words.map(([word, has]) => [has ? word : make("mark", { title: "not in the answer" }, word), " "]);
   return make("details", { class: "reference", open: "" }, make("summary", { class: "quiet" }, "reference answer"), ...words.flat());
 }
 
