@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import streamlit
@@ -22,7 +23,7 @@ from tasks.retries import api_faults
 from trinity_core.base.addresses import ROLLOUTS
 from trinity_core.base.gate import Gate, asked_for, server_key
 from trinity_core.view.app import make_app
-from trinity_core.view.viewed_run import RunFolders
+from trinity_core.view.viewed_run import RunFolders, import_for_pages
 
 HEALTH = "/_stcore/health"
 PAGES = ("/", "/configuration", "/runs", "/chat", "/docs")
@@ -48,7 +49,7 @@ def studio_app(settings: StudioSettings, key: str) -> App:
             *(Route(path, page) for path in PAGES),
             Mount(ROLLOUTS, make_app(RunFolders(settings.checkpoints))),
         ],
-        middleware=[Middleware(Gate, key=key, host=settings.host, open_path=HEALTH)],
+        middleware=[Middleware(Gate, key=key, host=settings.host, open_paths=[HEALTH])],
     )
 
 
@@ -80,6 +81,7 @@ def main() -> None:
     """Serve the pages to those who have the folder's key."""
     settings = studio_settings(sys.argv[1:])
     key = server_key(settings.root)
+    Thread(target=import_for_pages, daemon=True).start()
     address = f"[{settings.host}]" if ":" in settings.host else settings.host
     print(f"Studio: http://{address}:{settings.port}   ({asked_for(key)})", flush=True)
     studio_app(settings, key).run(config=streamlit_options(settings))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from trinity_core.base.gate import Gate, server_key
 
 HEALTH = "/api/health"
+MANIFEST = "/ico/site.webmanifest"
+"""Prefect's page links to it in a way in which a browser sends no key."""
 
 
 def make_app() -> Gate:
@@ -16,7 +18,7 @@ def make_app() -> Gate:
     from prefect.server.api.server import create_app
 
     let_paused_runs_be_cancelled()
-    return Gate(create_app(final=True), server_key(), open_path=HEALTH, asks_sockets=False)
+    return Gate(create_app(final=True), server_key(), open_paths=(HEALTH, MANIFEST), asks_sockets=False)
 
 
 def let_paused_runs_be_cancelled() -> None:

@@ -12,6 +12,7 @@ import ipaddress
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from hmac import compare_digest
 from pathlib import Path
@@ -88,11 +89,11 @@ class Gate:
 
     Requests to another Host (400), such as that of a site whose name resolves to this address, and from pages of
     another Origin (403), also to show ours in a frame, are refused with the key too: a browser that knows it sends it
-    along. Links to our pages work from everywhere. A path `open_path` needs no key.
+    along. Links to our pages work from everywhere. The paths `open_paths` need no key.
     """
 
     def __init__(
-        self, app: Any, key: str, host: str = "127.0.0.1", open_path: str | None = None, asks_sockets: bool = True
+        self, app: Any, key: str, host: str = "127.0.0.1", open_paths: Sequence[str] = (), asks_sockets: bool = True
     ) -> None:
         """`host`: the address or name that the application is served on. Without `asks_sockets` the application itself
         asks for the key on its WebSockets."""
@@ -100,7 +101,7 @@ class Gate:
         self._expected = b"Basic " + base64.b64encode(key.encode())
         # Other machines' clients may know names of this one that it does not.
         self._hosts = OWN_NAMES | {host.lower()} if is_loopback(host) else None
-        self._open_path = open_path
+        self._open_paths = open_paths
         self._asks_sockets = asks_sockets
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -124,7 +125,7 @@ class Gate:
             is_foreign and headers.get(b"sec-fetch-dest") != b"document"
         ):
             return 403, "pages of other origins may not use this server"
-        if scope["path"] == self._open_path or (scope["type"] == "websocket" and not self._asks_sockets):
+        if scope["path"] in self._open_paths or (scope["type"] == "websocket" and not self._asks_sockets):
             return None
         if not compare_digest(headers.get(b"authorization", b""), self._expected):
             return 401, "this server asks for the key in .trinity/prefect.key of the folder that it was started in"

@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     key = server_key()
     print(f"MLflow: http://{LOOPBACK}:{options.port}   ({asked_for(key)})", flush=True)
-    app = Gate(make_app(options.store, options.artifacts), key, open_path=HEALTH)
+    app = Gate(make_app(options.store, options.artifacts), key, open_paths=[HEALTH])
     uvicorn.run(app, host=LOOPBACK, port=options.port, log_level="warning", ws="none")
 
 
