@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from time import time_ns
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
 import yaml
 from ruamel.yaml.error import YAMLError
 
-from studio.config_draft import CheckedDraft, ConfigDraft, by_field, by_section, checked, yaml_files
-from studio.dialogs import closed, confirm_save, new_dialog, recipe_form, save, save_as
+from studio.config_draft import CheckedDraft, ConfigDraft, by_field, checked, yaml_files
 from studio.form import FormField, form_fields, in_sections, matching
+from studio.recipes import recipe_of, recipes
 from studio.sections import SECTIONS
 from studio.settings import StudioSettings
-from studio.start_form import begin, is_busy, look, measure, show_task, start_dialog, take_outcome
+from studio.start_form import OPENED, start_dialog
 from studio.texts import escaped, hanging
+from trinity_core.base.files import project_files
 from trinity_core.config import ConfigError, Problem, to_dict
 from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import parse_value
@@ -25,80 +25,136 @@ from trinity_core.config.yaml_text import parse_value
 DEFAULT = ""
 """Choice that means that the key is not given."""
 COMMON = "All stages"
+DRAFT, AS_OPENED, REFUSED = "draft", "text as opened", "text not used"
+"""Keys of the session."""
+FAULTS = (ConfigError, YAMLError, yaml.YAMLError, ValueError, OSError)
+"""What a change of a file may raise."""
 
 
 def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> None:
     """Draw the page; `show_runs` opens the page of a run that was started."""
+    st.session_state.pop(OPENED, None)
     draft = present_draft(settings)
-    closed()
-    take_outcome()
+    text, tree, error = draft.text, {}, ""
     try:
-        tree, error = draft.tree(), ""
+        tree = dict(draft.tree())
     except ConfigError as fault:
-        tree, error = {}, str(fault)
-    checked = present_findings(draft) if tree else CheckedDraft([])
+        error = str(fault)
+    findings = present_findings(draft.file, text) if tree else CheckedDraft([])
     form, beside = st.columns([3, 2], gap="large")
     with form:
-        choose_file(draft, settings, offers_recipes=bool(tree or error))
+        choose_file(draft, settings, offers_recipes=bool(text))
         if error:
-            st.error(f"{error}\n\nCorrect the text on the right, or discard the changes.")
+            st.error(f"{error}\n\nCorrect the text on the right, or undo the changes.")
         elif not tree:
             recipe_form(settings, draft.file)
         else:
-            fill_in(draft, tree, checked.problems)
+            fill_in(draft, tree, findings.problems)
             for title, draw in SECTIONS.items():
                 with st.container(border=True):
                     st.subheader(title)
                     draw(draft)
     with beside, st.container(key="beside"):
-        save_and_start(draft, checked, settings, show_runs)
+        show_actions(draft, text, findings, settings, show_runs)
         if tree:
-            show_findings(draft, checked, settings)
-        edit_text(draft)
+            show_findings(findings, settings)
+        edit_text(draft, text)
 
 
 def present_draft(settings: StudioSettings) -> ConfigDraft:
-    """Return this session's draft: initially that of the file in the address, or of the command line's."""
-    draft: ConfigDraft | None = st.session_state.get("draft")
+    """Return this session's file: initially that in the address, or of the command line."""
+    draft: ConfigDraft | None = st.session_state.get(DRAFT)
     if draft is None:
         file = settings.root / st.query_params.get("file", "")
-        if file.suffix not in (".yaml", ".yml") or not file.resolve().is_relative_to(settings.root):
-            file = settings.file
-        draft = st.session_state.draft = ConfigDraft.opened(file, settings.drafts)
+        draft = open_file(settings.file if fault_of(file, settings) else file)
     # A rerun requested before the address changed restores the old address.
     if st.query_params.get("file") != (shown := settings.shown(draft.file)):
         st.query_params["file"] = shown
     return draft
 
 
-def present_findings(draft: ConfigDraft) -> CheckedDraft:
+def open_file(file: Path) -> ConfigDraft:
+    """Make a file this session's, and remember its text for *Undo*. Raises OSError, UnicodeDecodeError."""
+    draft = ConfigDraft(file)
+    st.session_state[AS_OPENED] = draft.text
+    st.session_state[DRAFT] = draft
+    return draft
+
+
+def present_findings(file: Path, text: str) -> CheckedDraft:
     """Return problems and plan of the text, cached because the page is drawn more often than the text changes."""
-    key = (draft.file, text := draft.text)
     checked_key, stored = st.session_state.get("checked", (None, None))
-    if checked_key != key or stored is None:
-        stored = checked(text, draft.file)
-        st.session_state["checked"] = (key, stored)
+    if checked_key != (file, text) or stored is None:
+        stored = checked(text, file)
+        st.session_state["checked"] = ((file, text), stored)
     return stored
 
 
 def choose_file(draft: ConfigDraft, settings: StudioSettings, offers_recipes: bool) -> None:
-    """Choose another file below the root. Unsaved changes are kept. The page of an empty file shows recipes itself."""
-    listed = [str(path) for path in yaml_files(settings.root)]
+    """Choose another file below the root. The page of an empty file shows recipes itself."""
     shown = settings.shown(draft.file)
-    there = presented("file", shown)
 
     def load() -> None:
         try:
-            if (file := there.entered()) is not None:
-                there.value = file
-                st.session_state.draft = ConfigDraft.opened(settings.root / file, settings.drafts)
+            open_file(settings.root / str(st.session_state["file"] or shown))
         except (OSError, UnicodeDecodeError) as error:
             st.toast(f"The file cannot be read: {error}")
 
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        st.selectbox("File", list(dict.fromkeys([shown, *listed])), key=there.key, on_change=load)
-        if st.button("New", icon=":material/add:", help="Begin from a recipe", disabled=not offers_recipes):
+        listed = [str(path) for path in yaml_files(settings.root)]
+        show_value("file", shown)
+        st.selectbox("File", list(dict.fromkeys([shown, *listed])), key="file", on_change=load)
+        if st.button("New", icon=":material/add:", help="From this file or a recipe", disabled=not offers_recipes):
             new_dialog(settings, draft.file)
+
+
+def recipe_form(settings: StudioSettings, present: Path) -> None:
+    """Choose a recipe, or the present file, and a name; write and open the new file."""
+    by_title = {recipe.title: recipe for recipe in recipes()}
+    if copied := recipe_of(present):
+        by_title = {f"a copy of {settings.shown(present)}": copied} | by_title
+    if not by_title:
+        st.error(f"There are no recipes in {project_files() / 'configs'}: install Trinity Flows again.")
+        return
+    captions = [f"{recipe.about}  \n{recipe.needs}" for recipe in by_title.values()]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        name = st.text_input("New file", value=settings.shown(_free_name(settings, present)))
+        create = st.button("Create", type="primary", key="create")
+    takes = st.container()
+    title = str(st.radio("Begin from", list(by_title), captions=captions))
+    plan = checked(by_title[title].text, by_title[title].file).plan.replace(f"{settings.root}/", "")
+    takes.expander(f"What {title} would do and take").html(hanging(plan or "Not known: it has problems here."))
+    file = settings.root / name.strip()
+    if not create:
+        return
+    if fault := fault_of(file, settings):
+        st.error(fault)
+    elif file.exists():
+        st.error(f"`{settings.shown(file)}` already exists. Choose another name.")
+    else:
+        try:
+            ConfigDraft(file).write(by_title[title].text_for(file, settings.root))
+            open_file(file)
+        except OSError as error:
+            st.error(f"`{settings.shown(file)}` cannot be written: {error}")
+        else:
+            st.rerun()
+
+
+new_dialog = st.dialog("New configuration", width="large")(recipe_form)
+
+
+def _free_name(settings: StudioSettings, present: Path) -> Path:
+    """Return the present file if it does not exist yet, else the first free name."""
+    names = (present, settings.file, *(settings.root / f"config_{number}.yaml" for number in range(2, 100)))
+    return next((file for file in names if not file.exists()), settings.file)
+
+
+def fault_of(file: Path, settings: StudioSettings) -> str:
+    """Return why the list of files could not open a file of this name again, or ""."""
+    if file.suffix not in (".yaml", ".yml"):
+        return "The name must end in .yaml."
+    return "" if file.resolve().is_relative_to(settings.root) else f"The file must be below {settings.root}."
 
 
 def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
@@ -116,7 +172,7 @@ def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
     expert = st.toggle("All settings", help="Include settings that most runs leave at their defaults")
     fields = form_fields(str(algorithm), str(mode), expert)
     if expert:
-        fields = narrowed(fields, by_section(problems))
+        fields = narrowed(fields)
     messages = by_field(problems, (prefix + field.key for field in fields))
     for section, shown in in_sections(fields).items():
         with st.container(border=True):
@@ -128,7 +184,7 @@ def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
                         show_field(draft, field, prefix, tree, messages.get(key, []))
 
 
-def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormField]:
+def narrowed(fields: Sequence[FormField]) -> list[FormField]:
     words = st.text_input("Find", placeholder="words from a key or its description", icon=":material/search:")
     if words.strip():
         matches = matching(fields, words)
@@ -141,7 +197,6 @@ def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormFi
         list(sections),
         default=next(iter(sections)),
         required=True,
-        format_func=lambda name: f"{name} :red[{faults[name]}]" if name in faults else name,
         label_visibility="collapsed",
         wrap=True,
     )
@@ -151,182 +206,101 @@ def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormFi
 def show_field(
     draft: ConfigDraft, field: FormField, prefix: str, tree: Mapping[str, Any], problems: Sequence[Problem]
 ) -> None:
-    """Show one field with its problems; changes go into the text. A stage's field shows the common value."""
+    """Show one field with its problems; changes go into the file. A stage's field shows the common value."""
     key = prefix + field.key
     value, common = value_at(tree, key), value_at(tree, field.key) if prefix else None
-    written = _as_yaml(value)
-    there = presented(f"{draft.file} {key}", written)
+    written, name = _as_yaml(value), f"{draft.file} {key}"
     default = "" if field.default is None else f"default: {_as_yaml(field.default)}"
     default = default if common is None else f"all stages: {_as_yaml(common)}"
+    show_value(name, written)
     shared: dict[str, Any] = {
-        "key": there.key, "help": field.doc, "on_change": take, "args": (draft, field, key, there)
+        "key": name, "help": field.doc, "on_change": take, "args": (draft, field, key, name)
     }  # fmt: skip
     if field.choices:
         choices = list(dict.fromkeys([DEFAULT, *field.choices, written]))
         st.selectbox(
-            field.label, choices, choices.index(written), lambda choice: choice or default or "not set",
+            field.label, choices, format_func=lambda choice: choice or default or "not set",
             accept_new_options=field.open, **shared,
         )  # fmt: skip
     else:
-        st.text_input(field.label, written, placeholder=default, **shared)
+        st.text_input(field.label, placeholder=default, **shared)
     for problem in problems:
         st.error(problem.advice)
 
 
-def take(draft: ConfigDraft, field: FormField, key: str, there: Presented) -> None:
-    """Put the entered value into the text; an empty field removes its key."""
-    if (entered := there.entered()) is None:
-        return
+def show_value(name: str, value: str) -> None:
+    """Let a widget show a file's value; what is typed into it stays until it is entered."""
+    if st.session_state.get(name) != value:
+        st.session_state[name] = value
+
+
+def take(draft: ConfigDraft, field: FormField, key: str, name: str) -> None:
+    """Write the entered value into the file; an empty field removes its key."""
+    entered = str(st.session_state.get(name) or "").strip()
     try:
-        value = entered.strip() or None if field.kind == "string" else parse_value(entered.strip())
-    except (yaml.YAMLError, ValueError) as error:  # the entered value stays in the field, to be corrected
-        st.toast(f"{field.key}: {error}")
-        return
-    try:
-        earlier = _as_yaml(draft.value(key))
-        draft.change(key, value)
-        if earlier != there.value:
-            st.toast(f"{key} was {earlier or 'not set'} by then: it was changed elsewhere.")
-        there.value = _as_yaml(draft.value(key))
-    except (ConfigError, YAMLError, ValueError) as error:  # the text is at fault: the value may be entered again
-        there.forget()
+        draft.change(key, entered or None if field.kind == "string" else parse_value(entered))
+    except FAULTS as error:
         st.toast(f"{field.key} was not changed: {error}")
 
 
-def save_and_start(
-    draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
+def show_actions(
+    draft: ConfigDraft, text: str, findings: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
-    """Save the draft, under this or another name, discard its changes, or start a run of it."""
+    """Undo all changes since the file was opened, or start a run of it."""
+    shown, as_opened = settings.shown(draft.file), st.session_state[AS_OPENED]
     with st.container(horizontal=True, key="actions"):
-        if st.button("Save", icon=":material/save:", disabled=draft.is_saved):
-            if draft.objections(draft.file):
-                confirm_save(draft, settings)
-            else:
-                save(draft, draft.file, settings)
-        if st.button("Save as", disabled=not draft.text.strip()):
-            save_as(draft, settings)
-        if st.button("Discard changes", disabled=draft.is_saved):
-            draft.discard()
+        help_text = "Back to the text that the file had when this page opened it"
+        if st.button("Undo changes", icon=":material/undo:", disabled=text == as_opened, help=help_text):
+            write(draft, as_opened)
             st.rerun()
-        if st.button("Start", icon=":material/play_arrow:", type="primary", disabled=checked.config is None):
-            start_dialog(draft, checked, settings, show_runs)
-    shown = settings.shown(draft.file)
-    if draft.unkept and not draft.is_saved:
-        st.caption(f":red[Unsaved changes in `{shown}`], kept only while this page is open: {escaped(draft.unkept)}")
-    elif not draft.is_saved:
-        st.caption(f":orange[Unsaved changes in `{shown}`], kept until they are saved or discarded.")
-    elif draft.file.exists():
-        st.caption(f"All changes are saved in `{shown}`.")
-    else:
-        st.caption(f"`{shown}` does not exist yet.")
+        if st.button("Start", icon=":material/play_arrow:", type="primary", disabled=findings.config is None):
+            start_dialog(draft, findings, settings, show_runs)
+    st.caption(f"Each change is written to `{shown}`." if draft.file.exists() else f"`{shown}` does not exist yet.")
 
 
-def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings) -> None:
-    """Show the problems, or the plan. Green only if model, data and machine were checked."""
-    if count := len(checked.problems):
+def show_findings(findings: CheckedDraft, settings: StudioSettings) -> None:
+    """Show the problems, or the plan."""
+    if count := len(findings.problems):
         st.error(f"**{count} problem{'s' if count != 1 else ''}**", icon=":material/error:")
-        for problem in checked.problems:
+        for problem in findings.problems:
             st.markdown(f":red[`{problem.key}`]" if problem.key else ":red[file]")
             st.text(problem.advice)
         return
-    text, refused, notices = st.session_state.get("opened", ("", [], []))
-    if text == draft.text and refused:
-        st.error("**It cannot start:**\n" + "\n".join(f"- {problem}" for problem in refused), icon=":material/error:")
-    elif checked.unplaced:
-        st.warning(f"**Not on this machine:** {checked.unplaced}", icon=":material/memory:")
-    elif text == draft.text:
-        st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
+    if findings.unplaced:
+        st.warning(f"**Not on this machine:** {escaped(findings.unplaced)}", icon=":material/memory:")
     else:
-        st.info("**The settings are valid.** Model and data have not been opened yet.", icon=":material/rule:")
-    for notice in notices if text == draft.text else ():
-        st.warning(escaped(notice), icon=":material/info:")
-    busy = is_busy()
-    with st.container(horizontal=True):
-        st.button(
-            "Check model and data",
-            disabled=busy or (text == draft.text and not refused),
-            icon=":material/fact_check:",
-            on_click=begin,
-            args=("Opening what the configuration names …", look, draft, settings),
-        )
-        st.button(
-            "Measure time",
-            help="Runs a few steps of each stage whose time is not known, in a folder that is removed again",
-            disabled=busy or not checked.measurable,
-            on_click=begin,
-            args=("Measuring; a stage takes a minute or more …", measure, draft, settings),
-        )
-    show_task(draft.text)
+        st.info("**The settings are valid.** *Start* opens model and data first.", icon=":material/rule:")
     with st.container(border=True):
-        plan = checked.plan.replace(f"{settings.root}/", "").replace("`trinity plan --measure`", "Measure time")
-        st.html(hanging(plan))
+        st.html(hanging(findings.plan.replace(f"{settings.root}/", "")))
 
 
-def edit_text(draft: ConfigDraft) -> None:
-    """Show the highlighted text and a field to edit it, the only way to edit lists and maps."""
-    there, refused = presented(f"{draft.file} text", draft.text), f"{draft.file} refused text"
+def edit_text(draft: ConfigDraft, text: str) -> None:
+    """Show the text in a field to edit it, the only way to edit lists and maps."""
+    if REFUSED in st.session_state:
+        st.warning("This text was not written: the file was changed elsewhere while you wrote it.")
+        st.code(st.session_state[REFUSED], language="yaml", height=200)
+        with st.container(horizontal=True):
+            st.button("Use this text", on_click=lambda: write(draft, st.session_state.pop(REFUSED)))
+            st.button("Drop this text", on_click=lambda: st.session_state.pop(REFUSED))
+    name = f"{draft.file} text"
 
     def take_text() -> None:
-        if (entered := there.entered()) is None:
-            return
-        if draft.edit(there.value, entered):
-            there.value = entered
+        entered = str(st.session_state[name] or "")
+        if draft.text == text:
+            write(draft, entered)
         else:
-            st.session_state[refused] = entered
+            st.session_state[REFUSED] = entered
 
-    def use() -> None:
-        draft.edit(draft.text, st.session_state.pop(refused))
-
-    if refused in st.session_state:  # it may be empty
-        st.warning("This text is not used yet: the configuration was changed elsewhere while it was written.")
-        st.code(st.session_state[refused], language="yaml", height=200)
-        with st.container(horizontal=True):
-            st.button("Use this text", on_click=use)
-            st.button("Drop this text", on_click=lambda: st.session_state.pop(refused))
-    edited = st.container()
-    if draft.text.strip():
-        coloured, edited = st.tabs(["YAML", "Edit as text"], key="text tabs")
-        with coloured:
-            st.code(draft.text, language="yaml", line_numbers=True, height=420)
+    show_value(name, text)
     hint = "Or write a configuration here, as YAML"
-    edited.text_area(
-        "YAML", there.value, 420, key=there.key, placeholder=hint, on_change=take_text, label_visibility="collapsed"
-    )
+    st.text_area("YAML", height=420, key=name, placeholder=hint, on_change=take_text)
 
 
-@dataclass(slots=True)
-class Presented:
-    """A widget with the values that a browser may send for it.
-
-    With each click a browser sends the values of all its widgets, even of removed ones, and Streamlit treats these as
-    changes. Only a value that the widget has not shown is an edit by a person.
-    """
-
-    name: str
-    value: str
-    """The draft's value; the browser's may be spelled differently (`1e-5`)."""
-    sent: str
-    key: str
-
-    def entered(self) -> str | None:
-        """Return what a person entered instead of the shown value; None if nothing."""
-        value = str(st.session_state.get(self.key, self.sent) or "")
-        if value in (self.value, self.sent):
-            return None
-        self.sent = value
-        return value
-
-    def forget(self) -> None:
-        st.session_state.pop(f"presented {self.name}", None)
-
-
-def presented(name: str, value: str) -> Presented:
-    """Return the widget of that name with this value, a new one if the last had another value that a browser may still
-    send."""
-    last: Presented | None = st.session_state.get(f"presented {name}")
-    if last is None or last.value != value:
-        last = st.session_state[f"presented {name}"] = Presented(name, value, value, f"{name} {time_ns()}")
-    return last
+def write(draft: ConfigDraft, text: str) -> None:
+    try:
+        draft.write(text)
+    except OSError as error:
+        st.toast(f"The file cannot be written: {error}")
 
 
 def _as_yaml(value: Any) -> str:

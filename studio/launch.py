@@ -6,19 +6,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from studio.settings import StudioSettings
+from tasks.retries import api_faults
 from trinity_core.base.children import Child, start_detached
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.waits import poll
 from trinity_core.exchange.tracking.run_record import read_record
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
-LOOK_SECONDS = 0.5
+FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TrinityError)
+"""What the start of a run, or an action on it, may raise."""
 BEGIN_SECONDS = 60.0
 """Time for a command to begin its run or report why it does not; a running command continues after that."""
 
@@ -28,33 +29,22 @@ class Launch:
     """A flow and its parameters. Empty values are left to the flow."""
 
     flow: str
-    """`rft`, `sft`, `pipeline`, `evaluate` or `convert`."""
+    """`rft`, `sft` or `pipeline`."""
     config: str
     overrides: tuple[str, ...] = ()
     stage: str = ""
-    which: str = ""
-    checkpoint_dir: str = ""
     run: str = ""
-    """Name of a run in a fresh folder, which is scored or resumed instead of the newest one."""
+    """Name of a run in a fresh folder, which is resumed instead of the newest one."""
 
     @property
     def parameters(self) -> dict[str, Any]:
-        more = {
-            "stage": self.stage, "which": self.which, "checkpoint_dir": self.checkpoint_dir, "run": self.run,
-        }  # fmt: skip
-        filled = {name: value for name, value in more.items() if value}
+        filled = {name: value for name, value in (("stage", self.stage), ("run", self.run)) if value}
         return {"config": self.config, "overrides": list(self.overrides), **filled}
 
     @property
     def command(self) -> list[str]:
-        if self.flow == "convert":
-            return ["convert", "--checkpoint-dir", self.checkpoint_dir]
-        if self.flow != "evaluate":
-            same = [f"name={self.run}", "continue_from_checkpoint=true"] if self.run and not self.stage else []
-            return ["run", "--config", self.config, *self.overrides, *same]
-        options = {"--which": self.which, "--stage": self.stage, "--run": self.run}
-        words = [word for name, value in options.items() if value for word in (name, value)]
-        return ["evaluate", "--config", self.config, *words, *self.overrides]
+        same = [f"name={self.run}", "continue_from_checkpoint=true"] if self.run and not self.stage else []
+        return ["run", "--config", self.config, *self.overrides, *same]
 
 
 def start_process(launch: Launch, run: str, settings: StudioSettings) -> subprocess.Popen[bytes]:
@@ -82,30 +72,21 @@ def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings)
     return has_begun
 
 
-def trinity(
-    arguments: list[str], settings: StudioSettings, seconds: float, say: Callable[[str], object]
-) -> subprocess.CompletedProcess[str]:
-    """Run a `trinity` command to its end; `say` gets the last line of its stderr meanwhile.
-
-    After `seconds` it is killed with all its descendants, and TrinityError raised.
-    """
+def trinity(arguments: list[str], settings: StudioSettings, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a `trinity` command to its end. After `seconds` it is killed with all its descendants, and TrinityError
+    raised."""
     child = Child(
         [*TRINITY, *arguments], environment=_environment(settings), folder=settings.root,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        for _ in poll(seconds, 0):
-            try:
-                out, err = child.process.communicate(timeout=LOOK_SECONDS)
-            except subprocess.TimeoutExpired as running:
-                if lines := (running.stderr or b"").decode(errors="replace").strip().splitlines():
-                    say(lines[-1])
-                continue
-            return subprocess.CompletedProcess(child.process.args, child.process.returncode, out.decode(), err.decode())
+        out, err = child.process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as late:
+        raise TrinityError(f"`trinity {arguments[0]}` has not ended within {seconds:g} s and was killed") from late
     finally:
         if child.alive:
             child.kill()
-    raise TrinityError(f"`trinity {arguments[0]}` has not ended within {seconds:g} s and was killed")
+    return subprocess.CompletedProcess(child.process.args, child.process.returncode, out.decode(), err.decode())
 
 
 def _environment(settings: StudioSettings) -> dict[str, str]:

@@ -167,7 +167,7 @@ class Tools:
 
     def _command(self, *arguments: str) -> str:
         """Return what a command prints. One that prints nothing has failed, and says why on its stderr."""
-        done = trinity([*arguments], self._settings, COMMAND_SECONDS, lambda _: None)
+        done = trinity([*arguments], self._settings, COMMAND_SECONDS)
         if done.returncode and not done.stdout.strip():
             raise ToolError(done.stderr.strip() or f"`trinity {arguments[0]}` ended with {done.returncode}")
         return str(done.stdout)

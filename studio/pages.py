@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from threading import Timer
 
 import streamlit as st
 
@@ -13,10 +12,7 @@ from studio.docs_page import docs_page
 from studio.runs_page import runs_page
 from studio.settings import studio_settings
 from trinity_core.base.plugins import load_plugins
-from trinity_core.view.viewed_run import import_for_pages
 
-IDLE_SECONDS = 3.0
-"""Delay after the first page before packages are imported for other pages, which slows down drawing."""
 LOGO = """<svg xmlns="http://www.w3.org/2000/svg" width="150" height="24" viewBox="0 0 150 24">
 <text x="0" y="18" font-family="sans-serif" font-size="17" font-weight="600"
   fill="#2f6f9f">Trinity Flows</text></svg>"""
@@ -58,13 +54,6 @@ def main() -> None:
     chat = st.Page(lambda: chat_page(settings), title="Chat", url_path="chat")
     docs = st.Page(docs_page, title="Docs", url_path="docs")
     st.navigation([configuration, runs, chat, docs], position="top").run()
-    prepare_rollouts()
-
-
-@st.cache_resource
-def prepare_rollouts() -> None:
-    """Import packages for the page of rollouts once the first page has been drawn."""
-    Timer(IDLE_SECONDS, import_for_pages).start()
 
 
 main()

@@ -51,8 +51,11 @@ class Recipe:
     def text_in(self, folder: Path, root: Path) -> str:
         """Return its text for a file in `folder`. A plugin folder next to it is first looked up in the project
         `root`."""
-        folder_in_project = root / self.file.parent.relative_to(project_files())
-        return moved(self.text, folder_in_project if folder_in_project.is_dir() else self.file.parent, folder)
+        source = self.file.parent
+        if source.is_relative_to(project_files()):
+            in_project = root / source.relative_to(project_files())
+            source = in_project if in_project.is_dir() else source
+        return moved(self.text, source, folder)
 
     def text_for(self, file: Path, root: Path) -> str:
         """Return its text for a new file, which also names the run. A part keeps its name, because the parts share
@@ -70,11 +73,16 @@ def recipes() -> list[Recipe]:
     Unreadable files, which may be in the process of being written, are left out.
     """
     files = sorted((project_files() / "configs").glob("*/[!.]*.yaml"))
-    found = [recipe for file in files if (recipe := _recipe(file, file.stat().st_mtime_ns)) is not None]
+    found = [recipe for file in files if (recipe := recipe_of(file)) is not None]
     count = Counter(recipe.run for recipe in found)
     listed = [replace(recipe, is_part=count[recipe.run] > 1) for recipe in found]
     places = {title: index for index, title in enumerate(FIRST)}
     return sorted(listed, key=lambda recipe: (places.get(recipe.title, len(FIRST)), "no GPU" not in recipe.needs))
+
+
+def recipe_of(file: Path) -> Recipe | None:
+    """Return a file as a recipe; None if it is not YAML with keys, or does not exist."""
+    return _recipe(file, file.stat().st_mtime_ns) if file.exists() else None
 
 
 @lru_cache(maxsize=256)

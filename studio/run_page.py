@@ -14,13 +14,13 @@ from typing import Any
 import streamlit as st
 import yaml
 
-from studio.actions import MISSING, Action, hindrance, perform
+from studio.actions import Action, action_for, hindrance, perform
 from studio.curves import chart, first_shown, hints, metric_names, short_titles
-from studio.run_table import show_table
+from studio.launch import FAULTS
+from studio.run_table import open_clicked, show_table
 from studio.runs import Run, ancestors, checkpoints_of
 from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped, score_text, when
-from tasks.retries import api_faults
 from trinity_core.base.addresses import rollouts_page
 from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.run_record import RunState
@@ -47,7 +47,7 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
     show_note(run)
     show_buttons(run, settings)
     if stages := [stage for stage in runs if stage.parent == run.name]:
-        show_stages(stages)
+        open_clicked(show_table(stages, key="stages", on_select="rerun", selection_mode="single-cell"), stages)
     if run.parent:
         st.page_link(page_of_runs(), label=f"Stage of {run.parent}", query_params={"run": run.parent})
     if run.asks_person:
@@ -70,7 +70,7 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
         case "Rollouts":
             show_rollouts([*(stages or [run])], settings.checkpoints)
         case "Configuration":
-            show_configuration(run, runs)
+            show_configuration(run)
         case "Checkpoints":
             for part in stages or [run]:
                 show_checkpoints(part, settings)
@@ -134,15 +134,12 @@ def show_note(run: Run) -> None:
 
 
 def show_buttons(run: Run, settings: StudioSettings) -> None:
-    """Show the actions on a run, why some are not possible, and links to other pages."""
-    reasons: dict[str, list[str]] = {}
+    """Show what the run's state calls for, or why it is not possible, and links to other pages."""
+    action = action_for(run)
+    why_not = hindrance(action, run) if action else ""
     with st.container(horizontal=True):
-        for action in Action:
-            why_not = hindrance(action, run)
-            if why_not:
-                reasons.setdefault(why_not, []).append(action.value)
-            if st.button(action.value, key=f"{action.value} {run.name}", disabled=bool(why_not)):
-                done(action, run, settings)
+        if action and st.button(action.value, key=f"{action.value} {run.name}", disabled=bool(why_not)):
+            done(action, run, settings)
         if run.flow_run is not None:
             st.link_button("Prefect", settings.flow_run_page(run.flow_run.id), icon=":material/open_in_new:")
         if run.folder is not None and (address := served_run(run.folder)):
@@ -150,30 +147,19 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
         if run.folder is not None and run.files.curves:
             file = f"{run.folder.name}.html"
             st.download_button("Report", partial(report, run.folder), file, help="The run as one HTML file")
-    if reasons:
-        st.caption("  \n".join(f"**{', '.join(names)}**: {why_not}" for why_not, names in reasons.items()))
+    if action and why_not:
+        st.caption(f"**{action.value}**: {why_not}")
 
 
 def done(action: Action, run: Run, settings: StudioSettings) -> None:
-    faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
     try:
         st.toast(perform(action, run, settings))
-    except faults as error:
+    except FAULTS as error:
         st.error(f"{action.value}: {error}")
 
 
 def page_of_runs() -> Any:
     return st.session_state["runs page"]
-
-
-def show_stages(stages: Sequence[Run]) -> None:
-    for stage in stages:
-        with st.container(horizontal=True, vertical_alignment="center"):
-            st.page_link(page_of_runs(), label=f"**{escaped(stage.name)}**", query_params={"run": stage.name})
-            st.badge(stage.state.value, color=COLOURS[stage.state])
-            total = f" of {stage.files.total_steps}" if stage.files.total_steps else ""
-            score = "" if stage.files.score is None else f" · {score_text(stage.files.score, stage.files.interval)}"
-            st.caption(f"step {stage.files.step}{total}{score}")
 
 
 def show_findings(runs: Sequence[Run]) -> None:
@@ -213,16 +199,11 @@ def show_curves(runs: Sequence[Run]) -> None:
         by = st.segmented_control("Over", [STEP, MINUTES], default=STEP, required=True, key="over", bind="query-params")
         is_log = st.toggle("Log scale", key="log", bind="query-params")
     shown_metrics = shown_metrics or first_shown(names)
-    marks = (
-        [checkpoint.step for checkpoint in checkpoints_of(runs[0].folder)] if len(runs) == 1 and runs[0].folder else []
-    )
     for start in range(0, len(shown_metrics), 2):
         for column, name in zip(st.columns(2), shown_metrics[start : start + 2], strict=False):
             with column:
                 st.caption(f"**{name}**")
-                st.vega_lite_chart(chart(curves, name, smoothing, str(by), is_log, marks))
-    if marks and by == STEP:
-        st.caption("Dashed lines: checkpoints.")
+                st.vega_lite_chart(chart(curves, name, smoothing, str(by), is_log))
 
 
 def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
@@ -244,16 +225,11 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
     st.iframe(address, height=900)
 
 
-def show_configuration(run: Run, runs: Sequence[Run]) -> None:
-    """Show the configuration a run was started with, and how another run's differs."""
+def show_configuration(run: Run) -> None:
+    """Show the configuration a run was started with."""
     if not run.files.config:
         st.info("The run has not recorded its configuration.")
         return
-    others = [other.name for other in runs if other.name != run.name and other.files.config]
-    other = st.selectbox("Difference from", ["–", *others]) if others else "–"
-    by_name = {other.name: other.files.config for other in runs}
-    if other in by_name:
-        show_difference({run.name: run.files.config, str(other): by_name[str(other)]})
     st.code(yaml.safe_dump(dict(run.files.config), sort_keys=False, allow_unicode=True), "yaml", height=600)
 
 
@@ -340,8 +316,9 @@ def show_commands(run: Run, settings: StudioSettings) -> None:
     if run.launch:
         launch = replace(run.launch, config=settings.shown(Path(run.launch.config)))
         commands = {"Start or resume": shlex.join(["trinity", *launch.command])} | commands
-        evaluation = replace(launch, flow="evaluate", which=MISSING)
-        commands["Score the checkpoints that have no score"] = shlex.join(["trinity", *evaluation.command])
+        words = ["--config", launch.config, "--which", "missing", *(["--stage", launch.stage] if launch.stage else [])]
+        words += [*(["--run", launch.run] if launch.run else []), *launch.overrides]
+        commands["Score the checkpoints that have no score"] = shlex.join(["trinity", "evaluate", *words])
     for title, command in commands.items():
         st.caption(title)
         st.code(command, "sh", wrap_lines=True)

@@ -1,4 +1,4 @@
-"""The table of runs, by which the list and a comparison show them."""
+"""The table of runs, by which the list, a pipeline and a comparison show them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ def show_table(runs: Sequence[Run], **options: Any) -> Any:
     return st.dataframe(
         rows, hide_index=True, height="content", column_config=columns, column_order=shown, **options
     )  # fmt: skip
+
+
+def open_clicked(event: Any, runs: Sequence[Run]) -> None:
+    """Open the run whose cell was clicked. Keyboard focus first selects a state, which opens nothing."""
+    if (cells := event.selection.cells) and cells[0][1] != "state":
+        st.switch_page(st.session_state["runs page"], query_params={"run": runs[cells[0][0]].name})
 
 
 def _row(run: Run, now: datetime) -> dict[str, object]:

@@ -10,7 +10,7 @@ import streamlit as st
 from studio.notes import delete
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.run_page import page_of_runs, show_comparison, show_run
-from studio.run_table import show_table
+from studio.run_table import open_clicked, show_table
 from studio.runs import Run, find_runs
 from studio.settings import StudioSettings
 from studio.texts import escaped
@@ -72,8 +72,7 @@ def draw(names: Sequence[str], runs: Sequence[Run], away: str, settings: StudioS
 def show_list(runs: Sequence[Run]) -> None:
     """Show a sortable table; a click on a cell opens the run, checkboxes select runs to compare, archive or delete.
 
-    Keyboard focus first selects the first cell, a state, which must not open anything. Ticks are kept in the address,
-    because Streamlit's selections are row numbers, which a new run changes.
+    Ticks are kept in the address, because Streamlit's selections are row numbers, which a new run changes.
     """
     above = st.container(horizontal=True)
     archived = [run for run in runs if run.files.note.archived]
@@ -95,8 +94,7 @@ def show_list(runs: Sequence[Run]) -> None:
         selection_default={"selection": {"rows": st.session_state[TICKED][1]}},
     )
     st.caption("Click a run's name to open it. Check two or more to compare them.")
-    if (cells := event.selection.cells) and cells[0][1] != "state":
-        st.switch_page(page_of_runs(), query_params={"run": names[cells[0][0]]})
+    open_clicked(event, listed)
     rows = [names[row] for row in event.selection.rows]
     if rows != st.query_params.get_all(TICKED):
         st.query_params[TICKED] = rows

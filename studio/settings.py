@@ -21,17 +21,13 @@ class StudioSettings:
     checkpoints: Path
     """`checkpoint_root_dir` of the runs that are shown."""
     state: Path
-    """Unsaved changes, and logs of the processes that Studio started."""
+    """Logs of the processes that Studio started."""
     api_url: str = ""
     """Prefect's API (PREFECT_API_URL); if empty, runs start as processes."""
     plugin_dir: Path | None = None
     """The user's modules, which may register sections."""
     host: str = LOOPBACK
     port: int = STUDIO_PORT
-
-    @property
-    def drafts(self) -> Path:
-        return self.state / "drafts"
 
     def flow_run_page(self, run: str) -> str:
         return f"{self.api_url.removesuffix('/api')}/runs/flow-run/{run}"

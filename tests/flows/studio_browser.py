@@ -40,20 +40,22 @@ class Person:
         script = f"document.querySelector('textarea')?.value.split('\\n').some(e => e.trim() == {json.dumps(line)})"
         await self.page.until(script, f"the text has the line {line}")
 
-    async def save_as(self, name: str) -> None:
-        """Save under another name, which is then the chosen file."""
-        await self.page.until("document.body?.innerText.includes('The settings are valid')", "there are no problems")
-        await self.page.click(button("Save as"))
-        await self.page.fill(f"document.querySelector('{DIALOG} input')", name)
-        await self.page.click(button("Save", DIALOG))
+    async def copy(self, name: str) -> None:
+        """Make a copy of the chosen file, which is then the chosen one, and whose run has its name."""
+        await self.page.click(button("New"))
+        await self.page.fill(f"document.querySelector('{DIALOG} input[type=text]')", name)
+        await self.page.click(button("Create"))
         await self.page.until(f"({labelled('File')})?.value == '{name}'", f"the file {name} is chosen")
+        await self.written(f"name: {name.removesuffix('.yaml')}")
 
     async def start(self, title: str) -> None:
         """Start a run, which leads to its page."""
+        await self.page.until("document.body?.innerText.includes('The settings are valid')", "there are no problems")
         await self.page.click(button("Start"))
-        await self.page.click(button("Save and start"))
+        await self.page.until(f"!!({button('Start', DIALOG)})", "model and data are opened", RUN_SECONDS)
+        await self.page.click(button("Start", DIALOG))
         heading = f"document.querySelector('h3')?.innerText.trim() == {json.dumps(title)}"
-        await self.page.until(f"{heading} && !!({button('Convert')})", f"the page of {title}", RUN_SECONDS)
+        await self.page.until(f"{heading} && !!({button('Cancel')})", f"the page of {title}", RUN_SECONDS)
 
     async def press(self, action: str) -> None:
         """Press a button, once it can be pressed."""

@@ -14,12 +14,13 @@ from streamlit.testing.v1 import AppTest
 
 from studio.__main__ import main
 from studio.config_draft import ConfigDraft
+from studio.launch import Launch
 from studio.notes import Note
 from studio.sections import SECTIONS
 from studio.settings import studio_settings
 from studio.start_form import validated, what_is_there
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.files import read_json, write_json
+from trinity_core.base.files import write_json
 from trinity_core.base.gate import key_file, server_key
 from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config
@@ -84,7 +85,7 @@ def field(page: AppTest, label: str) -> object:
     return match
 
 
-def test_a_field_changes_the_text_and_its_problem_stands_below(folder: Path) -> None:
+def test_a_field_changes_the_file_and_its_problem_stands_below(folder: Path) -> None:
     page = opened()
     assert "32 rollouts" in plan(page)
     field(page, "repeat_times").set_value("-3").run()  # type: ignore[attr-defined]
@@ -92,11 +93,9 @@ def test_a_field_changes_the_text_and_its_problem_stands_below(folder: Path) -> 
     assert [error.value for error in page.error if "at least" in error.value]
     field(page, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
     assert "64 rollouts" in plan(page) and not page.error
-    assert [caption for caption in page.caption if caption.value.startswith(":orange[Unsaved changes in `my.yaml`]")]
-    [save] = [button for button in page.button if button.label == "Save"]
-    save.click().run()
-    assert "All changes are saved in `my.yaml`." in [caption.value for caption in page.caption]
     assert (folder / "my.yaml").read_text() == TEXT.replace("repeat_times: 8", "repeat_times: 16")
+    press(page, "Undo changes")
+    assert field(page, "repeat_times").value == "8" and (folder / "my.yaml").read_text() == TEXT  # type: ignore
 
 
 def test_text_edited_by_hand_fills_the_fields(folder: Path) -> None:
@@ -105,38 +104,23 @@ def test_text_edited_by_hand_fills_the_fields(folder: Path) -> None:
     assert field(page, "algorithm_type").value == "ppo"  # type: ignore[attr-defined]
     page.text_area[0].set_value("name: [").run()
     assert not page.exception and page.error, "what is no YAML is said, and can be mended"
-    [discard] = [button for button in page.button if button.label == "Discard changes"]
-    discard.click().run()
+    press(page, "Undo changes")
     assert not page.error and page.text_area[0].value == TEXT
 
 
-def clicked_late(page: AppTest, before: WidgetStates) -> None:
-    """A click of a browser that still has the widgets of the page before, and sends what they have shown."""
-    states = page._tree.get_widget_states()
-    present = {state.id for state in states.widgets}
-    removed = [state for state in before.widgets if state.id not in present]
-    assert removed
-    page._run(WidgetStates(widgets=[*removed, *states.widgets]))
-
-
-def test_what_removed_fields_have_shown_is_not_taken(folder: Path) -> None:
-    """The draft would be what it was before an edit, before it was discarded, or what another file is."""
+def test_another_file_is_opened_as_it_is(folder: Path) -> None:
+    """A browser sends with its next click what the fields of the file before have shown."""
     (folder / "other.yaml").write_text(TEXT.replace("8", "9"))
     page = opened()
-    before = page._tree.get_widget_states()
     field(page, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
-    clicked_late(page, before)
-    assert "repeat_times: 16" in page.text_area[0].value
-    before = page._tree.get_widget_states()
-    [discard] = [button for button in page.button if button.label == "Discard changes"]
-    discard.click().run()
-    clicked_late(page, before)
-    assert page.text_area[0].value == TEXT
     before = page._tree.get_widget_states()
     field(page, "File").set_value("other.yaml").run()  # type: ignore[attr-defined]
-    clicked_late(page, before)
-    assert page.text_area[0].value == (folder / "other.yaml").read_text()
-    assert not [caption for caption in page.caption if "Unsaved" in caption.value]
+    states = page._tree.get_widget_states()
+    removed = [state for state in before.widgets if state.id not in {state.id for state in states.widgets}]
+    assert removed
+    page._run(WidgetStates(widgets=[*removed, *states.widgets]))
+    assert page.text_area[0].value == (folder / "other.yaml").read_text() == TEXT.replace("8", "9")
+    assert "repeat_times: 16" in (folder / "my.yaml").read_text()
 
 
 def test_two_tabs_lose_nothing_of_each_other(folder: Path) -> None:
@@ -144,52 +128,18 @@ def test_two_tabs_lose_nothing_of_each_other(folder: Path) -> None:
     one, other = opened(), opened()
     field(one, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
     field(other, "batch_size (tasks)").set_value("2").run()  # type: ignore[attr-defined]
-    assert "repeat_times: 16" in other.text_area[0].value and "batch_size: 2" in other.text_area[0].value
-    mine = one.text_area[0].value.replace("mine", "yours")
-    one.text_area[0].set_value(mine).run()
-    assert one.warning and "batch_size: 2" in one.text_area[0].value
-    [use] = [button for button in one.button if button.label == "Use this text"]
-    use.click().run()
-    assert one.text_area[0].value == mine and not one.warning
-    [kept] = [*(folder / ".trinity/studio/drafts").iterdir()]
-    assert read_json(kept)["text"] == mine
+    text = other.text_area[0].value
+    assert "repeat_times: 16" in text and "batch_size: 2" in text and (folder / "my.yaml").read_text() == text
+    one.text_area[0].set_value("").run()
+    assert one.warning and one.text_area[0].value == text
+    press(one, "Use this text")
+    assert not one.text_area[0].value and not one.warning and not (folder / "my.yaml").read_text()
 
 
-def test_a_value_that_cannot_be_read_stays_in_its_field(folder: Path) -> None:
+def test_a_value_that_cannot_be_read_is_not_written(folder: Path) -> None:
     page = opened()
     assert field(page, "repeat_times").set_value("[1").run().toast  # type: ignore[attr-defined]
-    assert field(page, "repeat_times").value == "[1" and page.text_area[0].value == TEXT  # type: ignore[attr-defined]
-
-
-def test_a_value_that_a_broken_text_kept_out_can_be_entered_again(folder: Path) -> None:
-    one, other = opened(), opened()
-    other.text_area[0].set_value("name: [").run()
-    assert field(one, "repeat_times").set_value("16").run().toast  # type: ignore[attr-defined]
-    other.text_area[0].set_value(TEXT).run()
-    one.run()
-    assert field(one, "repeat_times").value == "8"  # type: ignore[attr-defined]
-    field(one, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
-    assert "repeat_times: 16" in one.text_area[0].value
-
-
-def test_an_emptied_text_that_is_not_used_yet_is_asked_about(folder: Path) -> None:
-    one, other = opened(), opened()
-    field(other, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
-    one.text_area[0].set_value("").run()
-    assert one.warning and "repeat_times: 16" in one.text_area[0].value
-    [use] = [button for button in one.button if button.label == "Use this text"]
-    use.click().run()
-    assert not one.text_area[0].value and not one.warning
-
-
-def test_changes_that_are_not_kept_are_said(folder: Path) -> None:
-    page = opened()
-    drafts = folder / ".trinity/studio/drafts"
-    drafts.parent.mkdir(parents=True, exist_ok=True)
-    drafts.write_text("no folder")
-    field(page, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
-    assert not page.exception and "repeat_times: 16" in page.text_area[0].value
-    assert [caption for caption in page.caption if "drafts" in caption.value]
+    assert field(page, "repeat_times").value == "8" and page.text_area[0].value == TEXT  # type: ignore[attr-defined]
 
 
 def test_a_misspelt_key_is_shown_with_the_key_that_is_meant(folder: Path) -> None:
@@ -198,30 +148,13 @@ def test_a_misspelt_key_is_shown_with_the_key_that_is_meant(folder: Path) -> Non
     assert [text.value for text in page.text if "'repeat_times'" in text.value]
 
 
-def test_one_task_runs_at_a_time(folder: Path) -> None:
-    def page() -> None:
-        import streamlit as st
-
-        from studio.start_form import begin
-
-        begun = st.session_state.setdefault("begun", [])
-        for _ in range(2):
-            begin("Waiting", lambda *_: begun.append(1) or {}, None, None)
-
-    from unittest.mock import patch
-
-    with patch("studio.start_form.BackgroundTask") as task:
-        assert not AppTest.from_function(page).run().exception
-    assert task.call_count == 1
-
-
 def test_recipes_are_offered_once(folder: Path) -> None:
     """On the page of a file that is empty, else in a dialog; the new file's run has its name."""
     (folder / "my.yaml").unlink()
     page = opened()
     [new] = [button for button in page.button if button.label == "New"]
     assert new.disabled
-    [name] = [field for field in page.text_input if field.label == "Save as"]
+    [name] = [field for field in page.text_input if field.label == "New file"]
     page.radio[0].set_value("gsm8k").run()
     assert "Trinity-Flows/gsm8k" in plan(page) and "disk" in plan(page), "what the chosen recipe would do and take"
     page.radio[0].set_value("quickstart").run()
@@ -263,16 +196,37 @@ def test_a_plugin_that_has_our_name_is_refused(folder: Path) -> None:
         load_plugins(folder)
 
 
-def test_dialogs_open_with_their_buttons(folder: Path) -> None:
+def start_form_of_my_file() -> None:
+    """The form as its dialog shows it."""
+    from studio.config_draft import ConfigDraft, checked
+    from studio.settings import studio_settings
+    from studio.start_form import start_form
+
+    draft = ConfigDraft(studio_settings(["my.yaml"]).file)
+    start_form(draft, checked(draft.text), studio_settings([]), lambda run: None)
+
+
+def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> None:
     page = opened()
-    assert "Save and start" not in labels(page), "Prefect is asked when the form is opened"
     [start] = [button for button in page.button if button.label == "Start"]
-    assert "Save and start" in labels(start.click().run())
-    assert "resumed" not in "".join(line.value for line in page.info)
+    start.click().run(timeout=120)
+    assert not page.exception
+    assert [error.value for error in page.error if error.value.startswith("model.model_path")], "there is no such model"
+    assert labels(page).count("Start") == 1 and not [*(folder / ".trinity/studio").glob("*")]
+
+
+def test_a_start_asks_where_and_says_what_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the configuration names is opened once, before that."""
+    validations, started = [], []
+    monkeypatch.setattr("studio.start_form.validated", lambda *_: validations.append(1) or ([], ["a notice"]))
+    monkeypatch.setattr("studio.start_form.start", lambda launch, *_: started.append(launch))
+    page = AppTest.from_function(start_form_of_my_file, default_timeout=60).run()
+    assert page.success and "a notice" in page.warning[0].value and not page.info
     record_start(folder / "checkpoints/trinity/mine", {}, "rft")
-    assert "mine already exists (running)" in "".join(line.value for line in start.click().run().info)
-    [save_as] = [button for button in page.button if button.label == "Save as"]
-    assert labels(save_as.click().run()).count("Save") == 2
+    page.button[0].click().run()
+    assert "mine already exists (running)" in page.info[0].value
+    assert not page.exception and len(validations) == 1
+    assert started == [Launch("rft", str(folder / "my.yaml"))]
 
 
 @pytest.mark.parametrize(
@@ -296,55 +250,6 @@ def test_the_start_of_a_run_that_is_there_says_what_it_does(
         record_end(config.job_dir, own, RunOutcome.FINISHED)
 
 
-def start_form_of_my_file() -> None:
-    """The form as a dialog shows it, with what was checked when it was opened."""
-    import streamlit as st
-
-    from studio.config_draft import ConfigDraft, checked
-    from studio.settings import studio_settings
-    from studio.start_form import start_form
-
-    settings = studio_settings(["my.yaml"])
-    draft = ConfigDraft.opened(settings.file)
-    at_opening = st.session_state.setdefault("at opening", checked(draft.text))
-    start_form(draft, at_opening, settings, lambda run: None)
-
-
-def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> None:
-    page = AppTest.from_function(start_form_of_my_file, default_timeout=60).run()
-    [start] = [button for button in page.button if button.label == "Save and start"]
-    start.click().run(timeout=120)
-    assert not page.exception
-    assert [error.value for error in page.error if error.value.startswith("model.model_path")], "there is no such model"
-    assert not [*(folder / ".trinity/studio").glob("*")]
-
-
-@pytest.mark.parametrize("moment", ["before the click", "after it", "never"])
-def test_only_the_text_that_a_dialog_shows_is_started(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    """Another tab changes the draft while the dialog is open, or saves the file while model and data are opened."""
-    draft, started, other = ConfigDraft.opened(folder / "my.yaml"), [], TEXT.replace("grpo", "dpo")
-
-    def look(asked: ConfigDraft, settings: object) -> tuple[list[str], list[str]]:
-        assert asked.text == TEXT
-        if moment == "after it":
-            draft.edit(TEXT, other)
-            draft.save()
-        return [], []
-
-    monkeypatch.setattr("studio.start_form.validated", look)
-    monkeypatch.setattr("studio.start_form.start", lambda *launch: started.append(launch))
-    page = AppTest.from_function(start_form_of_my_file, default_timeout=60).run()
-    [start] = [button for button in page.button if button.label == "Save and start"]
-    if moment == "before the click":
-        draft.edit(TEXT, other)
-    start.click().run()
-    is_as_shown = moment == "never"
-    assert not page.exception and len(page.error) == (not is_as_shown) and len(started) == is_as_shown
-    assert (folder / "my.yaml").read_text() == (other if moment == "after it" else TEXT), "the form saves no other text"
-
-
 def test_a_plugin_folder_relative_to_the_file_is_found(folder: Path) -> None:
     (folder / "configs/games").mkdir(parents=True)
     (folder / "configs/games/wins.py").write_text(
@@ -357,10 +262,10 @@ def test_a_plugin_folder_relative_to_the_file_is_found(folder: Path) -> None:
     )
     file = folder / "configs/lake.yaml"
     text = TEXT.replace("buffer:", "plugin_dir: games\nbuffer:\n  default_reward_fn_type: wins")
-    lines, _ = validated(ConfigDraft(file, text), studio_settings([]))
+    file.write_text(text)
+    lines, _ = validated(ConfigDraft(file), studio_settings([]))
     assert [line.partition(":")[0] for line in lines] == ["model.model_path", "buffer.explorer_input.taskset.path"]
-    assert (folder / "configs/games/beside").read_text() == "games", "nothing is written beside the user's file"
-    assert not [*(folder / ".trinity/studio").iterdir()], "the file that was checked is gone"
+    assert "games" in (folder / "configs/games/beside").read_text()
 
 
 def test_the_list_of_runs_may_be_empty(folder: Path) -> None:
@@ -375,26 +280,30 @@ def runs_of_this_folder() -> None:
     runs_page(studio_settings([]))
 
 
+def with_ticks(*names: str) -> AppTest:
+    """The list of runs at an address with ticks."""
+    page = AppTest.from_function(runs_of_this_folder, default_timeout=60)
+    page.query_params["ticked"] = list(names)
+    return page.run()
+
+
+def press(page: AppTest, label: str) -> None:
+    [button] = [button for button in page.button if button.label == label]
+    button.click().run()
+    assert not page.exception
+
+
 def test_runs_are_ticked_archived_and_deleted(folder: Path) -> None:
     for name in ("one", "two"):
         job = folder / "checkpoints/p" / name
         record_end(job, record_start(job, {}, "rft"), RunOutcome.FINISHED)
-    page = AppTest.from_function(runs_of_this_folder, default_timeout=60)
-    page.query_params["ticked"] = "p/one"
-    page.run()
+    page = with_ticks("p/one")
     assert {"Open", "Archive", "Delete for good"} <= {*labels(page)}, "ticks come with the address"
-
-    def press(label: str) -> None:
-        [button] = [button for button in page.button if button.label == label]
-        button.click().run()
-        assert not page.exception
-
-    press("Archive")
+    press(page, "Archive")
     assert [*page.dataframe[0].value["run"]] == ["p/two"]
     page.toggle[0].set_value(True).run()
     assert {*page.dataframe[0].value["run"]} == {"p/one", "p/two"}
-    page.multiselect[0].set_value(["p/two"]).run()
-    press("Delete for good")
+    press(with_ticks("p/two"), "Delete for good")
     assert [path.name for path in (folder / "checkpoints/p").iterdir()] == ["one"]
 
 
@@ -403,9 +312,8 @@ def test_a_stage_is_not_deleted_while_its_pipeline_goes_on(folder: Path) -> None
     record_start(whole, {}, "pipeline")
     record_end(stage, record_start(stage, {}, "sft"), RunOutcome.FINISHED)
     write_json(JobLayout(whole).stages, {"sft": "all_sft"})
-    page = AppTest.from_function(runs_of_this_folder, default_timeout=60)
-    page.query_params["ticked"] = "p/all_sft"
-    assert "Delete for good" not in labels(page.run())
+    page = with_ticks("p/all_sft")
+    assert "Delete for good" not in labels(page)
     record_end(whole, read_record(whole), RunOutcome.FINISHED)
     assert "Delete for good" in labels(page.run())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from studio.config_page import hanging
+from studio.texts import hanging
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,18 @@ import sys
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
-from flows.convert import convert
-from flows.evaluate import evaluate
-from studio.actions import Action, hindrance, perform, side_launch
+from studio.actions import Action, hindrance, perform
 from studio.curves import Curve
 from studio.launch import Launch, start_run
 from studio.notes import Note, delete
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
-from studio.runs import PREFECT_STATES, Run, checkpoints_of, find_runs
+from studio.runs import PREFECT_STATES, Run, find_runs
 from studio.settings import studio_settings
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import read_json, write_json
@@ -31,7 +28,6 @@ from trinity_core.base.layout import JobLayout
 from trinity_core.base.runlock import PIPELINE, RUN_TRAINS, held
 from trinity_core.base.waits import poll
 from trinity_core.config.secrets import MASK
-from trinity_core.exchange.checkpoints.commit import write_manifest
 from trinity_core.exchange.checkpoints.resume import claim, update_meta
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
 from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_path, record_start
@@ -226,56 +222,33 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
     folder(tmp_path / "going", "one")
     folder(tmp_path / "done", "one", outcome=RunOutcome.FINISHED)
     folder(tmp_path / "failed", "one", outcome=RunOutcome.FAILED)
-    checkpoint = JobLayout(folder(tmp_path / "converted", "one", outcome=RunOutcome.FINISHED)).step(1)
-    (checkpoint / "actor/huggingface").mkdir(parents=True)
-    write_json(checkpoint / "actor/huggingface/config.json", {})
-    write_manifest(checkpoint, 1)
-    assert not checkpoints_of(checkpoint.parent)[0].is_converted, "a trainer saves the configuration alone"
-    (checkpoint / "actor/huggingface/model.safetensors").touch()
     folder(tmp_path / "secret", "one", outcome=RunOutcome.FAILED, api_key="abc")
     elsewhere = folder(tmp_path / "elsewhere", "one")
-    JobLayout(folder(tmp_path / "early", "one", outcome=RunOutcome.FAILED)).step(1).rmdir()
     write_json(record_path(elsewhere), (read_json(record_path(elsewhere)) or {}) | {"host": "elsewhere"})
-    external = {"explorer": {"external_model": {"model": "m", "base_url": "http://localhost"}}}
-    JobLayout(folder(tmp_path / "external", "one", outcome=RunOutcome.FINISHED, **external)).step(1).rmdir()
-    MetricsFile(folder(tmp_path / "scored", "one", outcome=RunOutcome.FINISHED), "eval").write(
-        1, {"eval/test/accuracy": 0.5}
-    )
     runs = {
         "running": find_runs(tmp_path / "going", [flow_run("one", "RUNNING")]),
         "done": find_runs(tmp_path / "done", [flow_run("one")]),
         "failed": find_runs(tmp_path / "failed", [flow_run("one", "FAILED")]),
-        "converted": find_runs(tmp_path / "converted"),
         "waiting": find_runs(tmp_path / "none", [flow_run("one", "SCHEDULED")]),
         "by a command": find_runs(tmp_path / "going", [flow_run("one", "RUNNING", deployment="")]),
         "on another machine": find_runs(tmp_path / "elsewhere"),
         "resumed there": find_runs(tmp_path / "elsewhere", [flow_run("one", "FAILED")]),
-        "without Prefect": find_runs(tmp_path / "done"),
-        "without a checkpoint": find_runs(tmp_path / "early"),
-        "with a score": find_runs(tmp_path / "scored"),
-        "of an external model": find_runs(tmp_path / "external"),
         "with a secret": find_runs(tmp_path / "secret"),
         "with a secret, by a worker": find_runs(
             tmp_path / "secret", [flow_run("one", "FAILED", parameters={"configs": []})]
         ),
     }
     actions = {name: allowed(run) for name, [run] in runs.items()}
-    both = {Action.EVALUATE, Action.CONVERT}
     assert actions == {
-        "running": {Action.CANCEL} | both,
-        "done": both,
-        "failed": {Action.RETRY} | both,
+        "running": {Action.CANCEL},
+        "done": set(),
+        "failed": {Action.RETRY},
         "waiting": {Action.CANCEL},
-        "by a command": {Action.CANCEL} | both,
-        "on another machine": both,
-        "resumed there": both,
-        "without Prefect": both,
-        "without a checkpoint": {Action.RETRY},
-        "with a score": {Action.CONVERT},
-        "converted": {Action.EVALUATE},
-        "of an external model": {Action.EVALUATE},
-        "with a secret": {Action.CONVERT},
-        "with a secret, by a worker": {Action.CONVERT, Action.RETRY},
+        "by a command": {Action.CANCEL},
+        "on another machine": set(),
+        "resumed there": set(),
+        "with a secret": set(),
+        "with a secret, by a worker": {Action.RETRY},
     }
 
 
@@ -296,12 +269,11 @@ def test_a_part_that_a_command_started_does_not_stand_for_the_run(
     going, done = tmp_path / "going", tmp_path / "done"
     folder(going, "one", **config)
     folder(done, "one", outcome=RunOutcome.FAILED, **config)
-    both = {Action.EVALUATE, Action.CONVERT}
     for job, action, kind in ((going, Action.CANCEL, "RUNNING"), (done, Action.RETRY, "FAILED")):
-        alone = both if is_part else both | {action}
+        alone = set() if is_part else {action}
         by_command = flow_run("one", kind, deployment="")
         assert [allowed(*find_runs(job, seen)) for seen in ([], [by_command])] == [alone, alone]
-        assert allowed(*find_runs(job, [flow_run("one", kind, parameters={"configs": []})])) == both | {action}
+        assert allowed(*find_runs(job, [flow_run("one", kind, parameters={"configs": []})])) == {action}
 
 
 def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
@@ -344,15 +316,6 @@ def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.
     assert asked == [("cancel", "flow run one"), by_signal, by_signal, ("retry", "flow run one")]
 
 
-def test_an_evaluation_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrefectRuns, "deployments", lambda self, flow: {"id": f"{flow}/gsm8k"})
-    monkeypatch.setattr(PrefectRuns, "start", lambda self, deployment, name, parameters: "begun")
-    folder(tmp_path, "one", outcome=RunOutcome.FINISHED)
-    [run] = find_runs(tmp_path, [flow_run("one")])
-    settings = replace(studio_settings([]), api_url="http://prefect/api")
-    assert "[evaluate p/one](http://prefect/runs/flow-run/begun)" in perform(Action.EVALUATE, run, settings)
-
-
 def test_a_run_is_started_again_as_it_was(tmp_path: Path) -> None:
     job = folder(tmp_path, "one", outcome=RunOutcome.FAILED)
     assert find_runs(tmp_path, [flow_run("one")])[0].launch == Launch("rft", "my.yaml", ("seed=1",))
@@ -364,11 +327,7 @@ def test_a_run_in_a_fresh_folder_is_meant_itself(tmp_path: Path) -> None:
     for name in ("one", "one_20260101000000"):
         claim(folder(tmp_path, name, outcome=RunOutcome.FAILED), "one", name)
     [run] = [run for run in find_runs(tmp_path, [flow_run("one")]) if run.name == "p/one"]
-    assert side_launch(Action.EVALUATE, run).parameters["run"] == "one"
-    assert side_launch(Action.EVALUATE, run).command[-3:] == ["--run", "one", "seed=1"]
-    for action, flow in ((Action.EVALUATE, evaluate), (Action.CONVERT, convert)):
-        assert side_launch(action, run).parameters.keys() <= signature(flow).parameters.keys()
-    assert run.launch is not None
+    assert run.launch is not None and run.launch.parameters["run"] == "one"
     assert run.launch.command[2:] == ["my.yaml", "seed=1", "name=one", "continue_from_checkpoint=true"]
 
 
@@ -379,27 +338,19 @@ def test_a_run_that_a_form_started_keeps_its_settings(tmp_path: Path) -> None:
     assert run.launch == Launch("rft", "my.yaml", settings)
 
 
-def test_stages_are_evaluated_but_cancelled_with_their_pipeline(tmp_path: Path) -> None:
+def test_stages_are_cancelled_with_their_pipeline(tmp_path: Path) -> None:
     write_json(JobLayout(folder(tmp_path, "all")).stages, {"rft": "all_rft"})
-    job = folder(tmp_path, "all_rft")
+    folder(tmp_path, "all_rft")
     parent = flow_run("all", "RUNNING", flow="pipeline")
     stage = flow_run("all_rft", "RUNNING", parameters={"config": "my.yaml", "stage": "rft"})
     above, below = find_runs(tmp_path, [parent, stage])
-    assert allowed(above) == {Action.CANCEL} and "stages" in hindrance(Action.EVALUATE, above)
-    assert allowed(below) == {Action.EVALUATE, Action.CONVERT}
-    assert side_launch(Action.EVALUATE, below).parameters == {
-        "config": "my.yaml", "overrides": [], "stage": "rft", "which": "missing",
-    }  # fmt: skip
-    assert side_launch(Action.CONVERT, below).command == ["convert", "--checkpoint-dir", str(job)]
+    assert (allowed(above), allowed(below)) == ({Action.CANCEL}, set())
 
 
 def test_a_launch_as_a_command_and_as_parameters() -> None:
     launch = Launch("rft", "my.yaml", ("seed=1",))
     assert launch.command == ["run", "--config", "my.yaml", "seed=1"]
     assert launch.parameters == {"config": "my.yaml", "overrides": ["seed=1"]}
-    assert Launch("evaluate", "my.yaml", ("seed=1",), stage="rft", which="all").command == [
-        "evaluate", "--config", "my.yaml", "--which", "all", "--stage", "rft", "seed=1",
-    ]  # fmt: skip
 
 
 def test_a_run_that_does_not_begin_says_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
