@@ -106,11 +106,8 @@ def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -
     return rows
 
 
-def chart(
-    curves: Mapping[str, Curves], metric: str, smoothing: float, by: str, is_log: bool, marks: Sequence[int] = ()
-) -> dict[str, Any]:
-    """Return a Vega-Lite chart: a line per run over `by` (`step` or `minutes`), intervals as bands, checkpoints as
-    rules.
+def chart(curves: Mapping[str, Curves], metric: str, smoothing: float, by: str, is_log: bool) -> dict[str, Any]:
+    """Return a Vega-Lite chart: a line per run over `by` (`step` or `minutes`), intervals as bands.
 
     Altair would take a tenth of a second or more per chart.
     """
@@ -130,11 +127,6 @@ def chart(
         return {"mark": mark, "encoding": {"x": x, "y": y, "color": colour, **more}}
 
     layers = []
-    if marks and by == "step":
-        rule = {"type": "rule", "strokeDash": [3, 3], "color": "gray"}
-        tooltip = {"field": "checkpoint", "type": "nominal"}
-        values = [{"step": step, "checkpoint": f"checkpoint {step}"} for step in marks]
-        layers.append({"data": {"values": values}, "mark": rule, "encoding": {"x": x, "tooltip": tooltip}})
     if any("low" in row for row in rows):
         layers.append(layer({"type": "area", "opacity": 0.2}, "low", y2={"field": "high"}))
     if smoothing:
@@ -144,7 +136,8 @@ def chart(
     line = {"type": "line", "point": len(rows) <= FEW_POINTS * len(curves)}
     zoom = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
     layers.append(layer(line, "value", tooltip=tooltips) | {"params": [zoom]})
-    return {"data": {"values": rows}, "height": 240, "layer": layers}
+    # Streamlit draws a chart first and gives it data of the top level afterwards: Vega would warn of empty scales.
+    return {"height": 240, "layer": [{"data": {"values": rows}, "layer": layers}]}
 
 
 def _padding(rows: Sequence[Mapping[str, Any]], name: str) -> int:

@@ -42,18 +42,18 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
     assert [row["value"] for row in rows] == pytest.approx([0.1, 0.2, 0.5]) and rows[0]["minutes"] < 1
     assert rows_of(curves, "nothing") == []
     spec = chart(curves, "actor/final_loss", 0.0, "step", False)
-    colour = spec["layer"][-1]["encoding"]["color"]
+    colour = spec["layer"][0]["layer"][-1]["encoding"]["color"]
     assert colour["scale"]["domain"] == ["a", "b"], "each run keeps its colour"
     assert colour["legend"]["values"] == ["a"], "the other run has no such metric"
 
 
-def test_an_interval_is_a_band_and_checkpoints_are_rules(tmp_path: Path) -> None:
+def test_an_interval_is_a_band(tmp_path: Path) -> None:
     numbers = {"eval/test/accuracy": 0.5, "eval/test/accuracy_low": 0.4, "eval/test/accuracy_high": 0.6}
     MetricsFile(tmp_path, "eval").write(4, numbers)
-    spec = chart({"a": RunCurves(tmp_path).read()}, "eval/test/accuracy", 0.0, "step", True, [4])
-    marks = [layer["mark"]["type"] for layer in spec["layer"]]
-    assert spec["layer"][0]["mark"]["color"] == "gray", "seen on a dark page too"
-    assert marks == ["rule", "area", "line"] and spec["layer"][2]["encoding"]["y"]["scale"]["type"] == "symlog"
+    spec = chart({"a": RunCurves(tmp_path).read()}, "eval/test/accuracy", 0.0, "step", True)
+    layers = spec["layer"][0]["layer"]
+    marks = [layer["mark"]["type"] for layer in layers]
+    assert marks == ["area", "line"] and layers[1]["encoding"]["y"]["scale"]["type"] == "symlog"
 
 
 def test_ancestors_of_another_checkpoint_root_are_models_and_no_runs(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_points_keep_clear_of_the_frame(tmp_path: Path, steps: list[int], paddin
     for step in steps:
         MetricsFile(tmp_path, "eval").write(step, {"eval/test/accuracy": step / 2})
     spec = chart({"a": RunCurves(tmp_path).read()}, "eval/test/accuracy", 0.0, "step", False)
-    encoding = spec["layer"][-1]["encoding"]
+    encoding = spec["layer"][0]["layer"][-1]["encoding"]
     assert [encoding[axis]["scale"]["padding"] for axis in "xy"] == [padding, padding]
 
 

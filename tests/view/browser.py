@@ -74,7 +74,7 @@ class Page:
         self._socket = socket
         self._count = 0
         self.said: list[str] = []
-        """Errors and dialogs of the page."""
+        """Errors, warnings and dialogs of the page."""
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send a command; its result, however much the page says meanwhile."""
@@ -89,7 +89,7 @@ class Page:
             # Streamlit's frames draw a warning about their sandbox, which holds pages of the same origin.
             sent = message.get("params", {})
             is_error = sent.get("entry", {}).get("level") == "error"
-            is_error |= message.get("method") == "Runtime.consoleAPICalled" and sent["type"] == "error"
+            is_error |= message.get("method") == "Runtime.consoleAPICalled" and sent["type"] in ("error", "warning")
             if message.get("method") in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening") or is_error:
                 self.said.append(json.dumps(message["params"]))
             if message.get("id") == self._count:
