@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import streamlit as st
 
 from studio.runs import checkpoints_of, find_runs
 from studio.settings import StudioSettings
+from studio.texts import escaped
 from trinity_core.base.errors import TrinityError
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.results.chat import ChatModel, Conversation, chat_models
+
+OLDEST = datetime.min.replace(tzinfo=UTC)
 
 
 def chat_page(settings: StudioSettings) -> None:
-    folders = {run.name: run.folder for run in find_runs(settings.checkpoints) if run.folder is not None}
+    runs = sorted(find_runs(settings.checkpoints), key=lambda run: run.files.began or OLDEST, reverse=True)
+    folders = {run.name: run.folder for run in runs if run.folder is not None}
     steps = {name: [row.step for row in checkpoints_of(folder)][::-1] for name, folder in folders.items()}
     names = [name for name, saved in steps.items() if saved]
     if not names:
@@ -40,13 +46,22 @@ def chat_page(settings: StudioSettings) -> None:
                 conversation.ask(text)
         except (OSError, TrinityError) as error:
             st.error(str(error))
-    for column, model in zip(st.columns(len(models)), models, strict=True):
+    if not conversation.turns and (example := sampled_prompt(folder)):
+        st.caption(f"The run was asked, for example: {escaped(example)}")
+    for column, (model, chat_model) in zip(st.columns(len(models)), models.items(), strict=True):
         with column, st.container(border=True):
-            st.caption(f"**{model}**")
+            st.caption(f"**{model}** {escaped(settings.shown(Path(chat_model.path)))}")
             for turn in conversation.turns.get(model, ()):
                 st.chat_message(turn["role"]).text(turn["content"])
     st.caption(f"To serve {[*models][-1]} with vLLM:")
     st.code([*models.values()][-1].serve_command(name.rpartition("/")[2]), "sh", wrap_lines=True)
+
+
+def sampled_prompt(folder: Path) -> str:
+    """Return a prompt that a run was asked; "" if it has sampled none."""
+    for _, _, file in rollout_files(folder)[:1]:
+        return read_rollouts(file)[0].prompt
+    return ""
 
 
 @st.cache_resource(max_entries=1, show_spinner="Loading the models …")
