@@ -118,8 +118,8 @@ class Trainer:
         self.save_interval = config.trainer.save_interval
         self._metrics_file = MetricsFile(config.job_dir, "trainer") if ranks.first else None
         self._ended = "finished"
-        self._fault: TransientFault | None = None
         self._pauses = pause_steps(config, progress.step)
+        self._fault: TransientFault | None = None
         """The fault that ended a wait for a batch or the GPU; earlier steps are saved."""
         self._untrained: int | None = None
         self._explorers: dict[str, dict[str, Any]] = {}

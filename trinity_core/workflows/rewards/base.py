@@ -18,8 +18,9 @@ Parts = dict[str, float]
 ROUNDING = 1e-6
 """Tolerance for an accuracy outside 0 to 1, such as a mean of floats; it is clamped."""
 VERIFIER_ERRORS = "verifier_errors"
-JUDGE_CALLS = "judge_calls"
 """The metric that is 1 for an experience that no verifier could judge; such experiences carry no loss."""
+JUDGE_CALLS = "judge_calls"
+"""The metric with an experience's share of the requests to judges."""
 
 
 class RewardFn(Protocol):
