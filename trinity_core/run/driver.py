@@ -91,7 +91,8 @@ def _run_to_pause(request: StageRequest, stage: Stage, frontend: Frontend) -> di
     """Run a stage once its pause, if it waits at one, has ended; return None if it begins another one."""
 
     def with_decision(decision: Decision) -> Stage:
-        return resolve(replace(request, settings=decision.settings), frontend)
+        is_ready = request.is_ready and not decision.settings  # what they name has not been opened
+        return resolve(replace(request, settings=decision.settings, is_ready=is_ready), frontend)
 
     with on_failure(lambda: unlock_run(stage)):
         stage = decided(stage, request.decision, frontend.decides, with_decision)
