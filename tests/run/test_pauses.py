@@ -22,6 +22,7 @@ from trinity_core.exchange.tracking.pauses import (
     pause_steps,
     read_pauses,
     record_pause,
+    undo_pauses,
 )
 from trinity_core.results.doctor import Diagnosis
 from trinity_core.run import driver
@@ -69,8 +70,11 @@ def test_a_pause_is_kept_with_its_decision(tmp_path: Path) -> None:
     ]  # fmt: skip
     both = [f"{LR}=1", f"{LR}=2"]
     assert [decided_settings(tmp_path, step) for step in (2, 3, 8)] == [[], both, both]
-    record_pause(tmp_path, Pause(5, AFTER_STEPS))  # the run went back behind step 7
-    assert [pause.step for pause in read_pauses(tmp_path)] == [3, 3, 5]
+    undo_pauses(tmp_path, 5)
+    assert [pause.step for pause in read_pauses(tmp_path)] == [3, 3]
+    undo_pauses(tmp_path, 2)
+    record_pause(tmp_path, Pause(3, AFTER_STEPS))
+    assert not decided_settings(tmp_path, 8), "the run went back behind step 3, and asks again"
 
 
 def test_a_step_pauses_again_only_if_the_run_went_back_behind_it(tmp_path: Path) -> None:
@@ -172,22 +176,56 @@ def test_settings_of_a_stage_are_changed_and_what_its_start_assigned_stays(tmp_p
         with_settings(started, ["name=other"])
 
 
+def supervised(root: Path, tiny: TinyFolders, **more: Any) -> Config:
+    columns = {"prompt_key": "question", "response_key": "answer"}
+    data = {"path": str(tiny.data), "split": "sft", "format": columns}
+    return config_from_dict(
+        {
+            "mode": "train", "checkpoint_root_dir": str(root),
+            "algorithm": {"algorithm_type": "sft", "optimizer": {"lr": 0.5}},
+            "model": {"model_path": str(tiny.model), "max_model_len": 128},
+            "cluster": {"gpu_per_node": 0},
+            "buffer": {"train_batch_size": 4, "total_steps": 3, "trainer_input": {"experience_buffer": data}},
+            **more,
+        }
+    )  # fmt: skip
+
+
+def test_what_changed_settings_name_is_opened_before_they_are_kept(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """Also right after preflight, which has opened what the file names."""
+    config = supervised(tmp_path, tiny_folders)
+    record_pause(config.job_dir, Pause(0, AFTER_STEPS))
+    key = "buffer.trainer_input.experience_buffer.path"
+    request = StageRequest(config, is_ready=True, decision=f"continue {key}={tmp_path}/nowhere")
+    with pytest.raises(ConfigError) as refused:
+        driver.run_request(request)
+    assert [problem.key for problem in refused.value.problems] == [key]
+    assert [pause.decided.decision for pause in read_pauses(config.job_dir)] == [""]
+
+
+def test_a_run_that_lost_the_checkpoint_of_its_pause_forgets_the_decision(
+    tmp_path: Path, tiny_folders: TinyFolders
+) -> None:
+    data = {"name": "train", "path": str(tiny_folders.data), "split": "train", "reward_fn_args": {"pattern": "e"}}
+    taskset = {**data, "format": {"prompt_key": "question", "response_key": "answer"}}
+    explored = {"taskset": taskset, "default_reward_fn_type": "format_reward"}
+    config = supervised(
+        tmp_path, tiny_folders, mode="both", algorithm={"algorithm_type": "grpo", "repeat_times": 2},
+        buffer={"batch_size": 2, "total_steps": 3, "explorer_input": explored},
+    )  # fmt: skip
+    record_pause(config.job_dir, Pause(2, AFTER_STEPS, (), Decision("continue", [f"{LR}=0.25"])))
+    stage = driver.resolve(StageRequest(config))
+    unlock_run(stage)
+    assert stage.config.algorithm.optimizer.lr == config.algorithm.optimizer.lr
+    assert not read_pauses(config.job_dir)
+
+
 @pytest.mark.parametrize("continues", [True, False])
 def test_the_driver_asks_between_the_attempts_at_a_stage(
     tmp_path: Path, tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch, continues: bool
 ) -> None:
     """Also in a fresh folder, which the next attempt keeps. Only the attempts themselves are stand-ins."""
-    columns = {"prompt_key": "question", "response_key": "answer"}
-    data = {"path": str(tiny_folders.data), "split": "sft", "format": columns}
-    config = config_from_dict(
-        {
-            "mode": "train", "checkpoint_root_dir": str(tmp_path), "continue_from_checkpoint": continues,
-            "algorithm": {"algorithm_type": "sft", "optimizer": {"lr": 0.5}},
-            "model": {"model_path": str(tiny_folders.model), "max_model_len": 128},
-            "cluster": {"gpu_per_node": 0},
-            "buffer": {"train_batch_size": 4, "total_steps": 3, "trainer_input": {"experience_buffer": data}},
-        }
-    )  # fmt: skip
+    config = supervised(tmp_path, tiny_folders, continue_from_checkpoint=continues)
     (config.job_dir / "buffer").mkdir(parents=True)  # of an earlier run
     attempts: list[Stage] = []
 

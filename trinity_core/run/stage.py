@@ -36,12 +36,11 @@ from trinity_core.exchange.checkpoints.resume import (
     latest_whole,
     newest_run,
     update_meta,
-    whole_steps,
 )
 from trinity_core.exchange.store.run_store import identify, open_run_store
 from trinity_core.exchange.sync.versions import run_versions
 from trinity_core.exchange.tracking.metrics_file import rewind
-from trinity_core.exchange.tracking.pauses import decided_settings
+from trinity_core.exchange.tracking.pauses import decided_settings, read_pauses, undo_pauses
 from trinity_core.exchange.tracking.run_record import record_kill
 from trinity_core.hosting.cluster import placement_of
 from trinity_core.hosting.faults import withdraw
@@ -191,7 +190,8 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
 
 def _with_decided(config: Config, settings: Sequence[str]) -> Config:
     """Return the configuration with what people have decided at its pauses so far, and with these settings."""
-    step = max(whole_steps(config.job_dir), default=0)
+    changed = any(pause.decided.settings for pause in read_pauses(config.job_dir))
+    step = latest_whole(config.job_dir) or 0 if changed else 0
     return with_settings(config, [*decided_settings(config.job_dir, step), *settings])
 
 
@@ -400,6 +400,7 @@ def resume_step(config: Config, components: set[str]) -> int:
             return step
         if "train" in components:
             abandon_after(config.job_dir, step)
+            undo_pauses(config.job_dir, step)
             run_versions(config).rewind(step)
             store.rewind(step)
             rewind(config.job_dir, step, store.explorer_steps)

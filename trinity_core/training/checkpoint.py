@@ -44,6 +44,7 @@ from trinity_core.exchange.checkpoints.commit import Entry, begin, commit
 from trinity_core.exchange.checkpoints.resume import abandon_after, latest_whole, update_meta, whole_steps
 from trinity_core.exchange.pinned import CopyStream
 from trinity_core.exchange.tracking.champions import champion_steps
+from trinity_core.exchange.tracking.pauses import undo_pauses
 from trinity_core.exchange.tracking.scores import best_steps, due_for_evaluation
 from trinity_core.training.distributed import Ranks, broadcast_bytes, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
@@ -322,10 +323,12 @@ class Savepoints:
             return whole
 
     def return_to_latest(self) -> int:
-        """Return the step of the newest whole checkpoint (0 without one) on every rank, and abandon later ones."""
+        """Return the step of the newest whole checkpoint (0 without one) on every rank. Abandon later ones, and undo
+        what was decided at them."""
         step = latest_whole(self.layout.root) or 0 if self.ranks.first else 0
         if self.ranks.first:
             abandon_after(self.layout.root, step)
+            undo_pauses(self.layout.root, step)
         return int(broadcast_bytes(str(step).encode() if self.ranks.first else None, self.ranks))
 
     def oldest(self) -> int:

@@ -88,12 +88,24 @@ def recorded_pause(entry: Mapping[str, Any], source: Path | str) -> Pause:
 
 
 def record_pause(job_dir: Path, pause: Pause) -> None:
-    """Add a pause, or the decision at a pause that waits. Pauses at later steps, behind which the run went back, go."""
-    kept = [other for other in read_pauses(job_dir) if other.step <= pause.step]
+    """Add a pause, or the decision at a pause that waits."""
+    kept = read_pauses(job_dir)
     if kept and kept[-1].step == pause.step and not kept[-1].decided.decision:
         kept.pop()
     private_folder(pauses_file(job_dir).parent)
-    write_json(pauses_file(job_dir), {"pauses": [asdict(one) for one in [*kept, pause]]})
+    _write(job_dir, [*kept, pause])
+
+
+def undo_pauses(job_dir: Path, step: int) -> None:
+    """Forget the pauses after `step`, to which the run goes back, with what was decided there."""
+    pauses = read_pauses(job_dir)
+    kept = [pause for pause in pauses if pause.step <= step]
+    if kept != pauses:
+        _write(job_dir, kept)
+
+
+def _write(job_dir: Path, pauses: Sequence[Pause]) -> None:
+    write_json(pauses_file(job_dir), {"pauses": [asdict(pause) for pause in pauses]})
 
 
 def decided_settings(job_dir: Path, step: int) -> list[str]:
