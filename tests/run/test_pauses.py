@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,6 +157,18 @@ def test_a_stopped_run_continues_only_if_a_person_says_so(tmp_path: Path) -> Non
 def test_nothing_waits(tmp_path: Path) -> None:
     with raising(TrinityError, key="decide"):
         require_waiting(config_of(tmp_path), "continue")
+
+
+@pytest.mark.parametrize("is_pipeline", [True, False])
+def test_a_stopped_stage_of_a_pipeline_is_done(tmp_path: Path, tiny_folders: TinyFolders, is_pipeline: bool) -> None:
+    """Only a run on its own continues after it has been stopped and evaluated."""
+    config = supervised(tmp_path, tiny_folders, **({"stages": [{"stage_name": "sft"}]} if is_pipeline else {}))
+    [stage] = stages(config)
+    record_pause(stage.job_dir, Pause(0, AFTER_STEPS, (), Decision("stop")))
+    require_waiting(config, "continue")
+    (stage.job_dir / "summary.json").write_text("{}")
+    with raising(TrinityError, key="decide") if is_pipeline else nullcontext():
+        require_waiting(config, "continue")
 
 
 def test_settings_of_a_stage_are_changed_and_what_its_start_assigned_stays(tmp_path: Path) -> None:

@@ -132,10 +132,11 @@ def ask_at_terminal(text: str) -> Decision | None:
 
 def require_waiting(config: Config, decision: str) -> None:
     """Raise TrinityError if no stage of this configuration waits for a decision, or was stopped by one; InputError if
-    this is none."""
+    this is none. A stopped stage of a pipeline is done once it has a summary."""
     Decision.parse(decision)
     for stage in stages(config):
         step = max(whole_steps(stage.job_dir), default=0)
-        if (pause := pause_at(stage.job_dir, step)) and pause.decided.decision != CONTINUE:
+        is_done = bool(config.stages) and (stage.job_dir / "summary.json").exists()
+        if (pause := pause_at(stage.job_dir, step)) and pause.decided.decision in ("", *(() if is_done else (STOP,))):
             return
     raise TrinityError(f"{config.job_dir}: this run waits for no decision", key="decide")
