@@ -139,6 +139,13 @@ def test_no_file_takes_the_place_of_a_closed_output(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "/dev/null /dev/null"
 
 
+def test_a_command_that_loads_triton_ends_without_its_list_of_objects() -> None:
+    """As `trinity convert` does."""
+    program = "from trinity_core.base.program import run_app; run_app(lambda: __import__('triton'))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
 def test_a_missing_file_is_named() -> None:
     done = called(main, "run", "--config", "nowhere.yaml")
     assert done.returncode == 1 and "nowhere.yaml" in done.stderr and "Traceback" not in done.stderr

@@ -113,4 +113,7 @@ def run_app(application: Callable[[], object]) -> None:
         typer.secho(f"{'paused' if is_paused else 'error'}: {error}", fg=colour, err=True)
         sys.exit(PAUSED if is_paused else 1)
     finally:
-        gc.freeze()  # As it ends, Python looks for garbage among all that was imported: after a run 2.3 core-seconds.
+        # As it ends, Python looks for garbage among all that was imported: after a run 2.3 core-seconds. Triton, which
+        # a conversion loads, prints 40 lines about objects that are left.
+        if "triton._C.libtriton" not in sys.modules:
+            gc.freeze()
