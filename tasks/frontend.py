@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar, cast
@@ -42,6 +41,7 @@ from trinity_core.exchange.tracking.rollouts import markdown_text
 from trinity_core.hosting.faults import Stopped, is_cancelled, raise_most_telling
 from trinity_core.results.doctor import Diagnosis
 from trinity_core.run.attempt import Frontend, Stoppable, wait_for_all
+from trinity_core.run.pauses import has_terminal
 from trinity_core.run.stage import Stage, StageRequest
 from trinity_core.run.verdicts import (
     ShownTask,
@@ -312,7 +312,7 @@ class PrefectFrontend(Frontend):
 
     def decides(self, config: Config, text: str) -> Decision | None:
         """Ask at the terminal of the command that runs the flow, or on Prefect's page, if there is one."""
-        if sys.stdin.isatty() or not self.has_page:
+        if has_terminal() or not self.has_page:
             return super().decides(config, text)
         try:
             return pause(config, text)

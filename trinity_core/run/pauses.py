@@ -115,9 +115,14 @@ def pause_text(config: Config, pause: Pause) -> str:
     return "\n".join(lines)
 
 
+def has_terminal() -> bool:
+    """True if a person can type at this process's input, which is None if it was closed."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def ask_at_terminal(text: str) -> Decision | None:
     """Ask the person at this process's terminal; None if there is none."""
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not has_terminal():
         return None
     print(text)
     while True:
