@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 from trinity_core.config import config_from_dict
 from trinity_core.config.findings import ConfigError
 from trinity_core.data.tiny import TinyFolders
+from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.hosting.placement import Machine, place
 
@@ -47,8 +49,20 @@ def settings(root: Path, tiny: TinyFolders, is_beside: bool, **sections: Any) ->
         "monitor": {"monitor_type": "tensorboard"},
     }  # fmt: skip
     for name, section in sections.items():
-        values[name] = values[name] | section
+        values[name] |= section
     return values
+
+
+def supervised(tiny: TinyFolders) -> dict[str, Any]:
+    """Sections of a run from given answers."""
+    data = {
+        "name": "sft", "path": str(tiny.data), "split": "sft",
+        "format": {"prompt_key": "question", "response_key": "answer"},
+    }  # fmt: skip
+    return {
+        "algorithm": {"algorithm_type": "sft", "repeat_times": 1},
+        "buffer": {"trainer_input": {"experience_buffer": data}},
+    }
 
 
 def begin(root: Path, values: dict[str, Any]) -> subprocess.Popen[str]:
@@ -95,22 +109,33 @@ def test_scores_beside_training_are_those_between_steps(tmp_path: Path, tiny_fol
 @pytest.mark.timeout(900)
 def test_an_evaluation_that_is_killed_is_repeated_once(tmp_path: Path, tiny_folders: TinyFolders) -> None:
     """In a run from given answers, which has no engines of its own."""
-    supervised = {
-        "trainer_input": {
-            "experience_buffer": {
-                "name": "sft", "path": str(tiny_folders.data), "split": "sft",
-                "format": {"prompt_key": "question", "response_key": "answer"},
-            }
-        }
-    }  # fmt: skip
-    values = settings(tmp_path, tiny_folders, True, algorithm={"algorithm_type": "sft", "repeat_times": 1})
-    values |= {"mode": "train", "buffer": values["buffer"] | supervised}
+    values = settings(tmp_path, tiny_folders, True, **supervised(tiny_folders)) | {"mode": "train"}
     with begin(tmp_path, values) as process:
         wait_for_evaluation(process).kill()
         said = process.communicate(timeout=600)[0]
     assert process.returncode == 0, said[-3000:]
     assert "is repeated" in said
     assert Counter(line.step for line in evaluations(tmp_path, "beside")) == {0: 1, 2: 1, 4: 1, 6: 1}
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+def test_a_run_that_is_killed_scores_what_is_missing(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """Also the model that it began with, although it resumes from a checkpoint."""
+    values = settings(tmp_path, tiny_folders, True, **supervised(tiny_folders)) | {"mode": "train"}
+    with begin(tmp_path, values) as process:
+        wait_for_evaluation(process).suspend()
+        wait_until(lambda: bool(whole_steps(tmp_path / "p/beside")), process)
+        process.kill()
+    run(tmp_path, values)
+    assert Counter(line.step for line in evaluations(tmp_path, "beside")) == {0: 1, 2: 1, 4: 1, 6: 1}
+
+
+def wait_until(holds: Callable[[], bool], run: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 500
+    while not holds():
+        assert run.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def wait_for_evaluation(run: subprocess.Popen[str]) -> psutil.Process:

@@ -69,7 +69,7 @@ def _score_until_trained(run: RunAttempt, evaluation: RunAttempt) -> None:
     """Checkpoints, by step and time of their manifest: a run that goes back writes another one of the same step."""
     while True:
         is_over = run.trainers.has_ended  # before looking: the last checkpoint is there by then
-        steps = {step: _written_at(evaluation, step) for step in _due(run, evaluation, is_over)}
+        steps = {step: _written_at(evaluation, step) for step in _due(evaluation, is_over)}
         todo = [(step, written) for step, written in steps.items() if (step, written) not in tried]
         if todo:
             tried.add(todo[0])
@@ -83,11 +83,14 @@ def _score_until_trained(run: RunAttempt, evaluation: RunAttempt) -> None:
             time.sleep(LOOK_SECONDS)
 
 
-def _due(run: RunAttempt, evaluation: RunAttempt, is_over: bool) -> list[int]:
-    """Return the steps to score, without those that have a score; step 0 is the model that the run began with."""
+def _due(evaluation: RunAttempt, is_over: bool) -> list[int]:
+    """Return the steps to score, without those that have a score; step 0 is the model that the run began with.
+
+    Step 0 comes first, so a run without any score has yet to score it, also if it was killed meanwhile.
+    """
     config = evaluation.config
     whole, scores = whole_steps(config.job_dir), valid_scores(config)
-    begins = [0] if config.explorer.eval_on_startup and not run.stage.resumed_step else []
+    begins = [0] if config.explorer.eval_on_startup and not scores else []
     steps = [*begins, *due_for_evaluation(config, whole), *(whole[-1:] if is_over else ())]
     return [step for step in dict.fromkeys(steps) if step not in scores]
 
