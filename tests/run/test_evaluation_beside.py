@@ -131,6 +131,22 @@ def test_a_run_that_is_killed_scores_what_is_missing(tmp_path: Path, tiny_folder
     assert Counter(line.step for line in evaluations(tmp_path, "beside")) == {0: 1, 2: 1, 4: 1, 6: 1}
 
 
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+def test_the_next_stage_of_a_pipeline_has_no_engine_of_low_priority(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    values = settings(tmp_path, tiny_folders, True)
+    sft = {"stage_name": "sft", "mode": "train", **supervised(tiny_folders)}
+    rft = {"stage_name": "rft", "explorer": {"eval_beside_training": False}}
+    with begin(tmp_path, values | {"stages": [sft, rft]}) as process:
+        wait_until(lambda: bool(evaluations(tmp_path, "beside_rft")), process)
+        family = psutil.Process(process.pid).children(recursive=True)
+        engines = [one.nice() for one in family if "ray::InProcessEngine" in " ".join(one.cmdline())]
+        process.terminate()
+        said = process.communicate(timeout=120)[0]
+    assert engines == [psutil.Process().nice()], said[-3000:]
+    assert {line.step for line in evaluations(tmp_path, "beside_sft")} == {0, 2, 4, 6}
+
+
 def wait_until(holds: Callable[[], bool], run: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 500
     while not holds():

@@ -41,6 +41,10 @@ class EvaluationAttempt(RunAttempt):
     def is_stopping(self) -> bool:
         return super().is_stopping() or self._run.is_stopping()
 
+    def _end_actors(self, succeeded: bool) -> None:
+        """End all of them: a later stage of a pipeline must not get an engine of low priority."""
+        super()._end_actors(succeeded=False)
+
 
 def evaluate_beside(run: RunAttempt) -> None:
     """Score the checkpoints of a run as they appear, and at its end the last one.
