@@ -12,6 +12,7 @@ import psutil
 
 from trinity_core.base.errors import TransientFault
 from trinity_core.base.layout import MANIFEST
+from trinity_core.config import Config
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.scores import due_for_evaluation, valid_scores
 from trinity_core.hosting.cluster import Cluster
@@ -51,8 +52,7 @@ def evaluate_beside(run: RunAttempt) -> None:
 
     Raises Stopped if the run is asked to stop, TransientFault if the evaluation's processes are lost too often.
     """
-    config = run.config.with_values({"explorer.rollout_model.engine_num": 1})
-    stage = choose_stage(StageRequest(config, "evaluate", run=config.name, is_ready=True), is_ready=True)
+    stage = stage_beside(run.config)
     for repeat in range(REPEATS + 1):
         try:
             with open_attempt(stage, partial(EvaluationAttempt, run=run)) as evaluation:
@@ -64,6 +64,12 @@ def evaluate_beside(run: RunAttempt) -> None:
             if repeat == REPEATS:
                 raise
             log.warning("the evaluation beside training is repeated: %s", fault)
+
+
+def stage_beside(config: Config) -> Stage:
+    """Return the stage that scores a run's own checkpoints, not its `external_model`, with one engine."""
+    config = config.with_values({"explorer.rollout_model.engine_num": 1, "explorer.external_model": None})
+    return choose_stage(StageRequest(config, "evaluate", run=config.name, is_ready=True), is_ready=True)
 
 
 def _score_until_trained(run: RunAttempt, evaluation: RunAttempt) -> None:
