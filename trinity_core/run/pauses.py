@@ -33,8 +33,8 @@ PAUSED = "paused"
 Ask = Callable[[Config, str], Decision | None]
 """Asks a person, given a text on the run, and returns the decision; None if nobody decides."""
 REST = (
-    "The run in %s has saved and waits for a person, %s. Give the same command again on a terminal, or with `--decide "
-    "continue`, `--decide 'continue key=value …'` or `--decide stop`."
+    "The run in %s has saved step %d and waits for a person (%s). Give the same command again on a terminal, or with "
+    "`--decide continue`, `--decide 'continue key=value …'` or `--decide stop`."
 )
 
 
@@ -90,7 +90,7 @@ def decided(stage: Stage, given: str, ask: Ask, resolve: Callable[[Decision], St
     while True:
         decision = Decision.parse(given) if given else ask(config, pause_text(config, pause) + refusal)
         if decision is None:
-            raise Paused(REST % (config.job_dir, pause.text))
+            raise Paused(REST % (config.job_dir, pause.step, pause.cause))
         try:
             stage = resolve(decision) if decision.settings or refusal else stage
         except TrinityError as error:
