@@ -48,6 +48,23 @@ def test_evaluations_of_ten_steps(overrides, expected):
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "interval", "expected"),
+    [("grpo", 4, 1 + 2 + 1), ("sft", 4, 1 + 2 + 1), ("sft", 5, 1 + 2), ("sft", 0, 1 + 1)],
+)
+def test_an_evaluation_beside_training_is_planned(algorithm, interval, expected):
+    """Its checkpoints, and its processes next to those of the run, of supervised runs too."""
+    mode = "train" if algorithm == "sft" else "both"
+    data = ["buffer.trainer_input.experience_buffer={path: examples.jsonl}"] if algorithm == "sft" else []
+    run = [f"algorithm.algorithm_type={algorithm}", f"mode={mode}", *data]
+    beside = ["explorer.eval_beside_training=true", f"explorer.eval_interval={interval}", "trainer.save_interval=1"]
+    [plain] = plans_of(config_of(*run), Machine(2, 0))
+    [plan] = plans_of(config_of(*run, *beside), Machine(2, 0))
+    assert (plan.evals, plan.eval_interval) == (expected, interval)
+    more = {process.kind: process.number for process in plan.processes[len(plain.processes) :]}
+    assert more.keys() == {"evaluation's engine", "evaluation's reward worker"} and more["evaluation's engine"] == 1
+
+
+@pytest.mark.parametrize(
     ("interval", "keep", "expected"), [(4, None, (3, 3)), (5, 1, (2, 2)), (2, 2, (5, 3)), (0, 3, (1, 1))]
 )
 def test_saves_of_ten_steps(interval, keep, expected):

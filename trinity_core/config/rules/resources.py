@@ -109,14 +109,16 @@ def gpu_rules(config: Config, per_node: int) -> Iterator[Finding]:
         "explorer.auxiliary_models",
         BESIDE,
     )
+    need = f"the engines need {engines} GPUs"
+    need += f" ({config.gpus_beside} of them for {BESIDE})" if config.gpus_beside else ""
     have = f"and there {'is' if total == 1 else 'are'} {total} (cluster.node_num x cluster.gpu_per_node)"
     shares = engines == total and shares_a_gpu(config, total)
     if engines > total:
-        yield Finding(key, engines, "conflict", f"the engines need {engines} GPUs, {have}.", rests_on)
+        yield Finding(key, engines, "conflict", f"{need}, {have}.", rests_on)
     elif config.mode not in ("both", "train"):
         return
     elif engines == total and not shares:
-        message = f"the engines need {engines} GPUs, {have}: none is left for the trainer."
+        message = f"{need}, {have}: none is left for the trainer."
         if total == 1:
             message += (
                 f" They share one if the run is synchronous ({COLOCATE}), or if "

@@ -48,7 +48,8 @@ class ProcessEstimate:
     """Processes of one kind."""
 
     kind: str
-    """`engine`, `trainer worker`, `reward worker`, or `auxiliary engine` with its model."""
+    """`engine`, `trainer worker`, `reward worker`, or `auxiliary engine` with its model; `evaluation's …` for those of
+    an evaluation beside training."""
     number: int
     gpus: float
     """GPUs per process; a fraction shares a GPU, 0 computes on the CPU."""

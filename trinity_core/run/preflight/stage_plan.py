@@ -126,7 +126,7 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
     run_steps = steps_of(config) if explores or trains else Steps(None)
     steps = run_steps.count
     placement, processes, unplaced = _placed(config, machine, gpu_memory)
-    evaluates = config.mode == "bench" or explores
+    evaluates = config.mode == "bench" or explores or config.evaluates_beside
     external = config.explorer.external_model if config.external_model else None
     model = config.model.model_path if external is None else f"{external.model_name} at {external.base_url}"
     shape = None if external else shape_of(config.model.model_path)
@@ -146,7 +146,7 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
         sampled_tokens_a_step=sampled,
         sampled_tokens=sampled * steps if sampled and steps else None,
         experiences_a_step=config.buffer.train_batch_size if trains else None,
-        eval_interval=config.explorer.eval_interval if explores else None,
+        eval_interval=config.explorer.eval_interval if explores or config.evaluates_beside else None,
         save_interval=config.trainer.save_interval if trains else None,
         sync_interval=SyncSchedule.of(config).interval if explores and trains else None,
         eval_sets=tuple(taskset.name for taskset in config.buffer.explorer_input.eval_tasksets) if evaluates else (),
@@ -183,8 +183,13 @@ def _placed(config: Config, machine: Machine, gpu_memory: int) -> tuple[Placemen
 
 def _processes(config: Config, machine: Machine, free: int, gpu_memory: int) -> tuple[Placement, list[ProcessEstimate]]:
     placement = place(config, machine)
-    processes = processes_of(config, placement, free, gpu_memory)
-    return placement, [*processes, *reward_processes(config, machine.cpus)]
+    processes = [*processes_of(config, placement, free, gpu_memory), *reward_processes(config, machine.cpus)]
+    if config.evaluates_beside:
+        beside = config.with_values({"mode": "bench", "explorer.rollout_model.engine_num": 1})
+        more = processes_of(beside, place(beside, machine), free, gpu_memory)
+        more += reward_processes(beside, machine.cpus)
+        processes += [replace(process, kind=f"evaluation's {process.kind}") for process in more]
+    return placement, processes
 
 
 def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tuple[Need, ...] | None, str]:

@@ -105,7 +105,7 @@ def _check_readable(sources: Iterable[tuple[str, str, str, str | None]]) -> None
 
 def evaluations(config: Config, steps: int) -> int:
     """Count evaluations on all eval sets: of the untrained model, when the explorer's version passes an
-    `eval_interval`, and of the last checkpoint.
+    `eval_interval` (beside training: of the checkpoints at its multiples), and of the last checkpoint.
 
     Outside fixed style the explorer's versions are not known in advance, so they are counted as if in fixed style.
     """
@@ -113,9 +113,12 @@ def evaluations(config: Config, steps: int) -> int:
         return 0
     if config.mode == "bench":
         return 1
+    every = config.explorer.eval_interval
+    if config.evaluates_beside:
+        return config.explorer.eval_on_startup + (-(-steps // every) if every else 1)
     if not config.explores or config.is_supervised:
         return 0
-    schedule, every = SyncSchedule.of(config), config.explorer.eval_interval
+    schedule = SyncSchedule.of(config)
     last = schedule.required_version(steps)
     passed = {version // every for version in range(0, last + 1, schedule.interval)} if every else {0}
     return config.explorer.eval_on_startup + len(passed) - 1 + (config.mode == "both")
