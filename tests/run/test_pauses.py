@@ -61,6 +61,12 @@ def test_other_texts_are_no_decision(text: str) -> None:
         Decision.parse(text)
 
 
+@pytest.mark.parametrize("key", ["explorer.env_vars.X", "monitor.monitor_args.api_key"])
+def test_a_decision_is_recorded_so_it_holds_no_secret(key: str) -> None:
+    with raising(InputError, key=key):
+        Decision.parse(f"continue {key}=hush")
+
+
 def test_a_pause_is_kept_with_its_decision(tmp_path: Path) -> None:
     record_pause(tmp_path, Pause(3, AFTER_STEPS))
     record_pause(tmp_path, Pause(3, AFTER_STEPS, (), Decision("continue", [f"{LR}=1"], "Ada")))

@@ -14,6 +14,7 @@ from typing import Any
 from trinity_core.base.errors import DataError, InputError
 from trinity_core.base.files import from_record, private_folder, write_json
 from trinity_core.config import Config
+from trinity_core.config.secrets import without_secrets
 
 CONTINUE, STOP = "continue", "stop"
 AFTER_STEPS = "monitor.pause.after_steps"
@@ -34,7 +35,7 @@ class Decision:
     def parse(cls, text: str, by: str = "", reason: str = "") -> Decision:
         """Read `stop`, or `continue` with any number of `key=value`, quoted as in a shell.
 
-        By default it is made by this process's user. Raises InputError for any other text.
+        By default it is made by this process's user. Raises InputError for any other text, and for a secret.
         """
         try:
             decision, *settings = shlex.split(text) or [""]
@@ -44,8 +45,21 @@ class Decision:
             raise InputError(f"{text!r} is no decision: write stop, continue or continue key=value …", key="decision")
         if decision == STOP and settings:
             raise InputError(f"{text!r} changes settings of a run that stops", key="decision")
+        if secret := next(filter(_holds_secret, settings), ""):
+            key = secret.partition("=")[0]
+            raise InputError(
+                f"{key} holds a secret, and decisions are recorded: set it where the run is configured", key=key
+            )
         user = f"{os.environ.get('USER') or f'user {os.getuid()}'} on {socket.gethostname()}"
         return cls(decision, settings, by.strip() or user, reason.strip())
+
+
+def _holds_secret(setting: str) -> bool:
+    key, _, value = setting.partition("=")
+    section: Any = value
+    for name in reversed(key.split(".")):
+        section = {name: section}
+    return bool(without_secrets(section) != section)
 
 
 @dataclass(frozen=True, slots=True)
