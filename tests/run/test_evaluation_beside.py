@@ -113,14 +113,18 @@ def test_scores_beside_training_are_those_between_steps(tmp_path: Path, tiny_fol
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_an_evaluation_that_is_killed_is_repeated_once(tmp_path: Path, tiny_folders: TinyFolders) -> None:
-    """In a run from given answers, which has no engines of its own."""
-    values = settings(tmp_path, tiny_folders, True, **supervised(tiny_folders)) | {"mode": "train"}
+    """In a run from given answers, which has no engines of its own; it alone writes to W&B, which admits one writer."""
+    monitor = {"monitor_type": "wandb", "monitor_args": {"mode": "offline"}}
+    values = settings(tmp_path, tiny_folders, True, **supervised(tiny_folders)) | {"mode": "train", "monitor": monitor}
     with begin(tmp_path, values) as process:
         wait_for_evaluation(process).kill()
         said = process.communicate(timeout=600)[0]
     assert process.returncode == 0, said[-3000:]
     assert "is repeated" in said
     assert Counter(line.step for line in evaluations(tmp_path, "beside")) == {0: 1, 2: 1, 4: 1, 6: 1}
+    job_dir = tmp_path / "p/beside"
+    [tracked] = (job_dir / "monitor/wandb").glob("offline-run-*/*.wandb")
+    assert b"eval/" in tracked.read_bytes(), "scores of a run that has no explorer"
 
 
 @pytest.mark.campaign

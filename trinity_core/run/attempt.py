@@ -109,9 +109,12 @@ class RunAttempt:
                 self.close(self._outcome(sys.exception()))
 
         with on_failure(end):
-            self._tracking = TrackingThread(self.stage)
+            self._tracking = self._track()
             self.engines()
         return self
+
+    def _track(self) -> TrackingThread | None:
+        return TrackingThread(self.stage)
 
     def __enter__(self) -> RunAttempt:
         return self

@@ -33,7 +33,7 @@ REPEATS = 3
 
 
 class EvaluationAttempt(RunAttempt):
-    """The processes of the evaluation, which ends with its run."""
+    """The processes of the evaluation, which ends with its run. The run itself tracks the scores."""
 
     def __init__(self, stage: Stage, cluster: Cluster, run: RunAttempt) -> None:
         self._run = run
@@ -45,6 +45,9 @@ class EvaluationAttempt(RunAttempt):
     def _end_actors(self, succeeded: bool) -> None:
         """End all of them: a later stage of a pipeline must not get an engine of low priority."""
         super()._end_actors(succeeded=False)
+
+    def _track(self) -> None:
+        """Open no tracking system: W&B admits one writer to a run, and a Prometheus port has one page."""
 
 
 def evaluate_beside(run: RunAttempt) -> None:

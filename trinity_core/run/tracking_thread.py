@@ -14,6 +14,7 @@ from trinity_core.exchange.store.run_store import identity_of
 from trinity_core.exchange.tracking.forwarder import (
     CLOSE_SECONDS,
     FAILED_CLOSE_SECONDS,
+    TRAIN_AND_EVALUATE,
     Forwarder,
     ForwarderThread,
     open_writer,
@@ -107,8 +108,10 @@ class TrackingThread:
                 elif self._writer is not None:
                     if config.monitor.prometheus_port:
                         self._page = PrometheusPage(config.monitor.prometheus_port, config.project, config.name)
+                    evaluates = config.mode == "train" and config.evaluates_beside
                     forwarder = Forwarder(
-                        config.job_dir, self._writer, config.mode, config.explorer.name, self._page,
+                        config.job_dir, self._writer, TRAIN_AND_EVALUATE if evaluates else config.mode,
+                        config.explorer.name, self._page,
                         target=target_of(config.monitor), scores=partial(valid_scores, config),
                     )  # fmt: skip
                     self._forwarder = ForwarderThread(forwarder)

@@ -44,16 +44,18 @@ from trinity_core.exchange.tracking.writers import (
 
 log = logging.getLogger(__name__)
 
+TRAIN_AND_EVALUATE = "train, eval"
 ROLES = {
     "both": STREAMS,
     "train": ("trainer",),
+    TRAIN_AND_EVALUATE: ("trainer", "eval"),
     "explore": ("explorer", "eval"),
     "serve": ("explorer", "eval"),
     "bench": ("eval",),
 }
 """`mode` → streams that a flow of this mode forwards: explorer and trainer of a job may be separate flows, and so may
-evaluations."""
-REGISTERING = ("train", "both")
+evaluations. A trainer may also evaluate beside training."""
+REGISTERING = ("train", TRAIN_AND_EVALUATE, "both")
 """Modes whose flow registers checkpoints; every flow sends scores."""
 
 
