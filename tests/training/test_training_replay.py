@@ -16,6 +16,7 @@ from trinity_core.config import Config, public_dict
 from trinity_core.data.experience import from_bytes, to_bytes
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.store.run_store import open_run_store
+from trinity_core.exchange.tracking.pauses import AFTER_STEPS, Decision, Pause, record_pause
 from trinity_core.exchange.tracking.run_record import record_start
 from trinity_core.results.replay import Replay
 
@@ -80,7 +81,11 @@ def test_a_step_of_a_data_set_is_repeated_exactly(make_config: Any, tiny_folders
         )
     )
     with Replay(folder) as replay:
+        record_pause(folder, Pause(2, AFTER_STEPS, (), Decision("continue", ["algorithm.optimizer.lr=1"])))
         assert not replay.step(STEPS).differing
+        with pytest.raises(DataError) as other_settings:
+            replay.step(2)
+        assert other_settings.value.key == "--step"
 
 
 def edit_first_group(config: Config, step: int, blob: Callable[[bytes], bytes] | None) -> None:

@@ -27,6 +27,7 @@ from trinity_core.data.schedule import check_order
 from trinity_core.exchange.checkpoints.resume import read_meta, whole_steps
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.exchange.tracking.pauses import read_pauses
 from trinity_core.exchange.tracking.run_record import config_path
 from trinity_core.hosting.actors import trainer_environment
 from trinity_core.hosting.cluster import placement_of
@@ -105,6 +106,10 @@ class Replay:
     def step(self, step: int) -> Repeated:
         """Repeat train step `step`. Raises DataError if the run has no such step, or no longer what it takes."""
         line, start = self._line(step), max((s for s in whole_steps(self.folder) if s < step), default=0)
+        changed = max((pause.step for pause in read_pauses(self.folder) if pause.decided.settings), default=0)
+        if start < changed:
+            others = f"settings were changed at the pause after step {changed}, and only the later ones are recorded"
+            raise DataError(f"train step {step} cannot be repeated: {others}", key="--step")
         batches = {number: self.batch(number) for number in range(start + 1, step + 1)}
         for number, batch in batches.items():
             if batch is None:
