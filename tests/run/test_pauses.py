@@ -290,3 +290,21 @@ def test_a_part_of_an_asynchronous_run_does_not_pause() -> None:
         config_from_dict(tree)
     keys = [problem.key for problem in refused.value.problems]
     assert {"monitor.pause.after_steps", "monitor.pause.at_findings"} <= {*keys}
+
+
+def test_a_retry_does_not_repeat_the_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that was continued with `--decide`, that a person has stopped since, and whose evaluation failed."""
+    config = config_of(tmp_path)
+    record_pause(config.job_dir, Pause(3, AFTER_STEPS, (), Decision("stop", (), "Ada")))
+
+    class Retry(Frontend):
+        def is_retry(self) -> bool:
+            return True
+
+        def with_human_verdicts(self, stage: Stage) -> Stage:
+            return stage
+
+    monkeypatch.setattr(driver, "resolve", lambda *_: stage_of(config, 3))
+    monkeypatch.setattr(driver, "run", lambda *_: {"step": 3})
+    driver.run_request(StageRequest(config, decision="continue"), Retry())
+    assert stopped_by_person(config, 3)

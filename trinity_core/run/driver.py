@@ -71,7 +71,13 @@ def run_configuration(
 
 def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, Any]:
     """Run or evaluate a stage; return its summary. A run that pauses goes on once a person has decided. Raises Paused
-    if nobody does."""
+    if nobody does.
+
+    A retry does not repeat the request's decision: the run may wait at another pause by then, or a person has stopped
+    it.
+    """
+    if frontend.is_retry():
+        request = replace(request, decision="")
     stage = frontend.call("resolve", lambda: resolve(request, frontend))
     if request.kind == "evaluate":
         return evaluate_stage(stage, request.which, frontend)
