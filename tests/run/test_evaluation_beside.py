@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,8 +164,9 @@ def wait_for_evaluation(run: subprocess.Popen[str]) -> psutil.Process:
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         for process in psutil.Process(run.pid).children(recursive=True):
-            if "ray::Explorer" in " ".join(process.cmdline()) and process.nice() >= 10:
-                return process
+            with suppress(psutil.NoSuchProcess):  # it has ended
+                if "ray::Explorer" in " ".join(process.cmdline()) and process.nice() >= 10:
+                    return process
         time.sleep(0.1)
     raise AssertionError("no evaluation has begun")
 
