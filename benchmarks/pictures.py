@@ -1,6 +1,9 @@
 """Make the pictures of Studio in `docs/pictures` from the runs below a folder of checkpoints, with headless Chromium.
 
     python benchmarks/pictures.py --checkpoints checkpoints --run Trinity-Flows/quickstart_rft
+    python benchmarks/pictures.py --pipeline http://127.0.0.1:4200/runs/flow-run/ID     # while `trinity up` runs here
+
+The second one is of a pipeline on Prefect's page, `prefect_pipeline`.
 
 It drives the browser as the tests do, with a window of 1400 by 900 pixels. For each picture it prints the seconds until
 the page is drawn: everything that Streamlit draws, or that the page of rollouts loads, except curves.
@@ -27,8 +30,9 @@ PORT = 4299
 CHART_SECONDS = 4.0
 CHAT = "document.querySelector('[data-testid=stChatInput] textarea')"
 QUESTION = "Uwe has 5 eggs and breaks 2. How many eggs does Uwe have now?"
-SOMETHING = "[data-testid=stMainBlockContainer] [data-testid], #table tbody tr, .tokens .t, #pairs > *"
-"""What stands on a page only once it has been drawn, in Studio or in the page of rollouts."""
+SOMETHING = "[data-testid=stMainBlockContainer] [data-testid], #table tbody tr, .tokens .t, #pairs > *, \
+.flow-run-graph canvas"
+"""What stands on a page only once it has been drawn, in Studio, in the page of rollouts, or on Prefect's page."""
 DRAWN = """(app => !app || app.dataset.testScriptState === "notRunning")(document.querySelector("[data-testid=stApp]"))
     && (loading => !loading || loading.hidden)(document.querySelector("#loading"))"""
 
@@ -39,19 +43,24 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     parser.add_argument("--run", default="Trinity-Flows/quickstart_rft")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/pictures")
+    parser.add_argument("--pipeline", default="", help="address of a pipeline's run on Prefect's page")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.pipeline:
+        asyncio.run(take(options.pipeline, options.out / "prefect_pipeline.png"))
+        return
     run = quote(options.run, safe="")
     pages = {
         "studio_configuration": "/?file=configs/quickstart/quickstart.yaml",
         "studio_runs": "/runs",
         "studio_run": f"/runs?run={run}",
+        "studio_compare": f"/runs?run={run}&run={quote(options.run.replace('_rft', '_sft'), safe='')}",
         "studio_checkpoints": f"/runs?run={run}&tab=Checkpoints",
         "studio_chat": f"/chat?run={run}",
         "view_table": f"/rollouts/#run={run}&tab=table&by=reward",
         "view": f"/rollouts/#run={run}&tab=experiences&group=40&rollout=5",
         "view_samples": f"/rollouts/#run={run}&tab=samples",
     }
-    options.out.mkdir(parents=True, exist_ok=True)
     checkpoints = str(options.checkpoints.absolute())
     command = [sys.executable, "-m", "studio", "--port", str(PORT), "--checkpoints", checkpoints]
     studio = subprocess.Popen(command, cwd=ROOT)
