@@ -15,6 +15,7 @@ from tasks.prefect_api import WITH_FINDINGS
 from trinity_core.base.waits import poll
 from trinity_core.config import load_config
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.results.doctor import Diagnosis
 from trinity_core.run import examination
 from trinity_core.run.examination import examined
 
@@ -34,9 +35,11 @@ def test_examinations_after_the_first_step_and_at_evaluations(
             runs = client.read_task_runs(flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [flow_run.id]}}))
             return {run.name: run.state.name for run in runs if run.state is not None and run.state.is_final()}
 
+    noted: list[Diagnosis] = []
+
     @flow
     def run() -> dict[str, str]:
-        with examined(config, PREFECT):
+        with examined(config, PREFECT, noted.append):
             for count, write in enumerate(
                 (
                     lambda: trainer.write(1, {"actor/kl_mean": 0.4}),
@@ -53,6 +56,7 @@ def test_examinations_after_the_first_step_and_at_evaluations(
     assert run() == {"doctor, train step 1": WITH_FINDINGS, "doctor, evaluation of step 2": WITH_FINDINGS}
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert sum("other-reference" in record.getMessage() for record in warnings) == 1
+    assert [diagnosis.check for diagnosis in noted].count("other-reference") == 1
 
 
 def test_a_state_says_why_a_run_ended_early_and_what_was_found() -> None:
