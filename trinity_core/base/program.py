@@ -105,13 +105,14 @@ def run_app(application: Callable[[], object]) -> None:
         application()
     except KeyboardInterrupt:
         sys.exit(130)
+    except Paused as pause:
+        typer.echo(f"paused: {pause}", err=True)
+        sys.exit(PAUSED)
     except (TrinityError, TransientFault) as error:
         if os.environ.get("TRINITY_TRACEBACK"):
             raise
-        is_paused = isinstance(error, Paused)
-        colour = typer.colors.RED if sys.stderr.isatty() and not is_paused else None
-        typer.secho(f"{'paused' if is_paused else 'error'}: {error}", fg=colour, err=True)
-        sys.exit(PAUSED if is_paused else 1)
+        typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
+        sys.exit(1)
     finally:
         # As it ends, Python looks for garbage among all that was imported: after a run 2.3 core-seconds. Triton, which
         # a conversion loads, prints 40 lines about objects that are left.
