@@ -93,17 +93,17 @@ def test_a_step_pauses_again_only_if_the_run_went_back_behind_it(tmp_path: Path)
 
 
 def test_a_finding_pauses_once(tmp_path: Path) -> None:
-    config, found = config_of(tmp_path, at_findings=True), Diagnosis("cut-off", "90 %", "why", "next")
+    config, diagnosis = config_of(tmp_path, at_findings=True), Diagnosis("cut-off", "90 %", "why", "next")
     watch = PauseWatch(config)
     assert not watch.is_due()
-    watch.note_findings(found)
+    watch.note_findings(diagnosis)
     assert watch.is_due()
     assert watch.pause({"step": 9, "ended": "finished"}) is None, "nothing is left to pause"
     pause = watch.pause({"step": 4, "ended": "stopped"})
     assert pause is not None and (pause.step, tuple(pause.checks)) == (4, ("cut-off",))
     record_pause(config.job_dir, pause)
     for later in (PauseWatch(config), PauseWatch(config_of(tmp_path))):
-        later.note_findings(found)
+        later.note_findings(diagnosis)
         assert not later.is_due()
 
 

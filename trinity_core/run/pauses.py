@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from threading import Lock
 from typing import Any
 
 from trinity_core.base.errors import Paused, TrinityError
@@ -39,19 +38,18 @@ REST = (
 
 
 class PauseWatch:
-    """Decides when one attempt has to save and wait for a person. Thread-safe."""
+    """Decides when one attempt has to save and wait for a person."""
 
     def __init__(self, config: Config) -> None:
         self._job_dir, self._rules = config.job_dir, config.monitor.pause
-        self._known = {check for pause in read_pauses(config.job_dir) for check in pause.checks}
+        self._paused_before = {check for pause in read_pauses(config.job_dir) for check in pause.checks}
         self._findings: dict[str, str] = {}
-        self._is_at_step, self._lock = False, Lock()
+        self._is_at_step = False
 
     def note_findings(self, diagnosis: Diagnosis) -> None:
         """Note what the doctor finds while the run trains."""
-        with self._lock:
-            if self._rules.at_findings and diagnosis.check not in self._known:
-                self._findings[diagnosis.check] = diagnosis.evidence
+        if self._rules.at_findings and diagnosis.check not in self._paused_before:
+            self._findings[diagnosis.check] = diagnosis.evidence
 
     def note_end(self, trained: Mapping[str, Any]) -> None:
         """Note the trainer's summary at its end."""
@@ -64,9 +62,10 @@ class PauseWatch:
         """Return the pause that begins, given the trainer's summary at its end; None if the run has ended instead."""
         if self._is_at_step:
             return Pause(trained["step"], AFTER_STEPS)
-        if self._findings and trained["ended"] == "stopped":
-            causes = (f"{check}: {evidence}" for check, evidence in self._findings.items())
-            return Pause(trained["step"], "; ".join(causes), tuple(self._findings))
+        findings = dict(self._findings)  # another thread may add to it
+        if findings and trained["ended"] == "stopped":
+            causes = (f"{check}: {evidence}" for check, evidence in findings.items())
+            return Pause(trained["step"], "; ".join(causes), tuple(findings))
         return None
 
 
