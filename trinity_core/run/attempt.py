@@ -150,11 +150,6 @@ class RunAttempt:
         """True once the run must save and end in its own time: it has had enough, or waits for a person."""
         return self.stop_rules.has_enough() or self.pauses.is_due()
 
-    @property
-    def is_over(self) -> bool:
-        """True if there is nothing to train any more, because a person has stopped the run at its checkpoint."""
-        return bool(stopped_by_person(self.config, self.stage.resumed_step))
-
     def begins_pause(self, trained: Mapping[str, Any] | None) -> bool:
         """True, and recorded, if the run has saved and waits for a person; `trained` is the trainer's summary."""
         pause = None if trained is None or self.stop_rules.reason else self.pauses.pause(trained)

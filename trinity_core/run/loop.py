@@ -77,7 +77,8 @@ def run(stage: Stage, frontend: Frontend = PLAIN) -> dict[str, Any] | None:
             "explore": lambda: attempt.explore(explore, frontend.report),
             "train": lambda: attempt.train(train, frontend.report),
         }
-        components = {name: loop for name, loop in loops.items() if name in attempt.components and not attempt.is_over}
+        left = () if attempt.stop_rules.reason else attempt.components
+        components = {name: loop for name, loop in loops.items() if name in left}
         if "train" in components and attempt.config.evaluates_beside:
             components[BESIDE] = lambda: evaluate_beside(attempt)
         with examined(attempt.config, frontend, attempt.pauses.note_findings):
