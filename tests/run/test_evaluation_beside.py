@@ -121,7 +121,6 @@ def test_an_evaluation_that_is_killed_is_repeated_once(tmp_path: Path, tiny_fold
         wait_for_evaluation(process).kill()
         said = process.communicate(timeout=600)[0]
     assert process.returncode == 0, said[-3000:]
-    assert "is repeated" in said
     assert Counter(line.step for line in evaluations(tmp_path, "beside")) == {0: 1, 2: 1, 4: 1, 6: 1}
     job_dir = tmp_path / "p/beside"
     [tracked] = (job_dir / "monitor/wandb").glob("offline-run-*/*.wandb")

@@ -72,7 +72,7 @@ def evaluate_beside(run: RunAttempt) -> None:
 def stage_beside(config: Config) -> Stage:
     """Return the stage that scores a run's own checkpoints, not its `external_model`, with one engine."""
     config = config.with_values({"explorer.rollout_model.engine_num": 1, "explorer.external_model": None})
-    return choose_stage(StageRequest(config, "evaluate", run=config.name, is_ready=True), is_ready=True)
+    return choose_stage(StageRequest(config, "evaluate", run=config.name), is_ready=True)
 
 
 def _score_until_trained(run: RunAttempt, evaluation: RunAttempt) -> None:

@@ -69,27 +69,17 @@ def evaluation_rules(config: Config) -> Iterator[Finding]:
     explorer, saves = config.explorer, config.trainer.save_interval
     if not explorer.eval_beside_training or config.mode == "bench":
         return
-    for is_fault, message, rests_on in (
-        (config.mode not in ("both", "train"), f"is for runs that train, not for mode {config.mode}.", "mode"),
-        (
-            not config.buffer.explorer_input.eval_tasksets,
-            "needs buffer.explorer_input.eval_tasksets.",
-            "buffer.explorer_input.eval_tasksets",
-        ),
-        (
-            explorer.eval_interval and (not saves or explorer.eval_interval % saves),
-            f"scores checkpoints: make explorer.eval_interval ({explorer.eval_interval}) a multiple of "
-            f"trainer.save_interval ({saves}).",
-            "trainer.save_interval",
-        ),
-        (
-            config.cluster.node_num > 1,
-            "is for one node: use `trinity evaluate --which missing` beside the run.",
-            "cluster.node_num",
-        ),
-    ):
-        if is_fault:
-            yield conflict(config, "explorer.eval_beside_training", message, rests_on, "explorer.eval_interval")
+    key, interval = "explorer.eval_beside_training", "explorer.eval_interval"
+    if config.mode not in ("both", "train"):
+        yield conflict(config, key, f"is for runs that train, not for mode {config.mode}.", "mode")
+    if not config.buffer.explorer_input.eval_tasksets:
+        yield conflict(config, key, "needs buffer.explorer_input.eval_tasksets.", "buffer.explorer_input.eval_tasksets")
+    if explorer.eval_interval and (not saves or explorer.eval_interval % saves):
+        message = f"scores checkpoints: make {interval} ({explorer.eval_interval}) a multiple of trainer.save_interval"
+        yield conflict(config, key, f"{message} ({saves}).", interval, "trainer.save_interval")
+    if config.cluster.node_num > 1:
+        message = "is for one node: use `trinity evaluate --which missing` beside the run."
+        yield conflict(config, key, message, "cluster.node_num")
 
 
 def external_rules(config: Config) -> Iterator[Finding]:

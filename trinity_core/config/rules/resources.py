@@ -70,9 +70,8 @@ def stop_rules(config: Config) -> Iterator[Finding]:
 
 
 def pause_rules(config: Config) -> Iterator[Finding]:
-    pause = config.monitor.pause
-    for name in ("after_steps", "at_findings") if config.is_part else ():
-        if getattr(pause, name):
+    for name in ("after_steps", "at_findings"):
+        if config.is_part and getattr(config.monitor.pause, name):
             message = f"needs explorer and trainer in one run, unlike mode {config.mode}."
             yield conflict(config, f"monitor.pause.{name}", message, "mode")
 
