@@ -189,7 +189,7 @@ def test_answers_without_a_verdict_do_not_count_and_rewards_are_refused(config: 
         ("gate.no_loss=[other]", "gate.no_loss"),
         ("gate.no_loss=[test,old]", "gate.no_loss"),
         ("gate.floors={other: 0.5}", "gate.floors"),
-        ("gate.floors={test: 1}", "gate.floors"),
+        ("gate.floors={test: 1}", "gate.floors.test"),
         ("mode=both", "gate.enable"),
         ("gate.error_rate=0", "gate.error_rate"),
     ],

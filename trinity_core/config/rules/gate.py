@@ -16,10 +16,6 @@ def gate_rules(config: Config) -> Iterator[Finding]:
             if name not in names:
                 message = f"{name!r} is no eval set; there are {', '.join(map(str, names)) or 'none'}."
                 yield conflict(config, key, message, f"{INPUT}.eval_tasksets", code="unknown-name")
-    for name, floor in gate.floors.items():
-        if floor == 1:
-            message = "can never be shown, because accuracy would have to exceed it: give less than 1."
-            yield conflict(config, "gate.floors", f"{name}: 1 {message}")
     if not gate.enable:
         return
     if config.mode != "bench":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from trinity_core.config.types import EMPTY, Count, Flag, Many, Named, Number, PositiveShare, Seconds, Section, Share
 
@@ -20,7 +20,7 @@ class GateConfig(Section):
     no_loss: Many[str] = ()
     """Eval sets that must not fall: each must show a difference above -`max_loss`. The gain is tested on all other
     sets together."""
-    floors: Named[Share] = EMPTY
+    floors: Named[Annotated[Number, Ge(0), Lt(1)]] = EMPTY
     """Eval set → accuracy that the candidate must exceed there."""
     min_gain: PositiveShare = 0.05
     """Gain in accuracy that is found with probability 1 - `error_rate`, given enough tasks. Any gain above 0 suffices
