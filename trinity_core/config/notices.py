@@ -17,16 +17,20 @@ ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 
 def notices(config: Config) -> list[str]:
     """Return one sentence per notice, for a log or a terminal; empty for most configurations."""
-    foreign = [finding.key for finding in config.notices]
-    told = [f"Accepted, but without effect here: {', '.join(foreign)}. {config.notices[0].message}"] if foreign else []
-    return [*told, *(finding.message for finding in remarks(config)[len(foreign) :])]
+    foreign = ", ".join(finding.key for finding in config.notices)
+    sentence = [f"Accepted, but without effect here: {foreign}. {config.notices[0].message}"] if foreign else []
+    return [*sentence, *(finding.message for finding in _surprises(config))]
 
 
 def remarks(config: Config) -> list[Finding]:
     """Return a notice for each of other systems' keys without a counterpart, and for settings that, as they are, do
     not do what they say."""
-    rules = (_clips, _thinking, _batches, _greedy, _late_peak)
-    return [*config.notices, *(finding for rule in rules for finding in rule(config))]
+    return [*config.notices, *_surprises(config)]
+
+
+def _surprises(config: Config) -> Iterator[Finding]:
+    for rule in (_clips, _thinking, _batches, _greedy, _late_peak):
+        yield from rule(config)
 
 
 def _notice(key: str, code: Code, message: str) -> Finding:
