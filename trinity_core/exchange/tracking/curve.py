@@ -43,13 +43,11 @@ class LearningCurve:
             return None
         # A figure is a reference cycle of 3 MiB. While it is drawn, it stays in the youngest generation, which is
         # collected without a walk over all imports.
-        collecting = gc.isenabled()
         gc.disable()
         try:
             picture = self._picture(curves)
         finally:
-            if collecting:
-                gc.enable()
+            gc.enable()
         gc.collect(0)
         return picture
 
