@@ -42,7 +42,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def attempt_at(config: Config, began: float) -> Any:
-    stage, rules = SimpleNamespace(made_from={}), StopRules(config, 0)
+    stage, rules = SimpleNamespace(made_from={}), StopRules(config, 0, {})
     return SimpleNamespace(config=config, began=began, stage=stage, tracking_link=lambda: "", stop_rules=rules)
 
 

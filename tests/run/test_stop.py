@@ -28,7 +28,7 @@ def rules(root: Path, gpus: int = 0, **stop: Any) -> StopRules:
     config = Config().with_values(values | {f"monitor.stop.{name}": value for name, value in stop.items()})
     if read_record(config.job_dir) is None:
         record_start(config.job_dir, {}, "rft")
-    return StopRules(config, gpus)
+    return StopRules(config, gpus, {})
 
 
 def evaluate(job_dir: Path, step: int, accuracy: float) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from types import MappingProxyType
 
 from trinity_core.base.files import read_json
 from trinity_core.base.layout import JobLayout
@@ -27,7 +26,7 @@ LOOK_SECONDS = 5.0
 class StopRules:
     """Looks at most every few seconds at what the run has recorded. Thread-safe."""
 
-    def __init__(self, config: Config, gpus: int, elsewhere: Mapping[str, float] = MappingProxyType({})) -> None:
+    def __init__(self, config: Config, gpus: int, elsewhere: Mapping[str, float]) -> None:
         """`elsewhere`: what the other stages of its pipeline have spent, by the names of `BudgetConfig`."""
         self.reason = ""
         self._config, self._rules, self._gpus, self._elsewhere = config, config.monitor.stop, gpus, elsewhere
