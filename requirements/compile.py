@@ -58,7 +58,7 @@ def compiled(module: str, path: str, in_functions: bool = False) -> dict[str, st
         return {}
     package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
     names = set(imports(code, package, in_functions)) if code else set()
-    return {each: file for name in names for each in (name, *packages(name)) if (file := installed(each))}
+    return {part: file for name in names for part in (name, *packages(name)) if (file := installed(part))}
 
 
 def packages(name: str) -> Iterator[str]:
@@ -80,10 +80,10 @@ def main() -> None:
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ours]
     done: dict[str, str] = {}
     with ProcessPoolExecutor() as processes:
-        found = processes.map(partial(compiled, in_functions=True), names, map(str, ours), chunksize=CHUNK)
-        while new := {name: file for files in found for name, file in files.items() if name not in done}:
+        imported = processes.map(partial(compiled, in_functions=True), names, map(str, ours), chunksize=CHUNK)
+        while new := {name: file for files in imported for name, file in files.items() if name not in done}:
             done |= new
-            found = processes.map(compiled, new, new.values(), chunksize=CHUNK)
+            imported = processes.map(compiled, new, new.values(), chunksize=CHUNK)
 
 
 if __name__ == "__main__":

@@ -329,7 +329,7 @@ class TrainedModel:
         gradients = FLOAT * (mine if self.stage else self.trained)
         reduced = (FLOAT + self.width) * self.bucket if self.stage or self.workers > 1 else 0
         in_pass = gradients + reduced if self.stage else gradients * (self.micro.count > 1)
-        kept = gradients * (self.stage == 3)  # ZeRO 3 never frees them
+        lasting = gradients * (self.stage == 3)  # ZeRO 3 never frees them
         written = max(self.largest_file, 2 * self.width * self.shape.parameters)
         parts = {"activations": activations, "logits": logits, "gradients": in_pass, "gathered weights": self.gathered}
         why = f"{self.micro.tokens:,} tokens: " + ", ".join(
@@ -338,7 +338,7 @@ class TrainedModel:
         moments = {
             why: sum(parts.values()),
             "gradients and their sums in the update": gradients * self._copies_in_update + reduced,
-            "the largest file of a checkpoint, or a model and its copy": 0 if self.on_gpu else kept + written,
+            "the largest file of a checkpoint, or a model and its copy": 0 if self.on_gpu else lasting + written,
         }
         largest = max(moments, key=lambda moment: moments[moment])
         return Need(f"{self.name} forward and backward", moments[largest], largest)
@@ -424,9 +424,9 @@ def _published_versions(config: Config) -> int:
     """Return how many versions of the weights are in shared memory at a time."""
     if config.is_supervised or not SYNC_METHODS[config.synchronizer.sync_method].one_node:
         return 0
-    kept = version_count(config)
-    published = (config.buffer.total_steps or kept) // SyncSchedule.of(config).publish_every + 1
-    return min(kept + 1, published)
+    versions = version_count(config)
+    published = (config.buffer.total_steps or versions) // SyncSchedule.of(config).publish_every + 1
+    return min(versions + 1, published)
 
 
 def _trained(
