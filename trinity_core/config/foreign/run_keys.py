@@ -157,7 +157,6 @@ def betas(_: Any, optimizer: Values, __: Values) -> Values:
 BETAS: Keys = dict.fromkeys(("beta1", "beta2"), Rewritten(betas))
 _FULLY_ASYNC = {"sync_style": "trainer_driven", "sync_in_flight": True}
 """The explorer never waits, and engines load each version in mid-generation."""
-_AGENT = "format agent_model_name agent_model_config clean_strategy min_size_ratio min_priority_score data_dist"
 _FSDP, _CRITIC_FSDP = "actor_rollout_ref.actor.fsdp_config", "critic.model.fsdp_config"
 _REF_FSDP = "actor_rollout_ref.ref.fsdp_config"
 
