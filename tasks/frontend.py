@@ -113,7 +113,7 @@ class PausedRun(RunInput):
 
 @named_task("pause")
 def pause(config: Config, text: str) -> Decision | None:
-    """Pause the flow until a person decides how its run goes on. None if nobody does in time."""
+    """Pause the flow until a person decides how its run continues. None if nobody does in time."""
     key, title = artifact_key(config, "pause"), "a decision on a paused run"
     form = _asked(PausedRun, config.monitor.pause.timeout, f"```\n{text}\n```", key, title)
     return None if form is None else Decision.parse(f"{form.decision} {form.settings}", form.by, form.reason)

@@ -376,7 +376,7 @@ class Frontend:
         return replace(stage, config=with_verdicts(stage.config))
 
     def decides(self, config: Config, text: str) -> Decision | None:
-        """Ask a person how a paused run goes on; return the decision, or None if nobody decides here or in time."""
+        """Ask a person how a paused run continues; return the decision, or None if nobody decides here or in time."""
         return ask_at_terminal(text)
 
     def approves(self, config: Config, text: str) -> str | None:

@@ -70,8 +70,8 @@ def run_configuration(
 
 
 def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, Any]:
-    """Run or evaluate a stage; return its summary. A run that pauses goes on once a person has decided. Raises Paused
-    if nobody does.
+    """Run or evaluate a stage; return its summary. A paused run resumes once a person has decided. Raises Paused if
+    nobody does.
 
     A retry does not repeat the request's decision: the run may wait at another pause by then, or a person has stopped
     it.
@@ -87,7 +87,7 @@ def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, 
         summary = _run_to_pause(request, stage, frontend)
         if summary is not None:
             return summary
-        # A run in a fresh folder goes on there.
+        # A run in a fresh folder resumes there.
         config = request.config if request.config.stages else request.config.resuming(stage.config.name)
         request = replace(request, config=config, is_ready=False, decision="")
         stage = frontend.call("resolve", partial(resolve, request, frontend))

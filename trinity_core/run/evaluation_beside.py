@@ -1,4 +1,4 @@
-"""Evaluation beside training: an engine of its own scores each checkpoint while the run goes on."""
+"""Evaluation beside training: an engine of its own scores each checkpoint while the run trains."""
 
 from __future__ import annotations
 

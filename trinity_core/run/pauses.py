@@ -76,7 +76,7 @@ def stopped_by_person(config: Config, step: int) -> str:
 
 
 def decided(stage: Stage, given: str, ask: Ask, resolve: Callable[[Decision], Stage]) -> Stage:
-    """Return the stage as it goes on from the pause at which it waits, if it does, and record the decision.
+    """Return the stage as it resumes from the pause at which it waits, if it does, and record the decision.
 
     `given` is a decision made beforehand; it also continues a run that a person has stopped. Else a person is asked,
     again if the settings are refused. `resolve` returns the stage with the decision's settings. Raises Paused if nobody

@@ -189,7 +189,7 @@ class ExplorerConfig(Section):
     eval_on_startup: Flag = True
     """Evaluate the untrained model at step 0 (not when a run is resumed)."""
     eval_beside_training: Flag = False
-    """Score checkpoints while training goes on, by one more engine (on GPUs with a GPU of its own), instead of between
+    """Score checkpoints during training, by one more engine (on GPUs with a GPU of its own), instead of between
     steps. `eval_interval` must be a multiple of `trainer.save_interval`."""
     bench_on_latest_checkpoint: Flag = True
     """Score the run's latest checkpoint; false scores every checkpoint without a score (mode bench)."""
