@@ -6,13 +6,12 @@ import json
 import os
 import pty
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos.comparing import first_difference
-from chaos.killing import ChaosRun
+from chaos.killing import ChaosRun, Kill
 from chaos.pipeline import WARM_UP_STEPS, pipeline
 
 from trinity_core.base.program import PAUSED
@@ -77,14 +76,8 @@ def test_changed_settings_hold_over_a_kill_and_stand_in_the_lineage(tmp_path: Pa
         assert elsewhere.returncode == 1
         assert not pause_at(run.job, PAUSE).decided.decision  # type: ignore[union-attr]
         run.overrides = (*run.overrides, "--decide", "continue algorithm.optimizer.lr=1e-5")
-        run._start()
-        while max(run.steps_of("trainer"), default=0) <= PAUSE:
-            assert run.process is not None and run.process.poll() is None, run._end_of_log()
-            time.sleep(0.05)
-        assert run.process is not None
-        family = [run.process, *run.process.children(recursive=True)]
-        for process in family:
-            process.kill()
+        run.kill(Kill("flow", PAUSE + 1))
+        assert run.kills == 1
         run.overrides = run.overrides[:-2]
         done = call(run)
         assert done.returncode == 0, done.stderr[-3000:]
