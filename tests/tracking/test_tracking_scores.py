@@ -282,7 +282,12 @@ def test_checkpoints_that_training_removes_meanwhile_are_passed_over(folder: Pat
         return folder / str(step)
 
     scored = dict[int, Path | None]()
-    attempt: Any = SimpleNamespace(config=config_of(folder), huggingface_folder=converted, score=scored.__setitem__)
+
+    def score(step: int, weights: Path | None) -> dict[str, float]:
+        scored[step] = weights
+        return {"eval/test/accuracy": 0.5}
+
+    attempt: Any = SimpleNamespace(config=config_of(folder), huggingface_folder=converted, score=score)
     steps = unscored_steps(attempt.config, "missing")
     shutil.rmtree(JobLayout(checkpoints).step(1))
     summary.score_steps(attempt, steps)
