@@ -14,7 +14,7 @@ from trinity_core.base.errors import TransientFault
 from trinity_core.base.layout import MANIFEST
 from trinity_core.config import Config
 from trinity_core.exchange.checkpoints.resume import whole_steps
-from trinity_core.exchange.tracking.scores import due_for_evaluation, valid_scores
+from trinity_core.exchange.tracking.scores import steps_to_evaluate, valid_scores
 from trinity_core.hosting.cluster import Cluster
 from trinity_core.hosting.faults import Stopped
 from trinity_core.run.attempt import RunAttempt, open_attempt
@@ -78,15 +78,19 @@ def stage_beside(config: Config) -> Stage:
 def _score_until_trained(run: RunAttempt, evaluation: RunAttempt) -> None:
     for actor in (*evaluation.engines(), evaluation.explorer()):
         actor.__ray_call__.remote(_lower_priority)
+    config = evaluation.config
     tried: set[tuple[int, int]] = set()
     """Checkpoints, by step and time of their manifest: a run that goes back writes another one of the same step."""
     while True:
         is_over = run.trainers.has_ended  # before looking: the last checkpoint is there by then
-        steps = {step: _written_at(evaluation, step) for step in _due(evaluation, is_over)}
-        todo = [(step, written) for step, written in steps.items() if (step, written) not in tried]
-        if todo:
-            tried.add(todo[0])
-            score_step(evaluation, todo[0][0])
+        steps = _steps(config, is_over)
+        new = [key for step in steps if (key := (step, _written_at(evaluation, step))) not in tried]
+        if new:
+            tried.add(new[0])
+            step, scores = new[0][0], valid_scores(config)
+            # Step 0 comes first, so a run without any score has yet to score it, also if it was killed meanwhile.
+            if step not in scores and (step or not scores):
+                score_step(evaluation, step)
         elif is_over:
             return
         else:
@@ -96,16 +100,11 @@ def _score_until_trained(run: RunAttempt, evaluation: RunAttempt) -> None:
             time.sleep(LOOK_SECONDS)
 
 
-def _due(evaluation: RunAttempt, is_over: bool) -> list[int]:
-    """Return the steps to score, without those that have a score; step 0 is the model that the run began with.
-
-    Step 0 comes first, so a run without any score has yet to score it, also if it was killed meanwhile.
-    """
-    config = evaluation.config
-    whole, scores = whole_steps(config.job_dir), valid_scores(config)
-    begins = [0] if config.explorer.eval_on_startup and not scores else []
-    steps = [*begins, *due_for_evaluation(config, whole), *(whole[-1:] if is_over else ())]
-    return [step for step in dict.fromkeys(steps) if step not in scores]
+def _steps(config: Config, is_over: bool) -> list[int]:
+    """Return the steps to score, also those with a score; step 0 is the model that the run began with."""
+    whole = whole_steps(config.job_dir)
+    begins = [0] if config.explorer.eval_on_startup else []
+    return list(dict.fromkeys([*begins, *steps_to_evaluate(config, whole), *(whole[-1:] if is_over else ())]))
 
 
 def _written_at(evaluation: RunAttempt, step: int) -> int:

@@ -45,7 +45,7 @@ from trinity_core.exchange.checkpoints.resume import abandon_after, latest_whole
 from trinity_core.exchange.pinned import CopyStream
 from trinity_core.exchange.tracking.champions import champion_steps
 from trinity_core.exchange.tracking.pauses import undo_pauses
-from trinity_core.exchange.tracking.scores import best_steps, due_for_evaluation
+from trinity_core.exchange.tracking.scores import best_steps, steps_to_evaluate, valid_scores
 from trinity_core.training.distributed import Ranks, broadcast_bytes, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.learner import Learner
@@ -316,8 +316,10 @@ class Savepoints:
             return []
         whole = whole_steps(self.layout.root)
         try:
-            waiting = due_for_evaluation(self.config, whole)
-            return sorted({*best_steps(self.config, whole), *waiting, *champion_steps(self.layout.root)})
+            kept = {*best_steps(self.config, whole), *champion_steps(self.layout.root)}
+            if self.config.evaluates_beside:
+                kept |= {*steps_to_evaluate(self.config, whole)} - valid_scores(self.config).keys()
+            return sorted(kept)
         except (OSError, TrinityError) as error:  # the new checkpoint is worth more than the space of an old one
             log.warning("the scores of checkpoints cannot be compared, so none is removed: %s", error)
             return whole

@@ -118,13 +118,10 @@ def scores_like_the_newest(evaluations: list[MetricLine]) -> dict[int, float]:
     return _scores(_like_the_newest(evaluations))
 
 
-def due_for_evaluation(config: Config, whole: Collection[int]) -> list[int]:
-    """Return the whole checkpoints that an evaluation beside training has yet to score, apart from the last one."""
-    explorer = config.explorer
-    if not explorer.eval_beside_training or not explorer.eval_interval:
-        return []
-    scores = valid_scores(config)
-    return [step for step in whole if step % explorer.eval_interval == 0 and step not in scores]
+def steps_to_evaluate(config: Config, whole: Collection[int]) -> list[int]:
+    """Return the whole checkpoints, scored or not, that an evaluation beside training scores, apart from the last."""
+    every = config.explorer.eval_interval
+    return [step for step in whole if every and step % every == 0]
 
 
 def best_steps(config: Config, among: Collection[int]) -> list[int]:
