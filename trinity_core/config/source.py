@@ -195,6 +195,13 @@ class _Walk:
         self._problems.append(Finding(key, None, code, message).at(self._place(node)))
 
 
+def nested(key: str, value: Any) -> Any:
+    """Return `{"a": {"b": value}}` for the key `a.b`."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
 def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
     """Return a copy of `base` with `over` merged in: mappings key by key; lists, scalars and keys in `whole` as a
     whole."""

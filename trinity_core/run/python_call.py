@@ -420,10 +420,7 @@ def _with_settings(tree: dict[str, Any], settings: Mapping[str, Any]) -> dict[st
     for key, value in settings.items():
         if key in TRL_SETTINGS:
             raise InputError(f"TRL's {key} is here {TRL_SETTINGS[key]} (docs/python.md)", key=key)
-        nested: Any = value
-        for part in reversed(key.split(".")):
-            nested = {part: nested}
-        tree = source.merge(tree, nested)
+        tree = source.merge(tree, source.nested(key, value))
     if "max_model_len" not in tree["model"]:
         tree["model"] = LENGTHS | tree["model"]
     return tree

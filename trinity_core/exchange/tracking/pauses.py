@@ -15,6 +15,7 @@ from trinity_core.base.errors import DataError, InputError
 from trinity_core.base.files import from_record, private_folder, write_json
 from trinity_core.config import Config
 from trinity_core.config.secrets import without_secrets
+from trinity_core.config.source import nested
 
 CONTINUE, STOP = "continue", "stop"
 AFTER_STEPS = "monitor.pause.after_steps"
@@ -56,9 +57,7 @@ class Decision:
 
 def _holds_secret(setting: str) -> bool:
     key, _, value = setting.partition("=")
-    section: Any = value
-    for name in reversed(key.split(".")):
-        section = {name: section}
+    section = nested(key, value)
     return bool(without_secrets(section) != section)
 
 
