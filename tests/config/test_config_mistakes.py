@@ -26,12 +26,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("lines", "key", "code"),
     [
         ("stages: text", "stages", "wrong-type"),
-        ("stages: 3", "stages", "wrong-type"),
         ("stages: {a: {}}", "stages", "wrong-type"),
         ("stages: [text]", "stages[0]", "wrong-type"),
         *(
             (f"stages: [{stage}]\ngroup: ${{oc.env:HOME}}", "stages[0]", "wrong-type")
-            for stage in ("text", "3", "'${name}'", "[a, b]", "[[{stage_name: a}]]", "true")
+            for stage in ("'${name}'", "[[{stage_name: a}]]", "true")
         ),
         ("stages: [{stage_name: a}, 3]\ngroup: ${oc.env:HOME}", "stages[1]", "wrong-type"),
         ("stages: [{stage_name: a, model: text}]", "stages[0].model", "wrong-type"),
@@ -59,7 +58,6 @@ def test_mistakes_that_once_ended_in_tracebacks(lines: str, key: str, code: str,
             ["mode=train", "buffer.trainer_input.experience_buffer.path=x", "algorithm.algorithm_type=[]"],
             "algorithm.algorithm_type",
         ),
-        (["checkpoint_root_dir=~nobody/x", "seed=x"], "seed"),
     ],
 )
 def test_checks_of_names_go_on_after_other_problems(overrides: list[str], key: str, folder: Path) -> None:
@@ -85,7 +83,6 @@ def test_data_juicer_arguments_of_a_wrong_kind(args: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("mistake", "key", "code"),
     [
-        ({7: 1}, "7", "unknown-key"),
         ({None: 1}, "null", "unknown-key"),
         ({"name": b"x"}, "name", "wrong-type"),
         ({"seed": float("nan")}, "seed", "wrong-type"),
@@ -98,7 +95,7 @@ def test_mistakes_in_a_mapping_are_reported(mistake: dict[Any, Any], key: str, c
     assert (key, code) in [(problem.key, problem.code) for problem in caught.value.problems]
 
 
-@pytest.mark.parametrize("key", ["learning_rate", "algorithm.num_generations", "trainer.bf16"])
+@pytest.mark.parametrize("key", ["learning_rate", "trainer.bf16"])
 def test_names_of_trl_are_told_with_ours(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_text(GOOD, [f"{key}=1"])

@@ -13,14 +13,13 @@ from pydantic import BaseModel, ValidationError
 
 from trinity_core.base.errors import closest
 from trinity_core.base.registry import Registry, registry_of
-from trinity_core.base.signatures import arguments_model, from_yaml
+from trinity_core.base.signatures import arguments_model
 from trinity_core.config.algorithm_types import PARTS
 from trinity_core.config.findings import Finding, Report
 from trinity_core.config.resolve import draws_by
 from trinity_core.config.schema import Config
 from trinity_core.config.source import key_of
-from trinity_core.config.types import Args
-from trinity_core.config.validation import BAD, convert
+from trinity_core.config.validation import exact, finding_of
 
 MONITOR = "monitor.monitor_type"
 PRIORITY = "buffer.trainer_input.experience_buffer.replay_buffer.priority_fn"
@@ -73,41 +72,31 @@ def _taken(config: Config, key: str, name: str, registry: Registry[Any]) -> type
 def _fitting(
     model: type[BaseModel] | None, owner: str, args: Mapping[str, Any], key: str, report: Report
 ) -> dict[str, Any]:
-    values, faults = dict(args), report.added
-    fields = {} if model is None else model.model_fields
-    takes_any = model is None or model.model_config.get("extra") == "allow"
-    for name, value in args.items():
-        path = f"{key}.{name}"
-        if name not in fields:
-            if not takes_any:
-                message = f"is no argument of '{owner}', which takes {', '.join(fields) or 'none'}."
-                report.add(Finding(path, value, "unknown-argument", message, suggestion=closest(name, fields)))
-            continue
-        section = _section(fields[name].annotation)
-        if section is not None and isinstance(value, Mapping):
-            values[name] = _fitting(section, name, value, path, report)
-        elif value is not fields[name].default:
-            kind = fields[name].rebuild_annotation()
-            if section is not None or from_yaml(kind):
-                fits = convert(Args | None if section is not None else kind, value, path, report)
-                values[name] = value if fits is BAD else fits
-    if report.added == faults:
-        for name in (name for name, field in fields.items() if field.is_required() and name not in args):
-            report.add(Finding(f"{key}.{name}", None, "missing", f"must be given: '{owner}' has no default for it."))
-    if model is not None and report.added == faults:
-        _validate(model, values, key, report)
-    return values
-
-
-def _validate(model: type[BaseModel], values: dict[str, Any], key: str, report: Report) -> None:
-    """Report errors that a part's own model finds beyond the types of single arguments."""
+    if model is None:
+        return dict(args)
     try:
-        model.model_validate(values)
+        values = exact(model).model_validate(dict(args)).model_dump(exclude_unset=True)
+        return {name: values[name] for name in args}
     except ValidationError as error:
-        for fault in error.errors(include_url=False):
-            report.add(Finding(key_of(fault["loc"], key), fault["input"], "invalid", f"{fault['msg']}."))
+        faults = error.errors(include_url=False)
+    for fault in [fault for fault in faults if fault["type"] != "missing"] or faults:  # one may be misspelt
+        path, name = key_of(fault["loc"], key), str(fault["loc"][-1]) if fault["loc"] else ""
+        if fault["type"] == "extra_forbidden":
+            names = list(_section_at(model, fault["loc"][:-1]).model_fields)
+            message = f"is no argument of '{owner}', which takes {', '.join(names) or 'none'}."
+            meant = closest(name, names)
+            report.add(Finding(path, fault["input"], "unknown-argument", message, suggestion=meant))
+        elif fault["type"] == "missing":
+            report.add(Finding(path, None, "missing", f"must be given: '{owner}' has no default for it."))
+        else:
+            report.add(finding_of(path, fault["input"], fault))
+    return dict(args)
 
 
-def _section(kind: Any) -> type[BaseModel] | None:
-    options = [option for option in (kind, *get_args(kind)) if isinstance(option, type)]
-    return next((option for option in options if issubclass(option, BaseModel)), None)
+def _section_at(model: type[BaseModel], path: Iterable[str | int]) -> type[BaseModel]:
+    """Return the model of a section within arguments."""
+    for name in path:
+        kind = model.model_fields[name].annotation if isinstance(name, str) else None
+        options = [option for option in (kind, *get_args(kind)) if isinstance(option, type)]
+        model = next((option for option in options if issubclass(option, BaseModel)), model)
+    return model

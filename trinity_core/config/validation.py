@@ -10,14 +10,16 @@ from __future__ import annotations
 import copy
 import functools
 import re
+import warnings
 from typing import Annotated, Any, TypeVar, get_origin
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from trinity_core.base.errors import closest
-from trinity_core.config.fields import Bounds, Type, homes_of, type_at, type_of, types_of
-from trinity_core.config.findings import Finding, Report, value_at
+from trinity_core.base.signatures import from_yaml
+from trinity_core.config.fields import Type, homes_of, type_at, type_of, types_of
+from trinity_core.config.findings import Code, Finding, Report, value_at
 from trinity_core.config.foreign.table import accepted_keys
 from trinity_core.config.foreign.trl_names import TRL_SETTINGS
 from trinity_core.config.source import key_of
@@ -26,8 +28,6 @@ from trinity_core.config.types import Flag, Integer, Number
 T = TypeVar("T", bound=BaseModel)
 Path = tuple[str | int, ...]
 
-BAD: Any = object()
-"""Marks a value that was unsuitable."""
 WANTED = {
     "bool": "true or false",
     "dict": "a section with keys",
@@ -60,34 +60,33 @@ def typed_section(cls: type[T], tree: Any, report: Report) -> T:
                 report.add(Finding("", tree, "wrong-type", f"must be a section with keys, not {show(tree)}."))
                 return cls()
             if not report.touched([key]):
-                value = value_at(tree, path)
-                report.add(_finding(key, value, fault, type_at(cls, path), type_at(cls, path[:-1])))
+                report.add(finding_of(key, value_at(tree, path), fault, type_at(cls, path[:-1])))
             _take_out(fitting, path, fault["type"])
 
 
-def convert(hint: Any, value: Any, key: str, report: Report) -> Any:
-    """Convert the value to this type, or report it and return BAD."""
-    try:
-        return _adapter(hint).validate_python(value)
-    except ValidationError as error:
-        for fault in error.errors(include_url=False):
-            path = fault["loc"]
-            report.add(_finding(key_of(path, key), value_at(value, path), fault, type_of(hint), None))
-        return BAD
-
-
 @functools.cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    accepted = type_of(hint)
-    exact: Any = EXACT.get(accepted.plain) if isinstance(accepted.plain, type) else None
-    if exact is not None:
-        hint = Annotated[(exact, *accepted.extras)] if accepted.extras else exact
-        hint = hint | None if accepted.optional else hint
-    return TypeAdapter(hint, config=ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False))
+def exact(model: type[BaseModel]) -> type[BaseModel]:
+    """Return a model of the same arguments that takes values as settings do: a bool is no number, and text that reads
+    as a number is one."""
+    fields: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        if from_yaml(annotation := field.rebuild_annotation()):
+            given = type_of(annotation)
+            plain: Any = exact(given.section) if given.section else EXACT.get(given.plain, given.plain)
+            plain = Annotated[(plain, *given.extras)] if given.extras else plain
+            default = ... if field.is_required() else Field(field.default, default_factory=field.default_factory)
+            fields[name] = (plain | None if given.optional else plain, default)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Field name", UserWarning)  # an argument may be called `copy` or `json`
+        return create_model(model.__name__, __base__=(_Exact, model), **fields)
 
 
-def _finding(key: str, value: Any, fault: ErrorDetails, expected: Type | None, section: Type | None) -> Finding:
-    """Convert one of pydantic's errors for the value at a key of type `expected` within a section."""
+class _Exact(BaseModel):
+    model_config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False, protected_namespaces=())
+
+
+def finding_of(key: str, value: Any, fault: ErrorDetails, section: Type | None = None) -> Finding:
+    """Convert one of pydantic's errors for the value at a key within a section."""
     kind, details = fault["type"], fault.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(key, value, str(fault["loc"][-1]), section)
@@ -96,11 +95,13 @@ def _finding(key: str, value: Any, fault: ErrorDetails, expected: Type | None, s
         message = f"must be one of {', '.join(choices)}, not {show(value)}."
         return Finding(key, value, "unknown-choice", message, suggestion=closest(str(value), choices))
     if kind.startswith(("greater_than", "less_than")):
-        bounds = (expected and expected.bounds) or Bounds(details.get("ge", details.get("gt")), details.get("le"))
-        return Finding(key, value, "out-of-range", f"must be {bounds}, not {show(value)}.")
+        return Finding(
+            key, value, "out-of-range", f"must be {fault['msg'].partition('should be ')[2]}, not {show(value)}."
+        )
     if what := WANTED.get(kind.partition("_")[0]):
         return Finding(key, value, "wrong-type", f"must be {what}, not {show(value)}.")
-    return Finding(key, value, "out-of-range" if kind == "largest" else "wrong-type", fault["msg"])
+    code: Code = "out-of-range" if kind == "largest" else "invalid" if kind == "value_error" else "wrong-type"
+    return Finding(key, value, code, fault["msg"])
 
 
 def _unknown(key: str, value: Any, name: str, section: Type | None) -> Finding:
