@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity_core.base.registry import registry_of
-from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Code, Finding
 from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, most_repeats
-from trinity_core.config.rules.algorithm import training_temperatures
 from trinity_core.config.rules.tasks import training_tasksets
 from trinity_core.config.schema import Config
 
@@ -29,7 +27,7 @@ def remarks(config: Config) -> list[Finding]:
 
 
 def _surprises(config: Config) -> Iterator[Finding]:
-    for rule in (_clips, _thinking, _batches, _greedy, _late_peak):
+    for rule in (_clips, _thinking, _batches):
         yield from rule(config)
 
 
@@ -56,36 +54,6 @@ def _clips(config: Config) -> Iterator[Finding]:
                 "ppo_epochs above 1, or algorithm.rollout_correction: bypass."
             )
             yield _notice(key, "no-effect", message)
-
-
-def _greedy(config: Config) -> Iterator[Finding]:
-    """Yield a temperature of 0 at which all rollouts of a task are one answer."""
-    if config.mode == "bench" or not ALGORITHMS[config.algorithm.algorithm_type].uses_rollouts:
-        return
-    repeats = {f"{key}.rollout_args.temperature": taskset.repeat_times for key, taskset in training_tasksets(config)}
-    for key, temperature in training_temperatures(config):
-        if temperature == 0 and (times := repeats.get(key, 1)) > 1:
-            message = (
-                f"{key} is 0, so the {times} rollouts of a task are the same answer: groups of equal rewards have no "
-                "gradient, unless an environment makes them differ."
-            )
-            yield _notice(key, "info", message)
-
-
-def _late_peak(config: Config) -> Iterator[Finding]:
-    """Yield a warm-up that the run does not end."""
-    steps = config.trainer.total_steps or config.buffer.total_steps
-    if steps is None:
-        return
-    optimizer, warmup = config.algorithm.optimizer, config.algorithm.optimizer.lr_warmup_steps
-    policy_steps = steps - (config.trainer.trainer_config.trainer.critic_warmup if config.needs_critic else 0)
-    if config.mode in ("both", "train") and warmup > max(policy_steps, 0):
-        message = (
-            f"algorithm.optimizer.lr_warmup_steps is {warmup}, and the policy takes {max(policy_steps, 0)} train "
-            f"steps: the learning rate rises to {optimizer.lr * max(policy_steps, 0) / warmup:.3g}, and never reaches "
-            f"{optimizer.lr:g}."
-        )
-        yield _notice("algorithm.optimizer.lr_warmup_steps", "info", message)
 
 
 def _thinking(config: Config) -> Iterator[Finding]:
