@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity_core.config.findings import Finding, Report, conflict, repeated_names, unusable_name
-from trinity_core.config.rules import algorithm, experiences, explorer, gate, resources, tasks
+from trinity_core.config.rules import algorithm, experiences, explorer, resources, tasks
 from trinity_core.config.schema import BufferConfig, Config
 
 
@@ -39,7 +39,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         _serve,
         tasks.joined_rules,
         resources.trainer_rules,
-        gate.gate_rules,
+        tasks.gate_rules,
     )
     report.extend([*_spelled_twice(written), *(finding for rule in rules for finding in rule(config))])
 

@@ -1,4 +1,4 @@
-"""Rules about tasks: task sets, their order and weights, queues, and what the pipelines read and write."""
+"""Rules about tasks: task sets, their order and weights, queues, what the pipelines read and write, and the gate."""
 
 from __future__ import annotations
 
@@ -169,3 +169,19 @@ def joined_rules(config: Config) -> Iterator[Finding]:
     if pipeline and pipeline.inputs and config.mode == "serve":
         message = "must be left out in mode serve, in which there are no tasks to join them to."
         yield conflict(config, JOINED_INPUTS, message, "mode")
+
+
+def gate_rules(config: Config) -> Iterator[Finding]:
+    gate, names = config.gate, [taskset.name for taskset in config.buffer.explorer_input.eval_tasksets]
+    for key, named in (("gate.no_loss", gate.no_loss), ("gate.floors", gate.floors)):
+        for name in named:
+            if name not in names:
+                message = f"{name!r} is no eval set; there are {', '.join(map(str, names)) or 'none'}."
+                yield conflict(config, key, message, f"{INPUT}.eval_tasksets", code="unknown-name")
+    if not gate.enable:
+        return
+    if config.mode != "bench":
+        yield conflict(config, "gate.enable", "makes its stage a gate, which trains nothing: set mode: bench.", "mode")
+    if names and set(names) <= {*gate.no_loss}:
+        message = "names every eval set, so that none is left on which a gain could be shown."
+        yield conflict(config, "gate.no_loss", message, f"{INPUT}.eval_tasksets")
