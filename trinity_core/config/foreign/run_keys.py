@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity_core.config import schema
-from trinity_core.config.algorithm_types import ALGORITHMS, M2PO
+from trinity_core.config.algorithm_types import M2PO
 from trinity_core.config.findings import value_at
 from trinity_core.config.foreign.actions import (
     Below,
@@ -49,8 +49,7 @@ def _paths(buffers: Any, _: Values) -> Any:
 def _external_model(model: Any, _: Values, top: Values) -> Values | Refusal:
     """Translate an endpoint for mode bench; its address is in an environment variable."""
     if not isinstance(model, Mapping) or model.keys() - {"enable", "base_url_env", "api_key_env", "model_name"}:
-        names = ", ".join(map(str, model)) if isinstance(model, Mapping) else model
-        return Refusal(f"must be a section with enable, base_url_env, api_key_env and model_name, not {names}.")
+        return Refusal()
     if not model.get("enable"):
         return {"/explorer.external_model": None}
     listed = top.get("stages")
@@ -66,25 +65,19 @@ def _external_model(model: Any, _: Values, top: Values) -> Values | Refusal:
 
 def m2po(loss: Any, algorithm: Values, _: Values) -> Values | Refusal | None:
     """Translate M2PO: elsewhere a loss, here GRPO's advantage with M2PO's masking and an unclipped loss against the
-    sampling policy."""
+    sampling policy. Other advantages, corrections and means do not go with it."""
     if loss != "m2po":
         return None
-    name = algorithm.get("algorithm_type") or "ppo"
-    kind = ALGORITHMS.get("grpo" if name == "grpo_verl" else str(name), ALGORITHMS["ppo"])
-    advantages = [
-        (algorithm_type.advantage_fn, algorithm_type.advantage_fn_args)
-        for algorithm_type in (kind, ALGORITHMS["grpo"], M2PO)
-    ]
     corrected, loss_args = algorithm.get("rollout_correction"), algorithm.get("policy_loss_fn_args")
     mean = algorithm.get("loss_agg_mode") or (isinstance(loss_args, Mapping) and loss_args.get("loss_agg_mode"))
     fits = (
-        not (algorithm.get("advantage_fn") or algorithm.get("add_strategy"))
-        and advantages[0] in advantages[1:]
+        algorithm.get("algorithm_type") in ("grpo", "grpo_verl", "m2po")
+        and not (algorithm.get("advantage_fn") or algorithm.get("add_strategy"))
         and (corrected in (None, {}, "bypass") or correction(corrected) == _BYPASS)
         and mean in (None, False, "", M2PO.loss_agg_mode)
     )
     if not fits:
-        return Refusal("fits algorithm_type: m2po alone, without advantage_fn, rollout_correction and loss_agg_mode.")
+        return Refusal("is algorithm_type: m2po here, without advantage_fn, rollout_correction and loss_agg_mode.")
     parts = {"advantage_fn": "m2po", "policy_loss_fn": "importance_sampling", "rollout_correction": "bypass"}
     return {f"/algorithm.{part}": part_name for part, part_name in parts.items()}
 

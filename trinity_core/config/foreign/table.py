@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
-from trinity_core.config import fields
-from trinity_core.config.fields import Type, types_of
+from trinity_core.config.fields import types_of
 from trinity_core.config.foreign import rollout_keys, run_keys, verl_keys
-from trinity_core.config.foreign.actions import Action, Below, Dropped, Keys, Moved
-from trinity_core.config.schema import Config, StageConfig
+from trinity_core.config.foreign.actions import Action, Dropped, Keys, Moved
 
 ROOT = "trainer.trainer_config"
 KEYS: Mapping[type[Any], Keys] = {**run_keys.KEYS, **rollout_keys.KEYS, **verl_keys.KEYS}
@@ -31,32 +29,3 @@ def accepted_keys(section: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
             target = action.to[0].lstrip("./") if isinstance(action, Moved) else ""
             text = f"Same as `{target}`." if target else "Without effect (docs/porting.md)."
             yield name, text, action.setting if isinstance(action, Moved) else ""
-
-
-def type_below(typed: Type | Below | None, part: str | int) -> Type | Below | None:
-    """Return the type of an entry, including foreign sections; a key that moves unchanged has its target's type.
-
-    None if there is no such setting.
-    """
-    section: type[BaseModel] | None = None
-    if isinstance(typed, Below):
-        action = typed.keys.get(str(part))
-    else:
-        below = fields.type_below(typed, part)
-        if below is not None or typed is None or typed.entry is not None or typed.section is None:
-            return below
-        section = Config if typed.section is StageConfig else typed.section
-        action = action_of(section, str(part))
-    if isinstance(action, Moved) and action.convert is None:
-        path = action.to[0].replace("[]", ".NAME")
-        start = Config if path.startswith("/") else section
-        return None if start is None else type_at(start, path.removeprefix("/").split("."))
-    return action if isinstance(action, Below) else None
-
-
-def type_at(section: type[BaseModel], path: Iterable[str | int]) -> Type | Below | None:
-    """Return the type of the value at a path below a section, by `type_below`."""
-    typed: Type | Below | None = Type(section, (), False)
-    for part in path:
-        typed = type_below(typed, part)
-    return typed

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 
 from trinity_core.base.errors import closest
 from trinity_core.config.fields import Type, types_of
-from trinity_core.config.findings import Finding, Report
+from trinity_core.config.findings import Finding, Report, value_at
 from trinity_core.config.foreign.actions import (
     OFF,
     Action,
@@ -34,17 +34,8 @@ _TYPO = 0.9
 """Similarity to a known key at which an unknown one of veRL is reported instead of dropped."""
 
 
-class Place(NamedTuple):
-    """A section of the tree."""
-
-    key: str
-    node: Tree
-    values: Mapping[str, Any]
-    """The section as it was before the translation, with what a stage inherits."""
-
-
-Chain = tuple[Place, ...]
-"""The sections that contain a key, from the top of the configuration or stage inwards."""
+Chain = tuple[tuple[str, Tree], ...]
+"""The sections that contain a key, with their own keys, from the top of the configuration or stage inwards."""
 
 
 def native(tree: Tree, report: Report) -> tuple[Tree, list[Finding]]:
@@ -68,16 +59,18 @@ class _Translation:
         self._report = report
         self._moves = 0
         """Values set so far. They may be foreign themselves, so a walk that sets any is repeated."""
+        self._top, self._values = "", dict[str, Any]()
+        """The key of the configuration or stage, and its values before this walk, with what a stage inherits."""
 
-    def whole(self, tree: Tree, key: str, above: Mapping[str, Any]) -> None:
+    def whole(self, tree: Tree, key: str, above: Tree) -> None:
         """Translate a configuration or a stage, which inherits the sections `above`."""
         moves = -1
         while moves != self._moves:
-            moves = self._moves
-            self._section(Config, (_place(key, tree, above),))
+            moves, self._top, self._values = self._moves, key, merge(above, tree, WHOLE)
+            self._section(Config, ((key, tree),))
 
     def _section(self, cls: type[BaseModel], chain: Chain) -> None:
-        node = chain[-1].node
+        _, node = chain[-1]
         settings = types_of(cls)
         for name, value in list(node.items()):
             action = action_of(cls, name)
@@ -92,76 +85,71 @@ class _Translation:
 
     def _known(self, typed: Type, action: Action | None, name: str, value: Any, chain: Chain) -> None:
         """Translate the value of a setting, then what is below it."""
-        key, node, values = chain[-1]
+        key, node = chain[-1]
         choices = {choice.lower(): choice for choice in typed.choices}
         if isinstance(value, str) and value not in typed.choices and value.lower() in choices:
             node[name] = value = choices[value.lower()]
-        match action:
-            case Spelled(values=others) if value is None or is_among(value, others):
-                other = next((new for old, new in others.items() if is_among(value, (old,))), None)
-                if isinstance(other, Refusal):
-                    self._set(name, value, other, chain)
-                else:
-                    self._set(name, value, {} if other is None else {name: other}, chain)
-            case Rewritten(keys=rewrite):
-                if value is not None and (result := rewrite(value, values, chain[0].values)) is not None:
-                    self._set(name, value, result, chain)
-            case Below() if isinstance(value, dict):
-                self._inner(action, (*chain, _place(join_key(key, name), value, {})))
-        value = node.get(name)
+        if isinstance(action, Spelled | Rewritten):
+            self._rewrite(action, name, value, chain)
+        elif isinstance(action, Below) and isinstance(value, dict):
+            self._inner(action, (*chain, (join_key(key, name), value)))
         if typed.section is not None and not (key == "" and name == "stages"):
-            above = values.get(name) if typed.entry is None and name not in WHOLE else None
-            for place in _entries(typed, join_key(key, name), value, above):
+            for place in _entries(typed, join_key(key, name), node.get(name)):
                 self._section(typed.section, (*chain, place))
 
     def _apply(self, action: Action, name: str, value: Any, chain: Chain) -> None:
         """Take a foreign key out of the tree, and do with its value what the action says."""
-        key, node, values = chain[-1]
-        key = join_key(key, name)
-        match action:
-            case Dropped(refused=refused):
-                node.pop(name)
-                if not refused:
-                    self._report.forget(key)
-                if action.requests_nothing(value):
-                    return
-                if refused:
-                    self._refuse(key, value, Refusal())
-                else:
-                    self.notices.append(Finding(key, value, "no-effect", f"See {_TABLE}.", severity="notice"))
-            case Moved(to=to, unset=unset, convert=convert, yields=yields):
-                is_given = value is not None and not is_among(value, unset)
-                moved = convert(value, values) if convert and is_given else value if is_given else None
-                targets = {} if moved is None else dict.fromkeys(to, moved)
-                self._set(name, value, moved if isinstance(moved, Refusal) else targets, chain, yields)
-            case Rewritten(keys=rewrite):
-                if value is None:
-                    node.pop(name)
-                elif (result := rewrite(value, values, chain[0].values)) is not None:
-                    self._set(name, value, result, chain)
-            case Below():
-                node.pop(name)
-                if isinstance(value, dict):
-                    self._below(action, key, value, chain)
-                elif isinstance(action.rest, Dropped) and action.rest.is_told:
-                    node[name] = value
-                    self._apply(action.rest, name, value, chain)
-                elif not is_among(value, OFF):
-                    self._refuse(key, value, Refusal(f"must be a section with keys, not {show(value)}."))
+        key = join_key(chain[-1][0], name)
+        if isinstance(action, Spelled | Rewritten) and value is not None:
+            self._rewrite(action, name, value, chain)
+        elif isinstance(action, Moved):
+            is_given = value is not None and not is_among(value, action.unset)
+            moved = action.convert(value, self._section_of(chain)) if action.convert and is_given else value
+            is_moved = is_given and moved is not None
+            targets = moved if isinstance(moved, Refusal) else dict.fromkeys(action.to, moved) if is_moved else {}
+            self._set(name, value, targets, chain, action.yields)
+        elif isinstance(action, Below) and isinstance(value, dict):
+            chain[-1][1].pop(name)
+            if isinstance(action.rest, Dropped) and value.keys() - action.keys.keys():
+                self._drop(action.rest, key, value)
+            self._inner(action, (*chain, (key, value)))
+        else:
+            chain[-1][1].pop(name)
+            rest = action.rest if isinstance(action, Below) else action
+            if isinstance(rest, Dropped) and (rest.is_told or rest is action):
+                self._drop(rest, key, value)
+            elif not is_among(value, OFF):
+                self._refuse(key, value, Refusal(f"must be a section with keys, not {show(value)}."))
 
-    def _below(self, section: Below, key: str, value: Tree, chain: Chain) -> None:
-        """Translate an unknown section, which is no longer in the tree."""
-        if isinstance(section.rest, Dropped) and value.keys() - section.keys.keys():
+    def _drop(self, action: Dropped, key: str, value: Any) -> None:
+        """Report a key without a counterpart, which is no longer in the tree, if it requests anything."""
+        if not action.refused:
             self._report.forget(key)
-            if section.rest.is_told:
-                self.notices.append(Finding(key, value, "no-effect", f"See {_TABLE}.", severity="notice"))
-        self._inner(section, (*chain, _place(key, value, {})))
+        if action.requests_nothing(value):
+            return
+        if action.refused:
+            self._refuse(key, value, Refusal())
+        else:
+            self.notices.append(Finding(key, value, "no-effect", f"See {_TABLE}.", severity="notice"))
 
     def _inner(self, section: Below, chain: Chain) -> None:
         rest = None if isinstance(section.rest, Dropped) else section.rest
-        for name, value in list(chain[-1].node.items()):
+        for name, value in list(chain[-1][1].items()):
             if (action := section.keys.get(name, rest)) is not None:
                 self._apply(action, name, value, chain)
+
+    def _rewrite(self, action: Spelled | Rewritten, name: str, value: Any, chain: Chain) -> None:
+        if value is None and isinstance(action, Rewritten):
+            return
+        result = action.keys(value, self._section_of(chain), self._values)
+        if result is not None:
+            self._set(name, value, result, chain)
+
+    def _section_of(self, chain: Chain) -> Mapping[str, Any]:
+        """Return the innermost section as it was before this walk, with what a stage inherits."""
+        key = chain[-1][0].removeprefix(self._top).removeprefix(".")
+        section = value_at(self._values, key) if key else self._values
+        return section if isinstance(section, Mapping) else {}
 
     def _refuse(self, key: str, value: Any, refusal: Refusal) -> None:
         nothing = f"has no counterpart here (it is {show(value)}); see {_TABLE}."
@@ -174,8 +162,8 @@ class _Translation:
 
         An existing value stays; unless `yields`, a different value is reported.
         """
-        key = join_key(chain[-1].key, name)
-        chain[-1].node.pop(name, None)
+        key = join_key(chain[-1][0], name)
+        chain[-1][1].pop(name, None)
         if isinstance(result, Refusal):
             self._refuse(key, value, result)
             return
@@ -184,15 +172,15 @@ class _Translation:
             place = chain[0] if to.startswith("/") else chain[-1 - above]
             path = to.removeprefix("/").removeprefix("../" * above).replace("*", name)
             self._moves += 1
-            self._put(place, path.split("."), part, yields, key)
+            self._put(*place, path.split("."), part, yields, key)
 
-    def _put(self, place: Place, parts: list[str], value: Any, yields: bool, written: str) -> None:
-        (name, *rest), (key, node, _), places = parts, place, self._report.places
+    def _put(self, key: str, node: Tree, parts: list[str], value: Any, yields: bool, written: str) -> None:
+        (name, *rest), places = parts, self._report.places
         if name.endswith("[]"):
             entries = node.get(name[:-2])
             for index, entry in enumerate(entries if isinstance(entries, list) else []):
                 if isinstance(entry, dict):
-                    self._put(_place(f"{join_key(key, name[:-2])}[{index}]", entry, {}), rest, value, yields, written)
+                    self._put(f"{join_key(key, name[:-2])}[{index}]", entry, rest, value, yields, written)
             return
         at, there = join_key(key, name), node.get(name)
         if there is None:
@@ -200,26 +188,20 @@ class _Translation:
             if written in places:
                 places.setdefault(at, replace(places[written], key=places[written].key or written))
         if rest and isinstance(there, dict):
-            self._put(_place(at, there, {}), rest, value, yields, written)
+            self._put(at, there, rest, value, yields, written)
         elif isinstance(value, dict) and isinstance(there, dict):
             for part, entry in value.items():
-                self._put(_place(at, there, {}), [str(part)], entry, yields, join_key(written, str(part)))
+                self._put(at, there, [str(part)], entry, yields, join_key(written, str(part)))
         elif not yields and there != value:
             message = f"is {show(value)}, but {at} is {show(there)}; give one of them."
             self._report.add(Finding(written, value, "two-spellings", message))
 
 
-def _place(key: str, node: Tree, above: Any) -> Place:
-    return Place(key, node, merge(above, node, WHOLE) if isinstance(above, dict) and above else dict(node))
-
-
-def _entries(typed: Type, key: str, value: Any, above: Any) -> Iterator[Place]:
+def _entries(typed: Type, key: str, value: Any) -> Iterator[tuple[str, Tree]]:
     """Yield the section, or the sections of a list or mapping."""
     if typed.entry is None:
-        if isinstance(value, dict):
-            yield _place(key, value, above)
-        return
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, entry in items:
-        if isinstance(entry, dict):
-            yield _place(join_key(key, name), entry, {})
+        entries: Iterable[tuple[str, Any]] = [(key, value)]
+    else:
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        entries = [(join_key(key, name), entry) for name, entry in items]
+    yield from ((place, entry) for place, entry in entries if isinstance(entry, dict))
