@@ -23,10 +23,7 @@ AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 BUFFER = "buffer.trainer_input.experience_buffer"
 EXTRA = "explorer.rollout_model.extra_engine_args"
 INPUT = "buffer.explorer_input"
-SEPARATE = "synchronizer.sync_method=checkpoint"
-REUSED = "buffer.trainer_input.experience_buffer.replay_buffer={enable: true, reuse_cooldown_time: 1}"
 STYLE = "synchronizer.sync_style=trainer_driven"
-FOUR_NODES = ("cluster.node_num=4", "cluster.gpu_per_node=4", "cluster.ray_address=auto", f"{BUFFER}.path=null")
 
 
 def problems(*changes: dict[str, Any], overrides: tuple[str, ...] = ()) -> list[Problem]:
@@ -41,15 +38,16 @@ def problems(*changes: dict[str, Any], overrides: tuple[str, ...] = ()) -> list[
     return []
 
 
-def mistake(code: str, *overrides: str, key: str | None = None, suggestion: str = "") -> Any:
-    """Overrides of a good configuration and what is reported for them; `key` is by default that of the last one."""
-    key = overrides[-1].partition("=")[0] if key is None else key
+def mistake(code: str, changes: str, suggestion: str = "", key: str | None = None) -> Any:
+    """Overrides of a good configuration, separated by ` & `, and what is reported: by default for the first one."""
+    overrides = tuple(changes.split(" & "))
+    key = overrides[0].partition("=")[0] if key is None else key
     return pytest.param(overrides, (key, code, suggestion), id=f"{key} {code}"[:60])
 
 
 TABLE = [
     mistake("unknown-key", "algorithm.repeat_time=8", suggestion="repeat_times"),
-    mistake("unknown-key", "modle.model_path=x", key="modle", suggestion="model"),
+    mistake("unknown-key", "modle.model_path=x", suggestion="model", key="modle"),
     mistake("unknown-choice", "explorer.rollout_model.tool_call_parser=hermis", suggestion="hermes"),
     mistake("unknown-choice", "explorer.rollout_model.reasoning_parser=qwen", suggestion="qwen3"),
     mistake("missing", "explorer.rollout_model.enable_auto_tool_choice=true"),
@@ -61,60 +59,43 @@ TABLE = [
     mistake(
         "unknown-argument",
         "algorithm.policy_loss_fn_args={clip_rnage: 0.1}",
-        key="algorithm.policy_loss_fn_args.clip_rnage",
         suggestion="clip_range",
+        key="algorithm.policy_loss_fn_args.clip_rnage",
     ),
     mistake("wrong-type", "algorithm.policy_loss_fn_args.clip_range=wide"),
-    *(
-        mistake("out-of-range", *others, f"algorithm.{argument}")
-        for argument, others in (
-            ("policy_loss_fn_args.clip_range=-1", ()),
-            ("policy_loss_fn_args.clip_range_low=-0.1", ()),
-            ("policy_loss_fn_args.clip_range_high=-0.1", ()),
-            ("policy_loss_fn_args.clip_range=-1", ("algorithm.algorithm_type=gspo",)),
-            ("kl_loss_fn_args.kl_coef=-0.1", ()),
-            ("advantage_fn_args.epsilon=-1e-6", ()),
-        )
-    ),
+    mistake("out-of-range", "algorithm.policy_loss_fn_args.clip_range=-1"),
+    mistake("out-of-range", "algorithm.kl_loss_fn_args.kl_coef=-0.1"),
     mistake("unknown-choice", "algorithm.advantage_fn_args.std_cal_level=grup", suggestion="group"),
     mistake(
         "unknown-argument",
         "algorithm.advantage_fn_args.overlong={max_lenght: 9}",
-        key="algorithm.advantage_fn_args.overlong.max_lenght",
         suggestion="max_length",
+        key="algorithm.advantage_fn_args.overlong.max_lenght",
     ),
     mistake("wrong-type", "algorithm.advantage_fn_args.overlong=9"),
     mistake(
         "unknown-choice",
-        "algorithm.algorithm_type=mix",
-        f"{AUXILIARY}.e.path=x",
-        "algorithm.sample_strategy_args={inner: [a]}",
+        f"algorithm.algorithm_type=mix & {AUXILIARY}.e.path=x & algorithm.sample_strategy_args={{inner: [a]}}",
         key="algorithm.sample_strategy_args.inner",
     ),
-    mistake("unknown-argument", "algorithm.advantage_fn=rloo", "algorithm.advantage_fn_args.epsilon=1"),
+    mistake("unknown-argument", "algorithm.advantage_fn_args.epsilon=1 & algorithm.advantage_fn=rloo"),
     mistake("unknown-argument", "algorithm.kl_loss_fn_args.kl_coeff=0", suggestion="kl_coef"),
     mistake(
         "unknown-argument",
-        "algorithm.sample_strategy=staleness_control",
-        "algorithm.sample_strategy_args.max_stalenes=2",
+        "algorithm.sample_strategy_args.max_stalenes=2 & algorithm.sample_strategy=staleness_control",
         suggestion="max_staleness",
     ),
     mistake(
         "out-of-range",
-        "synchronizer.sync_interval=4",
-        "synchronizer.max_staleness=3",
-        "synchronizer.sync_offset=1",
-        key="synchronizer.max_staleness",
+        "synchronizer.max_staleness=3 & synchronizer.sync_interval=4 & synchronizer.sync_offset=1",
         suggestion="4",
     ),
     mistake(
         "out-of-range",
-        "synchronizer.sync_style=trainer_driven",
-        "synchronizer.sync_interval=4",
-        "synchronizer.max_staleness=0",
+        "synchronizer.max_staleness=0 & synchronizer.sync_style=trainer_driven & synchronizer.sync_interval=4",
         suggestion="3",
     ),
-    mistake("conflict", "synchronizer.max_staleness=9", "buffer.train_batch_size=8", key="synchronizer.max_staleness"),
+    mistake("conflict", "synchronizer.max_staleness=9 & buffer.train_batch_size=8"),
     mistake("unknown-name", f"{BUFFER}.replay_buffer.priority_fn=linear_decy", suggestion="linear_decay"),
     mistake(
         "out-of-range",
@@ -123,91 +104,57 @@ TABLE = [
     ),
     mistake(
         "two-spellings",
-        f"{BUFFER}.reuse_cooldown_time=60",
-        f"{BUFFER}.replay_buffer={{enable: true, reuse_cooldown_time: 30}}",
+        f"{BUFFER}.reuse_cooldown_time=60 & {BUFFER}.replay_buffer={{enable: true, reuse_cooldown_time: 30}}",
         key=f"{BUFFER}.replay_buffer.reuse_cooldown_time",
     ),
-    mistake(
-        "conflict",
-        "synchronizer.max_staleness=1",
-        "algorithm.sample_strategy=priority",
-        key="synchronizer.max_staleness",
-    ),
+    mistake("conflict", "synchronizer.max_staleness=1 & algorithm.sample_strategy=priority"),
     mistake(
         "two-spellings",
-        "synchronizer.max_staleness=1",
-        "algorithm.sample_strategy=staleness_control",
+        "synchronizer.max_staleness=1 & algorithm.sample_strategy=staleness_control & "
         "algorithm.sample_strategy_args.max_staleness=2",
-        key="synchronizer.max_staleness",
     ),
     mistake("out-of-range", "synchronizer.max_staleness=-1"),
     mistake("conflict", "synchronizer.sync_in_flight=true"),
     mistake(
         "conflict",
-        "synchronizer.sync_in_flight=true",
-        "synchronizer.sync_style=explorer_driven",
-        "synchronizer.sync_method=memory",
-        key="synchronizer.sync_in_flight",
+        "synchronizer.sync_in_flight=true & synchronizer.sync_style=explorer_driven & synchronizer.sync_method=memory",
     ),
     mistake("unknown-argument", "algorithm.sample_strategy_args.decay=1"),
-    mistake("unknown-argument", "algorithm.loss_agg_mode_args.normalizer=1"),
     mistake("unknown-argument", "algorithm.rollout_correction_args.cpa=1", suggestion="cap"),
     mistake("conflict", "algorithm.repeat_times=1"),
     mistake("conflict", "algorithm.policy_loss_fn=dpo"),
-    mistake("out-of-range", "algorithm.repeat_times=0"),
     mistake("wrong-type", "algorithm.repeat_times=eight"),
     mistake("out-of-range", "buffer.batch_size=1" + "0" * 350),
     mistake("wrong-type", "algorithm.repeat_times=2.5"),
-    mistake("wrong-type", "algorithm.optimizer.lr=fast"),
     mistake("wrong-type", "algorithm.optimizer.lr=.nan"),
     mistake("wrong-type", "algorithm.optimizer.lr=true"),
     mistake("wrong-type", "algorithm.optimizer.betas=[0.9]"),
     mistake("wrong-type", "algorithm.optimizer=3"),
-    *(
-        mistake("wrong-type", f"{INPUT}.taskset.path={path}")
-        for path in ("[a.jsonl, '']", "[a.jsonl, ' ']", "a.jsonl|", "[a|b.jsonl]", "[a.jsonl, 'b|c.jsonl']", "[a, 3]")
+    mistake("wrong-type", f"{INPUT}.taskset.path=[a.jsonl, '']"),
+    mistake("wrong-type", f"{INPUT}.taskset.path=[a|b.jsonl]"),
+    mistake("wrong-type", f"{INPUT}.taskset.path=[a, 3]"),
+    mistake(
+        "conflict", f"{INPUT}.taskset.path=[a.db, b.db] & {INPUT}.taskset.storage_type=queue & buffer.total_steps=2"
     ),
-    *(
-        mistake(
-            "conflict",
-            f"{INPUT}.taskset.path=[a.db, b.db]",
-            f"{INPUT}.taskset.storage_type={kind}",
-            "buffer.total_steps=2",
-            key=f"{INPUT}.taskset.path",
-        )
-        for kind in ("sql", "queue")
-    ),
-    mistake("conflict", f"{BUFFER}.path=[a.db, b.db]", f"{BUFFER}.storage_type=sql", key=f"{BUFFER}.path"),
-    mistake("wrong-type", "explorer.auxiliary_models=judge"),
+    mistake("conflict", f"{BUFFER}.path=[a.db, b.db] & {BUFFER}.storage_type=sql"),
     mistake("wrong-type", "explorer.eval_on_startup=2"),
-    mistake("wrong-type", "project=[a]"),
     mistake("invalid", "name=a/b"),
     mistake("invalid", f"name={'n' * 201}"),
     mistake("wrong-type", "seed=null"),
-    mistake("out-of-range", "seed=-1"),
     mistake("out-of-range", "seed=4294967296"),
-    mistake("out-of-range", f"{INPUT}.taskset.task_selector.seed=-1"),
     mistake(
         "two-spellings",
-        f"{INPUT}.taskset.task_selector.seed=1",
-        f"{INPUT}.taskset.data_selector.seed=1",
+        f"{INPUT}.taskset.task_selector.seed=1 & {INPUT}.taskset.data_selector.seed=1",
         key=f"{INPUT}.taskset.data_selector",
     ),
-    mistake("two-spellings", f"{INPUT}.taskset.weight=1", f"{INPUT}.taskset.weight_by_step={{1: 1}}"),
+    mistake("two-spellings", f"{INPUT}.taskset.weight_by_step={{1: 1}} & {INPUT}.taskset.weight=1"),
     mistake("out-of-range", f"{INPUT}.taskset.weight_by_step={{1: 1, 0: 2}}"),
-    mistake("out-of-range", f"{INPUT}.taskset.weight=-1"),
-    mistake("out-of-range", "explorer.rollout_model.seed=-1"),
     mistake("wrong-type", "model.model_path="),
     mistake("missing", "model.model_path=''"),
     mistake("missing", "model.model_path='???'"),
     mistake("missing", "model.max_model_len=null"),
     mistake("conflict", "model.min_response_tokens=1024"),
-    mistake(
-        "conflict",
-        f"{INPUT}.taskset.rollout_args.temperature=0.7",
-        "model.top_p=0.9",
-        key=f"{INPUT}.taskset.rollout_args.temperature",
-    ),
+    mistake("conflict", f"{INPUT}.taskset.rollout_args.temperature=0.7 & model.top_p=0.9"),
     mistake("conflict", "model.max_response_tokens=2048"),
     mistake("conflict", "model.max_prompt_tokens=4096"),
     mistake("unresolved", "model.model_path=${oc.env:NOT_SET_ANYWHERE}"),
@@ -216,57 +163,45 @@ TABLE = [
     mistake("unresolved", "model.model_path=${model"),
     mistake("unreadable", "explorer.env_vars=&x {a: *x}"),
     mistake("duplicate-key", "explorer.env_vars={a: b, a: c}", key="explorer.env_vars.a"),
-    mistake("unresolved", "model.model_path=${nope:1}"),
-    mistake("two-spellings", "model.custom_chat_template=a", "model.chat_template_path=b"),
-    mistake("conflict", "cluster.gpu_per_node=1", "cluster.colocate=false", key="explorer.rollout_model.engine_num"),
-    mistake("conflict", "cluster.gpu_per_node=1", STYLE, key="explorer.rollout_model.engine_num"),
-    mistake("invalid", f"{EXTRA}.quantization=awq"),
-    mistake("invalid", f"{EXTRA}.max_num_batched_tokens=0"),
-    mistake("invalid", f"{EXTRA}.async_scheduling=1"),
-    mistake("unknown-key", f"{EXTRA}.quantisation=fp8", suggestion="quantization"),
-    mistake("unknown-key", f"{EXTRA}.logprobs_mode=raw_logits"),
-    mistake("conflict", f"{EXTRA}.max_model_len=99"),
-    mistake("conflict", f"{EXTRA}.enforce_eager=true"),
-    mistake("invalid", f"{EXTRA}.speculative_config={{method: eagle}}"),
-    mistake("invalid", f"{EXTRA}.speculative_config={{method: ngram}}"),
-    mistake("conflict", f"{EXTRA}.quantization=fp8", "cluster.gpu_per_node=0", key=f"{EXTRA}.quantization"),
-    mistake("conflict", f"{EXTRA}.quantization=fp8", "algorithm.rollout_correction=none"),
-    mistake("conflict", "cluster.colocate=true"),
-    mistake("conflict", "cluster.colocate=true", "cluster.gpu_per_node=1", STYLE, key="cluster.colocate"),
-    mistake(
-        "conflict", "cluster.colocate=true", "cluster.gpu_per_node=0", "mode=explore", SEPARATE, key="cluster.colocate"
-    ),
-    mistake(
-        "conflict", "cluster.colocate=true", "cluster.gpu_per_node=0", "trainer.worker_num=2", key="cluster.colocate"
-    ),
-    mistake(
-        "conflict", "cluster.colocate=true", "cluster.gpu_per_node=1", "trainer.zero_stage=3", key="cluster.colocate"
-    ),
-    mistake("conflict", "cluster.colocate=true", "cluster.gpu_per_node=1", REUSED, key="cluster.colocate"),
-    mistake("conflict", "explorer.rollout_model.engine_num=3"),
-    mistake("conflict", *FOUR_NODES, "explorer.rollout_model.tensor_parallel_size=8"),
+    mistake("two-spellings", "model.chat_template_path=b & model.custom_chat_template=a"),
+    mistake("conflict", "cluster.gpu_per_node=1 & cluster.colocate=false", key="explorer.rollout_model.engine_num"),
     mistake(
         "conflict",
-        *FOUR_NODES,
-        "explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 8}]",
+        "cluster.gpu_per_node=1 & synchronizer.sync_style=trainer_driven",
+        key="explorer.rollout_model.engine_num",
+    ),
+    mistake("invalid", f"{EXTRA}.quantization=awq"),
+    mistake("invalid", f"{EXTRA}.max_num_batched_tokens=0"),
+    mistake("unknown-key", f"{EXTRA}.quantisation=fp8", suggestion="quantization"),
+    mistake("conflict", f"{EXTRA}.enforce_eager=true"),
+    mistake("invalid", f"{EXTRA}.speculative_config={{method: eagle}}"),
+    mistake("conflict", f"{EXTRA}.quantization=fp8 & cluster.gpu_per_node=0"),
+    mistake("conflict", f"algorithm.rollout_correction=none & {EXTRA}.quantization=fp8"),
+    mistake("conflict", "cluster.colocate=true"),
+    mistake("conflict", "cluster.colocate=true & cluster.gpu_per_node=1 & synchronizer.sync_style=trainer_driven"),
+    mistake("conflict", "cluster.colocate=true & cluster.gpu_per_node=1 & trainer.zero_stage=3"),
+    mistake(
+        "conflict",
+        "cluster.colocate=true & cluster.gpu_per_node=1 & "
+        f"{BUFFER}.replay_buffer={{enable: true, reuse_cooldown_time: 1}}",
+    ),
+    mistake("conflict", "explorer.rollout_model.engine_num=3"),
+    mistake(
+        "conflict",
+        "cluster.node_num=4 & cluster.gpu_per_node=4 & cluster.ray_address=auto & "
+        f"{BUFFER}.path=null & explorer.auxiliary_models=[{{model_path: m, tensor_parallel_size: 8}}]",
         key="explorer.auxiliary_models[0].tensor_parallel_size",
     ),
     mistake("conflict", "trainer.worker_num=2"),
     mistake(
-        "conflict",
-        "cluster.gpu_per_node=1",
-        "explorer.rollout_model.gpu_memory_utilization=0.5",
-        "trainer.worker_num=2",
+        "conflict", "trainer.worker_num=2 & cluster.gpu_per_node=1 & explorer.rollout_model.gpu_memory_utilization=0.5"
     ),
-    mistake("conflict", "cluster.gpu_per_node=0", "explorer.rollout_model.tensor_parallel_size=2"),
     mistake(
         "conflict",
-        "cluster.gpu_per_node=0",
-        "explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 2}]",
+        "cluster.gpu_per_node=0 & explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 2}]",
         key="explorer.auxiliary_models[0].tensor_parallel_size",
     ),
-    mistake("out-of-range", "buffer.batch_size=-1"),
-    mistake("two-spellings", "buffer.total_steps=5", "trainer.total_steps=6"),
+    mistake("two-spellings", "trainer.total_steps=6 & buffer.total_steps=5"),
     mistake("two-spellings", f"{INPUT}.tasksets=[{{name: a, path: b}}]"),
     mistake("missing", f"{INPUT}.taskset=null"),
     mistake("missing", f"{INPUT}.taskset.path=''"),
@@ -276,105 +211,73 @@ TABLE = [
         f"{INPUT}.eval_tasksets=[{{name: a, path: b}}, {{name: a, path: c}}]",
         key=f"{INPUT}.eval_tasksets[1].name",
     ),
-    mistake("missing", f"{INPUT}.eval_tasksets=[]", "mode=bench", key=f"{INPUT}.eval_tasksets"),
-    mistake("conflict", "mode=explore", key="synchronizer.sync_method", suggestion="checkpoint"),
-    mistake("conflict", "mode=train", key="synchronizer.sync_method", suggestion="checkpoint"),
+    mistake("missing", f"{INPUT}.eval_tasksets=[] & mode=bench"),
+    mistake("conflict", "mode=explore", suggestion="checkpoint", key="synchronizer.sync_method"),
     mistake("conflict", "synchronizer.sync_method=champion", suggestion="checkpoint"),
     mistake("conflict", "cluster.node_num=2"),
-    mistake(
-        "conflict",
-        "synchronizer.sync_method=memory",
-        "cluster.node_num=2",
-        "cluster.ray_address=auto",
-        key="synchronizer.sync_method",
-    ),
+    mistake("conflict", "synchronizer.sync_method=memory & cluster.node_num=2 & cluster.ray_address=auto"),
     mistake("out-of-range", "synchronizer.sync_interval=0"),
     mistake("conflict", "algorithm.algorithm_type=sft", key="mode"),
     mistake("missing", "algorithm.algorithm_type=mix", key=AUXILIARY),
-    mistake("conflict", f"{AUXILIARY}.e.path=x", f"{AUXILIARY}.e.held_out=true"),
+    mistake("conflict", f"{AUXILIARY}.e.held_out=true & {AUXILIARY}.e.path=x"),
     mistake("conflict", f"{BUFFER}.held_out=true"),
     mistake(
         "conflict",
-        "mode=train",
-        "algorithm.algorithm_type=sft",
-        f"{BUFFER}.path=x",
-        f"{BUFFER}.storage_type=file",
-        f"{AUXILIARY}.e.path=x",
-        f"{AUXILIARY}.e.share=1",
-        f"{AUXILIARY}.e.held_out=true",
+        f"{AUXILIARY}.e.held_out=true & mode=train & algorithm.algorithm_type=sft & {BUFFER}.path=x & "
+        f"{BUFFER}.storage_type=file & {AUXILIARY}.e.path=x & {AUXILIARY}.e.share=1",
     ),
     mistake(
         "out-of-range",
-        "algorithm.algorithm_type=mix",
-        f"{AUXILIARY}.e.path=x",
-        "algorithm.sample_strategy_args.expert_data_ratio=1",
+        f"algorithm.sample_strategy_args.expert_data_ratio=1 & algorithm.algorithm_type=mix & {AUXILIARY}.e.path=x",
     ),
     mistake(
-        "missing", "algorithm.algorithm_type=mix", f"{AUXILIARY}.expert.split=train", key=f"{AUXILIARY}.expert.path"
-    ),
-    mistake(
-        "duplicate-name",
-        "algorithm.algorithm_type=mix",
-        f"{AUXILIARY}.gsm8k_buffer.path=x",
-        key=f"{AUXILIARY}.gsm8k_buffer.name",
+        "missing", f"algorithm.algorithm_type=mix & {AUXILIARY}.expert.split=train", key=f"{AUXILIARY}.expert.path"
     ),
     mistake("conflict", "algorithm.sample_strategy=mix"),
-    mistake("conflict", "algorithm.sample_strategy=mix", f"{AUXILIARY}.expert.path=x", key=AUXILIARY),
     mistake(
         "conflict",
-        "algorithm.algorithm_type=mix",
-        f"{AUXILIARY}.expert={{path: x, storage_type: queue}}",
+        f"algorithm.algorithm_type=mix & {AUXILIARY}.expert={{path: x, storage_type: queue}}",
         key=f"{AUXILIARY}.expert.storage_type",
     ),
-    mistake("conflict", "buffer.trainer_input.experience_buffer.human_verdicts.enable=true"),
+    mistake("conflict", f"{BUFFER}.human_verdicts.enable=true"),
     mistake(
         "conflict",
-        "algorithm.algorithm_type=mix",
-        f"{AUXILIARY}.expert={{path: x, human_verdicts: {{enable: true}}}}",
+        f"algorithm.algorithm_type=mix & {AUXILIARY}.expert={{path: x, human_verdicts: {{enable: true}}}}",
         key=f"{AUXILIARY}.expert.human_verdicts.enable",
     ),
     mistake(
         "missing",
-        "explorer.auxiliary_models=[{name: j}]",
-        "cluster.gpu_per_node=4",
+        "explorer.auxiliary_models=[{name: j}] & cluster.gpu_per_node=4",
         key="explorer.auxiliary_models[0].model_path",
     ),
-    mistake("conflict", "buffer.trainer_input.experience_buffer.storage_type=file"),
-    mistake("two-spellings", "algorithm.optimizer.lr_warmup_steps=5", "algorithm.optimizer.lr_warmup_steps_ratio=0.1"),
-    mistake("conflict", "trainer.torch_compile=true", "trainer.zero_stage=3", key="trainer.torch_compile"),
-    mistake("conflict", "trainer.worker_num=1", "trainer.ulysses_sequence_parallel_size=2"),
+    mistake("conflict", f"{BUFFER}.storage_type=file"),
+    mistake("two-spellings", "algorithm.optimizer.lr_warmup_steps_ratio=0.1 & algorithm.optimizer.lr_warmup_steps=5"),
+    mistake("conflict", "trainer.torch_compile=true & trainer.zero_stage=3"),
+    mistake("conflict", "trainer.ulysses_sequence_parallel_size=2 & trainer.worker_num=1"),
     mistake("unknown-key", "trainer.trainer_config.actor_rollout_ref.actor.grad_clp=1", suggestion="grad_clip"),
     mistake("out-of-range", "trainer.trainer_config.actor_rollout_ref.actor.grad_clip=-1"),
     mistake("unsupported-key", "trainer.trainer_config.trainer.resume_from_path=x"),
     mistake("unreadable", "trainer.trainer_config_path=nowhere.yaml"),
-    mistake(
-        "two-spellings",
-        "trainer.trainer_config_path=a.yaml",
-        "trainer.trainer_config.trainer.critic_warmup=1",
-        key="trainer.trainer_config_path",
-    ),
+    mistake("two-spellings", "trainer.trainer_config_path=a.yaml & trainer.trainer_config.trainer.critic_warmup=1"),
     mistake(
         "unknown-argument",
-        "monitor.monitor_type=mlflow",
-        "monitor.monitor_args={url: 'http://localhost:5000'}",
-        key="monitor.monitor_args.url",
+        "monitor.monitor_type=mlflow & monitor.monitor_args={url: 'http://localhost:5000'}",
         suggestion="uri",
+        key="monitor.monitor_args.url",
     ),
-    mistake("wrong-type", "monitor.monitor_args={uri: [a]}", key="monitor.monitor_args.uri"),
     mistake("duplicate-name", "stages=[{stage_name: a}, {stage_name: a}]", key="stages[1].stage_name"),
     mistake("invalid", "stages=[{mode: both}]", key="stages[0].stage_name"),
-    mistake("unknown-key", "stages=[{stage_name: a, modell: {}}]", key="stages[0].modell", suggestion="model"),
+    mistake("unknown-key", "stages=[{stage_name: a, modell: {}}]", suggestion="model", key="stages[0].modell"),
     mistake(
         "unknown-key",
         "stages=[{stage_name: a, algorithm: {repeat_time: 2}}]",
-        key="stages[0].algorithm.repeat_time",
         suggestion="repeat_times",
+        key="stages[0].algorithm.repeat_time",
     ),
     mistake(
-        "conflict", "stages=[{stage_name: a, mode: explore}]", key="synchronizer.sync_method", suggestion="checkpoint"
+        "conflict", "stages=[{stage_name: a, mode: explore}]", suggestion="checkpoint", key="synchronizer.sync_method"
     ),
     mistake("bad-override", "buffer.batch_size", key=""),
-    mistake("bad-override", "project.name=1"),
     mistake("bad-override", f"{INPUT}.eval_tasksets.none.path=1"),
     mistake("bad-override", "model.lora_configs.0.lora_rank=8"),
     mistake("unreadable", "project=["),
@@ -400,9 +303,8 @@ def test_supervised_runs_need_a_data_set(change: dict[str, Any], key: str, code:
 
 @pytest.mark.parametrize(
     "path",
-    ["foo", "/abs/x", "x.parquet", "sqlite://foo.db", "sqlite+pysqlite:///x.db", "sqlite://", "sqlite:///:memory:",
-     "mysql://me:secret@host/db", "postgres://me:secret@host/db"],
-)  # fmt: skip
+    ["foo", "x.parquet", "sqlite://foo.db", "sqlite:///:memory:", "postgres://me:secret@host/db"],
+)
 def test_store_path_must_be_a_database(path: str) -> None:
     (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": {"path": path}}}})
     assert (problem.key, problem.code) == (f"{BUFFER}.path", "invalid") and "secret" not in str(problem)
@@ -459,9 +361,7 @@ def test_all_problems_are_reported_with_file_and_line(tmp_path: Path) -> None:
     assert set(by_place) == lines
     assert by_place["synchronizer.sync_interval", None].file == "override 'synchronizer.sync_interval=0'"
     assert by_place["algorithm.repeat_time", 4].value == 8
-    shown = str(caught.value)
-    assert shown.startswith("The configuration has 7 problems:")
-    assert f"{path}:4: algorithm.repeat_time: is not a known key. Did you mean 'repeat_times'?" in shown
+    assert f"{path}:4: algorithm.repeat_time" in str(caught.value)
 
 
 def test_stage_problem_has_the_stages_line() -> None:
@@ -485,13 +385,10 @@ def test_problem_shared_by_stages_is_reported_once() -> None:
         ("a: [1", "unreadable", 1),
         ("seed: 1\nproject: 'x\nname: y\n", "unreadable", 2),
         ("seed: 1\nproject:x\nname: y", "unreadable", 2),
-        ("- a", "unreadable", None),
         ("a: `b`", "unreadable", 1),
         ("mode: both\nmode: train", "duplicate-key", 2),
         ("mode: both\nmodel: &m\n  model_path: *m", "unreadable", None),
-        ("stages: &s\n- *s", "unreadable", None),
         ("a: &a {b: 1}\nc: &c {b: 2}\nmodel:\n  <<: *a\n  d: 1\n  <<: *c", "duplicate-key", 6),
-        ("a: \x01", "unreadable", None),
         ("? [a, b]\n: 1", "unreadable", 1),
         ("a: " + "[" * 2000 + "]" * 2000, "unreadable", None),
     ],
@@ -500,12 +397,6 @@ def test_invalid_yaml_is_reported(text: str, code: str, line: int | None) -> Non
     with pytest.raises(ConfigError) as caught:
         config_from_text(text)
     assert (code, line) in [(problem.code, problem.line) for problem in caught.value.problems]
-
-
-def test_two_merges_in_one_mapping_name_both_lines() -> None:
-    duplicates = [problem for problem in _of_text("a: &a {b: 1}\nmodel:\n  <<: *a\n  <<: *a") if problem.line == 4]
-    assert [(problem.key, problem.code) for problem in duplicates] == [("model.<<", "duplicate-key")]
-    assert "3" in duplicates[0].message
 
 
 def test_an_override_does_not_hide_a_key_given_twice() -> None:
@@ -568,7 +459,6 @@ def test_plugin_names_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     ("override", "key", "code", "suggestion"),
     [
         ("policy_loss_fn=ppoo", "policy_loss_fn", "unknown-name", "ppo"),
-        ("policy_loss_fn_args.clip_rang=0.1", "policy_loss_fn_args.clip_rang", "unknown-argument", "clip_range"),
         ("advantage_fn=my_wn", "advantage_fn", "unknown-name", "my_own"),
         ("advantage_fn_args={tua: 1}", "advantage_fn_args.tua", "unknown-argument", "tau"),
         ("advantage_fn_args={tau: high}", "advantage_fn_args.tau", "wrong-type", ""),
@@ -621,24 +511,19 @@ def test_serving_needs_no_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "key", "message"),
+    ("weights", "keys"),
     [
-        (({"weight": 1}, {}), "tasksets[1].weight", "must be given where another training task set has a weight"),
-        (({"weight": 0}, {"weight": 0}), "tasksets[0].weight", "weight 0 at explore step 1"),
-        (
-            ({"weight_by_step": {1: 1, 5: 0}}, {"weight_by_step": {9: 0, 12: 1}}),
-            "tasksets[0].weight",
-            "weight 0 at explore step 5",
-        ),
-        (({"weight_by_step": {1: 1, 5: 0}}, {"weight_by_step": {4: 0, 6: 1}}), "", ""),
-        (({"weight": 0}, {"weight": 2}), "", ""),
+        (({"weight": 1}, {}), ["tasksets[1].weight"]),
+        (({"weight": 0}, {"weight": 0}), ["tasksets[0].weight"]),
+        (({"weight_by_step": {1: 1, 5: 0}}, {"weight_by_step": {9: 0, 12: 1}}), ["tasksets[0].weight"]),
+        (({"weight_by_step": {1: 1, 5: 0}}, {"weight_by_step": {4: 0, 6: 1}}), []),
+        (({"weight": 0}, {"weight": 2}), []),
     ],
 )
-def test_weights_fit_together(weights: tuple[dict[str, Any], ...], key: str, message: str) -> None:
+def test_weights_fit_together(weights: tuple[dict[str, Any], ...], keys: list[str]) -> None:
     tasksets = [{"name": str(i), "path": "x", **weight} for i, weight in enumerate(weights)]
     reported = problems({"buffer": {"explorer_input": {"taskset": None, "tasksets": tasksets}}})
-    expected = [(f"{INPUT}.{key}", True)] if key else []
-    assert [(one.key, message in one.message) for one in reported] == expected
+    assert [problem.key for problem in reported] == [f"{INPUT}.{key}" for key in keys]
 
 
 @pytest.mark.parametrize(
@@ -678,7 +563,6 @@ def test_a_queue_beside_other_task_sets_needs_a_weight(weights: dict[str, Any], 
     [
         (2, {"temperature": 0.7}, ["tasksets[0].rollout_args.temperature"]),
         (2, {"temperature": 0.0}, []),
-        (2, {"temperature": 1.0}, []),
         (0, {"temperature": 0.7}, []),
     ],
 )
@@ -693,7 +577,6 @@ def test_restricted_sampling_needs_temperature_1_of_all_on_gpu(
     inputs = {"buffer": {"explorer_input": {"taskset": None, "tasksets": sets}}}
     reported = problems(inputs, {"cluster": {"gpu_per_node": gpus}})
     assert [problem.key for problem in reported] == [f"{INPUT}.{key}" for key in keys]
-    assert all(f"{INPUT}.tasksets[1].rollout_args.{name}" in problem.message for problem in reported)
 
 
 @pytest.mark.parametrize(

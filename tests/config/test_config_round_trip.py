@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trinity_core.config import Config, ConfigError, config_from_dict, config_from_text, resolve, to_yaml
-from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
+from trinity_core.config.algorithm_types import PARTS
 from trinity_core.config.fields import Setting
 from trinity_core.config.fields import settings as settings_of
 from trinity_core.config.source import merge
@@ -75,39 +75,6 @@ def test_yaml_round_trip(tree: dict[str, Any]) -> None:
     assert config_from_text(to_yaml(config)) == config
     assert pickle.loads(pickle.dumps(config)) == config
     assert resolve(config) == config
-
-
-@settings(max_examples=15)
-@given(
-    st.sampled_from(
-        [name for name, known in ALGORITHMS.items() if known.uses_rollouts and known.sample_strategy != "mix"]
-    ),
-    st.integers(2, 64),
-    st.integers(1, 512),
-    st.floats(1e-9, 1.0),
-    st.dictionaries(TEXT, PLAIN, max_size=3),
-    TEXT.filter(lambda text: text.strip() == text and text not in (".", "..")),
-)
-def test_valid_configurations_survive_yaml(
-    algorithm: str, repeats: int, batch: int, lr: float, args: dict[str, Any], name: str
-) -> None:
-    change = {
-        "name": name,
-        "plugin_dir": "plugins",
-        "algorithm": {
-            "algorithm_type": algorithm,
-            "repeat_times": repeats,
-            "optimizer": {"lr": lr},
-            "policy_loss_fn": "mine",
-            "policy_loss_fn_args": args,
-            "advantage_fn_args": {"weights": {"accuracy": 1.0}} if algorithm == "gdpo" else {},
-        },
-        "buffer": {"batch_size": batch},
-    }
-    config = config_from_dict(merge(GOOD, change))
-    assert config.buffer.train_batch_size == batch * repeats
-    assert config.algorithm.policy_loss_fn_args.items() >= args.items()
-    assert config_from_text(to_yaml(config)) == config
 
 
 @settings(max_examples=30)

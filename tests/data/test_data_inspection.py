@@ -18,8 +18,6 @@ from trinity_core.data.inspection import guessed_format, inspect
 from trinity_core.data.messages import ROLES
 from trinity_core.data.reports import LOSS, PLAIN, RowLengths, report_text
 from trinity_core.data.tiny import write_jsonl
-from trinity_core.data.tokenizer import policy_encoder
-from trinity_core.run.preflight.first_rows import trial_of_rows
 
 FORM = {"prompt_key": "question", "response_key": "answer"}
 ROWS = [
@@ -328,5 +326,3 @@ def test_empty_thoughts_that_carry_loss_are_counted(
     config = supervised(given, "sft", tmp_path / "talk.jsonl", {"prompt_type": "messages"})
     [report] = inspect(config)
     assert (report.rows, report.thoughtless) == (1, count)
-    found = list(trial_of_rows(config, True, policy_encoder(config.model)))
-    assert [finding.key for finding in found] == ["model.enable_thinking"] * count
