@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trinity_core.base.errors import TrinityError
 from trinity_core.config import Config, RolloutModelConfig
 
-if TYPE_CHECKING:  # preflight imports this module
+if TYPE_CHECKING:
     from vllm.entrypoints.generate.base.protocol import FunctionCall
     from vllm.parser.abstract_parser import Parser
 

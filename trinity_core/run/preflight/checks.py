@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ from trinity_core.base.addresses import holder_of, in_words, is_orphan
 from trinity_core.base.errors import DataError, TransientFault, TrinityError
 from trinity_core.base.processes import cores
 from trinity_core.config import Config, notices, stages
-from trinity_core.config.findings import ConfigError, Finding, Report, Severity
-from trinity_core.config.paths import explored_file, operator_input_file, output_root, uses_pipeline
+from trinity_core.config.findings import ConfigError, Finding, Report
+from trinity_core.config.paths import PIPELINE, explored_file, operator_input_file, output_root, uses_pipeline
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import policy_encoder
@@ -34,7 +34,6 @@ from trinity_core.run.preflight.models import (
     missing_packages,
     missing_template,
     unfit_policy,
-    unknown_parser,
 )
 from trinity_core.run.preflight.needs import ENGINE, REWARDS, TRAINER
 from trinity_core.run.preflight.room import room_for, shortages
@@ -46,17 +45,12 @@ def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding
     into `remarks`, by the run's name."""
     if config.stages:
         return
-    encoder, findings = _policy(config)
-    findings += _opened(config, report.stage in (None, "stages[0]"), encoder)
-    if not report.problems and not config.cluster.ray_address:  # sizes can be computed only from valid settings
+    findings = [*_opened(config, report.stage in (None, "stages[0]"))]
+    if not report.problems:  # sizes can be computed only from valid settings
         findings += oversized(config)
-    report.extend(_errors(findings))
+    report.extend(finding for finding in findings if finding.severity == "error")
     if remarks is not None and not report.problems:
         remarks[config.name] = [finding for finding in findings if finding.severity != "error"]
-
-
-def _errors(findings: Iterable[Finding]) -> Iterator[Finding]:
-    return (finding for finding in findings if finding.severity == "error")
 
 
 def _policy(config: Config) -> tuple[ChatEncoder | None, list[Finding]]:
@@ -99,10 +93,8 @@ def require_ready(config: Config) -> None:
     If the run joins a Ray cluster (`cluster.ray_address`), only its folder is checked: once nodes are reserved, they
     check models, names and room (`unready_node`), and open data and ports.
     """
-    oversize = () if config.cluster.ray_address else oversized(config)
-    encoder, faults = _policy(config)
-    problems = [*_errors([*faults, *_opened(config, True, encoder), *oversize])]
-    if problems:
+    findings = (*_opened(config, True), *oversized(config))
+    if problems := [finding for finding in findings if finding.severity == "error"]:
         raise refusal(problems)
 
 
@@ -172,15 +164,16 @@ def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Valid
     return Validation(opened, listed, [], flow_of(config), run, str(config.job_dir))
 
 
-def _opened(config: Config, is_first: bool, encoder: ChatEncoder | None) -> Iterator[Finding]:
+def _opened(config: Config, is_first: bool) -> Iterator[Finding]:
     """Check everything on this machine except sizes."""
+    encoder, faults = _policy(config)
+    yield from faults
     yield from unwritable_folders(config)
-    yield from absent_secrets(config)
     if config.cluster.ray_address:
         return
+    yield from absent_secrets(config)
     yield from missing_models(config, is_first)
     yield from missing_packages(config)
-    yield from unknown_parser(config, encoder)
     unknown = missing_names(config)
     yield from unknown
     yield from trial_of_rows(config, is_first, encoder, judges=not unknown)
@@ -192,50 +185,41 @@ def unwritable_folders(config: Config) -> Iterator[Finding]:
     """Yield the folders of a run that cannot be created or written to. Each is tried in place, and nothing is left
     behind."""
     pipeline = config.data_processor.task_pipeline
-    targets: list[tuple[str, str, Path | None]] = [
-        ("checkpoint_root_dir", config.checkpoint_root_dir, config.job_dir),
-        ("buffer.trainer_input.experience_buffer.path", "", _folder_of(explored_file(config))),
-        ("data_processor.experience_pipeline.input_save_path", "", _folder_of(operator_input_file(config))),
-    ]
+    targets = {"checkpoint_root_dir": config.job_dir}
+    if file := explored_file(config):
+        targets["buffer.trainer_input.experience_buffer.path"] = file.parent
+    if file := operator_input_file(config):
+        targets["data_processor.experience_pipeline.input_save_path"] = file.parent
     if pipeline is not None and uses_pipeline(config):
-        targets.append(("data_processor.task_pipeline.output.path", pipeline.output.path or "", output_root(config)))
-    for key, value, folder in targets:
-        if folder is not None and (fault := folder_fault(folder)):
-            yield Finding(key, value, "unavailable", fault)
+        targets[f"{PIPELINE}.output.path"] = output_root(config)
+    for key, folder in targets.items():
+        if fault := folder_fault(folder):
+            yield Finding(key, str(folder), "unavailable", fault)
 
 
 def folder_fault(folder: Path) -> str:
     """Return why a folder cannot be created or written to, or ""."""
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir():
-        return f"{folder} cannot be made: {there} is a file; choose another folder."
+        return f"{folder} cannot be made: {there} is a file."
     try:
         with tempfile.TemporaryDirectory(prefix=".trinity-", dir=there):
             return ""
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"there is no space in {there} ({error.strerror}); free some, or choose another folder."
-        what = "cannot be written to" if there == folder else "cannot be made"
-        return f"{folder} {what} ({error.strerror or error}); choose another folder."
+        return f"{folder} cannot be written to ({error.strerror or error})."
 
 
 def absent_secrets(config: Config) -> Iterator[Finding]:
-    """Yield variables for rollout commands that neither this environment nor `explorer.env_vars` contains.
-
-    The explorer of a run on this machine inherits this environment. In a joined cluster it may have another, so there
-    it is a warning.
-    """
-    joined = bool(config.cluster.ray_address)
-    where = "the environment of this machine" if joined else "this environment"
-    severity: Severity = "warning" if joined else "error"
+    """Yield variables for rollout commands that neither this environment, which the explorer inherits, nor
+    `explorer.env_vars` contains."""
     trained = training_tasksets(config) if config.explores else []
     for key, taskset in [*trained, *eval_tasksets(config)] if config.mode != "train" else []:
         secrets = taskset.workflow_args.get("secrets")
         if taskset.default_workflow_type != "command_workflow" or not isinstance(secrets, list | tuple):
             continue  # other faults of the arguments have been reported
         if absent := [name for name in secrets if name not in os.environ and name not in config.explorer.env_vars]:
-            message = f"{where} has no variable {', '.join(map(str, absent))}: export it where the explorer runs."
-            yield Finding(f"{key}.workflow_args.secrets", list(secrets), "missing", message, severity=severity)
+            message = f"this environment has no variable {', '.join(map(str, absent))}: export it."
+            yield Finding(f"{key}.workflow_args.secrets", list(secrets), "missing", message)
 
 
 def busy_port(config: Config) -> Iterator[Finding]:
@@ -271,14 +255,10 @@ def missing_gpus(config: Config, cpus: int) -> Iterator[Finding]:
         yield Finding("cluster", config.cluster.gpu_per_node, "unavailable", str(error))
 
 
-def _folder_of(file: Path | None) -> Path | None:
-    return None if file is None else file.parent
-
-
 def oversized(config: Config) -> Iterator[Finding]:
-    """Yield memory and disk that the run needs and this machine lacks, unless that is allowed or cannot be
-    estimated: an error if weights and optimizer alone do not fit, or the disk, otherwise a warning."""
-    if not config.cluster.allow_oversized:
+    """Yield memory and disk that the run needs and this machine lacks, unless that is allowed, cannot be estimated, or
+    is a joined cluster's: an error if weights and optimizer alone do not fit, or the disk, otherwise a warning."""
+    if not (config.cluster.allow_oversized or config.cluster.ray_address):
         (stage,) = plans_of(config)
         yield from shortages(stage, room_for(config.job_dir))
 
@@ -291,17 +271,17 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
     has the worker that reads the model.
     """
     engines = [numbers.get(auxiliary_kind(model)) for model in config.explorer.auxiliary_models]
-    keys = [f"explorer.auxiliary_models[{index}].model_path" for index, number in enumerate(engines) if number]
-    keys += ["model.model_path"] if numbers.get(ENGINE) or numbers.get(TRAINER) else []
-    keys += ["model.critic_model_path"] if numbers.get(TRAINER) else []
+    keys = {f"explorer.auxiliary_models[{index}].model_path" for index, number in enumerate(engines) if number}
+    computes = numbers.get(ENGINE) or numbers.get(TRAINER)
+    keys |= {"model.model_path"} if computes else set()
+    keys |= {"model.critic_model_path"} if numbers.get(TRAINER) else set()
     yield from missing_folders(config, keys)
-    if numbers.get(ENGINE) or numbers.get(TRAINER):
+    if computes:
         yield from unfit_policy(config)
         yield from missing_packages(config)
     if (reads or numbers.get(REWARDS)) and not config.external_model:
         yield from missing_template(config)
     if numbers.get(REWARDS):
-        yield from unknown_parser(config, _policy(config)[0])
         yield from missing_names(config)
     if config.cluster.allow_oversized:
         return
@@ -320,6 +300,4 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
 
 def room_notices(config: Config) -> list[str]:
     """Return what a run (a configuration without stages) may lack on this machine, by estimate."""
-    if config.cluster.ray_address:
-        return []
     return [str(finding) for finding in oversized(config) if finding.severity == "warning"]

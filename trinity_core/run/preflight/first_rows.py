@@ -20,8 +20,7 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.files import Row, RowLocation, data_files, first_rows, is_local, looks_local
 from trinity_core.data.inspection import supervised_inputs
 from trinity_core.data.joined import input_row, inputs_of
-from trinity_core.data.reports import EMPTY_THOUGHTS
-from trinity_core.data.supervised import Kind, encode_rows, has_empty_thought
+from trinity_core.data.supervised import Kind, encode_rows
 from trinity_core.data.taskset import PromptCheck, Taskset, needs_prompt, row_problems, task_format
 from trinity_core.exchange.store.earlier_rollouts import find_rollouts
 from trinity_core.pipelines.named_parts import reward_of
@@ -101,8 +100,8 @@ def _unread_answers(key: str, taskset: TasksetConfig, rows: list[Row]) -> Iterat
     """Yield a column of reference answers that was named and is in no row."""
     column = taskset.format.response_key
     if column != FormatConfig().response_key and not any(formats.has_column(row, column) for row in rows):
-        columns = ", ".join(dict.fromkeys(str(name) for row in rows for name in row))
-        message = f"is in none of the first {len(rows)} usable rows of {taskset.path}; their columns are {columns}."
+        columns = ", ".join(map(str, rows[0]))
+        message = f"is in none of the first rows of {taskset.path}, whose columns are {columns}."
         severity: Severity = "error" if reward_of(taskset) else "warning"  # a workflow may need none
         yield Finding(f"{key}.format.response_key", column, "unavailable", message, severity=severity)
 
@@ -123,21 +122,20 @@ def _unjudged(key: str, taskset: TasksetConfig, rows: list[Row], pool: RewardPoo
         try:
             [reward] = pool.score_sync(name, [item])
         except DataError as error:
-            column, value = f"{key}.format.response_key", taskset.format.response_key
-            part, at = (column, value) if error.key else (where, name)
-            faults.append(Finding(part, at, "unavailable", f"{error}."))
+            part = f"{key}.format.response_key" if error.key else where
+            faults.append(Finding(part, name, "unavailable", f"{error}."))
         except RewardError as error:
             faults.append(Finding(where, name, "unavailable", f"{error}."))
-        except TransientFault as error:
-            yield Finding(where, name, "unavailable", f"{error}.", severity="warning")
-            return
+        except TransientFault as error:  # a process died or timed out, as it may for each of the others
+            faults.append(Finding(where, name, "unavailable", f"{error}.", severity="warning"))
+            break
         else:
             if reward.error is None:
                 return
             severity: Severity = "error" if _never_works(reward.error, task.raw) else "warning"
             message = f"'{name}' judges the answer '{ANSWER}' to none of the first rows: {reward.error}."
             faults.append(Finding(where, name, "unavailable", message, severity=severity))
-            if reward.error.startswith("the verifier"):  # timed out or died, as it may for each of the others
+            if reward.error.startswith("the verifier"):
                 break
     yield from faults[:1]
 
@@ -151,8 +149,6 @@ def _never_works(error: str, row: Row) -> bool:
 def _unusable_answers(
     config: Config, key: str, buffer: ExperienceBufferConfig, kind: Kind, encoder: ChatEncoder | None
 ) -> Iterator[Finding]:
-    thoughtless: list[bool] = []
-
     def problems_of(rows: list[Row]) -> list[Problem]:
         if encoder is None:
             read: Callable[..., Any] = formats.preference if kind == "preferences" else formats.demonstration
@@ -162,25 +158,16 @@ def _unusable_answers(
             encoded = encode_rows(rows, buffer.format, row_encoder, kind, config.model.max_model_len)
         except DataError as error:  # of the tokenizer
             return [error] * len(rows)
-        usable = [row for row in encoded if not isinstance(row, DataError)]
-        thoughtless[:] = [any(has_empty_thought(conversation, row_encoder) for conversation in row) for row in usable]
         return [row if isinstance(row, DataError) else None for row in encoded]
 
-    yield from _unusable(key, buffer, problems_of, buffer.name)
-    if any(thoughtless):
-        message = f"{sum(thoughtless)} of the first {len(thoughtless)} usable answers of {buffer.path} begin with an "
-        message += f"empty thought, which carries loss: {EMPTY_THOUGHTS}."
-        thinking = config.model.enable_thinking
-        yield Finding("model.enable_thinking", thinking, "conflict", message, severity="warning")
+    return _unusable(key, buffer, problems_of, buffer.name)
 
 
 def _too_long(config: Config, taskset: TasksetConfig, too_long: list[DataError], read: int) -> Finding:
-    cuts = config.model.enable_prompt_truncation
-    asked = cuts and config.written(TRUNCATION) is not None
-    then = f"are cut, and nothing is sampled for them ({TRUNCATION})" if cuts else "are rejected"
+    asked = config.model.enable_prompt_truncation and config.written(TRUNCATION) is not None
     message = (
-        f"{len(too_long)} of the first {read} rows of {taskset.path} have longer prompts, which {then}. "
-        f"First: {too_long[0]}. Raise it, leave such rows out, or write `{TRUNCATION}: true` if that is meant."
+        f"{len(too_long)} of the first {read} rows of {taskset.path} have longer prompts, which are not sampled from: "
+        f"{too_long[0]}. Raise it, leave such rows out, or write `{TRUNCATION}: true` if that is meant."
     )
     severity: Severity = "error" if len(too_long) == read < ROWS and not asked else "warning"
     return Finding(MAX_PROMPT, config.model.max_prompt_tokens, "conflict", message, severity=severity)
@@ -209,17 +196,15 @@ def _unusable(
                 break
     except DataError as error:
         at = error.key if error.key in ("split", "subset_name") and getattr(data_set, error.key) else "path"
-        end = "" if str(error).endswith("?") else "."
-        yield Finding(f"{key}.{at}", getattr(data_set, at), "unavailable", f"{error}{end}")
+        yield Finding(f"{key}.{at}", getattr(data_set, at), "unavailable", str(error))
         return
     refused = [f"{location}: {why}" for location, why in zip(read.locations, problems, strict=True)]
     refused += [str(row) for row in read.rejected]
     if not refused:
         yield Finding(f"{key}.path", path, "unavailable", f"{path} has no rows in split '{data_set.split}'.")
     else:
-        which = f"none of the first {len(refused)} rows" if len(refused) > 1 else "the first row"
-        verb = "can" if len(refused) > 1 else "cannot"
-        yield Finding(f"{key}.{columns}", None, "unavailable", f"{which} {verb} be used; {refused[0]}.")
+        message = f"of the first {len(refused)} rows none can be used; {refused[0]}."
+        yield Finding(f"{key}.{columns}", None, "unavailable", message)
 
 
 def _each(read: Callable[[Row], object], rows: list[Row]) -> list[Problem]:

@@ -9,16 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import expanded
 from trinity_core.config import Config, LoraConfig
 from trinity_core.config.findings import Finding
-from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.files import looks_local
 from trinity_core.exchange.checkpoints.adapters import start_fault
 from trinity_core.exchange.model_fault import model_fault
 from trinity_core.exchange.weights_digest import model_folder
-from trinity_core.rollout.inference.tool_parsing import asks_template, parser_of
 from trinity_core.run.preflight.model_shape import shape_of
 
 GATED_EXPERT = ("qwen2_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text")
@@ -133,16 +130,6 @@ def missing_packages(config: Config) -> Iterator[Finding]:
     if absent := [name for name in needed if find_spec(name) is None]:
         message = f"needs {' and '.join(absent)}: pip install --no-deps -r requirements/qlora.txt, or the extra qlora."
         yield Finding("model.lora_configs[0].load_in_4bit", True, "missing", message)
-
-
-def unknown_parser(config: Config, encoder: ChatEncoder | None) -> Iterator[Finding]:
-    """Report a tool-call parser to be inferred from a local chat template that implies none."""
-    if encoder is None or config.mode == "train" or not asks_template(config):
-        return
-    try:
-        parser_of(encoder)
-    except TrinityError as error:
-        yield Finding("explorer.rollout_model.tool_call_parser", None, "missing", f"must be given: {error}.")
 
 
 def hub_error(key: str, name: str, kind: Literal["model", "dataset"]) -> Finding | None:
