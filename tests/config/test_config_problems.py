@@ -139,7 +139,6 @@ TABLE = [
     mistake("conflict", f"{BUFFER}.path=[a.db, b.db] & {BUFFER}.storage_type=sql"),
     mistake("wrong-type", "explorer.eval_on_startup=2"),
     mistake("invalid", "name=a/b"),
-    mistake("invalid", f"name={'n' * 201}"),
     mistake("wrong-type", "seed=null"),
     mistake("out-of-range", "seed=4294967296"),
     mistake(
@@ -171,7 +170,6 @@ TABLE = [
         key="explorer.rollout_model.engine_num",
     ),
     mistake("invalid", f"{EXTRA}.quantization=awq"),
-    mistake("invalid", f"{EXTRA}.max_num_batched_tokens=0"),
     mistake("unknown-key", f"{EXTRA}.quantisation=fp8", suggestion="quantization"),
     mistake("conflict", f"{EXTRA}.enforce_eager=true"),
     mistake("invalid", f"{EXTRA}.speculative_config={{method: eagle}}"),

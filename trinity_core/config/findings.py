@@ -201,16 +201,10 @@ def repeated_names(what: str, entries: Iterable[tuple[str, str]]) -> Iterator[Fi
         seen.add(name)
 
 
-LONGEST_NAME = 200
-"""Maximum length in bytes; file systems allow 255."""
-
-
 def unusable_name(name: str) -> str:
     """Return why a name cannot be a folder's name, or ""."""
     if not name or name != name.strip():
         return "must be given, without blanks around it."
     if "/" in name or "\0" in name or name in (".", ".."):
         return f"names a folder, so it cannot be {name!r}."
-    if len(name.encode()) > LONGEST_NAME:
-        return f"names a folder, to which a stage's name or a time may be added: give at most {LONGEST_NAME} bytes."
     return ""
