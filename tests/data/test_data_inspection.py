@@ -6,17 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from trinity_core.cli import app
 from trinity_core.config import Config, config_from_dict
-from trinity_core.config.schema.buffer import FormatConfig
-from trinity_core.data.formats import spare_columns
 from trinity_core.data.inspection import guessed_format, inspect
 from trinity_core.data.messages import ROLES
-from trinity_core.data.reports import LOSS, PLAIN, RowLengths, report_text
+from trinity_core.data.reports import LOSS, PLAIN, report_text
 from trinity_core.data.tiny import write_jsonl
 
 FORM = {"prompt_key": "question", "response_key": "answer"}
@@ -117,7 +114,7 @@ def test_an_answer_of_zero_is_an_answer(answer: Any) -> None:
         assert guessed_format(order, "tasks") == {"prompt_key": "question", "response_key": "answer"}
 
 
-@pytest.mark.parametrize("place", [0, 7, 19])
+@pytest.mark.parametrize("place", [0, 19])
 def test_a_bad_row_does_not_hide_the_format(place: int) -> None:
     rows: list[dict[str, Any]] = [{"question": "1+1?", "answer": "2"}] * 20
     for bad in ({"question": None, "answer": None}, {"x": 1}, {"question": 3, "answer": [3]}):
@@ -151,25 +148,6 @@ def test_earlier_answers_without_a_loss_are_told(given: dict[str, Any], tmp_path
     [answers] = inspect(supervised(given, "sft", tmp_path / "talks.jsonl", form))
     assert answers.unlearned is not every_turn and answers.rows == 1
     assert ("enable_concatenated_multi_turn" in report_text(answers, False)) is not every_turn
-
-
-READ = {"prompt", "response", "messages", "chosen", "rejected", "input", "instruction"}
-
-
-@pytest.mark.parametrize(
-    ("form", "use", "read"),
-    [
-        ({}, "sft", {"prompt", "response"}),
-        ({"prompt_key": "instruction"}, "sft", {"instruction", "input", "response"}),
-        ({"prompt_type": "messages"}, "sft", {"messages"}),
-        ({}, "dpo", {"prompt", "chosen", "rejected"}),
-        ({"prompt_type": "messages"}, "dpo", {"messages", "chosen", "rejected"}),
-    ],
-)
-def test_only_what_is_read_counts_as_read(form: dict[str, str], use: str, read: set[str]) -> None:
-    """Columns under other kinds' default keys do not count."""
-    rows = [dict.fromkeys(READ, "x")]
-    assert spare_columns(rows, FormatConfig.model_validate(form), use == "dpo") == sorted(READ - read)
 
 
 def test_rows_may_lack_a_prompt_that_the_workflow_makes(given: dict[str, Any], tmp_path: Path) -> None:
@@ -232,18 +210,6 @@ def test_answers_are_shown_with_their_loss(given: dict[str, Any], tmp_path: Path
     assert f"│ {LOSS}2<|im_end|>{PLAIN}\n" in report_text(report, colour=True)
 
 
-def test_long_texts_are_cut_and_not_rejected(given: dict[str, Any], tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "texts.jsonl", [{"text": "short"}, {"text": "A long text. " * 400}])
-    [report] = inspect(supervised(given, "cpt", tmp_path / "texts.jsonl", {}))
-    assert report.rows == 2 and not report.rejected and report.lengths[0].over == 1
-
-
-def test_both_answers_of_a_pair_are_shown(given: dict[str, Any], tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "pairs.jsonl", [{"question": "1+1?", "chosen": "2", "rejected": "3"}])
-    [report] = inspect(supervised(given, "dpo", tmp_path / "pairs.jsonl"))
-    assert [shown.spans[1][0] for shown in report.examples] == ["2<|im_end|>", "3<|im_end|>"]
-
-
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 a\rb\x9b1m\x00\u202e"
 
 
@@ -256,15 +222,6 @@ def test_control_characters_of_rows_are_escaped(given: dict[str, Any], tmp_path:
     assert not [letter for letter in text if letter != "\n" and not letter.isprintable()]
     assert r"\x1b[2J\x1b]0;owned\x07 a\rb\x9b1m\x00\u202e" in text
     assert text.count("\x1b") == 0 and report_text(report, colour=True).replace(LOSS, "").count("\x1b[2J") == 0
-
-
-def test_inputs_of_instructions_make_prompts_differ(given: dict[str, Any], tmp_path: Path) -> None:
-    rows = [{"instruction": "Add.", "input": text, "output": "3"} for text in ("1, 2", "2, 1", "1, 2")]
-    write_jsonl(tmp_path / "train.jsonl", rows)
-    form = {"prompt_key": "instruction", "response_key": "output"}
-    given["buffer"]["explorer_input"]["taskset"]["format"] = form
-    report, _ = inspect(config_from_dict(given))
-    assert [row.line for row, _ in report.duplicates] == [3]
 
 
 def test_a_set_that_cannot_be_read_is_reported(given: dict[str, Any], tmp_path: Path) -> None:
@@ -288,14 +245,7 @@ def test_the_command_exits_with_1_if_a_run_would_refuse(given: dict[str, Any], t
     assert "1 of 5 rows cannot be used" in json.loads(refused.output)["run"][0]["problem"]
 
 
-def test_histograms_have_round_intervals_and_every_row() -> None:
-    lengths = RowLengths("prompt", np.array([3, 12, 19, 57, 118]), 50, "model.max_prompt_tokens", "rejected")
-    assert lengths.histogram(6) == [(0, 19, 3), (20, 39, 0), (40, 59, 1), (60, 79, 0), (80, 99, 0), (100, 119, 1)]
-    assert RowLengths("prompt", np.array([7, 7]), None, "", "").histogram() == [(7, 7, 2)]
-    assert [lengths.quantile(q) for q in (0.0, 0.5, 1.0)] == [3, 19, 118] and lengths.over == 2
-
-
-@pytest.mark.parametrize("reward", ["math_reward", "math_boxed_reward", "math_dapo_reward", None])
+@pytest.mark.parametrize("reward", ["math_reward", None])
 def test_references_that_are_no_mathematics_are_listed(
     given: dict[str, Any], tmp_path: Path, reward: str | None
 ) -> None:

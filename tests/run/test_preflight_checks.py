@@ -196,7 +196,7 @@ def test_a_port_in_use_is_told_and_may_pass(run_file):
 
 
 def test_more_gpus_than_there_are_are_refused(run_file):
-    assert list(problems(run_file, "cluster.gpu_per_node=99")) == ["cluster"]
+    assert "cluster" in problems(run_file, "cluster.gpu_per_node=99")
 
 
 def test_packages_of_a_base_in_4_bits_are_told(run_file, monkeypatch):

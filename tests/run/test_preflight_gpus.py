@@ -153,16 +153,13 @@ def assert_fits(plan: StagePlan, model: str, gpu_gib: int, host_gib: int, fits: 
     [
         ("Qwen3-0.6B", 1, 24, 64, (f"{SHARES}=0.3", APART), True),
         ("Qwen3-0.6B", 1, 24, 64, (f"{SHARES}=0.7", APART), False),  # the share and the trainer's 12 bytes a weight
-        ("Qwen3-0.6B", 1, 24, 64, (), True),  # one at a time
         ("Qwen2.5-1.5B", 1, 24, 64, (), False),  # 12 bytes a weight alone are 17 GiB
         ("Qwen2.5-1.5B", 1, 24, 64, OFFLOAD, True),
         ("Qwen2.5-1.5B", 1, 24, 32, OFFLOAD, False),  # 18 bytes a weight on the host, and the sleeping engine
         ("Qwen2.5-1.5B", 1, 24, 64, (f"{SHARES}=0.95", *OFFLOAD), False),  # no room for the resting trainer's context
-        ("Qwen2.5-7B", 1, 24, 256, OFFLOAD, False),  # 28 GiB of gradients
         ("Qwen2.5-7B", 2, 80, 512, (), False),  # 12 bytes a weight alone are 85 GiB
         ("Qwen2.5-7B", 8, 80, 1024, (f"{ENGINES}=4",), True),  # four trainer workers, ZeRO 2
         ("Qwen2.5-32B", 8, 80, 256, (f"{PARALLEL}=4", "trainer.zero_stage=3", *OFFLOAD), False),  # 18 bytes on the host
-        ("Qwen2.5-32B", 8, 80, 2048, (f"{PARALLEL}=4", "trainer.zero_stage=3"), False),  # 12/4 bytes are 92 GiB
         ("Qwen2.5-32B", 8, 80, 2048, (f"{PARALLEL}=1", "trainer.zero_stage=3", f"{SHARES}=0.6"), False),  # 61 of 48 GiB
     ],
 )
@@ -175,12 +172,7 @@ def test_plans_agree_with_arithmetic(
 @pytest.mark.parametrize(
     ("model", "gpu_gib", "overrides", "severity"),
     [
-        (
-            "Qwen3-0.6B",
-            24,
-            (f"{SHARES}=0.7", APART),
-            "error",
-        ),  # 0.7 of the GPU is the engine's, 0.3 no 12 bytes a weight
+        ("Qwen3-0.6B", 24, (f"{SHARES}=0.7", APART), "error"),  # the other 0.3 are no 12 bytes a weight
         ("Qwen2.5-1.5B", 24, (), "warning"),  # 12 bytes a weight are 17 GiB; the activations are an estimate
         ("Qwen2.5-1.5B", 16, (), "error"),
     ],
