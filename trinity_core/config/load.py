@@ -236,11 +236,10 @@ def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report
 
 
 def _container(tree: Tree, defaults: Callable[[], Tree]) -> Any:
-    """Return OmegaConf's container of a tree, in which references are resolved; with defaults if keys are referred
-    to."""
+    """Return OmegaConf's container of a tree with its defaults, in which references are resolved."""
     from omegaconf import OmegaConf
 
-    whole = merge(defaults(), tree) if re.search(r"\$\{(?!oc\.env:)", str(tree)) else dict(tree)
+    whole = merge(defaults(), tree)
     verl = value_at(tree, ["trainer", "trainer_config"])
     # Sections of a veRL configuration refer to each other as in a file of their own.
     sections = [name for name in ("actor_rollout_ref", "critic") if isinstance(verl, dict) and name in verl]
@@ -264,23 +263,12 @@ def _replaced(node: Any, seen: Any, resolved: Any, key: str, report: Report) -> 
             other = resolved[name]
             return OmegaConf.to_container(other, resolve=True) if OmegaConf.is_config(other) else other
         except OmegaConfBaseException as error:
-            report.add(Finding(path, value, "unresolved", _reason(first_line(error))))
+            report.add(Finding(path, value, "unresolved", f"cannot be resolved: {first_line(error)}."))
             return None
 
     if isinstance(node, dict):
         return {name: replaced(name, value) for name, value in node.items()}
     return [replaced(index, value) for index, value in enumerate(node)]
-
-
-def _reason(reason: str) -> str:
-    if match := re.search(r"Environment variable '(.+)' not found", reason):
-        name = match.group(1)
-        return f"environment variable {name} is not set; set it, or give a default: ${{oc.env:{name},DEFAULT}}."
-    if match := re.search(r"Interpolation key '(.+)' not found", reason):
-        return f"refers to '{match.group(1)}', which does not exist."
-    if "Recursive interpolation" in reason:
-        return "refers to itself."
-    return f"cannot be interpolated: {reason}."
 
 
 def escaped(node: Any) -> Any:
