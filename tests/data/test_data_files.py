@@ -10,7 +10,7 @@ from sqlalchemy import JSON, Column, Integer, MetaData, Table, create_engine
 from trinity_core.base.errors import DataError
 from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
-from trinity_core.data.files import first_rows, looks_local, read_rows, stream_rows
+from trinity_core.data.files import looks_local, read_rows, stream_rows
 
 ROWS = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
 
@@ -138,7 +138,7 @@ def test_slices_of_splits_are_those_of_datasets(tmp_path, split, numbers, source
     assert [row["n"] for row in read_rows(path, split, **how).rows] == list(numbers)
     if not how:
         assert [row["n"] for _, row in stream_rows(path, split)] == list(numbers)
-        assert len(first_rows(path, split, None, "file", None, 2).rows) == min(2, len(numbers))
+        assert len(read_rows(path, split, limit=2).rows) == min(2, len(numbers))
 
 
 @pytest.mark.parametrize(

@@ -75,20 +75,16 @@ def fingerprint(rows: Iterable[Row]) -> str:
 
 
 def read_rows(
-    path: str, split: str = "train", subset: str | None = None, storage: str = "file", table: str | None = None
-) -> Rows:
-    """Read a split.
+    path: str, split: str = "train", subset: str | None = None, storage: str = "file", table: str | None = None,
+    limit: int | None = None,
+) -> Rows:  # fmt: skip
+    """Read a split, or its first `limit` rows; only a `.json` file is read whole then.
 
     `path` is a file, a folder whose files are named by split (`train.jsonl`, `test-00000-of-00002.parquet`,
     `train/0.json`, all also below a folder named by `subset` or `data`), a hub name, or with `storage="sql"` the URL of
     a database. Raises DataError, with the file and a remedy, if there is nothing to read.
     """
-    return _validated(_located(path, split, subset, storage, table))
-
-
-def first_rows(path: str, split: str, subset: str | None, storage: str, table: str | None, count: int) -> Rows:
-    """`read_rows` of only the first `count` rows; only a `.json` file is read whole."""
-    return _validated(islice(_located(path, split, subset, storage, table), count))
+    return _validated(islice(_located(path, split, subset, storage, table), limit))
 
 
 def _located(path: str, split: str, subset: str | None, storage: str, table: str | None) -> Iterator[LocatedRow]:

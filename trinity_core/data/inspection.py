@@ -23,7 +23,7 @@ from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
-from trinity_core.data.files import RejectedRow, RowLocation, first_rows
+from trinity_core.data.files import RejectedRow, RowLocation, read_rows
 from trinity_core.data.formats import has_prompt, spare_columns
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.reports import DataSetReport, RowLengths, ShownRow
@@ -183,7 +183,7 @@ def _describe(report: DataSetReport, data_set: TasksetConfig | ExperienceBufferC
     if storage not in ("file", "sql"):
         return
     path, split = str(data_set.path), data_set.split
-    rows = first_rows(path, split, data_set.subset_name, storage, data_set.name, GUESSED_ROWS).rows
+    rows = read_rows(path, split, data_set.subset_name, storage, data_set.name, GUESSED_ROWS).rows
     if data_set.format == FormatConfig() and not _are_told_whole(data_set):
         report.guess = guessed_format(rows, report.use)
     if report.use in ("demonstrations", "preferences"):

@@ -138,15 +138,17 @@ class SupervisedRows:
 
 
 def read_supervised(
-    config: ExperienceBufferConfig, encoder: ChatEncoder, kind: Kind = "demonstrations", max_tokens: int | None = None
-) -> SupervisedRows:
-    """Read, render, tokenise and check all rows; those longer than `max_tokens` are rejected.
+    config: ExperienceBufferConfig, encoder: ChatEncoder, kind: Kind = "demonstrations", max_tokens: int | None = None,
+    limit: int | None = None,
+) -> SupervisedRows:  # fmt: skip
+    """Read, render, tokenise and check all rows, or the first `limit`; those longer than `max_tokens` are rejected.
 
     Raises DataError if the data set cannot be read.
     """
     encoder = encoder.with_template(config.format.chat_template)
-    read = read_rows(config.path or "", config.split, config.subset_name, config.storage_type or "file", config.name)
-    for notice in formats.unread_columns(read.rows, config.format):
+    storage = config.storage_type or "file"
+    read = read_rows(config.path or "", config.split, config.subset_name, storage, config.name, limit)
+    for notice in formats.unread_columns(read.rows, config.format) if limit is None else ():
         log.warning("data set '%s': %s", config.name, notice)
     usable_rows: list[list[EncodedConversation]] = []
     locations: list[RowLocation] = []

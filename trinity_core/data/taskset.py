@@ -80,17 +80,18 @@ class Taskset:
 
     @classmethod
     def read(
-        cls, config: TasksetConfig, seed: int, is_eval: bool = False, prompts: PromptCheck | None = None
-    ) -> Taskset:
-        """Read and check the rows; with `prompts` also as the model would get them.
+        cls, config: TasksetConfig, seed: int, is_eval: bool = False, prompts: PromptCheck | None = None,
+        limit: int | None = None,
+    ) -> Taskset:  # fmt: skip
+        """Read and check the rows, or the first `limit`; with `prompts` also as the model would get them.
 
         Raises DataError if they cannot be read.
         """
-        read = read_rows(config.path, config.split, config.subset_name, config.storage_type, config.name)
+        read = read_rows(config.path, config.split, config.subset_name, config.storage_type, config.name, limit)
         answered = any(formats.has_column(row, config.format.response_key) for row in read.rows)
         features = () if is_eval else config.task_selector.feature_keys
         opened = cls(config, [], [], list(read.rejected), is_eval, seed)
-        for notice in formats.unread_columns(read.rows, config.format):
+        for notice in formats.unread_columns(read.rows, config.format) if limit is None else ():
             log.warning("data set '%s': %s", opened.name, notice)
         for start in range(0, len(read.rows), CHUNK):
             rows, locations = read.rows[start : start + CHUNK], read.locations[start : start + CHUNK]

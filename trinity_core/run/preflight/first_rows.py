@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -17,11 +18,11 @@ from trinity_core.config.schema import ExperienceInputConfig
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.files import Row, RowLocation, data_files, first_rows, is_local, looks_local
+from trinity_core.data.files import RejectedRow, Row, Rows, data_files, is_local, looks_local, read_rows
 from trinity_core.data.inspection import supervised_inputs
 from trinity_core.data.joined import input_row, inputs_of
-from trinity_core.data.supervised import Kind, encode_rows
-from trinity_core.data.taskset import PromptCheck, Taskset, needs_prompt, row_problems, task_format
+from trinity_core.data.supervised import Kind, read_supervised
+from trinity_core.data.taskset import PromptCheck, Taskset
 from trinity_core.exchange.store.earlier_rollouts import find_rollouts
 from trinity_core.pipelines.named_parts import reward_of
 from trinity_core.run.preflight.models import hub_error
@@ -38,7 +39,8 @@ MAX_PROMPT, TRUNCATION = "model.max_prompt_tokens", "model.enable_prompt_truncat
 ANSWER = "1"
 LACKS = ("ImportError", "ModuleNotFoundError", "NameError")
 """Errors of a reward function that lacks a name or module."""
-Problem = DataError | None
+Read = Callable[..., Any]
+"""Reads the first `limit` rows: those that can be used, and those that are rejected."""
 
 
 def trial_of_rows(
@@ -60,8 +62,8 @@ def trial_of_rows(
                 if taskset.storage_type != "queue" and not reads_output(config, taskset):
                     yield from _unusable_tasks(config, key, taskset, encoder, pool if judges else None)
     for name, joined in inputs_of(config):
-        read = partial(_each, partial(input_row, name, joined))
-        yield from _unusable(f"{JOINED_INPUTS}.{name}", joined, read, name, "join_key")
+        read = partial(_converted, joined, name, partial(input_row, name, joined))
+        yield from _usable(f"{JOINED_INPUTS}.{name}", joined, read, "join_key")
     if config.mode != "explore":
         for key, buffer, kind in supervised_inputs(config):
             if buffer.storage_type == "rollouts":
@@ -75,25 +77,14 @@ def _unusable_tasks(
     config: Config, key: str, taskset: TasksetConfig, encoder: ChatEncoder | None, pool: RewardPool | None
 ) -> Iterator[Finding]:
     is_eval = any(taskset is eval_set for eval_set in config.buffer.explorer_input.eval_tasksets)
-    check = None if encoder is None else PromptCheck(encoder, config.model.max_prompt_tokens)
-    rows: list[Row] = []
-    problems: list[Problem] = []
-
-    def problems_of(read: list[Row]) -> list[Problem]:
-        form = task_format(taskset)
-        answered = any(formats.has_column(row, form.response_key) for row in read)
-        features = () if is_eval else taskset.task_selector.feature_keys
-        problems[:] = row_problems(read, form, answered, features, check, needs_prompt(taskset))
-        others = [None if problem is not None and problem.key == MAX_PROMPT else problem for problem in problems]
-        rows[:] = [row for row, problem in zip(read, others, strict=True) if problem is None]
-        return others
-
-    yield from (unusable := [*_unusable(key, taskset, problems_of, taskset.name)])
-    too_long = [problem for problem in problems if problem is not None and problem.key == MAX_PROMPT]
-    if too_long and not is_eval and not config.explorer.rollout_model.enable_openai_api:
-        yield _too_long(config, taskset, too_long, len(problems))  # else the only limit is the context
-    if rows and pool and not unusable:
-        yield from [*_unread_answers(key, taskset, rows)] or _unjudged(key, taskset, rows[:ROWS], pool)
+    check = None if encoder is None else PromptCheck(encoder, sys.maxsize)  # tokenised, and of any length
+    read = yield from _usable(key, taskset, partial(Taskset.read, taskset, config.seed, is_eval, check))
+    if read is None:
+        return
+    if encoder is not None and not is_eval and not config.explorer.rollout_model.enable_openai_api:
+        yield from _too_long(config, read, encoder)  # else the context is the limit
+    if pool:
+        yield from [*_unread_answers(key, taskset, read.rows)] or _unjudged(key, read, pool)
 
 
 def _unread_answers(key: str, taskset: TasksetConfig, rows: list[Row]) -> Iterator[Finding]:
@@ -106,14 +97,13 @@ def _unread_answers(key: str, taskset: TasksetConfig, rows: list[Row]) -> Iterat
         yield Finding(f"{key}.format.response_key", column, "unavailable", message, severity=severity)
 
 
-def _unjudged(key: str, taskset: TasksetConfig, rows: list[Row], pool: RewardPool) -> Iterator[Finding]:
+def _unjudged(key: str, tasks: Taskset, pool: RewardPool) -> Iterator[Finding]:
     """Yield a reward function that can judge no answer to these rows. Those that ask models are not tried."""
     faults: list[Finding] = []
-    tasks = Taskset(taskset, rows, [RowLocation(taskset.path, 0)] * len(rows))
-    where = f"{key}.default_reward_fn_type"
-    for number in sorted({part * len(rows) // JUDGED for part in range(JUDGED)}):
+    where, count = f"{key}.default_reward_fn_type", min(len(tasks), ROWS)
+    for number in sorted({part * count // JUDGED for part in range(JUDGED)}):
         task = tasks[number]
-        name = task.reward_fn or reward_of(taskset)
+        name = task.reward_fn or reward_of(tasks.config)
         if name is None or name in MODEL_REWARDS:
             return
         messages = task.messages if formats.has_prompt(task.raw, task.format) else []
@@ -149,73 +139,76 @@ def _never_works(error: str, row: Row) -> bool:
 def _unusable_answers(
     config: Config, key: str, buffer: ExperienceBufferConfig, kind: Kind, encoder: ChatEncoder | None
 ) -> Iterator[Finding]:
-    def problems_of(rows: list[Row]) -> list[Problem]:
-        if encoder is None:
-            read: Callable[..., Any] = formats.preference if kind == "preferences" else formats.demonstration
-            return _each(lambda row: read(row, buffer.format), rows)
-        row_encoder = encoder.with_template(buffer.format.chat_template)
-        try:
-            encoded = encode_rows(rows, buffer.format, row_encoder, kind, config.model.max_model_len)
-        except DataError as error:  # of the tokenizer
-            return [error] * len(rows)
-        return [row if isinstance(row, DataError) else None for row in encoded]
-
-    return _unusable(key, buffer, problems_of, buffer.name)
+    if encoder is None:
+        convert: Callable[..., object] = formats.preference if kind == "preferences" else formats.demonstration
+        read: Read = partial(_converted, buffer, buffer.name, lambda row: convert(row, buffer.format))
+    else:
+        read = partial(read_supervised, buffer, encoder, kind, config.model.max_model_len)
+    yield from _usable(key, buffer, read)
 
 
-def _too_long(config: Config, taskset: TasksetConfig, too_long: list[DataError], read: int) -> Finding:
-    asked = config.model.enable_prompt_truncation and config.written(TRUNCATION) is not None
-    message = (
-        f"{len(too_long)} of the first {read} rows of {taskset.path} have longer prompts, which are not sampled from: "
-        f"{too_long[0]}. Raise it, leave such rows out, or write `{TRUNCATION}: true` if that is meant."
-    )
-    severity: Severity = "error" if len(too_long) == read < ROWS and not asked else "warning"
-    return Finding(MAX_PROMPT, config.model.max_prompt_tokens, "conflict", message, severity=severity)
+def _too_long(config: Config, tasks: Taskset, encoder: ChatEncoder) -> Iterator[Finding]:
+    """Yield prompts that nothing is sampled for: an error if it is all of a small data set."""
+    asked = [task for task in tasks.tasks() if formats.has_prompt(task.raw, task.format)]
+    prompts = encoder.with_template(tasks.format.chat_template).prompts([(task.messages, task.tools) for task in asked])
+    longest = config.model.max_prompt_tokens
+    over = [tokens for tokens in prompts if not isinstance(tokens, DataError) and len(tokens) > longest]
+    if over:
+        message = (
+            f"{len(over)} of the first {len(tasks)} prompts of {tasks.config.path} are longer, such as "
+            f"{len(over[0])} tokens, and nothing is sampled for them. Raise it, leave such rows out, or write "
+            f"`{TRUNCATION}: true` if that is meant."
+        )
+        is_meant = config.model.enable_prompt_truncation and config.written(TRUNCATION) is not None
+        severity: Severity = "error" if len(over) == len(tasks) < ROWS and not is_meant else "warning"
+        yield Finding(MAX_PROMPT, longest, "conflict", message, severity=severity)
 
 
-def _unusable(
-    key: str,
-    data_set: TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig,
-    problems_of: Callable[[list[Row]], list[Problem]],
-    name: str | None,
+def _usable(
+    key: str, data_set: TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig, read: Read,
     columns: str = "format",
-) -> Iterator[Finding]:
-    """Yield a finding if no row is usable. `columns` is the setting that defines a row's columns."""
-    path, storage = data_set.path or "", data_set.storage_type or "file"
-    if storage == "file" and path and not looks_local(path) and not is_local(path):
+) -> Generator[Finding, None, Any]:  # fmt: skip
+    """Return what `read` returns of the first rows if one of them is usable, else yield why not and return None.
+    `columns` is the setting that defines a row's columns."""
+    path = data_set.path or ""
+    if (data_set.storage_type or "file") == "file" and path and not looks_local(path) and not is_local(path):
         if error := hub_error(f"{key}.path", path, "dataset"):
             yield error
-        return
+        return None
     try:
         for count in (ROWS, MORE_ROWS):
-            read = first_rows(path, data_set.split, data_set.subset_name, storage, name, count)
-            problems = problems_of(read.rows)
-            if None in problems:
-                return
-            if len(problems) + len(read.rejected) < count:
+            rows = read(limit=count)
+            if rows.rows:
+                return rows
+            if len(rows.rejected) < count:
                 break
     except DataError as error:
         at = error.key if error.key in ("split", "subset_name") and getattr(data_set, error.key) else "path"
         yield Finding(f"{key}.{at}", getattr(data_set, at), "unavailable", str(error))
-        return
-    refused = [f"{location}: {why}" for location, why in zip(read.locations, problems, strict=True)]
-    refused += [str(row) for row in read.rejected]
-    if not refused:
+        return None
+    if not rows.rejected:
         yield Finding(f"{key}.path", path, "unavailable", f"{path} has no rows in split '{data_set.split}'.")
     else:
-        message = f"of the first {len(refused)} rows none can be used; {refused[0]}."
+        message = f"of the first {len(rows.rejected)} rows none can be used; {rows.rejected[0]}."
         yield Finding(f"{key}.{columns}", None, "unavailable", message)
+    return None
 
 
-def _each(read: Callable[[Row], object], rows: list[Row]) -> list[Problem]:
-    problems: list[Problem] = []
-    for row in rows:
+def _converted(
+    data_set: ExperienceBufferConfig | ExperienceInputConfig, name: str | None, convert: Callable[[Row], object],
+    limit: int,
+) -> Rows:  # fmt: skip
+    """Read the first rows that can be converted."""
+    storage = data_set.storage_type or "file"
+    read = read_rows(data_set.path or "", data_set.split, data_set.subset_name, storage, name, limit)
+    usable = Rows([], [], read.rejected)
+    for row, location in zip(read.rows, read.locations, strict=True):
         try:
-            read(row)
-            problems.append(None)
+            convert(row)
+            usable.rows.append(row)
         except DataError as error:
-            problems.append(error)
-    return problems
+            usable.rejected.append(RejectedRow(location, str(error)))
+    return usable
 
 
 def _first_rollout(path: str, subset: str | None) -> object:
