@@ -113,8 +113,7 @@ def parameters_of(folder: Path) -> int | None:
 def shape_of(model: str) -> ModelShape | None:
     """Return the shape of a model, given its folder or its name in the hub's cache; None: see `why_unknown`."""
     folder = folder_of(model)
-    config = _configuration(folder)
-    return None if folder is None or config is None else shape_from(config, parameters_of(folder))
+    return None if folder is None else shape_from(configuration_of(model), parameters_of(folder))
 
 
 def why_unknown(model: str) -> str:
@@ -130,11 +129,11 @@ def folder_of(model: str) -> Path | None:
     return Path(model) if looks_local(model) or Path(model).exists() else model_folder(model)
 
 
-def _configuration(folder: Path | None) -> dict[str, Any] | None:
-    if folder is None:
-        return None
+def configuration_of(model: str) -> dict[str, Any]:
+    """Return the config.json of a model, given as in `shape_of`; empty if it cannot be read."""
+    folder = folder_of(model)
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
     except (OSError, ValueError):
-        return None
-    return config if isinstance(config, dict) else None
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Container, Iterator
 from importlib.util import find_spec
@@ -10,19 +9,20 @@ from pathlib import Path
 from typing import Literal
 
 from trinity_core.base.files import expanded
-from trinity_core.config import Config, LoraConfig
+from trinity_core.config import Config
 from trinity_core.config.findings import Finding
 from trinity_core.data.files import looks_local
 from trinity_core.exchange.checkpoints.adapters import start_fault
 from trinity_core.exchange.model_fault import model_fault
-from trinity_core.exchange.weights_digest import model_folder
-from trinity_core.run.preflight.model_shape import shape_of
+from trinity_core.run.preflight.model_shape import configuration_of, shape_of
 
 GATED_EXPERT = ("qwen2_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text")
 """Families (`model_type`) with a shared expert behind its own gate."""
-SHARED_EXPERT = {"gate_proj", "up_proj", "down_proj", "shared_expert_gate"}
+SHARED_EXPERT = frozenset({"gate_proj", "up_proj", "down_proj", "shared_expert_gate"})
 """Matrices of the shared expert. vLLM holds them in one class and never reads the gate's adapter; for Qwen 2 MoE it
 also computes the others differently (benchmarks/model_families.py --lora)."""
+LATENT = frozenset({"kv_b_proj"})
+"""The matrix of latent attention that vLLM merges into others when it loads the base: its adapter is not applied."""
 COMPUTED_OTHERWISE = ("gpt_neox", "gpt_oss")
 """Families (`model_type`) whose log-probs differ between vLLM and transformers, or do after weights were reloaded
 (gpt-oss: its experts and sinks keep their old values): benchmarks/model_families.py."""
@@ -60,11 +60,24 @@ def unfit_policy(config: Config) -> Iterator[Finding]:
     model = config.model
     if model.lora is not None and (fault := start_fault(model.lora)):
         yield Finding("model.lora_configs[0].path", model.lora.path, "unavailable", fault)
-    samples = config.uses_engines or not config.is_supervised
-    if samples and (adapter := config.engine_adapter) and (fault := _unapplied(model.model_path, adapter)):
-        yield Finding("model.lora_configs[0].target_modules", list(adapter.target_modules), "conflict", fault)
-    if samples and config.mode != "bench" and (fault := _computed_otherwise(model.model_path)):
-        yield Finding("model.model_path", model.model_path, "conflict", fault)
+    if config.is_supervised and not config.uses_engines:
+        return
+    kind, shape = configuration_of(model.model_path).get("model_type"), shape_of(model.model_path)
+    if adapter := config.engine_adapter:
+        unapplied = SHARED_EXPERT if kind in GATED_EXPERT else frozenset()
+        unapplied |= LATENT if shape is not None and shape.latent else frozenset()
+        if wrong := [*filter(adapter.adapts, unapplied)]:
+            message = (
+                f"puts an adapter on {min(wrong)}, with which vLLM computes other log-probs than the trainer for this "
+                "model: name the other matrices, such as q_proj, k_proj, v_proj, o_proj."
+            )
+            yield Finding("model.lora_configs[0].target_modules", list(adapter.target_modules), "conflict", message)
+    if config.mode != "bench" and kind in COMPUTED_OTHERWISE:
+        message = (
+            f"is a {kind}, of which vLLM computes other log-probs than transformers, and so the trainer, does: the "
+            "first weight check would end the run. Take another family (docs/explorer.md lists those that agree)."
+        )
+        yield Finding("model.model_path", model.model_path, "conflict", message)
 
 
 def missing_folders(config: Config, keys: Container[str]) -> Iterator[Finding]:
@@ -84,41 +97,6 @@ def _named_models(config: Config, is_first: bool) -> list[tuple[str, str, bool]]
         listed = enumerate(config.explorer.auxiliary_models)
         models += [(f"explorer.auxiliary_models[{i}].model_path", model.model_path, True) for i, model in listed]
     return models
-
-
-def _unapplied(model_path: str, lora: LoraConfig) -> str:
-    """Return why engines would sample as if there were no adapter, or ""."""
-    if _model_type(model_path) in GATED_EXPERT and (shared := [*filter(lora.adapts, SHARED_EXPERT)]):
-        return (
-            f"puts an adapter on {min(shared)} of the expert that all tokens share, with which vLLM computes other "
-            "log-probs than the trainer: name the others, q_proj, k_proj, v_proj, o_proj."
-        )
-    shape = shape_of(model_path)
-    if shape is None or not shape.latent or not lora.adapts("kv_b_proj"):
-        return ""
-    return (
-        "puts an adapter on kv_b_proj, which vLLM merges into other matrices of this model's latent attention when it "
-        "loads the base, and does not apply when it samples: name the other matrices instead."
-    )
-
-
-def _computed_otherwise(model_path: str) -> str:
-    """Return why engines would sample from another policy than the trainer's, or ""."""
-    if (kind := _model_type(model_path)) not in COMPUTED_OTHERWISE:
-        return ""
-    return (
-        f"is a {kind}, of which vLLM computes other log-probs than transformers, and so the trainer, does: the first "
-        "weight check would end the run. Take a model of another family (docs/explorer.md lists those that agree)."
-    )
-
-
-def _model_type(model_path: str) -> str:
-    """Return a local model's type; "" if config.json is missing or has none."""
-    folder = model_folder(model_path)
-    try:
-        return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]) if folder else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""  # reported by `model_fault`
 
 
 def missing_packages(config: Config) -> Iterator[Finding]:
