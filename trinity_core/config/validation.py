@@ -13,7 +13,7 @@ import re
 import warnings
 from typing import Annotated, Any, TypeVar, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from trinity_core.base.errors import closest
@@ -74,7 +74,7 @@ def exact(model: type[BaseModel]) -> type[BaseModel]:
             given = type_of(annotation)
             plain: Any = exact(given.section) if given.section else EXACT.get(given.plain, given.plain)
             plain = Annotated[(plain, *given.extras)] if given.extras else plain
-            default = ... if field.is_required() else Field(field.default, default_factory=field.default_factory)
+            default = ... if field.is_required() else field.get_default(call_default_factory=True)
             fields[name] = (plain | None if given.optional else plain, default)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Field name", UserWarning)  # an argument may be called `copy` or `json`
