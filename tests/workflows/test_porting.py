@@ -1,10 +1,8 @@
-"""The workflows of docs/porting.md, written for Trinity-RFT, as printed there."""
+"""Workflows as users of Trinity-RFT write them run unchanged: several turns, and an experience for each turn."""
 
 from __future__ import annotations
 
-import re
 import sys
-from pathlib import Path
 
 import pytest
 from workflows.chatting import Turns
@@ -13,8 +11,64 @@ from workflows.workflow_helpers import make_task, run
 from trinity_core.base.plugins import load_plugins
 from trinity_core.workflows import WORKFLOWS
 
-PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
+GAME = """
+from trinity.common.workflows.workflow import WORKFLOWS, MultiTurnWorkflow
 
+
+@WORKFLOWS.register_module("guess_number")
+class GuessNumber(MultiTurnWorkflow):
+    def __init__(self, *, task, model, auxiliary_models=None):
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        self.most = task.workflow_args.get("most", 5)
+
+    def run(self):
+        experiences = []
+        for i in range(self.repeat_times):
+            number, reward = int(self.task.truth), 0.0
+            messages = [{"role": "user", "content": self.task.task_desc}]
+            for turn in range(self.most):
+                answer = self.model.chat(messages, n=1)[0].response_text
+                messages.append({"role": "assistant", "content": answer})
+                if answer.strip() == str(number):
+                    reward = 1.0
+                    break
+                guess = int(answer) if answer.strip().isdigit() else 0
+                messages.append({"role": "user", "content": "more" if guess < number else "less"})
+            experience = self.process_messages_to_experience(messages, reward, {"turns": turn + 1})
+            experience.eid.run = i + self.run_id_base
+            experiences.append(experience)
+        return experiences
+"""
+
+MAZE_WORKFLOW = """
+from trinity.common.workflows.step_wise_workflow import RewardPropagationWorkflow
+from trinity.common.workflows.workflow import WORKFLOWS
+
+from my_games import Maze
+
+
+@WORKFLOWS.register_module("maze")
+class MazeWorkflow(RewardPropagationWorkflow):
+    def __init__(self, *, task, model, auxiliary_models=None):
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models, use_openai_client=False)
+        self.maze = Maze(task.raw_task["map"])
+        self.memory = [{"role": "system", "content": "Say left or right."}]
+        self.seen, self.won = self.maze.reset(), False
+
+    def step(self, step_num):
+        self.memory.append({"role": "user", "content": self.seen})
+        said = self.model.chat(self.memory)[0].response_text
+        self.memory.append({"role": "assistant", "content": said})
+        self.seen, done, self.won = self.maze.step(said)
+        return not done
+
+    def reward(self, exps):
+        return 1.0 if self.won else -0.1
+
+    @property
+    def max_step_num(self):
+        return 30
+"""
 
 MAZE = """
 class Maze:
@@ -35,10 +89,9 @@ class Maze:
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
     finders = sys.meta_path.copy()
-    game, maze = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "my_games.py").write_text(MAZE)
-    (tmp_path / "ported_game.py").write_text(game)
-    (tmp_path / "ported_maze.py").write_text(maze)
+    (tmp_path / "ported_game.py").write_text(GAME)
+    (tmp_path / "ported_maze.py").write_text(MAZE_WORKFLOW)
     monkeypatch.syspath_prepend(str(tmp_path))
     load_plugins(tmp_path)
     yield
