@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from trinity_core.algorithms import ALGORITHMS
 from trinity_core.base.errors import TrinityError
 from trinity_core.config import Config, config_from_dict, load_config, public_dict, to_yaml
 from trinity_core.config.fields import settings
@@ -34,6 +35,17 @@ def test_the_last_part_of_a_key_leads_to_the_whole_ones() -> None:
 
 def test_the_page_is_current() -> None:
     assert PAGE.read_text() == page(), "run: make generated"
+
+
+def test_the_page_lists_the_parts_with_their_arguments() -> None:
+    rows = {
+        line.split("|")[1].strip(): line
+        for line in page().partition("## Algorithm types")[2].splitlines()
+        if "|" in line
+    }
+    assert {f"`{name}`" for name in ALGORITHMS} <= rows.keys()
+    assert "`policy_loss_fn: gspo` (clip_range_low 0.0003, clip_range_high 0.0004)" in page()
+    assert rows["`mis`"] == "| `mis` | `cap` 2.0, `level` sequence (or token) |"
 
 
 @pytest.mark.parametrize("cls", dict.fromkeys(sections()), ids=lambda cls: cls.__name__)

@@ -1,5 +1,5 @@
-"""Documents all settings from the schema: as a page (`python -m trinity_core.config.reference [FILE]`), and as text for
-a terminal (`trinity schema`)."""
+"""Documents all settings from the schema, and the parts that they name from the registries: as a page (`python -m
+trinity_core.config.reference [FILE]`), and as text for a terminal (`trinity schema`)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
 
 from trinity_core.base.errors import TrinityError, closest
+from trinity_core.base.registry import HOMES, registry_of
+from trinity_core.config.algorithm_types import PARTS, AlgorithmType
 from trinity_core.config.fields import Setting, sections, settings
 from trinity_core.config.foreign.table import accepted_keys
+from trinity_core.config.foreign.trl_names import TRL_SETTINGS
 from trinity_core.config.schema import Config
 
 WIDTH = 100
@@ -24,9 +29,11 @@ MARKER = "<!-- Everything below is generated from the schema: `make generated`. 
 
 
 def page() -> str:
-    """Return the page as Markdown: the introduction from `PAGE`, which exists only in a checkout, and the settings."""
+    """Return the page as Markdown: the introduction from `PAGE`, which exists only in a checkout, the settings, and the
+    parts that they name."""
     introduction = PAGE.read_text(encoding="utf-8").partition(MARKER)[0]
-    return "\n".join([introduction + MARKER, "", *_section(Config, "", 2, {})]).rstrip() + "\n"
+    lines = [introduction + MARKER, "", *_section(Config, "", 2, {}), *_algorithms(), *_parts(), *_trl()]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _section(cls: type, key: str, level: int, shown: dict[type, str]) -> list[str]:
@@ -56,6 +63,63 @@ def _row(setting: Setting, shown: dict[type, str]) -> str:
         meaning += f" As `{shown[setting.section]}`."
     cells = (f"`{setting.name}`", value_text(setting), default_text(setting), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _algorithms() -> list[str]:
+    """Return a table of the parts that each `algorithm_type` stands for, without those that are the default of all."""
+    lines = ["## Algorithm types", "", "What [each of them](algorithms.md) stands for.", ""]
+    lines += ["| `algorithm_type` | parts | least, default `repeat_times` |", "| --- | --- | --- |"]
+    for name, algorithm in registry_of("algorithm.algorithm_type").items():
+        parts = []
+        for part in PARTS:
+            value, args = getattr(algorithm, part), getattr(algorithm, f"{part}_args")
+            if value != getattr(AlgorithmType, part) or args:
+                shown = ", ".join(f"{key} {_plain(default)}" for key, default in args.items())
+                parts.append(f"`{part}: {value}`" + (f" ({shown})" if shown else ""))
+        lines.append(
+            f"| `{name}` | {', '.join(parts)} | {algorithm.min_repeat_times}, {algorithm.default_repeat_times} |"
+        )
+    return [*lines, ""]
+
+
+def _parts() -> list[str]:
+    """Return a table for each kind of part that a configuration names: the built-in ones, with their arguments."""
+    lines = ["## Parts and their arguments", "", "An argument without a default must be given.", ""]
+    kinds: dict[str, list[str]] = {}
+    for key, home in HOMES.items():
+        kinds.setdefault(home, []).append(key)
+    for keys in kinds.values():
+        if keys == ["algorithm.algorithm_type"]:
+            continue
+        names = ", ".join(f"`{key.removeprefix('algorithm.')}`" for key in keys)
+        lines += [f"### {names}", "", "| name | arguments |", "| --- | --- |"]
+        registry = registry_of(keys[0])
+        for name, part in registry.items():
+            if getattr(part, "function", part).__module__.startswith("trinity_core."):
+                model = registry.arguments(part, name)
+                fields = {} if model is None else model.model_fields
+                arguments = ", ".join(_argument(argument, field) for argument, field in fields.items())
+                lines.append(f"| `{name}` | {arguments} |".replace("\n", "\\n"))
+        lines += [""]
+    return lines
+
+
+def _trl() -> list[str]:
+    """Return a table of what their settings are called here."""
+    lines = ["## Names of TRL and peft", "", "Those of `GRPOConfig`, `DPOConfig`, `SFTConfig` and `LoraConfig`.", ""]
+    lines += ["| there | here |", "| --- | --- |"]
+    return [*lines, *(f"| `{name}` | {ours} |" for name, ours in TRL_SETTINGS.items()), ""]
+
+
+def _argument(name: str, field: FieldInfo) -> str:
+    """Return an argument with its default, and what else it may be if that is one of a few."""
+    if field.is_required():
+        return f"`{name}`"
+    default = field.get_default(call_default_factory=True)
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if get_origin(kind) is Literal]
+    also = [str(choice) for kind in kinds for choice in get_args(kind) if choice != default]
+    is_made = not isinstance(default, str | int | float | list | tuple | None)  # by a factory: empty
+    return f"`{name}` {_plain({} if is_made else default)}" + (f" (or {', '.join(also)})" if also else "")
 
 
 def value_text(setting: Setting) -> str:
