@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from trinity_core.config import ConfigError, config_from_dict, config_from_text, stages
-from trinity_core.config.foreign.trl_names import TRL_SETTINGS
+from trinity_core.config.foreign.names import TRL_SETTINGS
 from trinity_core.run.configuration import load_checked
 
 GOOD = (Path(__file__).parent / "documents/quick_start.yaml").read_text()

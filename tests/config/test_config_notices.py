@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import config_from_text, load_config, notices, stages
 from trinity_core.config.notices import remarks
 
@@ -47,6 +48,19 @@ def test_settings_with_effect_get_no_notice(overrides: tuple[str, ...]) -> None:
 )
 def test_settings_without_effect_get_a_notice(overrides: tuple[str, ...], keys: list[str]) -> None:
     assert found(*overrides) == [(key, "no-effect") for key in keys]
+
+
+def test_what_to_write_instead_is_named() -> None:
+    def said(*overrides: str) -> list[str]:
+        return notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", overrides))
+
+    assert "buffer.train_batch_size" in said(f"{VERL}.critic.ppo_mini_batch_size=4")[0]
+    for key, here in (
+        ("trainer.val_only=true", "mode: bench"),
+        ("actor_rollout_ref.actor.strategy=megatron", "zero_stage"),
+    ):
+        with pytest.raises(TrinityError, match=here):
+            said(f"{VERL}.{key}")
 
 
 @pytest.mark.parametrize(

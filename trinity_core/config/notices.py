@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trinity_core.base.registry import registry_of
 from trinity_core.config.findings import Code, Finding
+from trinity_core.config.foreign.names import instead_of
 from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, most_repeats
 from trinity_core.config.rules.tasks import training_tasksets
 from trinity_core.config.schema import Config
@@ -15,8 +16,9 @@ ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 
 def notices(config: Config) -> list[str]:
     """Return one sentence per notice, for a log or a terminal; empty for most configurations."""
-    foreign = ", ".join(finding.key for finding in config.notices)
-    sentence = [f"Accepted, but without effect here: {foreign}. {config.notices[0].message}"] if foreign else []
+    instead = [(finding.key, instead_of(finding.key)) for finding in config.notices]
+    foreign = ", ".join(f"{key} (here {name})" if name else key for key, name in instead)
+    sentence = [f"Accepted, but without effect here: {foreign}."] if foreign else []
     return [*sentence, *(finding.message for finding in _surprises(config))]
 
 

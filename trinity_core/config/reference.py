@@ -7,7 +7,7 @@ import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -17,8 +17,8 @@ from trinity_core.base.errors import TrinityError, closest
 from trinity_core.base.registry import HOMES, registry_of
 from trinity_core.config.algorithm_types import PARTS, AlgorithmType
 from trinity_core.config.fields import Setting, sections, settings
+from trinity_core.config.foreign.names import INSTEAD, TRL_SETTINGS
 from trinity_core.config.foreign.table import accepted_keys
-from trinity_core.config.foreign.trl_names import TRL_SETTINGS
 from trinity_core.config.schema import Config
 
 WIDTH = 100
@@ -32,7 +32,9 @@ def page() -> str:
     """Return the page as Markdown: the introduction from `PAGE`, which exists only in a checkout, the settings, and the
     parts that they name."""
     introduction = PAGE.read_text(encoding="utf-8").partition(MARKER)[0]
-    lines = [introduction + MARKER, "", *_section(Config, "", 2, {}), *_algorithms(), *_parts(), *_trl()]
+    lines = [introduction + MARKER, "", *_section(Config, "", 2, {}), *_algorithms(), *_parts()]
+    lines += _names("Names of TRL and peft", "`GRPOConfig`, `DPOConfig`, `SFTConfig` and `LoraConfig`.", TRL_SETTINGS)
+    lines += _names("Names of Trinity-RFT and veRL", "Those without a counterpart of their own.", INSTEAD)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -104,11 +106,10 @@ def _parts() -> list[str]:
     return lines
 
 
-def _trl() -> list[str]:
-    """Return a table of what their settings are called here."""
-    lines = ["## Names of TRL and peft", "", "Those of `GRPOConfig`, `DPOConfig`, `SFTConfig` and `LoraConfig`.", ""]
-    lines += ["| there | here |", "| --- | --- |"]
-    return [*lines, *(f"| `{name}` | {ours} |" for name, ours in TRL_SETTINGS.items()), ""]
+def _names(title: str, text: str, names: Mapping[str, str]) -> list[str]:
+    """Return a table of what other systems' settings are called here."""
+    lines = [f"## {title}", "", text, "", "| there | here |", "| --- | --- |"]
+    return [*lines, *(f"| `{name}` | {ours} |" for name, ours in names.items()), ""]
 
 
 def _argument(name: str, field: FieldInfo) -> str:

@@ -20,8 +20,8 @@ from trinity_core.base.errors import closest
 from trinity_core.base.signatures import from_yaml
 from trinity_core.config.fields import Type, homes_of, type_at, type_of, types_of
 from trinity_core.config.findings import Code, Finding, Report, value_at
+from trinity_core.config.foreign.names import TRL_SETTINGS
 from trinity_core.config.foreign.table import accepted_keys
-from trinity_core.config.foreign.trl_names import TRL_SETTINGS
 from trinity_core.config.source import key_of
 from trinity_core.config.types import Flag, Integer, Number
 

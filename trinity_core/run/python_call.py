@@ -26,7 +26,7 @@ from trinity_core.base.files import expanded, private_folder, write_atomically
 from trinity_core.base.processes import require_limits
 from trinity_core.base.runlock import RUN_TRAINS, held, is_held, lock_path
 from trinity_core.config import source
-from trinity_core.config.foreign.trl_names import TRL_SETTINGS
+from trinity_core.config.foreign.names import TRL_SETTINGS
 from trinity_core.config.yaml_text import dump
 from trinity_core.data.messages import WEIGHT
 from trinity_core.workflows.rewards.base import name_of, number_of

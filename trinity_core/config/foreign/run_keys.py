@@ -160,6 +160,7 @@ _LOSS_ARGS: Keys = {
     **noted("use_dynamic_bsz ppo_mini_batch_size ppo_micro_batch_size_per_gpu ngpus_trainer repeat_times"),
     **noted("train_batch_size_expert train_batch_size_usual read_batch_size_expert read_batch_size_usual"),
 }
+_ASK = "has no counterpart here. Instead: the flow sft/human (docs/human.md)."
 _ADVANTAGE_ARGS: Keys = {
     **moved("omega", "step_weight"),
     **moved("fnorm", "std_normalize", convert=lambda kind, _: kind == "std"),
@@ -229,7 +230,7 @@ KEYS: Mapping[type[Any], Keys] = {
         **moved("input_buffers", "inputs", convert=_paths),
         **moved("output_buffer", "output.path", convert=_path),
     },
-    schema.OperatorConfig: {"name": Spelled({"human_preference_annotation_mapper": Refusal()})},
+    schema.OperatorConfig: {"name": Spelled({"human_preference_annotation_mapper": Refusal(_ASK)})},
     TaskOutputConfig: noted("name storage_type split subset_name format"),
     schema.ExperiencePipelineConfig: refused("output"),
     schema.AlgorithmConfig: {

@@ -23,6 +23,7 @@ from trinity_core.config.foreign.actions import (
     Spelled,
     is_among,
 )
+from trinity_core.config.foreign.names import instead_of
 from trinity_core.config.foreign.table import KEYS, action_of
 from trinity_core.config.foreign.verl_keys import SECTIONS
 from trinity_core.config.schema import Config
@@ -130,7 +131,7 @@ class _Translation:
         if action.refused:
             self._refuse(key, value, Refusal())
         else:
-            self.notices.append(Finding(key, value, "no-effect", f"See {_TABLE}.", severity="notice"))
+            self.notices.append(Finding(key, value, "no-effect", f"{_advice(key)}.", severity="notice"))
 
     def _inner(self, section: Below, chain: Chain) -> None:
         rest = None if isinstance(section.rest, Dropped) else section.rest
@@ -152,7 +153,7 @@ class _Translation:
         return section if isinstance(section, Mapping) else {}
 
     def _refuse(self, key: str, value: Any, refusal: Refusal) -> None:
-        nothing = f"has no counterpart here (it is {show(value)}); see {_TABLE}."
+        nothing = f"has no counterpart here (it is {show(value)}). {_advice(key)}."
         self._report.add(Finding(key, value, "unsupported-key", refusal.why or nothing))
 
     def _set(
@@ -195,6 +196,12 @@ class _Translation:
         elif not yields and there != value:
             message = f"is {show(value)}, but {at} is {show(there)}; give one of them."
             self._report.add(Finding(written, value, "two-spellings", message))
+
+
+def _advice(key: str) -> str:
+    """Return what to do about a key without a counterpart."""
+    instead = instead_of(key)
+    return f"Instead: {instead}" if instead else f"See {_TABLE}"
 
 
 def _entries(typed: Type, key: str, value: Any) -> Iterator[tuple[str, Tree]]:
