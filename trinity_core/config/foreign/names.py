@@ -93,6 +93,7 @@ INSTEAD = {
     "resume_from_path": "continue_from_checkpoint",
     "val_only": "mode: bench",
     "return_partial_tasks": "leave it out: a task is trained on whole or not at all",
+    "group": "project",
     "model_dtype": "trainer.dtype",
     "mixed_precision": "trainer.dtype",
     "use_torch_compile": "trainer.torch_compile",
