@@ -170,7 +170,7 @@ def show_findings(runs: Sequence[Run]) -> None:
             text = f"**{name}{found.check}**: {escaped(found.evidence)}. {escaped(found.cause)}."
             st.warning(f"{text}  \n{escaped(found.next_step)}.", icon=":material/stethoscope:")
         for hint in hints(run.files.curves):
-            st.caption(f":material/lightbulb: {hint} [Reading a run](docs?page=troubleshooting.md)")
+            st.caption(f":material/lightbulb: {hint} [What is normal](docs?page=troubleshooting.md)")
 
 
 @st.cache_data(ttl=FINDINGS_SECONDS, max_entries=64, show_spinner=False)
