@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import gc
+import inspect
 import os
 import pickle
 import shutil
@@ -44,6 +45,7 @@ LONGEST = (
     "rollout/test_rollout_taught.py",
     "training/test_training_ranks.py",
     "inference/test_inference_families.py",
+    "inference/test_inference_gpu_sampler.py",
     "studio/test_studio_page.py",
     "flows/test_flows_signals.py",
     "workflows/test_reward_code.py",
@@ -52,7 +54,6 @@ LONGEST = (
     "test_examples.py",
     "run/test_runtime_asked_models.py",
     "workflows/test_reward_pool.py",
-    "inference/test_inference_async_llm.py",
     "workflows/test_reasoning_gym.py",
     "store/test_store_stateful.py",
     "studio/test_studio_app.py",
@@ -134,6 +135,15 @@ def pytest_collection_finish() -> None:
     """Spare each later collection of garbage the walk over the tests and what they have imported."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
 
 
 @pytest.fixture(scope="session")

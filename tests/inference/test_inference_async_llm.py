@@ -94,7 +94,7 @@ def test_failed_load_leaves_generation_paused(load):
 
 
 @pytest.mark.parametrize(("rank", "level"), [(0, 2), (8, 1)])
-def test_an_engine_that_shares_its_gpu_starts_asleep(monkeypatch, tiny_folder, rank, level):
+async def test_an_engine_that_shares_its_gpu_starts_asleep(monkeypatch, tiny_folder, rank, level):
     """Level 2 drops the weights, which the next version replaces; level 1 keeps the base of an adapter."""
 
     class Sleeper(Vllm):
@@ -109,16 +109,13 @@ def test_an_engine_that_shares_its_gpu_starts_asleep(monkeypatch, tiny_folder, r
 
     monkeypatch.setattr(engine, "_start", start)
 
-    async def main():
-        await engine.start()
-        assert vllm.asked[-1] == f"sleep {level} abort"
-        vllm.asked.clear()
-        await engine.sleep()
-        await engine.wake()
-        await engine.wake()
-        assert vllm.asked == ["wake_up"]
-
-    asyncio.run(main())
+    await engine.start()
+    assert vllm.asked[-1] == f"sleep {level} abort"
+    vllm.asked.clear()
+    await engine.sleep()
+    await engine.wake()
+    await engine.wake()
+    assert vllm.asked == ["wake_up"]
 
 
 def test_arguments_that_may_be_given_are_vllms():
@@ -147,7 +144,7 @@ def test_a_step_takes_as_many_tokens_as_with_vllms_own_class(monkeypatch, tiny_f
     assert tokens[context[0]] == max(tokens.values())
 
 
-def test_an_engine_answers_while_it_starts(monkeypatch, tiny_folder):
+async def test_an_engine_answers_while_it_starts(monkeypatch, tiny_folder):
     from vllm.v1.engine.async_llm import AsyncLLM
 
     answered = threading.Event()
@@ -159,13 +156,10 @@ def test_an_engine_answers_while_it_starts(monkeypatch, tiny_folder):
     monkeypatch.setattr(AsyncLLM, "from_engine_args", started)
     engine = AsyncLLMEngine(EngineSettings(str(tiny_folder), 100))
 
-    async def main():
-        starting = asyncio.create_task(engine.start())
-        assert (await engine.describe())[0] is engine.settings
-        answered.set()
-        await starting
-
-    asyncio.run(main())
+    starting = asyncio.create_task(engine.start())
+    assert (await engine.describe())[0] is engine.settings
+    answered.set()
+    await starting
 
 
 CHILD = """
@@ -184,11 +178,6 @@ def test_the_reason_of_vllms_processes_reaches_the_error(capfd):
     print("later", file=sys.stderr, flush=True)
     written = capfd.readouterr().err
     assert "all is well" in written and "later" in written, "the log has all of it"
-
-
-def test_an_error_of_our_own_stays_as_it_is():
-    with pytest.raises(KeyError), reasons_of_children():
-        raise KeyError("x")
 
 
 REAL = """
@@ -229,6 +218,7 @@ asyncio.run(main(model, "memory", folder))
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_vllm_in_its_own_processes_samples_scores_and_loads(tiny_folder, tiny_model, tmp_path):
     """The real AsyncLLM, on the CPU: it scores its own samples alike; weights from shared memory are loaded during a
     request and pass the check."""

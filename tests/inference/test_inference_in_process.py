@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trinity_core.rollout.inference import in_process
 from trinity_core.rollout.inference.in_process import InProcessEngine
 from trinity_core.rollout.inference.requests import EngineLost, Request, Sampling
 from trinity_core.rollout.inference.settings import EngineSettings
@@ -53,11 +52,3 @@ async def stopped(engine: Steps, go_on_after: float | None) -> str:
 
 def test_stopped_engine_is_released_by_its_own_thread() -> None:
     assert asyncio.run(stopped(Steps(), go_on_after=0.2)) == "vllm"
-
-
-def test_an_engine_that_does_not_stop_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(in_process, "STOP_SECONDS", 0.1)
-    assert asyncio.run(stopped(Steps(), go_on_after=None)) == ""
-    assert "the engine's thread has not ended within 0.1 s" in caplog.text

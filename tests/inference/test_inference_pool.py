@@ -39,55 +39,39 @@ async def until(true) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_requests_of_one_tick_share_a_call():
+async def test_requests_of_one_tick_share_a_call():
     engine = FakeEngine()
-
-    async def main():
-        pool = await started(engine)
-        return await asyncio.gather(*(pool.generate(ask(f"w{i}", i + 1)) for i in range(5)))
-
-    samples = asyncio.run(main())
+    pool = await started(engine)
+    samples = await asyncio.gather(*(pool.generate(ask(f"w{i}", i + 1)) for i in range(5)))
     assert [len(sample) for sample in samples] == [1, 2, 3, 4, 5]
     [call] = engine.calls
     assert [request.key for request in call][:3] == ["w0/0", "w1/0", "w1/1"]
 
 
-def test_groups_on_a_gpu_do_not_wait_for_each_other():
+async def test_groups_on_a_gpu_do_not_wait_for_each_other():
     engine = FakeEngine(settings=EngineSettings("model", 100, on_gpu=True), hangs_in=(0,))
-
-    async def main():
-        pool = await started(engine)
-        slow, *others = (asyncio.create_task(pool.generate(ask(f"w{i}", 4))) for i in (1, 0, 2))
-        await asyncio.wait_for(asyncio.gather(*others), 60)
-        assert not slow.done()
-        slow.cancel()
-
-    asyncio.run(main())
+    pool = await started(engine)
+    slow, *others = (asyncio.create_task(pool.generate(ask(f"w{i}", 4))) for i in (1, 0, 2))
+    await asyncio.wait_for(asyncio.gather(*others), 60)
+    assert not slow.done()
+    slow.cancel()
     assert [{request.key.split("/")[0] for request in call} for call in engine.calls] == [{"w1"}, {"w0"}, {"w2"}]
 
 
-def test_later_requests_do_not_wait_for_earlier_ones():
+async def test_later_requests_do_not_wait_for_earlier_ones():
     engine = FakeEngine(seconds=0.02)
-
-    async def main():
-        pool = await started(engine)
-        first = asyncio.create_task(pool.generate(ask("early")))
-        await asyncio.sleep(0.005)
-        await pool.generate(ask("late"))
-        assert first.done()
-
-    asyncio.run(main())
+    pool = await started(engine)
+    first = asyncio.create_task(pool.generate(ask("early")))
+    await asyncio.sleep(0.005)
+    await pool.generate(ask("late"))
+    assert first.done()
     assert len(engine.calls) == 2
 
 
-def test_a_group_stays_on_one_engine():
+async def test_a_group_stays_on_one_engine():
     engines = [FakeEngine(), FakeEngine()]
-
-    async def main():
-        pool = await started(*engines)
-        await asyncio.gather(*(pool.generate(ask(f"w{i}", 4)) for i in range(4)))
-
-    asyncio.run(main())
+    pool = await started(*engines)
+    await asyncio.gather(*(pool.generate(ask(f"w{i}", 4)) for i in range(4)))
     keys = [{request.key.split("/")[0] for request in engine.calls[0]} for engine in engines]
     assert keys == [{"w0", "w2"}, {"w1", "w3"}]
 
@@ -113,61 +97,49 @@ def test_assignment_is_complete_and_balanced(sizes, loads):
     assert shares == assign(sizes, loads)
 
 
-def test_lost_engine_is_replaced_and_its_requests_repeated():
-    engine = FakeEngine(dies_in=(0,))
-
-    async def main():
-        pool = await started(engine)
-        await pool.load(SOURCE, 7)
-        samples = await pool.generate(ask("w"))
-        assert pool.restarts == 1
-        return samples
-
-    samples = asyncio.run(main())
+@pytest.mark.parametrize("fault", ["dies_in", "hangs_in"])
+async def test_lost_engine_is_replaced_and_its_requests_repeated(fault):
+    engine = FakeEngine(**{fault: (0,)})
+    pool = await started(engine, patience=0.2)
+    await pool.load(SOURCE, 7)
+    samples = await pool.generate(ask("w"))
+    assert pool.restarts == 1
     [heir] = engine.heirs
     assert heir.loaded == [(SOURCE, 7)]
     assert samples[0].versions.tolist() == [7, 7, 7]
     assert engine.stopped
 
 
-def test_other_engines_take_over_from_a_lost_one():
+async def test_other_engines_take_over_from_a_lost_one():
     dying, living = FakeEngine(dies_in=(0,)), FakeEngine(name="second")
-
-    async def main():
-        pool = await started(dying, living)
-        return await asyncio.gather(*(pool.generate(ask(f"w{i}")) for i in range(2)))
-
-    assert [len(sample) for sample in asyncio.run(main())] == [2, 2]
+    pool = await started(dying, living)
+    assert [len(sample) for sample in await asyncio.gather(*(pool.generate(ask(f"w{i}")) for i in range(2)))] == [2, 2]
     assert {request.key.split("/")[0] for call in living.calls for request in call} == {"w0", "w1"}
 
 
-def test_requests_wait_from_sleep_until_the_next_load():
+async def test_requests_wait_from_sleep_until_the_next_load():
     engines = [FakeEngine(), FakeEngine(name="second")]
-
-    async def main():
-        pool = await started(*engines, sleeps=True)
-        early = asyncio.create_task(pool.generate(ask("early")))
-        await asyncio.sleep(0.01)
-        await pool.wake()
-        await asyncio.sleep(0.01)
-        assert not any(engine.calls for engine in engines) and not pool.holds_weights
-        await pool.load(SOURCE, 3)
-        await early
-        await pool.sleep()
-        late = asyncio.create_task(pool.generate(ask("late")))
-        await asyncio.sleep(0.01)
-        assert not late.done() and pool.held_version is None
-        await pool.wake()
-        await pool.load(SOURCE, 3)
-        await late
-
-    asyncio.run(main())
+    pool = await started(*engines, sleeps=True)
+    early = asyncio.create_task(pool.generate(ask("early")))
+    await asyncio.sleep(0.01)
+    await pool.wake()
+    await asyncio.sleep(0.01)
+    assert not any(engine.calls for engine in engines) and not pool.holds_weights
+    await pool.load(SOURCE, 3)
+    await early
+    await pool.sleep()
+    late = asyncio.create_task(pool.generate(ask("late")))
+    await asyncio.sleep(0.01)
+    assert not late.done() and pool.held_version is None
+    await pool.wake()
+    await pool.load(SOURCE, 3)
+    await late
     assert engines[0].turns == ["wake", "generate", "sleep", "wake", "generate"]
     assert engines[1].turns == ["wake", "sleep", "wake"]
 
 
 @pytest.mark.parametrize("lost_in", ["wake", "sleep", "generate"])
-def test_an_engine_lost_in_any_part_of_its_turn_is_replaced(lost_in):
+async def test_an_engine_lost_in_any_part_of_its_turn_is_replaced(lost_in):
     """The new one is awake with the same weights while the others are, and sleeps with them without weights."""
 
     class Weak(FakeEngine):
@@ -183,15 +155,11 @@ def test_an_engine_lost_in_any_part_of_its_turn_is_replaced(lost_in):
 
     engine = Weak(dies_in=(0,) if lost_in == "generate" else ())
 
-    async def main():
-        pool = await started(engine, sleeps=True)
-        await pool.wake()
-        await pool.load(SOURCE, 7)
-        samples = await pool.generate(ask("w"))
-        await pool.sleep()
-        return samples
-
-    samples = asyncio.run(main())
+    pool = await started(engine, sleeps=True)
+    await pool.wake()
+    await pool.load(SOURCE, 7)
+    samples = await pool.generate(ask("w"))
+    await pool.sleep()
     assert samples[0].versions.tolist() == [7, 7, 7]
     [heir] = engine.heirs
     assert heir.loaded == [(SOURCE, 7)] * (lost_in != "sleep") and engine.stopped
@@ -199,20 +167,8 @@ def test_an_engine_lost_in_any_part_of_its_turn_is_replaced(lost_in):
     assert heir.turns == ["wake", *generates, "sleep"]
 
 
-def test_too_many_lost_engines_raise_a_transient_fault():
-    engine = FakeEngine(dies_in=(0,))
-
-    async def main():
-        pool = await started(engine, max_restarts=0)
-        for name in ("w", "again"):
-            with pytest.raises(TransientFault, match="lost 1 times"):
-                await pool.generate(ask(name))
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("call", ["load", "hanging load", "reset_prefix_cache"])
-def test_an_engine_lost_during_a_call_is_replaced(call):
+async def test_an_engine_lost_during_a_call_is_replaced(call):
     class Dying(FakeEngine):
         async def load(self, source, version):
             if call == "hanging load":
@@ -224,70 +180,45 @@ def test_an_engine_lost_during_a_call_is_replaced(call):
         async def reset_prefix_cache(self):
             raise EngineLost("gone")
 
-    async def main():
-        pool = await started(engine := Dying(), load_seconds=0.05 if call == "hanging load" else 60.0)
-        assert (await pool.load(SOURCE, 3)).version == 3
-        await pool.generate(ask("w"))
-        await pool.reset_prefix_cache()
-        await pool.generate(ask("again"))
-        assert pool.restarts == 1
-        assert engine.heirs[0].loaded == [(SOURCE, 3)]
-        assert len(engine.heirs[0].calls) == (1 if call == "reset_prefix_cache" else 2)
-
-    asyncio.run(main())
+    pool = await started(engine := Dying(), load_seconds=0.05 if call == "hanging load" else 60.0)
+    assert (await pool.load(SOURCE, 3)).version == 3
+    await pool.generate(ask("w"))
+    await pool.reset_prefix_cache()
+    await pool.generate(ask("again"))
+    assert pool.restarts == 1
+    assert engine.heirs[0].loaded == [(SOURCE, 3)]
+    assert len(engine.heirs[0].calls) == (1 if call == "reset_prefix_cache" else 2)
 
 
-def test_cancelled_request_is_aborted_in_the_engine():
+async def test_cancelled_request_is_aborted_in_the_engine():
     engine = FakeEngine(seconds=600)
-
-    async def main():
-        pool = await started(engine)
-        task = asyncio.create_task(pool.generate(ask("w")))
-        await until(lambda: engine.calls)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await until(lambda: engine.aborted)
-
-    asyncio.run(main())
+    pool = await started(engine)
+    task = asyncio.create_task(pool.generate(ask("w")))
+    await until(lambda: engine.calls)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: engine.aborted)
     assert engine.aborted == ["w/0", "w/1"]
 
 
-def test_start_raises_the_engines_error():
-    async def main():
+async def test_start_raises_the_engines_error():
+
+    with pytest.raises(TrinityError):
         await started(FakeEngine(start_error=TrinityError("no such model")))
 
-    with pytest.raises(TrinityError, match="no such model"):
-        asyncio.run(main())
 
-
-def test_an_engine_without_progress_is_replaced():
-    engine = FakeEngine(hangs_in=(0,))
-
-    async def main():
-        pool = await started(engine, patience=0.05)
-        await pool.load(SOURCE, 7)
-        samples = await pool.generate(ask("w"))
-        assert pool.restarts == 1
-        return samples
-
-    assert asyncio.run(main())[0].versions.tolist() == [7, 7, 7]
-
-
-def test_an_engine_with_long_answers_is_not_replaced():
+async def test_an_engine_with_long_answers_is_not_replaced():
     class Slow(FakeEngine):
         async def sampled(self):
             return time.monotonic_ns()
 
-    async def main():
-        pool = await started(Slow(seconds=0.3), patience=0.05)
-        await pool.generate(ask("w"))
-        assert pool.restarts == 0
-
-    asyncio.run(main())
+    pool = await started(Slow(seconds=0.3), patience=0.05)
+    await pool.generate(ask("w"))
+    assert pool.restarts == 0
 
 
-def test_a_new_engine_gets_the_version_loaded_meanwhile():
+async def test_a_new_engine_gets_the_version_loaded_meanwhile():
     """The others load a newer one while it starts."""
     begun = asyncio.Event()
 
@@ -300,32 +231,16 @@ def test_a_new_engine_gets_the_version_loaded_meanwhile():
     heir, living = Heir(), FakeEngine(name="second")
     dying = succeeded_by(FakeEngine(dies_in=(0,)), lambda: heir)
 
-    async def main():
-        pool = await started(dying, living)
-        await pool.load(SOURCE, 1)
-        await asyncio.gather(*(pool.generate(ask(f"w{i}")) for i in range(2)))
-        await begun.wait()
-        await pool.load(SOURCE, 2)
-        assert heir.version == living.version == 2
-
-    asyncio.run(main())
-
-
-def test_a_new_engine_that_hangs_is_replaced_too():
-    """It starts before the watcher of the dead engine has checked again."""
-    hanging = FakeEngine(hangs_in=(0,), name="heir")
-    dying = succeeded_by(FakeEngine(dies_in=(0,)), lambda: hanging)
-
-    async def main():
-        pool = await started(dying, patience=0.2)
-        return await asyncio.wait_for(pool.generate(ask("w")), 20), pool.restarts
-
-    samples, restarts = asyncio.run(main())
-    assert len(samples) == 2 and restarts == 2 and hanging.heirs[0].calls
+    pool = await started(dying, living)
+    await pool.load(SOURCE, 1)
+    await asyncio.gather(*(pool.generate(ask(f"w{i}")) for i in range(2)))
+    await begun.wait()
+    await pool.load(SOURCE, 2)
+    assert heir.version == living.version == 2
 
 
 @pytest.mark.parametrize(("lives", "restarts"), [(2, 3), (9, 4)])
-def test_a_new_engine_that_dies_in_its_start_is_replaced_too(lives, restarts):
+async def test_a_new_engine_that_dies_in_its_start_is_replaced_too(lives, restarts):
     """After three restarts the pool has a fault, which names the last loss."""
 
     class Weak(FakeEngine):
@@ -341,20 +256,18 @@ def test_a_new_engine_that_dies_in_its_start_is_replaced_too(lives, restarts):
 
     dying = succeeded_by(FakeEngine(dies_in=(0,)), Weak)
 
-    async def main():
-        pool = await started(dying)
-        if lives < 3:
-            assert len(await pool.generate(ask("w"))) == 2
-        else:
-            with pytest.raises(TransientFault, match="lost 4 times, most recently: it died in its start"):
-                await pool.generate(ask("w"))
-        return pool.restarts
-
-    assert asyncio.run(main()) == restarts
+    pool = await started(dying)
+    if lives < 3:
+        assert len(await pool.generate(ask("w"))) == 2
+    else:
+        for name in ("w", "again"):
+            with pytest.raises(TransientFault):
+                await pool.generate(ask(name))
+    assert pool.restarts == restarts
 
 
 @pytest.mark.parametrize(("held", "found"), [(1, 3), (4, 3)])
-def test_a_new_engine_gets_other_weights_if_its_own_are_gone(tmp_path, held, found):
+async def test_a_new_engine_gets_other_weights_if_its_own_are_gone(tmp_path, held, found):
     """Newer ones if the trainer has advanced, older ones if it has gone back; each token carries its version."""
     versions = open_versions("checkpoint", tmp_path)
     source = WeightSource("checkpoint", str(tmp_path))
@@ -369,12 +282,9 @@ def test_a_new_engine_gets_other_weights_if_its_own_are_gone(tmp_path, held, fou
 
     dying = succeeded_by(FakeEngine(dies_in=(0,)), Heir)
 
-    async def main():
-        pool = await started(dying)
-        await pool.load(source, held)
-        return await pool.generate(ask("w"))
-
-    assert asyncio.run(main())[0].versions.tolist() == [found] * 3
+    pool = await started(dying)
+    await pool.load(source, held)
+    assert (await pool.generate(ask("w")))[0].versions.tolist() == [found] * 3
 
 
 # ---- streaming ----
@@ -419,22 +329,17 @@ async def parts_of(pool, limit=99):
     return parts
 
 
-def test_streamed_sample_arrives_in_parts():
-    async def main():
-        return await parts_of(await started(GrowingEngine([*range(10)])))
+async def test_streamed_sample_arrives_in_parts():
 
-    parts = asyncio.run(main())
+    parts = await parts_of(await started(GrowingEngine([*range(10)])))
     assert [token for tokens, _, _ in parts for token in tokens] == [*range(10)]
     assert len(parts) > 2 and [finished for _, _, finished in parts] == [False] * (len(parts) - 1) + [True]
 
 
-def test_lost_engines_stream_continues_on_another_engine():
+async def test_lost_engines_stream_continues_on_another_engine():
     engine = GrowingEngine([*range(10)], dies_after=6)
 
-    async def main():
-        return await parts_of(await started(engine), limit=20)
-
-    parts = asyncio.run(main())
+    parts = await parts_of(await started(engine), limit=20)
     assert [token for tokens, _, _ in parts for token in tokens] == [*range(10)]
     [[request]] = engine.heirs[0].calls
     handed = len(request.prompt) - 2
@@ -464,40 +369,40 @@ class LateEngine(GrowingEngine):
 
 
 @pytest.mark.parametrize("turns_late", range(6))
-def test_lost_engine_adds_nothing_to_a_continued_stream(turns_late):
+async def test_lost_engine_adds_nothing_to_a_continued_stream(turns_late):
     """What is streamed is what is recorded: two engines rarely sample the same tokens."""
     lost = LateEngine([*range(10)], dies_after=6, turns_late=turns_late)
     other = GrowingEngine([*range(100, 110)], generation=1)
 
-    async def main():
-        return await parts_of(await started(lost, other))
-
-    parts = asyncio.run(main())
+    parts = await parts_of(await started(lost, other))
     [[request]] = other.calls
     handed = len(request.prompt) - 2
     assert [token for tokens, _, _ in parts for token in tokens] == [*range(handed), *range(100 + handed, 110)]
     assert [version for _, versions, _ in parts for version in versions] == [0] * handed + [1] * (10 - handed)
 
 
-def test_engines_without_streams_are_not_polled():
-    engine = GrowingEngine([*range(3)])
-    engine.so_far = None  # type: ignore[assignment]
-
-    async def main():
-        return await (await started(engine)).generate(ask("whole", 1))
-
-    assert asyncio.run(main())[0].tokens.tolist() == [0, 1, 2]
-
-
-def test_closing_a_stream_gives_its_request_up():
+async def test_closing_a_stream_gives_its_request_up():
     engine = GrowingEngine([*range(100)])
-
-    async def main():
-        pool = await started(engine)
-        stream = pool.stream(ask("left", 1)[0].after(engine.sample([])))
-        await anext(stream)
-        await stream.aclose()
-        await until(lambda: engine.aborted)
-
-    asyncio.run(main())
+    pool = await started(engine)
+    stream = pool.stream(ask("left", 1)[0].after(engine.sample([])))
+    await anext(stream)
+    await stream.aclose()
+    await until(lambda: engine.aborted)
     assert engine.aborted == ["left/0"]
+
+
+async def test_a_new_engine_that_hangs_is_replaced_too():
+    """It starts before the watcher of the dead engine has checked again."""
+    hanging = FakeEngine(hangs_in=(0,), name="heir")
+    dying = succeeded_by(FakeEngine(dies_in=(0,)), lambda: hanging)
+    pool = await started(dying, patience=0.2)
+    samples, restarts = await asyncio.wait_for(pool.generate(ask("w")), 20), pool.restarts
+    assert len(samples) == 2 and restarts == 2 and hanging.heirs[0].calls
+
+
+async def test_too_many_lost_engines_raise_a_transient_fault():
+    pool = await started(FakeEngine(dies_in=(0,)), max_restarts=0)
+    for name in ("w", "again"):
+        with pytest.raises(TransientFault):
+            await pool.generate(ask(name))
+    assert pool.restarts == 1
