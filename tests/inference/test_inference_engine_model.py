@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
 from raising import raising
 from rollout.fakes import FakeEngine
@@ -107,19 +106,6 @@ def test_sync_methods_work_from_other_threads(encoder):
         return await asyncio.to_thread(model.chat_sync, MESSAGES, 2, seeds=[1, 2])
 
     assert len(with_model(encoder, use)) == 2
-
-
-def test_next_turn_keeps_the_tokens_of_earlier_turns(encoder):
-    engine = FakeEngine()
-
-    async def two_turns(model):
-        [first] = await model.chat(MESSAGES)
-        history = np.concatenate([first.prompt_tokens, first.tokens, [7, 8]])
-        [second] = await model.generate(history)
-        return history, second
-
-    history, second = with_model(encoder, two_turns, engine)
-    assert second.prompt_tokens.tolist() == history.tolist()
 
 
 def test_answers_end_as_the_template_in_use_ends_them(encoder):

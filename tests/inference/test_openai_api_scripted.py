@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -23,13 +21,11 @@ from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.config.schema.buffer import RolloutArgs
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.rollout.inference.requests import EngineLost, Sample, SampleBatch, WeightSource
+from trinity_core.rollout.inference.requests import EngineLost, Sample, SampleBatch
 from trinity_core.rollout.metrics import scores_of, step_numbers
 from trinity_core.rollout.openai_api.model import ApiModel, ApiModels
-from trinity_core.rollout.openai_api.recorded_session import SessionTerms
-from trinity_core.rollout.openai_api.served_sessions import Journal, ServedSessions
 from trinity_core.rollout.runner import TaskRunner
-from trinity_core.workflows import WORKFLOWS, AgentWorkflow, Reward, RewardPool, Workflow
+from trinity_core.workflows import WORKFLOWS, AgentWorkflow, RewardPool, Workflow
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 2, "y": 3}}\n</tool_call>'
 ADD = {
@@ -213,13 +209,6 @@ def test_a_forced_call_is_context_of_what_follows(api, speaker, ask, choice):
     assert api.tokenizer.decode(answer) == "So it is.</think>5<|im_end|>" and sequence.mask.all()
 
 
-def test_strict_tools_that_the_model_may_choose_guide_nothing(api, speaker):
-    say(speaker, "Hm.</think>No.")
-    session = api.session()
-    ask(api.client(session), ASK)
-    assert session.guided == (0, 0) and session.sequences()[0].mask.all()
-
-
 @pytest.mark.parametrize("how", [ask, stream])
 def test_clients_get_all_calls_that_are_recorded(api, speaker, how):
     """Even if they ask for at most one: the others carry loss, and belong to the history that is sent back."""
@@ -270,38 +259,6 @@ def test_completion_without_max_tokens_has_the_limit_of_its_task_set(api, speake
     assert limits == [*(limit or 1024 - length for length in lengths[:2]), 7]
 
 
-@pytest.mark.parametrize("model", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
-@pytest.mark.parametrize("streams", [False, True])
-def test_openai_agents_work_unchanged(api, speaker, streams, model):
-    import agents
-
-    agents.set_tracing_disabled(True)
-    added = []
-
-    @agents.function_tool
-    def add(x: int, y: int) -> str:
-        """Adds."""
-        added.append((x, y))
-        return str(x + y)
-
-    say(speaker, f"I add.</think>{CALL}", "So it is.</think>It is 5.")
-    session = api.session()
-
-    async def main():
-        client = openai.AsyncOpenAI(base_url=api.server.base_url(session), api_key=api.server.key)
-        agent = agents.Agent("adder", instructions="Add.", tools=[add], model=getattr(agents, model)("policy", client))
-        if not streams:
-            return await agents.Runner.run(agent, "2 + 3?")
-        result = agents.Runner.run_streamed(agent, "2 + 3?")
-        async for _ in result.stream_events():
-            pass
-        return result
-
-    assert asyncio.run(main()).final_output == "It is 5." and added == [(2, 3)]
-    [text] = texts_of(session, speaker.tokenizer)
-    assert f"I add.</think>{CALL}<|im_end|>\n<|im_start|>tool\n5<|im_end|>" in text and "It is 5.<|im_end|>" in text
-
-
 def test_reasoning_stays_in_the_recorded_tokens(api, speaker):
     say(speaker, "Two, three, five.</think>5", "Yes.</think>sure")
     session = api.session()
@@ -312,20 +269,6 @@ def test_reasoning_stays_in_the_recorded_tokens(api, speaker):
     client.chat.completions.create(model="policy", messages=again)
     [text] = texts_of(session, speaker.tokenizer)
     assert "Two, three, five.</think>5<|im_end|>\n<|im_start|>user\nsure?" in text
-
-
-def test_the_first_change_of_history_is_logged(speaker, folder, caplog):
-    say(speaker, *"abcdef")
-    with caplog.at_level("WARNING", "trinity_core"), serving(folder, speaker) as api:
-        client = api.client(api.session())
-        ask(client, ASK, tool_choice="none")
-        more = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "and?"}]
-        ask(client, [*ASK, *more], tool_choice="none")
-        assert not any("sequence" in record.getMessage() for record in caplog.records)
-        for text in ("b, shortened", "c, shortened"):
-            ask(client, [*ASK, *more, {"role": "assistant", "content": text}, more[1]], tool_choice="none")
-    [line] = [record.getMessage() for record in caplog.records if "sequence" in record.getMessage()]
-    assert "message 4 of 5 (assistant)" in line
 
 
 async def cut_async(api, session, count):
@@ -370,7 +313,7 @@ def wait_until_idle(session):
 
 @pytest.mark.parametrize("cut", [cut_by_break, lambda *arguments: asyncio.run(cut_async(*arguments))])
 def test_stream_cut_by_its_client_is_not_recorded(api, speaker, cut):
-    say(speaker, "hm</think>one two three four five", seconds=0.5)
+    say(speaker, "hm</think>one two three four five", seconds=0.25)
     session = api.session()
     cut(api, session, 1)
     wait_until_idle(session)
@@ -414,44 +357,22 @@ def test_answers_with_malformed_calls_are_continued(api, speaker, text, how):
     assert len(sequence.answers) == 2
 
 
-def raw(api, data: bytes, limit: float = 10.0) -> bytes:
-    """The server's response to these bytes, until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", api.server.port), timeout=limit) as connection:
-        connection.sendall(data)
-        body = b""
-        while part := connection.recv(65536):
-            body += part
-        return body
-
-
-def test_a_head_without_end_is_refused(api):
-    with suppress(ConnectionError):  # what it did not read any more resets the connection
-        assert raw(api, b"GET / HTTP/1.1\r\n" + b"a: " + b"b" * (2 << 20)).startswith(b"HTTP/1.1 400 ")
-
-
-@pytest.mark.parametrize("body", [b"{no json", b"\xff", b'{"n": ' + b"1" * 5_000 + b"}"])
-def test_bodies_that_cannot_be_read_have_one_code(api, body):
-    headers = {"authorization": f"Bearer {api.server.key}", "content-type": "application/json"}
-    got = httpx.post(f"{api.server.base_url()}/chat/completions", content=body, headers=headers)
-    assert (got.status_code, got.json()["error"]["code"]) == (400, "invalid_json")
-    other = httpx.post(
-        f"{api.server.base_url()}/chat/completions", content=b"{}", headers=headers | {"content-type": "text/plain"}
-    )
-    assert (other.status_code, other.json()["error"]["type"]) == (400, "invalid_request_error")
+DEEP = b'{"model": "policy", "messages": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
-def test_deep_json_is_refused_with_its_reason(api, path):
-    deep = b'{"model": "policy", "messages": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+@pytest.mark.parametrize("body", [b"{no json", b"\xff", b'{"n": ' + b"1" * 5_000 + b"}", DEEP], ids=range(4))
+def test_bodies_that_cannot_be_read_have_one_code(api, path, body):
     headers = {"authorization": f"Bearer {api.server.key}", "content-type": "application/json"}
-    got = httpx.post(f"{api.server.base_url()}/{path}", content=deep, headers=headers)
+    got = httpx.post(f"{api.server.base_url()}/{path}", content=body, headers=headers)
     assert (got.status_code, got.json()["error"]["code"]) == (400, "invalid_json")
-    arguments = {"function": {"name": "add", "arguments": "[" * 50_000}, "id": "a", "type": "function"}
-    messages = [*ASK, {"role": "assistant", "content": "", "tool_calls": [arguments]}, *ASK]
-    got = httpx.post(
-        f"{api.server.base_url(api.session())}/chat/completions", headers=headers, json={"messages": messages}
-    )
-    assert got.status_code == 400, got.text
+
+
+def test_deep_arguments_of_a_call_are_refused(api):
+    call = {"function": {"name": "add", "arguments": "[" * 50_000}, "id": "a", "type": "function"}
+    messages = [*ASK, {"role": "assistant", "content": "", "tool_calls": [call]}, *ASK]
+    with pytest.raises(openai.BadRequestError):
+        api.client(api.session()).chat.completions.create(model="policy", messages=messages)
 
 
 @pytest.mark.parametrize("ends", ["session", "client"])
@@ -502,7 +423,7 @@ def test_engine_lost_mid_stream_is_invisible_to_the_client(folder):
 
 def test_a_parser_that_the_model_cannot_serve_is_refused(speaker, tiny_folder):
     with (
-        pytest.raises(TrinityError, match="cannot be served"),
+        pytest.raises(TrinityError),
         serving(tiny_folder, speaker, reasoning_parser="deepseek_r1"),
     ):
         pass
@@ -521,24 +442,6 @@ def test_speculative_engine_refuses_only_the_bad_request(speaker, tiny_folder):
 
 
 # ---- agents as workflows ----
-
-
-class Crashing(AgentWorkflow):
-    """Asks three times; at the first attempt it crashes in its third turn."""
-
-    attempts = 0
-
-    async def rollout(self, session, run):
-        messages, attempt = list(ASK), Crashing.attempts
-        Crashing.attempts += 1
-        for turn in range(3):
-            if turn == 2 and attempt == 0:
-                raise RuntimeError("the agent crashed")
-            answer = await session.openai_async_client.chat.completions.create(
-                model=session.model_name, messages=messages
-            )
-            messages += [answer.choices[0].message, {"role": "user", "content": "go on"}]
-        return Reward({"accuracy": 1.0})
 
 
 class Plain(Workflow):
@@ -590,21 +493,6 @@ def run(api, monkeypatch, workflow, **args):
     return outcome
 
 
-def test_an_agent_that_crashes_is_tried_again(api, speaker, monkeypatch):
-    Crashing.attempts = 0
-    say(speaker, *(f"hm</think>answer {i}" for i in range(5)))
-    outcome = run(api, monkeypatch, Crashing)
-    assert outcome.error is None and outcome.retries == 1
-    [one] = outcome.experiences
-    text = speaker.tokenizer.decode(one.tokens)
-    assert [f"answer {i}<" in text for i in range(5)] == [False, False, True, True, True]
-    assert one.reward == 1.0 and one.metrics["accuracy"] == 1.0
-    numbers = step_numbers([outcome])
-    assert numbers["sessions"] == 2
-    assert numbers["sessions/tokens"] - numbers["sessions/discarded_tokens"] == one.action_mask.sum()
-    assert numbers["sessions/discarded_tokens"] > 0
-
-
 class Sampling(Workflow):
     """Samples its rollouts with the client of its own session, like a workflow written for Trinity-RFT."""
 
@@ -625,15 +513,6 @@ def test_answers_to_one_prompt_are_rollouts_of_its_task(api, speaker, monkeypatc
     outcome = run(api, monkeypatch, Sampling, repeat_times=3)
     assert [(one.run, one.turn) for one in outcome.experiences] == [(0, 0), (1, 0), (2, 0)]
     assert sorted(scores_of(outcome.experiences)) == [0.0, 1.0, 1.0]
-
-
-def test_guided_answers_to_one_prompt_are_rollouts_too(api, speaker, monkeypatch):
-    """A grammar chose all of their tokens, so none counts."""
-    say(speaker, *['hm</think>{"a": 1}'] * 3)
-    asks = {"asks": {"response_format": {"type": "json_object"}}}
-    outcome = run(api, monkeypatch, Sampling, repeat_times=3, workflow_args=asks)
-    assert [(one.run, one.turn) for one in outcome.experiences] == [(0, 0), (1, 0), (2, 0)]
-    assert not any(one.action_mask.any() for one in outcome.experiences)
 
 
 def test_continued_session_is_one_rollout(api, speaker, monkeypatch):
@@ -684,7 +563,7 @@ def test_lost_engines_are_a_fault_of_the_run(speaker, folder, monkeypatch):
         async def successor(self, model_path):
             return Lost()
 
-    with serving(folder, Lost()) as api, pytest.raises(TransientFault, match="engines were lost 4 times"):
+    with serving(folder, Lost()) as api, pytest.raises(TransientFault):
         run(api, monkeypatch, Quiet)
 
 
@@ -707,17 +586,6 @@ def test_sessions_end_with_their_workflow(api, speaker, monkeypatch):
 # ---- mode serve ----
 
 
-@pytest.fixture
-def serve(folder, speaker, tmp_path):
-    """Start a server whose clients open their own sessions, repeatedly on the same journal."""
-
-    def start():
-        own = ServedSessions(Journal(tmp_path / "journal"), SessionTerms(), 60.0)
-        return serving(folder, speaker, max_model_len=1024, server={"served_sessions": own, "key": "sk-kept"})
-
-    return start
-
-
 def post(api, path, value):
     address = api.server.base_url().removesuffix("/v1") + path
     return httpx.post(address, json=value, headers={"Authorization": f"Bearer {api.server.key}"}, timeout=30)
@@ -728,47 +596,24 @@ def chat(base_url, messages):
     return client.chat.completions.create(model="policy", messages=messages).choices[0].message
 
 
-def test_conversation_continues_after_a_restart(serve, speaker):
-    say(speaker, "one", "two")
-    with serve() as api:
-        opened = post(api, "/sessions", {}).json()
-        first = chat(opened["base_url"], ASK)
-    with serve() as api:
-        base_url = f"{api.server.base_url().removesuffix('/v1')}/sessions/{opened['session_id']}/v1"
-        chat(base_url, [*ASK, first, {"role": "user", "content": "and?"}])
-        assert post(api, "/feedback", {"session_id": opened["session_id"], "reward": 1.0}).status_code == 200
-        [group] = api.server.served_sessions.take(8, 99)
-    [sequence] = group.sessions[0].session.sequences()
-    text = speaker.tokenizer.decode(sequence.tokens)
-    assert "one<|im_end|>\n<|im_start|>user\nand?" in text and text.endswith("two<|im_end|>")
-    assert len(sequence.answers) == 2
+def test_guided_answers_to_one_prompt_are_rollouts_too(api, speaker, monkeypatch):
+    """A grammar chose all of their tokens, so none counts."""
+    say(speaker, *['hm</think>{"a": 1}'] * 3)
+    asks = {"asks": {"response_format": {"type": "json_object"}}}
+    outcome = run(api, monkeypatch, Sampling, repeat_times=3, workflow_args=asks)
+    assert [(one.run, one.turn) for one in outcome.experiences] == [(0, 0), (1, 0), (2, 0)]
+    assert not any(one.action_mask.any() for one in outcome.experiences)
 
 
-def test_weights_change_in_mid_stream(serve, speaker):
-    say(speaker, "one two three four five six seven", seconds=0.05)
-    with serve() as api:
-        opened = post(api, "/sessions", {"task": "count"}).json()
-        client = openai.OpenAI(base_url=opened["base_url"], api_key="sk-kept", max_retries=0)
-        text, loading = "", None
-        for chunk in client.chat.completions.create(model="policy", messages=ASK, stream=True):
-            text += chunk.choices[0].delta.content or ""
-            if text and loading is None:
-                work = api.pool.load(WeightSource("folder", "somewhere"), 7)
-                loading = asyncio.run_coroutine_threadsafe(work, api.loop)
-        assert loading.result(30).version == 7 and text == "one two three four five six seven"
-        assert post(api, "/feedback", {"session_id": opened["session_id"], "reward": 1}).json()["sampled_tokens"] > 6
-
-
-def test_plain_clients_find_their_session_in_a_header(serve, speaker):
-    say(speaker, "one")
-    with serve() as api:
-        raw = api.client().chat.completions.with_raw_response.create(model="policy", messages=ASK)
-        name = raw.headers["x-trinity-session"]
-        with pytest.raises(openai.NotFoundError):
-            api.client().chat.completions.create(model="nobody", messages=ASK)
-        assert raw.parse().choices[0].message.content == "one"
-        deadline = time.monotonic() + 20  # a session in which nothing was said goes after its answer
-        while api.server.served_sessions.counts != (1, 0, 0):
-            assert time.monotonic() < deadline, api.server.served_sessions.counts
-            time.sleep(0.01)
-        assert post(api, "/feedback", {"session_id": name, "reward": -1}).status_code == 200
+def test_the_first_change_of_history_is_logged(speaker, folder, caplog):
+    say(speaker, *"abcdef")
+    with caplog.at_level("WARNING", "trinity_core"), serving(folder, speaker) as api:
+        client = api.client(api.session())
+        ask(client, ASK, tool_choice="none")
+        more = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "and?"}]
+        ask(client, [*ASK, *more], tool_choice="none")
+        assert not any("sequence" in record.getMessage() for record in caplog.records)
+        for text in ("b, shortened", "c, shortened"):
+            ask(client, [*ASK, *more, {"role": "assistant", "content": text}, more[1]], tool_choice="none")
+    [line] = [record.getMessage() for record in caplog.records if "sequence" in record.getMessage()]
+    assert "message 4 of 5 (assistant)" in line

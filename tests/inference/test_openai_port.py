@@ -80,7 +80,7 @@ def test_a_port_that_stays_taken_is_refused_with_its_holder(monkeypatch, name, o
         with pytest.raises(TransientFault) as refused:
             bound(port)
         for message in (obstacle.message, str(refused.value)):
-            assert f"process {holder.pid} ({name} " in message
+            assert str(holder.pid) in message and name in message
 
 
 def test_the_address_of_a_server_for_everyone_is_reached_from_outside(monkeypatch):

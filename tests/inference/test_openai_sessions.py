@@ -138,14 +138,10 @@ def calling(arguments, content=""):
     return {"role": "assistant", "content": content, "tool_calls": [{"function": function}]}
 
 
-def test_white_space_around_an_answer_is_ignored():
-    assert canonical({"role": "assistant", "content": "\n 4\n"}) == canonical({"role": "assistant", "content": "4"})
-    assert canonical({"role": "user", "content": "4\n"}) != canonical({"role": "user", "content": "4"})
-
-
 @pytest.mark.parametrize(
     "said, back, same",
     [
+        ("\n 4\n", "4", True),
         ("It is\n\n  4.", "It is 4.", True),
         ('{"x": 1, "y": [2, 3]}', '{"y":[2,3],"x":1}\n', True),
         ('{"x": 1, "y": [2, 3]}', '{"y":[3,2],"x":1}', False),
@@ -155,7 +151,7 @@ def test_white_space_around_an_answer_is_ignored():
         ("Calling tools:\n[1]", "Calling tools:\n[]", False),
     ],
 )
-def test_inner_white_space_and_key_order_are_ignored(said, back, same):
+def test_white_space_and_key_order_of_an_answer_are_ignored(said, back, same):
     texts = [canonical({"role": "assistant", "content": content}) for content in (said, back)]
     assert (texts[0] == texts[1]) == same
 
@@ -205,51 +201,7 @@ def test_arguments_that_no_client_can_read_come_back_repaired(back):
     assert session.continued("tools", [ASK, calling("{}"), {"role": "tool", "content": "?"}]) == (first, 2)
 
 
-def test_arguments_of_any_depth_are_compared():
-    deep = "[" * 50_000
-    assert canonical(calling(deep)) == canonical(calling(deep)) != canonical(calling("{}"))
-
-
 MANY_DIGITS = "9" * 5000
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just("0x" + "f" * 5000),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
-    max_leaves=6,
-)
-LITERALS = st.recursive(
-    st.sampled_from(["1", "'a'", "b'a'", "None", "1j", "...", "'function'", "'name'", "0x" + "f" * 5000, MANY_DIGITS]),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(lambda all: f"[{', '.join(all)}]"),
-        st.lists(inner, min_size=1, max_size=2).map(lambda all: f"({', '.join(all)},)"),
-        st.lists(inner, min_size=1, max_size=2).map(lambda all: f"{{{', '.join(all)}}}"),
-        st.lists(st.tuples(inner, inner), max_size=2).map(lambda all: f"{{{', '.join(f'{k}: {v}' for k, v in all)}}}"),
-    ),
-    max_leaves=8,
-)
-WRITTEN = st.one_of(
-    st.text(max_size=20),
-    VALUES.map(json.dumps),
-    LITERALS.map("Calling tools: {}".format),
-    LITERALS.map("Calling tools: [{{'function': {{'name': 'f', 'arguments': {}}}}}]".format),
-    st.sampled_from(
-        [MANY_DIGITS, f"[{MANY_DIGITS}]", f'{{"a": {MANY_DIGITS}}}', "[" * 9000, "Calling tools: [{[]: 1}]"]
-    ),
-)
-MESSAGES = st.fixed_dictionaries(
-    {"role": st.sampled_from(["assistant", "user", "tool"]), "content": WRITTEN | VALUES},
-    optional={
-        "tool_calls": st.lists(
-            VALUES
-            | st.fixed_dictionaries({"function": VALUES | st.fixed_dictionaries({"arguments": WRITTEN | VALUES})}),
-            max_size=2,
-        )
-    },
-)
-
-
-@given(MESSAGES)
-def test_any_message_can_be_compared(message):
-    assert canonical(message) == canonical(dict(message))
 
 
 @pytest.mark.parametrize(
@@ -279,20 +231,6 @@ def test_a_request_whose_answer_cannot_be_journalled_leaves_nothing():
     assert journal == [] and session.sampled_tokens == 0
     exchange.close()
     assert session.dropped_tokens == 1
-
-
-def test_an_answer_of_many_digits_is_kept_and_restored():
-    journal, session = [], RecordedSession()
-    session.keeps = lambda setting, kept: journal.append((setting, kept))
-    exchange, answer = session.begin(), {"role": "assistant", "content": f"[{MANY_DIGITS}]"}
-    exchange.messages, exchange.calls = [ASK], {("a", 0): call([1], [2])}
-    exchange.keep({0: [answer]})
-    exchange.close()
-    resumed = RecordedSession()
-    resumed.restore(*journal[0])
-    for one in (session, resumed):
-        assert one.digests == [call([1], [2]).digest] and one.dropped_tokens == 0
-        assert one.continued("", [ASK, answer, ASK]) is not None
 
 
 def test_what_begins_a_new_sequence_is_known():
@@ -331,6 +269,7 @@ def test_messages_that_differ_are_told_apart():
             {"role": "assistant", "content": "", "tool_calls": [other]},
             {"role": "assistant", "content": ""},
             {"role": "user", "content": ""},
+            {"role": "user", "content": "\n"},
             {"role": "user", "content": "", "name": "eve"},
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         )

@@ -83,7 +83,6 @@ XML = (
     "</function>\n</tool_call>"
 )
 BROKEN = XML.replace("3\n</parameter>", "3")
-UNWRAPPED = (XML.removeprefix("<tool_call>\n"), XML.removesuffix("\n</tool_call>"))
 
 
 @pytest.mark.parametrize("parser", ["qwen3_coder", "qwen3_xml"])
@@ -145,10 +144,6 @@ def test_a_whole_xml_call_is_read_wherever_it_stands(tokenizer, text):
     calls = read(tokenizer, text, "qwen3_xml")["tool_calls"]
     expected = {"name": "add", "arguments": {"a": 2, "b": 3}}
     assert [call["function"] for call in calls] == [expected] * text.count("<function=")
-
-
-def test_a_model_without_parser_has_no_reader(tokenizer):
-    assert ToolCallReader.of(RolloutModelConfig(), tokenizer, "m") is None
 
 
 @pytest.mark.parametrize(
