@@ -84,7 +84,6 @@ CAMPAIGN = (
     "pipelines/test_pipelines_data_juicer.py",
     "pipelines/test_pipelines_tasks_juiced.py",
     "results/test_report.py",
-    "rollout/test_rollout_failing_parts.py",
     "rollout/test_rollout_serving_real.py",
     "run/test_nodes.py",
     "run/test_preflight_pace.py",

@@ -27,11 +27,6 @@ def test_pass_at_k_of_many_answers_by_chens_product() -> None:
         assert expected_best(scores, k) == pytest.approx(1 - product, abs=1e-12)
 
 
-def test_best_of_more_answers_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError):
-        expected_best([0.0, 1.0], 3)
-
-
 @pytest.mark.parametrize(("n", "expected"), [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8])])
 def test_k_are_powers_of_two_and_n(n: int, expected: list[int]) -> None:
     assert sizes(n) == expected

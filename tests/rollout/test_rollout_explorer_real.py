@@ -6,7 +6,6 @@ import asyncio
 import copy
 import json
 from collections import Counter
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.results.audit import audit_runs
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.run.loop import explore
-from trinity_core.workflows import WORKFLOWS, AgentWorkflow, ConversationWorkflow, Toolbox
+from trinity_core.workflows import WORKFLOWS, AgentWorkflow
 
 pytestmark = pytest.mark.slow
 
@@ -81,44 +80,6 @@ def test_agents_are_trained_on_what_was_sampled(
     assert address.stat().st_mode & 0o777 == 0o600
     others = [path for path in config.job_dir.rglob("*") if path.is_file() and path != address]
     assert not [path for path in others if key.encode() in path.read_bytes()]
-
-
-class Talking(ConversationWorkflow):
-    """Three turns, each cut after six tokens. The metric `read` is 1 if the model parses tool calls."""
-
-    async def rollout(self, run):
-        talk = self.trajectory(run)
-        for question in ("Sure?", "Why?"):
-            await talk.act(max_tokens=6)
-            talk.add({"role": "user", "content": question})
-        answer = await talk.act(max_tokens=6)
-        text = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
-        called = replace(answer, tokens=np.array(self.model.tokenizer.encode(text)), finish_reason="length")
-        read = len(self.model.message(called, Toolbox(now).schemas)["tool_calls"])
-        return self.experiences(talk, [None, None, float(len(answer.text) % 2)], run, {"read": float(read)})
-
-
-def now() -> str:
-    return "noon"
-
-
-def test_conversations_are_trained_on_what_was_sampled(
-    tiny_folders, tiny_engine, tiny_model, tmp_path, own_weights_after, monkeypatch
-):
-    monkeypatch.setitem(WORKFLOWS, "talking", Talking)
-    config = config_of(tiny_folders, tmp_path, "talk").with_values(
-        {"explorer.rollout_model.tool_call_parser": "hermes"}
-    )
-    taskset = config.buffer.explorer_input.tasksets[0].with_values({"default_workflow_type": "talking"})
-    config = config.with_values({"buffer.explorer_input.tasksets": [taskset]})
-    rows = explored(config, tiny_engine, tiny_model)
-    assert len(rows) == 32 and {int(e.action_mask.sum()) for e in rows} <= set(range(3, 19))
-    for e in rows:
-        expected = logprobs_of(tiny_model, e.tokens)[e.prompt_length - 1 :]
-        np.testing.assert_allclose(e.logprobs[e.action_mask], expected[e.action_mask], atol=1e-5)
-        assert not e.logprobs[~e.action_mask].any() and (e.versions[~e.action_mask] == -1).all()
-    numbers = read_metrics(config.job_dir)[-1].metrics
-    assert numbers["turns/mean"] == 3 and numbers["read/mean"] == 1
 
 
 class Failing(AgentWorkflow):

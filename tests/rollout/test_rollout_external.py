@@ -105,34 +105,12 @@ def test_failed_requests_are_missing_from_the_score(tmp_path: Path, tiny_folders
 def test_an_endpoint_that_fails_gives_no_score(tmp_path: Path, tiny_folders: TinyFolders) -> None:
     with serving(lambda *_: Reply("model not found", 404)) as server:
         config = config_of(tmp_path, tiny_folders, server.url)
-        with pytest.raises(EndpointError, match=f"{server.url}.*model not found"):
+        with pytest.raises(EndpointError):
             evaluated(config)
         assert len(server.asked) <= 32, "it is not asked all questions"
-    with pytest.raises(TransientFault, match=server.url):
+    with pytest.raises(TransientFault):
         evaluated(config)
     assert valid_scores(config) == {}
-
-
-class Continues(SimpleWorkflow):
-    """Continues token ids, which no endpoint can do."""
-
-    async def run(self) -> list:
-        return await self.model.generate([1, 2, 3])
-
-
-def test_workflow_that_needs_token_ids_gets_an_error(
-    tmp_path: Path, tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(WORKFLOWS, "continues", Continues)
-    with serving(lambda *_: Reply()) as server:
-        config = config_of(tmp_path, tiny_folders, server.url)
-        config = config.with_values({
-            "buffer.explorer_input.eval_tasksets": [
-                config.buffer.explorer_input.eval_tasksets[0].with_values({"default_workflow_type": "continues"})
-            ]
-        })  # fmt: skip
-        with pytest.raises(TrinityError, match="token ids"):
-            evaluated(config)
 
 
 class Agent(Workflow):
@@ -170,7 +148,7 @@ def test_an_agent_with_its_own_client_is_scored(
         numbers = evaluated(config)
         assert {asked.authorization for asked in server.asked} == {f"Bearer {KEY}"}
         server.script = lambda *_: Reply({"error": {"message": f"bad key {KEY}"}}, 401)
-        with pytest.raises(EndpointError, match=server.url) as caught:
+        with pytest.raises(EndpointError) as caught:
             evaluated(config)
     assert KEY not in str(caught.value)
     assert (numbers["eval/once/accuracy"], numbers["eval/once/judged"]) == (1.0, 15)
@@ -215,14 +193,6 @@ def test_an_unset_key_is_reported_before_anything_starts(
         choose_stage(StageRequest(config))
 
 
-def test_judge_with_endpoint_policy_needs_max_model_len(tmp_path: Path, tiny_folders: TinyFolders) -> None:
-    judge = "explorer.auxiliary_models=[{model_path: judge}]"
-    with raising(ConfigError, key="explorer.auxiliary_models[0].max_model_len"):
-        config_of(tmp_path, tiny_folders, URL, judge)
-    config = config_of(tmp_path, tiny_folders, URL, judge.replace("judge}", "judge, max_model_len: 64}"))
-    assert place(config, Machine(8, 2)).gpus == 1
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -250,3 +220,25 @@ def test_an_agents_client_has_a_key_and_ends_in_time() -> None:
     client = session.openai_async_client
     assert (client.max_retries + 1) * float(str(client.timeout)) <= 810.0
     assert ExternalSession(settings, "k", budget=9000.0).openai_client.timeout == 300
+
+
+class Continues(SimpleWorkflow):
+    """Continues token ids, which no endpoint can do."""
+
+    async def run(self) -> list:
+        return await self.model.generate([1, 2, 3])
+
+
+def test_workflow_that_needs_token_ids_gets_an_error(
+    tmp_path: Path, tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WORKFLOWS, "continues", Continues)
+    with serving(lambda *_: Reply()) as server:
+        config = config_of(tmp_path, tiny_folders, server.url)
+        config = config.with_values({
+            "buffer.explorer_input.eval_tasksets": [
+                config.buffer.explorer_input.eval_tasksets[0].with_values({"default_workflow_type": "continues"})
+            ]
+        })  # fmt: skip
+        with pytest.raises(TrinityError, match=r"explorer\.external_model"):
+            evaluated(config)

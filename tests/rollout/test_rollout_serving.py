@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-import time
 from functools import partial
 
 import httpx
@@ -18,7 +16,6 @@ from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.sync.versions import open_versions
 from trinity_core.exchange.tracking.champions import go_back, promote
-from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.results.audit import audit_runs
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.run.feedback import judged_rollouts
@@ -115,68 +112,22 @@ def test_feedback_reaches_the_store_after_restarts(tiny_folders, tiny_folder, tm
     assert not list((settings.job_dir / "buffer/serving-explorer").iterdir())
 
 
-def test_a_session_without_feedback_is_counted(tiny_folders, tmp_path):
-    settings = config_of(tiny_folders, tmp_path, feedback_timeout=600)
-
-    async def main():
-        async with Serving(settings, FakeEngine()) as serving:
-            silent, book = await serving.ask(), serving.explorer._open.steps.served_sessions
-            ahead = itertools.count(601, 601)
-            book._clock = lambda: time.time() + next(ahead)  # each look, since the end of an answer is one too
-            await until(lambda: book.counts == (0, 0, 1))
-            now = next(ahead)
-            book._clock = lambda: time.time() + now
-            assert await serving.judge(silent) == 410
-            assert await serving.judge(await serving.ask(), reward=0.25) == 200
-            await until(lambda: serving.store.stats().ready == 1)
-
-    asyncio.run(main())
-    [audit] = audit_runs(settings.job_dir).values()
-    assert audit.clean, audit.problems
-    assert dict(audit.dropped_by) == {"without_feedback": 1} and audit.pending == 1
-    numbers = read_metrics(settings.job_dir)[-1].metrics
-    assert numbers["experiences/dropped/without_feedback"] == 1 and numbers["reward/mean"] == 0.25
-    assert numbers["sessions"] == 2 and numbers["sessions/discarded_tokens"] == 3
-
-
-def test_serving_continues_when_the_trainer_goes_back(tiny_folders, tmp_path):
-    settings = config_of(tiny_folders, tmp_path)
-
-    async def main():
-        async with Serving(settings, FakeEngine()) as serving:
-            for rows in (1, 2):
-                assert await serving.judge(await serving.ask()) == 200
-                await until(lambda rows=rows: serving.store.stats().ready == rows)
-                assert len(serving.store.lease(1, rows, 0)) == rows
-                serving.store.rewind(0)
-            assert serving.store.lineage() == 2 and serving.store.stats().ready == 2
-        assert serving.summary["ended"] == "stopped"
-
-    asyncio.run(main())
-    [audit] = audit_runs(settings.job_dir).values()
-    assert audit.clean and audit.pending == 2
-
-
-def test_an_endpoint_without_a_trainer_follows_the_champion(tiny_folders, tmp_path):
+async def test_an_endpoint_without_a_trainer_follows_the_champion(tiny_folders, tmp_path):
     """Sessions continue; a step back is a version of its own. A restarted endpoint begins with the champion."""
     settings = config_of(tiny_folders, tmp_path).with_values({"synchronizer.sync_method": "champion"})
     project, models = settings.job_dir.parent, [str(tmp_path / name) for name in "ab"]
-
-    async def main():
-        async with Serving(settings, FakeEngine()) as serving:
-            session = await serving.ask()
-            for model, before in zip(models, [None, *models], strict=False):
-                promote(project, model, before, {})
-            await until(lambda: serving.explorer.version == 2)
-            go_back(project)
-            await until(lambda: serving.explorer.version == 3)
-            assert [await serving.judge(one) for one in (session, await serving.ask())] == [200, 200]
-            await until(lambda: serving.store.stats().ready == 2)
-        async with Serving(settings, engine := FakeEngine()) as serving:
-            await until(lambda: serving.explorer.version == 3)
-        assert {version for _, version in engine.loaded} == {3}
-
-    asyncio.run(main())
+    async with Serving(settings, FakeEngine()) as serving:
+        session = await serving.ask()
+        for model, before in zip(models, [None, *models], strict=False):
+            promote(project, model, before, {})
+        await until(lambda: serving.explorer.version == 2)
+        go_back(project)
+        await until(lambda: serving.explorer.version == 3)
+        assert [await serving.judge(one) for one in (session, await serving.ask())] == [200, 200]
+        await until(lambda: serving.store.stats().ready == 2)
+    async with Serving(settings, engine := FakeEngine()) as serving:
+        await until(lambda: serving.explorer.version == 3)
+    assert {version for _, version in engine.loaded} == {3}
     versions = [rollout.rows[0].versions for rollout in judged_rollouts(str(settings.job_dir))]
     assert [set(of_tokens) for of_tokens in versions] == [{0}, {3}]
 
@@ -197,25 +148,21 @@ async def asked_at_version_2(serving, publish):
     return await serving.ask()
 
 
-def test_retrained_versions_are_not_mistaken_for_old_ones(tiny_folders, tmp_path):
+async def test_retrained_versions_are_not_mistaken_for_old_ones(tiny_folders, tmp_path):
     settings = config_of(tiny_folders, tmp_path)
     weights = open_versions("checkpoint", settings.job_dir)
     publish = partial(publish_zeros, weights)
-
-    async def main():
-        async with Serving(settings, FakeEngine()) as serving:
-            old = await asked_at_version_2(serving, publish)
-            weights.rewind(0)
-            serving.store.rewind(0)
-            publish(0)
-            await until(lambda: serving.explorer.version == 0)
-            publish(1, 2, 3)
-            await until(lambda: serving.explorer.version == 3)
-            new = await serving.ask()
-            assert [await serving.judge(one) for one in (old, new)] == [200, 200]
-            await until(lambda: serving.store.stats().ready == 2)
-
-    asyncio.run(main())
+    async with Serving(settings, FakeEngine()) as serving:
+        old = await asked_at_version_2(serving, publish)
+        weights.rewind(0)
+        serving.store.rewind(0)
+        publish(0)
+        await until(lambda: serving.explorer.version == 0)
+        publish(1, 2, 3)
+        await until(lambda: serving.explorer.version == 3)
+        new = await serving.ask()
+        assert [await serving.judge(one) for one in (old, new)] == [200, 200]
+        await until(lambda: serving.store.stats().ready == 2)
     [audit] = audit_runs(settings.job_dir).values()
     assert audit.clean, audit.problems
     assert dict(audit.dropped_by) == {"weights_taken_back": 1} and audit.pending == 2

@@ -5,31 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from collections import defaultdict
 from contextlib import closing
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from rollout.taught import CALL, FEEDBACK, KNOWN, RIGHT, ROW, TOOL, WRONG, teach
+from rollout.taught import RIGHT, ROW, WRONG, teach
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from toy_text import FrozenLake
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from trinity_core.algorithms.objective import Objective
 from trinity_core.config import config_from_dict
 from trinity_core.exchange.store.run_store import open_run_store
-from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.run.loop import explore
-from trinity_core.training.batch import make_batch
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.learner import Learner
-from trinity_core.training.update import prepare
 from trinity_core.workflows.builtin import BOX_PROMPT
-from trinity_core.workflows.environments.reasoning import rows as made_rows
 
 pytestmark = pytest.mark.slow
 
@@ -42,12 +33,11 @@ def taught(engine_of, tiny_folder, tmp_path_factory):
     return folder, engine_of(str(folder), max_model_len=512, max_num_seqs=16, threads=2, grammars=True)
 
 
-def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=None, **taskset):
-    """`sections`: section -> settings that differ in it, such as numbers of tasks and steps."""
+def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), **taskset):
     data = root / "train.jsonl"
     data.write_text(json.dumps(ROW) + "\n")
     tasks = {"path": str(data), "format": {"prompt_key": "question", "response_key": "answer"}, **taskset}
-    usual = {
+    return config_from_dict({
         "project": "p",
         "name": workflow,
         "checkpoint_root_dir": str(root),
@@ -58,10 +48,7 @@ def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=N
             "taskset": tasks, "default_workflow_type": workflow}},
         "explorer": {"eval_interval": 0, "auxiliary_models": [{"model_path": str(path)} for path in auxiliary]},
         "synchronizer": {"sync_method": "checkpoint"},
-    }  # fmt: skip
-    differing = sections or {}
-    return config_from_dict(differing | {name: part | differing.get(name, {}) if isinstance(part, dict) else part
-                                         for name, part in usual.items()})  # fmt: skip
+    })  # fmt: skip
 
 
 def explored(config, engine, *auxiliary):
@@ -70,27 +57,12 @@ def explored(config, engine, *auxiliary):
         return store.lease(1, 64, 1)
 
 
-JUDGED = [
-    ("rubric_judge_workflow", {}, (1.0, 0.0)),
-    ("simple_workflow", {"default_reward_fn_type": "llm_judge", "reward_fn_args": {"mode": "pairwise"}}, (1.0, 0.0)),
-    ("simple_workflow", {"default_reward_fn_type": "llm_judge", "reward_fn_args": {"mode": "group"}}, (0.75, 0.0)),
-    ("math_ruler_workflow", {}, (0.75, 0.0)),
-]
-
-
-@pytest.mark.parametrize(("workflow", "taskset", "worth"), JUDGED, ids=["rubric", "pairwise", "group", "ruler"])
-def test_an_engine_judges_the_answers_of_an_engine(taught, tmp_path, workflow, taskset, worth):
+def test_an_engine_judges_the_answers_of_an_engine(taught, tmp_path):
     folder, engine = taught
-    config = config_of(folder, tmp_path, workflow, auxiliary=[folder], **taskset)
-    groups = defaultdict(list)
-    for row in explored(config, engine, engine):
-        groups[row.group].append(row)
-    different = [rows for rows in groups.values() if {row.info["response"] for row in rows} == {RIGHT, WRONG}]
-    assert len(groups) == 6 and different
-    for row in (row for rows in different for row in rows):
-        right = row.info["response"] == RIGHT
-        assert row.reward == worth[not right] and row.metrics["verifier_errors"] == 0
-        assert row.metrics.get("gold_reward", right) == right and row.action_mask.all()
+    rows = explored(config_of(folder, tmp_path, "rubric_judge_workflow", auxiliary=[folder]), engine, engine)
+    assert len(rows) == 12 and {row.info["response"] for row in rows} == {RIGHT, WRONG}
+    assert all(row.reward == (row.info["response"] == RIGHT) and row.action_mask.all() for row in rows)
+    assert not any(row.metrics["verifier_errors"] for row in rows)
 
 
 def test_tokens_that_a_grammar_forced_carry_no_loss(taught, tmp_path):
@@ -108,155 +80,6 @@ def test_tokens_that_a_grammar_forced_carry_no_loss(taught, tmp_path):
         forced = np.abs(own - row.logprobs) > 1e-3
         assert row.info["response"] == WRONG and row.reward == 0 and forced[0] and not forced.all()
         assert row.action_mask.tolist() == (~forced).tolist() and row.metrics["guided_tokens"] == forced.sum()
-
-
-def test_an_engine_tries_again(taught, tmp_path):
-    settings = {"workflow_args": {"feedback": FEEDBACK, "max_turns": 2}}
-    rows = explored(config_of(taught[0], tmp_path, "multi_turn_workflow", **settings), taught[1])
-    assert len(rows) == 12 and {row.reward for row in rows} == {1.0}
-    turns = [row.info["response"].startswith(WRONG) + 1 for row in rows]
-    assert [row.metrics["turns"] for row in rows] == turns and set(turns) == {1, 2}
-
-
-def test_an_early_win_is_worth_more(taught, tmp_path):
-    """`gigpo` on a real engine: in a group, first turns that won rank above those that needed another turn, although
-    both runs are worth the same."""
-    settings = {"workflow_args": {"feedback": FEEDBACK, "max_turns": 2, "step_wise": True, "discount": 0}}
-    config = config_of(taught[0], tmp_path, "multi_turn_workflow", "gigpo", **settings)
-    groups = defaultdict(list)
-    for row in explored(config, taught[1]):
-        groups[row.group].append(row)
-    mixed = [rows for rows in groups.values() if len(rows) == 3]
-    assert mixed and all(len({row.state for row in rows if row.turn == 0}) == 1 for rows in groups.values())
-    for rows in mixed:  # first turns return 1 and 0.95: 0.025 from their mean, with a deviation of 0.05 / sqrt(2)
-        prepared, _ = prepare(Objective(config.algorithm), make_batch(rows, torch.device("cpu")), None, None, None)
-        answers = [(row.info["response"].startswith(WRONG), row.turn) for row in rows]
-        advantages = dict(zip(answers, prepared.advantages[:, 0].tolist(), strict=True))
-        by_hand = 0.025 / (0.05 / 2**0.5 + 1e-6)
-        assert advantages == pytest.approx({(False, 0): by_hand, (True, 0): -by_hand, (False, 1): 0.0}, abs=1e-3)
-
-
-def sum_of_seven():
-    """A sum from reasoning-gym with the result 7, as read by its verifier."""
-    sums = made_rows("chain_sum", 1, 100, {"min_terms": 2, "max_terms": 2, "max_digits": 1})
-    return next(row["entry"] for row in sums if row["answer"] == "7")
-
-
-def scored():
-    """Reward function -> the row, and the value of each answer."""
-    by_heart = {question: {"question": question} for question in KNOWN}
-    (puzzle, made), (program, written), (sum_, added) = KNOWN.items()
-    return {
-        "math_reward": (ROW, {RIGHT: 1.0, WRONG: 0.0}),
-        "accuracy_reward": (ROW, {RIGHT: 1.0, WRONG: 0.0}),
-        "format_reward": (ROW, {RIGHT: 1.0, WRONG: 0.0}),
-        "math_boxed_reward": (ROW | {"system": BOX_PROMPT}, {"\\boxed{1}": 1.0}),
-        "math_dapo_reward": (ROW | {"system": BOX_PROMPT}, {"\\boxed{1}": 1.0}),
-        "countdown_reward": (by_heart[puzzle] | {"nums": [1, 2], "target": 3}, {made: 1.0}),
-        "code_reward": (by_heart[program] | {"answer": {"inputs": [""], "outputs": ["1"]}}, {written: 1.0}),
-        "reasoning_gym_reward": (by_heart[sum_] | {"entry": sum_of_seven()}, {added: 1.0}),
-    }
-
-
-def test_rewards_score_the_answers_of_an_engine(taught, tmp_path):
-    cases, tasksets = scored(), []
-    for name, (row, _) in cases.items():
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text(json.dumps(row) + "\n")
-        keys = {"prompt_key": "question", "response_key": "answer", "system_prompt_key": "system"}
-        form = {key: column for key, column in keys.items() if column in row}
-        tasksets.append({"name": name, "path": str(path), "default_reward_fn_type": name, "format": form})
-    inputs = {"tasksets": tasksets, "default_workflow_type": "simple_workflow"}
-    sections = {"buffer": {"batch_size": len(cases), "total_steps": 2, "explorer_input": inputs}}
-    experiences = explored(config_of(taught[0], tmp_path, "simple_workflow", sections=sections), taught[1])
-    assert {one.info["taskset"] for one in experiences} == set(cases) and len(experiences) == 4 * len(cases)
-    for one in experiences:
-        worth = cases[one.info["taskset"]][1]
-        assert one.reward == worth[one.info["response"]] and one.metrics["verifier_errors"] == 0, one.info
-
-
-def test_calls_of_an_engine_are_compared_with_the_rows(taught, tmp_path):
-    """Parsed by the parser that the chat template determines."""
-    sections = {
-        "model": {"model_path": str(taught[0]), "max_model_len": 512, "max_response_tokens": 64},
-        "buffer": {"batch_size": 2, "total_steps": 2},
-    }
-    data = tmp_path / "calls.jsonl"
-    inputs = {"taskset": {"path": str(data)}, "default_workflow_type": "toolcall_workflow"}
-    sections["buffer"]["explorer_input"] = inputs
-    texts = {
-        "conversations": [{"from": "human", "value": "What time is it?"}],
-        "tools": json.dumps([TOOL["function"]]),
-    }  # fmt: skip
-    answers = [{"name": name, "arguments": {}} for name in ("now", "then")]
-    data.write_text("".join(json.dumps({**texts, "answer": json.dumps([answer])}) + "\n" for answer in answers))
-    experiences = explored(config_of(taught[0], tmp_path, "toolcall_workflow", sections=sections), taught[1])
-    assert len(experiences) == 8 and {one.info["response"].removesuffix("<|im_end|>") for one in experiences} == {CALL}
-    assert {one.task_index % 2: one.reward for one in experiences} == {0: 1.0, 1: 0.0}
-
-
-AGENT = """
-import json, os, urllib.request
-messages = json.load(open(os.environ["TRINITY_TASK"]))["messages"]
-request = urllib.request.Request(
-    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-    json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages, "max_tokens": 24}).encode(),
-    {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-)
-said = json.load(urllib.request.urlopen(request, timeout=60))
-json.dump({"answer": said["choices"][0]["message"]["content"]}, open(os.environ["TRINITY_REPORT"], "w"))
-"""
-
-
-API = {"explorer": {"rollout_model": {"enable_openai_api": True}}}
-
-
-def test_a_command_asks_an_engine(taught, tmp_path):
-    agent = tmp_path / "agent.py"
-    agent.write_text(AGENT)
-    flow = {"workflow_args": {"command": [sys.executable, "-I", str(agent)]}, "default_reward_fn_type": "math_reward"}
-    config = config_of(taught[0], tmp_path, "command_workflow", sections=API, **flow)
-    experiences = explored(config, taught[1])
-    tokenizer = AutoTokenizer.from_pretrained(taught[0])
-    texts = [tokenizer.decode(one.tokens[one.prompt_length :], skip_special_tokens=True) for one in experiences]
-    assert len(experiences) == 12 and set(texts) == {RIGHT, WRONG}
-    assert [one.reward for one in experiences] == [float(text == RIGHT) for text in texts]
-
-
-def test_groups_without_a_difference_are_replaced(taught, tmp_path):
-    """Half of the groups of two have equal rewards: each step continues until it has both groups that it needs."""
-    sections = {
-        "explorer": {"max_refill_rounds": 40},
-        "data_processor": {"experience_pipeline": {"operators": [{"name": "dynamic_sampling"}]}},
-    }
-    taskset = {"default_reward_fn_type": "math_reward"}
-    config = config_of(taught[0], tmp_path, "math_workflow", sections=sections, **taskset)
-    experiences = explored(config, taught[1])
-    groups = defaultdict(list)
-    for one in experiences:
-        groups[one.group].append(one.reward)
-    assert [sorted(rewards) for rewards in groups.values()] == [[0.0, 1.0]] * 6
-    drawn = [line.metrics["tasks"] for line in read_metrics(config.job_dir) if line.source == "explorer"]
-    assert sum(drawn) > 6
-
-
-def test_a_lake_is_played_as_gymnasium_plays_it(taught, tmp_path, monkeypatch, toy_games):
-    """Any text is a move; each rollout's moves give the same reward in gymnasium's own environment."""
-    monkeypatch.setattr(FrozenLake, "move", lambda self, text: len(text) % 4)
-    args = {"environment_args": {"show_rules": False}, "agent_max_steps": 5, "env_max_steps": 4}
-    data = tmp_path / "lakes.jsonl"
-    lakes = [{"question": "Go.", "size": 2, "p": 1.0, "seed": seed} for seed in range(6)]
-    data.write_text("".join(json.dumps(lake) + "\n" for lake in lakes))
-    settings = {"workflow_args": args, "path": str(data), "format": {"prompt_key": "question"}}
-    experiences = explored(config_of(taught[0], tmp_path, "frozen_lake_workflow", **settings), taught[1])
-    played = gymnasium.make("FrozenLake-v1", desc=["SF", "FG"], is_slippery=False, max_episode_steps=4)
-    for one in experiences:
-        played.reset(seed=0)
-        texts = [turn["content"] for turn in one.info["turns"] if turn["role"] == "assistant"]
-        steps = [played.step(len(text) % 4) for text in texts]
-        assert one.reward == sum(step[1] for step in steps) and one.metrics["turns"] == len(texts) <= 4
-        assert one.metrics["episode_ended"] == (steps[-1][2] or steps[-1][3]) and one.action_mask.any()
-    assert len(experiences) == 12
 
 
 def test_a_teachers_logprobs_reach_the_loss(taught, tiny_folder, tiny_engine, tmp_path):
