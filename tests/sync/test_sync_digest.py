@@ -49,13 +49,6 @@ def test_value_digest_of_parts_adds_up():
     assert value_digest(whole.flip(0)) == value_digest(whole)
 
 
-def test_one_step_of_bfloat16_shows():
-    before = torch.ones(1000, dtype=torch.bfloat16)
-    after = before.clone()
-    after[7] += 2**-7
-    assert value_digest(before) != value_digest(after)
-
-
 def test_every_16_bit_pattern_has_its_own_mix():
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int16)
     assert len({mixed(bits) for bits in patterns.tolist()}) == 2**16
@@ -69,47 +62,13 @@ def test_values_are_compared_in_the_engines_dtype(dtype):
     assert value_digest(torch.arange(5), dtype) == value_digest(torch.arange(5))
 
 
-LAYER = "model.layers.0."
-DENSE = {
-    "model.embed_tokens.weight", "lm_head.weight", LAYER + "input_layernorm.weight", LAYER + "self_attn.q_proj.weight",
-    LAYER + "self_attn.k_proj.weight", LAYER + "self_attn.v_proj.weight", LAYER + "self_attn.q_proj.bias",
-    LAYER + "self_attn.k_proj.bias", LAYER + "self_attn.v_proj.bias", LAYER + "self_attn.o_proj.weight",
-    LAYER + "mlp.gate_proj.weight", LAYER + "mlp.up_proj.weight", LAYER + "rotary_emb.inv_freq",
-}  # fmt: skip
-
-
-def test_fused_parameters_are_matched_by_their_module():
-    parameters = [
-        "model.embed_tokens.weight", "lm_head.weight", LAYER + "input_layernorm.weight",
-        LAYER + "self_attn.qkv_proj.weight", LAYER + "self_attn.qkv_proj.bias", LAYER + "self_attn.o_proj.weight",
-        LAYER + "mlp.gate_up_proj.weight",
-    ]  # fmt: skip
-    matched = {tuple(names): tensors for names, tensors in match(parameters, DENSE)}
-    assert matched.pop((LAYER + "self_attn.qkv_proj.weight",)) == sorted(
-        f"{LAYER}self_attn.{x}_proj.weight" for x in "qkv"
-    )
-    assert matched.pop((LAYER + "self_attn.qkv_proj.bias",)) == sorted(f"{LAYER}self_attn.{x}_proj.bias" for x in "qkv")
-    assert matched.pop((LAYER + "mlp.gate_up_proj.weight",)) == [f"{LAYER}mlp.{x}_proj.weight" for x in ("gate", "up")]
-    assert matched == {(name,): [name] for name in parameters if name in DENSE}
-
-
 def test_norms_beside_packed_weights_are_no_part_of_them():
     names = [f"m.attn.{x}.weight" for x in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")]
     published = {name: 3**i for i, name in enumerate(names)}
     held = {name: published[name] for name in names[3:]} | {"m.attn.qkv_proj.weight" + PACKED: 1 + 3 + 9}
     verify_parameters(1, published, [held])
-    with pytest.raises(WeightSyncError, match=r"qkv_proj\.weight \(packed\) \(made of m\.attn\.k_proj"):
+    with raising(WeightSyncError, key="m.attn.qkv_proj.weight" + PACKED):
         verify_parameters(1, published | {names[0]: 2}, [held])
-
-
-def test_experts_and_renamed_models_are_matched_as_a_whole():
-    experts = [f"{LAYER}mlp.experts.{i}.{x}_proj.weight" for i in range(2) for x in ("gate", "up", "down")]
-    stacked = [LAYER + "mlp.experts.w13_weight", LAYER + "mlp.experts.w2_weight"]
-    assert list(match(stacked, {*experts, LAYER + "mlp.gate.weight"})) == [(stacked, sorted(experts))]
-    assert list(match(["language_model.model.norm.weight"], {"model.norm.weight"})) == [
-        (["language_model.model.norm.weight"], ["model.norm.weight"])
-    ]
-    assert list(match(["model.extra.weight"], set())) == [(["model.extra.weight"], [])]
 
 
 def attention(ranks, heads=4, kv_heads=2, seed=0):
@@ -131,21 +90,14 @@ def test_shards_and_copies_of_all_ranks_add_up(ranks):
     published, held = attention(ranks)
     verify_parameters(5, published, held)
     other, _ = attention(ranks, seed=1)
-    with pytest.raises(WeightSyncError, match=r"version 5 .* m.norm.weight .* \(and 1 more\)$"):
+    with raising(WeightSyncError, key="m.norm.weight"):
         verify_parameters(5, other, held)
     other["m.norm.weight"] = published["m.norm.weight"]
-    with pytest.raises(WeightSyncError, match=r"m.attn.qkv_proj.weight \(made of m.attn.k_proj.weight, m.attn.q_proj"):
+    with raising(WeightSyncError, key="m.attn.qkv_proj.weight"):
         verify_parameters(5, other, held)
     held[-1]["m.norm.weight"] += 1
     with raising(WeightSyncError, key="m.norm.weight"):
         verify_parameters(5, published, held)
-
-
-def test_error_names_the_version_that_is_still_held():
-    published, held = attention(1)
-    newer = published | {"m.norm.weight": 17}
-    with pytest.raises(WeightSyncError, match=r"version 5 .* m.norm.weight still holds the values of version 4$"):
-        verify_parameters(5, newer, held, before=held, held=4)
 
 
 class Leaf(torch.nn.Module):
@@ -248,5 +200,18 @@ def test_weights_that_the_engine_rounds_are_not_compared():
 def test_untouched_and_unpublished_parameters_are_errors():
     with raising(WeightSyncError, key="a.bias"):
         verify_parameters(1, {"a.weight": 3}, [{"a.weight": 3, "a.bias": 4}])
-    with pytest.raises(WeightSyncError, match=r"lm_head.weight \(packed\) still holds the values of version 0"):
+    with raising(WeightSyncError, key="lm_head.weight" + PACKED):
         verify_parameters(1, {"lm_head.weight": 3}, [{"lm_head.weight": 3, "lm_head.weight" + PACKED: None}])
+
+
+LAYER = "model.layers.0."
+
+
+def test_experts_and_renamed_models_are_matched_as_a_whole():
+    experts = [f"{LAYER}mlp.experts.{i}.{x}_proj.weight" for i in range(2) for x in ("gate", "up", "down")]
+    stacked = [LAYER + "mlp.experts.w13_weight", LAYER + "mlp.experts.w2_weight"]
+    assert list(match(stacked, {*experts, LAYER + "mlp.gate.weight"})) == [(stacked, sorted(experts))]
+    assert list(match(["language_model.model.norm.weight"], {"model.norm.weight"})) == [
+        (["language_model.model.norm.weight"], ["model.norm.weight"])
+    ]
+    assert list(match(["model.extra.weight"], set())) == [(["model.extra.weight"], [])]

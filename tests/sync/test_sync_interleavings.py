@@ -9,7 +9,6 @@ state has no clock: whatever may happen next is an edge, so silence of any lengt
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,8 +40,6 @@ class Run:
     """Explorers or trainers that die, in all."""
     whole: int = 0
     """Explore steps that a train step takes in place of `batch` rows."""
-    colocated: bool = False
-    """Fixed style: explorer and trainer share a GPU (`exchange/sync/shared_gpu.py`)."""
     sequences: tuple[int, ...] = ()
     """Rows of each explore step, if they are not all `rows`: its rollouts became several, or were dropped."""
 
@@ -95,10 +92,6 @@ class State(NamedTuple):
     """Fixed style: the older versions that the checkpoint holds."""
     inexact: bool = False
     """Whether an explore step began with another version than the one that was due."""
-    gpu: str = ""
-    """Who has the shared GPU: `explorer`, `trainer`, or nobody."""
-    down: bool = False
-    """Colocated: the trainer died, and takes up its checkpoint once it has the GPU."""
 
     @property
     def leased(self) -> int:
@@ -125,28 +118,11 @@ def explorer_edges(run: Run, state: State, index: int) -> Edges:
         return
     if state.crashes < run.crashes and me.done < run.steps:
         lost = with_explorer(state, index, lost="silent")
-        yield "crash", lost._replace(crashes=state.crashes + 1, gpu=without("explorer", state))
+        yield "crash", lost._replace(crashes=state.crashes + 1)
     if me.begun is not None:
         yield "put", put(run, state, index)
     elif me.done < run.steps and state.leased < run.train_steps:
-        yield from on_shared_gpu(run, state, begin(run, state, index), index)
-    elif state.gpu == "explorer":
-        yield "leave", state._replace(gpu="")
-
-
-def without(side: str, state: State) -> str:
-    """Who has the GPU once `side` has given it up, or has died."""
-    return "" if state.gpu == side else state.gpu
-
-
-def on_shared_gpu(run: Run, state: State, after: State, index: int) -> Edges:
-    """A step begins only with the GPU, and an explorer that waits for a version gives it up."""
-    if not run.colocated:
-        yield "begin", after
-    elif after.explorers[index].begun is None:
-        yield "begin", after._replace(gpu=without("explorer", state))
-    elif state.gpu != "trainer":
-        yield "begin", after._replace(gpu="explorer")
+        yield "begin", begin(run, state, index)
 
 
 def begin(run: Run, state: State, index: int) -> State:
@@ -189,20 +165,15 @@ def nothing_more_comes(run: Run, state: State) -> bool:
 
 
 def trainer_edges(run: Run, state: State) -> Edges:
-    if state.down:
-        if not state.gpu:
-            yield "resume", rewound(run, state._replace(gpu="trainer", down=False))
-        return
     if state.crashes < run.crashes and state.leased:
-        crashed = state._replace(crashes=state.crashes + 1, gpu=without("trainer", state))
-        yield "crash", crashed._replace(down=True) if run.colocated else rewound(run, crashed)
+        crashed = state._replace(crashes=state.crashes + 1)
+        yield "crash", rewound(run, crashed)
         if run.style == "fixed":
             yield "crash", rewound(run, all_lost(crashed))
             if not state.training and state.trained > state.committed:
                 yield "crash", rewound(run, all_lost(checkpoint(run, crashed)))
     if state.training:
-        if not run.colocated or state.gpu != "explorer":
-            yield "train", trained(run, state._replace(gpu="trainer" if run.colocated else ""))
+        yield "train", trained(run, state)
     elif state.trained < run.train_steps:
         fresh = tuple(row for row in state.queue if row[2] >= state.trained - run.bound.max_staleness)
         dropped = state.dropped or len(fresh) < len(state.queue)
@@ -213,10 +184,6 @@ def trainer_edges(run: Run, state: State) -> Edges:
             batch, rest = fresh[:taken], fresh[taken:]
             leased = state._replace(queue=rest, leased_rows=state.leased_rows + batch, training=True, dropped=dropped)
             yield "lease" if batch else "empty", leased
-        elif state.gpu == "trainer":
-            yield "wait", state._replace(gpu="")
-    elif state.gpu == "trainer":
-        yield "finish", state._replace(gpu="")
 
 
 def trained(run: Run, state: State) -> State:
@@ -249,7 +216,7 @@ def checkpoint(run: Run, state: State) -> State:
 def all_lost(state: State) -> State:
     """Every process has ended, and shared memory with them; they are started again."""
     explorers = tuple(explorer._replace(lost="") for explorer in state.explorers)
-    return state._replace(explorers=explorers, loadable=(), gpu="")
+    return state._replace(explorers=explorers, loadable=())
 
 
 def rewound(run: Run, state: State) -> State:
@@ -369,26 +336,6 @@ def test_fixed_style_is_exact_and_keeps_its_own_bound(interval, offset):
             assert not any(state.inexact for state in graph), run
 
 
-@pytest.mark.parametrize("interval", [1, 2, 3])
-@pytest.mark.parametrize("offset", [0, 1, 2])
-def test_sides_that_share_a_gpu_never_wait_for_each_other_forever(interval, offset):
-    """Whoever dies, and when: one side works at a time, and each explore step has the version that is due."""
-    for crashes, save_every in ((0, 2), (1, 2), (2, 3)):
-        for rows, batch, whole in ((2, 2, 0), (1, 2, 0), (2, 3, 0), (2, 2, 1)):
-            saving = {"crashes": crashes, "save_every": save_every, "whole": whole, "colocated": True}
-            run = Run("fixed", interval, offset, 0, rows, batch, steps=5, **saving)
-            graph = check(run)
-            for state in graph:
-                assert state.gpu != "trainer" or state.explorers[0].begun is None or state.explorers[0].lost, run
-                assert not state.dropped and not state.inexact, run
-
-
-def test_a_side_that_kept_the_gpu_while_it_waits_would_deadlock(monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "without", lambda side, state: state.gpu)
-    with pytest.raises(AssertionError, match="cannot end"):
-        check(Run("fixed", colocated=True))
-
-
 SEQUENCES = [(2, 5, 1, 3, 4, 2), (3, 3, 3, 3, 3, 3), (4, 0, 3, 0, 0, 2)]
 """Of six explore steps of two rollouts: agents that rewrite their history, and steps of which nothing is left."""
 
@@ -407,23 +354,3 @@ def test_fixed_style_takes_explore_steps_whole(interval, offset):
             assert not any(state.queue for state in graph if ended(run, state) and not state.explorers[0].lost), run
         if 0 not in sequences:
             assert "empty" not in names(check(Run("fixed", interval, offset, steps=6, whole=1, sequences=sequences)))
-
-
-@pytest.mark.parametrize("forgotten", ["kept", "saved"])
-def test_versions_that_are_forgotten_make_a_run_inexact(forgotten, monkeypatch):
-    """With the two newest versions alone, or with none in the checkpoint, some step gets another version."""
-    here = sys.modules[__name__]
-    if forgotten == "kept":
-        monkeypatch.setattr(SyncSchedule, "versions_kept", 2)
-    else:
-        monkeypatch.setattr(here, "checkpoint", lambda run, state, save=checkpoint: save(run, state)._replace(saved=()))
-    assert any(state.inexact for state in check(Run("fixed", 1, 3, steps=6, crashes=1)))
-
-
-def test_a_bound_below_the_least_would_need_empty_steps():
-    """Why the configuration refuses it: the trainer would have to skip steps to get to the next version."""
-    assert "empty" in names(check(Run("trainer_driven", 3, 0, -1)))
-
-
-def test_a_lower_bound_in_fixed_style_would_drop_rows():
-    assert any(state.dropped for state in check(Run("fixed", 2, 1, -1, steps=5)))
