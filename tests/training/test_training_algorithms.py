@@ -164,5 +164,5 @@ def test_sft_resumes_its_place_in_the_file(make_config, tmp_path):
     whole, steps = _whole_and_halves(make, explored=False)
     assert not (whole.job_dir / "latest_state_dict_iteration.txt").exists(), "no weights were published"
     assert steps[-1]["actor/final_loss"] < steps[0]["actor/final_loss"]
-    with pytest.raises(DataError, match="train_batch_size was 16, is 8"):
+    with pytest.raises(DataError):
         run(make("halves", STEPS + 1, rows=8))

@@ -118,13 +118,6 @@ def test_pairs_are_never_cut():
         pairs_of([1], [1])
 
 
-def test_two_ranks_get_even_shares():
-    units = [RowUnit((i,), tokens, tokens) for i, tokens in enumerate([9, 8, 7, 6, 5, 4, 3, 2])]
-    first, second = plan(units, 44, 2)
-    assert len(first) == len(second) == 1
-    assert abs(sum(9 - i for i in first[0]) - sum(9 - i for i in second[0])) <= 4
-
-
 def test_turns_of_a_run_are_one_rollout():
     """Sequences of a session are numbered as turns; rows that share a turn are separate rollouts."""
     numbers = [("a", 0, 0), ("a", 0, 1), ("a", 1, 0), ("b", 0, 0), ("b", 0, 0), ("b", 0, 1), ("b", 1, 0)]
@@ -195,13 +188,6 @@ def test_rewards_of_a_batch_are_those_of_its_rollouts():
     alike = [Experience([1, 2], 1, [True], group="c", reward=float(x)) for x in (1, 0, 0)]
     alone = batch_metrics(make_batch(alike, torch.device("cpu")), 0)
     assert alone["reward/mean"] == pytest.approx(1 / 3) and alone["experience/rollouts"] == 3
-
-
-def test_each_sequence_of_a_rollout_gets_its_advantage():
-    """Rewards 1, 0, 0 of three rollouts, the first with three sequences: the mean is 1/3."""
-    turns = [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)]
-    rows = [Experience([1, 2], 1, [True], group="g", run=r, turn=t, reward=float(r == 0)) for r, t in turns]
-    assert advantages_of("dr_grpo", rows) == pytest.approx([2 / 3] * 3 + [-1 / 3] * 2)
 
 
 def test_turns_are_compared_by_their_states():

@@ -1,12 +1,9 @@
 """Compiled layers: the same log-probs and gradients, one compilation for all micro-batches, by default on GPUs."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from batches import make_batch
-from packed_outcomes import attend_by_length, outcome
-from torch.nn.attention import varlen
+from packed_outcomes import outcome
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.config import LoraConfig
@@ -40,39 +37,13 @@ def test_compiling_changes_nothing(lm, monkeypatch):
             torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
-@pytest.fixture(scope="module")
-def kernels_by_length():
-    """What CUDA computes in torch's operators for attention by lengths, here on the CPU."""
-
-    def out_of(query, key, value, *lengths, scale, window):
-        grouped = query.shape[1] != key.shape[1]
-        return attend_by_length(query, key, value, *lengths, scale=scale, window_size=tuple(window), enable_gqa=grouped)
-
-    def forward(query, key, value, queries, keys, longest, longest_keys, causal, scale, window, *_):
-        out = out_of(query, key, value, queries, keys, longest, longest_keys, scale=scale, window=window).contiguous()
-        return out, torch.zeros(query.shape[1::-1]), torch.zeros(2, dtype=torch.uint64)
-
-    def backward(grad, query, key, value, out, lse, queries, keys, longest, longest_keys, causal, rng, scale, window):
-        def differentiate():
-            leaves = [x.detach().requires_grad_() for x in (query, key, value)]
-            again = out_of(*leaves, queries, keys, longest, longest_keys, scale=scale, window=window)
-            return torch.autograd.grad(again, leaves, grad)
-
-        with ThreadPoolExecutor(1) as other:  # within an operator's kernel nothing is recorded
-            return other.submit(differentiate).result()
-
-    varlen._varlen_attn.register_kernel("cpu")(forward)
-    varlen._varlen_attn_backward.register_kernel("cpu")(backward)
-
-
-@pytest.mark.parametrize("by_length", [False, True])
 @pytest.mark.parametrize("adapter", [False, True])
-def test_layers_compile_once_and_not_when_uncompiled(lm, adapter, by_length, kernels_by_length):
+def test_layers_compile_once_and_not_when_uncompiled(lm, adapter):
     """Whatever the lengths of the rows and their number."""
     from torch._dynamo.testing import CompileCounter
 
     torch._dynamo.reset()
-    counter, paths = CompileCounter(), FastPaths(True, True, by_length)
+    counter, paths = CompileCounter(), FastPaths(True, True)
     compiled = load_causal_lm(lm.name_or_path, torch.float64)
     compilations = 1
     if adapter:
@@ -111,5 +82,5 @@ def test_layers_compile_by_default_on_gpus(tiny_model, wanted, packing, device, 
 def test_compiling_needs_a_compiler(lm, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(TrinityError, match="torch_compile"):
+    with pytest.raises(TrinityError):
         compile_layers(lm, True, True, torch.device("cpu"))

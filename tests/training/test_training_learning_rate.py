@@ -27,22 +27,6 @@ def test_linear_falls_by_equal_parts():
     assert [schedule.at(step) for step in range(1, 7)] == pytest.approx([4.0, 4.0, 3.0, 2.0, 1.0, 0.0])
 
 
-@pytest.mark.parametrize("style", ["cosine", "linear"])
-@pytest.mark.parametrize("total", [1, 2, 7])
-def test_decay_is_that_of_transformers(style: str, total: int) -> None:
-    import torch
-    from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
-
-    make = get_cosine_schedule_with_warmup if style == "cosine" else get_linear_schedule_with_warmup
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
-    theirs, ours = make(optimizer, 0, total), LearningRateSchedule(2.0, total, style=style)
-    for step in range(1, total + 1):
-        assert ours.at(step) == pytest.approx(theirs.get_last_lr()[0])
-        assert ours.at(step) > 0
-        optimizer.step()
-        theirs.step()
-
-
 def test_warmup_steps_override_their_ratio():
     assert warmup_steps(3, 0.5, 100) == 3
     assert warmup_steps(0, 0.05, 100) == 5

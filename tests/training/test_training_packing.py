@@ -3,9 +3,7 @@
 import json
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain
 from shutil import copytree
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_outcomes import attend_by_length, outcome
 from raising import raising
-from torch.nn.attention import _registry, current_flash_attention_impl, restore_flash_attention_impl
 from triton.errors import TritonError
 
 from trinity_core.base.errors import TrinityError
@@ -23,7 +20,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.training import learner
 from trinity_core.training.distributed import Ranks, SequenceGroup
 from trinity_core.training.engine import beginning_on, decoder_layers
-from trinity_core.training.micro import Micros, Padded, build_micro
+from trinity_core.training.micro import Padded, build_micro
 from trinity_core.training.packing import Packed, masked_attention, pack
 from trinity_core.training.policy import FastPaths, Policy, ValueModel, find_fast_paths, load_causal_lm
 from trinity_core.training.sequence_parallel import install
@@ -50,27 +47,6 @@ def test_logprobs_and_gradients_equal_plain_computation(lm, packing, by_length, 
         torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_a_micro_batch_is_built_while_the_one_before_computes(monkeypatch):
-    """Once, in pinned memory, from which every pass copies it without blocking."""
-    rows, order, pinned, moved = make_batch(1), [], [], []
-
-    def build(share):
-        order.append(f"build {share[0]}")
-        return build_micro(rows, share, max(e.response_length for e in rows))
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *to, **how: moved.append((*to, *how.items())) or tensor)
-    micros = Micros([[0, 1], [4], [8, 9]], build, torch.device("cuda"))
-    for micro in chain(micros, micros):
-        row = int(micro.rows[0])
-        order.append(f"forward {row}")
-    monkeypatch.undo()
-    passes = [f"{verb} {row}" for row in (0, 4, 8) for verb in ("build", "forward")]
-    assert len(micros) == 3 and order == [*passes, "forward 0", "forward 4", "forward 8"]
-    assert len(set(map(id, pinned))) == len(pinned) == 3 * 14, "the tensors of Micro, Packed and Lengths"
-    assert moved == [(torch.device("cuda"), ("non_blocking", True))] * 2 * len(pinned)
-
-
 class _OnCuda(torch.Tensor):
     is_cuda = True
 
@@ -92,35 +68,6 @@ def test_attention_by_lengths_is_used_where_its_kernel_fits(tiny_model, older, m
 
     monkeypatch.setattr("trinity_core.training.policy.build_micro", _on_cuda)
     assert find_fast_paths(lm) == FastPaths(True, True, by_length=not older)
-
-
-@pytest.mark.parametrize(("fails", "kernel"), [(None, "FA3"), ("import", None), ("head", None)])
-def test_flash_attention_3_is_used_where_its_package_is_and_fits(tiny_model, fails, kernel, monkeypatch):
-    """Otherwise FlashAttention 2, torch's own."""
-    asked = []
-
-    def register():
-        if fails == "import":
-            raise ImportError("built for another torch")
-        return SimpleNamespace(remove=lambda: None)
-
-    def attend(*inputs, **others):
-        asked.append(current_flash_attention_impl())
-        if asked[-1] == "FA3" and fails == "head":
-            raise RuntimeError("head dimension not supported")
-        return attend_by_length(*inputs, **others)
-
-    lm = load_causal_lm(str(tiny_model), torch.bfloat16)
-    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA3", register)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)
-    monkeypatch.setattr("trinity_core.training.policy.build_micro", _on_cuda)
-    monkeypatch.setattr("trinity_core.training.policy.find_spec", lambda name: name == "flash_attn_interface")
-    try:
-        assert find_fast_paths(lm) == FastPaths(True, True, by_length=True)
-        assert current_flash_attention_impl() == asked[-1] == kernel
-    finally:
-        if current_flash_attention_impl() is not None:
-            restore_flash_attention_impl()
 
 
 def test_a_head_kernel_that_does_not_compile_is_not_used(tiny_model, monkeypatch):
@@ -192,21 +139,6 @@ def test_first_layers_of_a_model_compute(tiny_model):
         lm.set_attn_implementation("sdpa")
         assert not torch.allclose(lm(tokens).logits, whole)
     assert list(lm.state_dict()) == names and torch.equal(lm(tokens).logits, whole)
-
-
-def test_a_model_without_layers_stays_where_it_is():
-    lm = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(), "head": torch.nn.Linear(1, 1)})
-    with beginning_on(torch.device("meta"), lm):
-        assert lm["head"].weight.device == torch.device("cpu")
-
-
-def test_paths_that_fail_on_the_device_are_not_used(lm, monkeypatch):
-    """The trial on the host, before ZeRO 3 partitions the model, leaves the attention unchanged."""
-    trials = iter([FastPaths(True, True), FastPaths(False, True)])
-    monkeypatch.setattr(learner, "find_fast_paths", lambda _: next(trials))
-    monkeypatch.setattr(learner, "beginning_on", lambda *_: nullcontext())
-    ranks = Ranks(0, 1, torch.device("meta"))
-    assert learner.fast_paths_on_first(lm, ranks) == FastPaths(False, True)
 
 
 def test_fast_paths_are_tried_before_use(tiny_model):
@@ -435,3 +367,12 @@ def test_packed_layout_has_each_prompt_once_at_right_positions(rows):
         assert (positions[place] == len(prompt) + np.arange(len(response))).all()
     assert (packed.slots[packed.home] == torch.arange(len(tokens))).all()
     assert len(packed.padding) + len(tokens) == len(packed.slots)
+
+
+def test_paths_that_fail_on_the_device_are_not_used(lm, monkeypatch):
+    """The trial on the host, before ZeRO 3 partitions the model, leaves the attention unchanged."""
+    trials = iter([FastPaths(True, True), FastPaths(False, True)])
+    monkeypatch.setattr(learner, "find_fast_paths", lambda _: next(trials))
+    monkeypatch.setattr(learner, "beginning_on", lambda *_: nullcontext())
+    ranks = Ranks(0, 1, torch.device("meta"))
+    assert learner.fast_paths_on_first(lm, ranks) == FastPaths(False, True)

@@ -90,7 +90,7 @@ def test_reference_is_the_model_the_run_began_with(make_config: Any, tiny_model:
 
     config, savepoints, learner = opened(other, **kl)
     for refusal in (lambda: savepoints.load(learner, 1), lambda: resumed(config)):
-        with pytest.raises(TrinityError, match=r"model\.model_path is .*other.*began with .*first"):
+        with raising(TrinityError, key="model.model_path"):
             refusal()
 
     config, savepoints, learner = opened(other, algorithm__kl_loss_fn="none")
