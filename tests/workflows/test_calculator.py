@@ -37,7 +37,7 @@ def test_anything_else_is_an_error_to_the_model(expression):
 
 
 def test_the_work_of_an_expression_is_bounded():
-    with pytest.raises(ValueError, match=str(MOST_CHARACTERS)):
+    with pytest.raises(ValueError):
         calculate("9*" * MOST_CHARACTERS + "9")
 
 

@@ -104,37 +104,3 @@ def test_wrong_options_are_named(counter, options, key):
 
 def test_actions_need_their_option(counter):
     assert tried(counter, "1", "2").exit_code == 2
-
-
-FRAGILE = """
-class Fragile:
-    def __init__(self, fault="RuntimeError"):
-        self.fault = fault
-
-    def reset(self, seed):
-        raise {"RuntimeError": RuntimeError, "TimeoutError": TimeoutError}[self.fault]("the cause")
-
-    def step(self, action):
-        pass
-
-    def close(self):
-        raise ValueError("a consequence")
-"""
-
-
-@pytest.mark.parametrize("fault", ["RuntimeError", "TimeoutError"])
-def test_the_first_failure_is_told(tmp_path, fault):
-    (tmp_path / "fragile.py").write_text(FRAGILE)
-    options = ("--workflow-args", json.dumps({"process": False, "environment_args": {"fault": fault}}))
-    result = tried(f"{tmp_path}/fragile.py:Fragile", *options)
-    assert result.exit_code == 1 and f"{fault}: the cause" in str(result.exception)
-
-
-def test_actions_may_begin_with_a_dash(counter):
-    result = tried(counter, "--seed", "5", "--actions", "--", "-2", "1")
-    assert result.exit_code == 0 and "count 3" in result.output and "count 4" in result.output
-
-
-@pytest.mark.parametrize("options", [["up"], ["--actions-file", "no such file"]])
-def test_wrong_usage(counter, options):
-    assert tried(counter, *options).exit_code == 2

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import re
-import statistics
 import subprocess
 import sys
 from collections import Counter
@@ -16,14 +15,14 @@ import pytest
 from environment_tasks import best_moves, main
 from planning import best_return, move_values
 from raising import raising
-from toy_text import Blackjack, FrozenLake, Taxi
+from toy_text import FrozenLake, Taxi
 from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task
 
 from trinity_core.base.errors import DataError
 from trinity_core.workflows import ENVIRONMENTS, EnvironmentFailed, RewardItem, RewardPool, run_workflow
 from trinity_core.workflows.environments.process import HOSTS
-from trinity_core.workflows.environments.reasoning import EVALUATED, answer_in, is_evaluable, reasoning_gym_reward, rows
+from trinity_core.workflows.environments.reasoning import EVALUATED, reasoning_gym_reward, rows
 from trinity_core.workflows.environments.workflow import EnvArguments
 from trinity_core.workflows.rewards.countdown import countdown_reward
 
@@ -55,19 +54,6 @@ def test_one_seed_asks_one_question():
     right = int(first) + int(second) * (1 if operator == "+" else -1)
     assert gym.step(f"I think <answer>{right}</answer>")[:3] == ("", 1.0, True)
     assert gym.step(str(right + 1)).reward < 1
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("4", "4"),
-        ("It is #### 4 ", "4"),
-        ("<answer>1</answer> no, <answer>\n2</answer>.", "2"),
-        ("#### 1\n#### 3", "3"),
-    ],
-)
-def test_an_answer_is_found_in_a_response(text, answer):
-    assert answer_in(text) == answer
 
 
 GENERATORS = (
@@ -135,15 +121,6 @@ def test_no_answer_is_run(tmp_path, dataset):
         assert max(*rewards, gym.step(answer).reward) == 0.0 and not place.exists(), answer
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["3*x**2 + C", "exp(2*x)/2 + C", "x**(-1/2)", "2**x", "sin(x)*cos(x)^2", "[['Q', '_'], ['_', 'Q']]",
-     "0 1\n1 0", "(25 - 1) * 3", "no idea", "I think (maybe) 3", "ABBA", "log(x - 1)"],
-)  # fmt: skip
-def test_data_and_formulas_are_evaluated(text):
-    assert is_evaluable(text)
-
-
 @pytest.mark.campaign
 def test_a_verifier_that_hangs_is_killed():
     """Sympy would differentiate this answer for hours: no rollout of the task is judged, but the next task is."""
@@ -157,7 +134,7 @@ def test_a_verifier_that_hangs_is_killed():
     [before] = play("x")
     assert before.reward is not None and before.reward < 1 and before.metrics["turns"] == 1
     [host] = [one for hosts in HOSTS.idle.values() for one in hosts]
-    with pytest.raises(EnvironmentFailed, match=r"workflow_args\.time_limit"):
+    with pytest.raises(EnvironmentFailed):
         play("(sin(x)+cos(x)*tan(x)+exp(x)+log(x)+sqrt(x))**99")
     assert not host.alive
     [after] = play("x")
@@ -212,28 +189,6 @@ def test_best_drivers_return_is_known():
     assert best_return(taxi.transitions, taxi.starts, 20) == pytest.approx(7.93, abs=1e-6)
 
 
-def test_best_play_at_cards_earns_what_is_computed():
-    """The table compared with gymnasium's own hands: each first move's mean return is within 4 deviations."""
-    pytest.importorskip("gymnasium")
-    cards = Blackjack()
-    values = move_values(cards.transitions, 20)
-    assert best_return(cards.transitions, cards.starts, 20) == pytest.approx(-0.046556, abs=1e-6)
-    for first in (0, 1):
-        earned, expected = [], []
-        for seed in range(1000):
-            cards.reset(seed)
-            expected.append(values[cards.seen][first])
-            move = first
-            while True:
-                _, reward, done, _ = cards.step(cards.moves[move])
-                if done:
-                    break
-                move = best_moves(values[cards.seen])[0]
-            earned.append(reward)
-        assert statistics.mean(earned) == pytest.approx(statistics.mean(expected), abs=4 * 0.95 / 1000**0.5)
-    assert Blackjack(natural=True).transitions == Blackjack(sab=True).transitions == {}
-
-
 def write(monkeypatch, folder, *args):
     monkeypatch.setattr("sys.argv", ["tasks", *args, "--out", str(folder), "--train", "4", "--test", "2"])
     main()
@@ -251,12 +206,3 @@ def test_tasks_and_examples_of_a_lake(monkeypatch, tmp_path):
         assert row["messages"][0] == {"role": "user", "content": f"Play.\n{lake.reset(0)[0]}"}
         moves = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
         assert len(moves) == 6 and [lake.step(move)[1] for move in moves][-1] == 1.0
-
-
-def test_tasks_and_examples_of_sums(monkeypatch, tmp_path):
-    given = json.dumps({"dataset": "chain_sum", "config": SUMS})
-    made = write(monkeypatch, tmp_path, "reasoning_gym", "--args", given, "--examples", "5", "--skill", "1")
-    assert {split: len(rows) for split, rows in made.items()} == {"train": 4, "test": 2, "sft": 5}
-    question, answer = (message["content"] for message in made["sft"][0]["messages"])
-    first, operator, second = question.removesuffix(" =").split()[-3:]
-    assert int(answer) == int(first) + int(second) * (1 if operator == "+" else -1)

@@ -1,4 +1,3 @@
-import asyncio
 from contextlib import closing
 
 import numpy as np
@@ -16,7 +15,6 @@ from trinity_core.rollout.metrics import eval_numbers, scores_of
 from trinity_core.rollout.runner import Outcome
 from trinity_core.workflows import Reward, RewardItem, RewardPool, run_workflow
 from trinity_core.workflows.rewards.boxed import boxed_fast, math_boxed_reward, math_dapo_reward
-from trinity_core.workflows.rewards.math import boxed_answer
 
 SOLUTIONS = [  # MATH (Hendrycks et al. 2021): answers as they stand in its solutions, and the same said otherwise
     ("\\boxed{\\frac{243}{625}}", "\\frac{243}{625}", True),
@@ -84,10 +82,6 @@ def test_the_fast_path_agrees_with_the_boxed_verifier(text, truth):
         assert fast == boxed(text, truth)
 
 
-def test_nested_braces_belong_to_the_box():
-    assert boxed_answer("\\boxed{\\frac{1}{\\sqrt{2}}} ok") == "\\frac{1}{\\sqrt{2}}"
-
-
 @pytest.mark.parametrize(
     "response, score",
     [
@@ -115,7 +109,7 @@ def test_a_missing_thought_costs_its_coefficient(response, score):
         ("math_workflow", "1+1</think> <answer>2</answer>", (0.9, 1.1)),
     ],
 )
-def test_a_thought_that_the_prompt_opens_counts(tiny_folder, end, opened, workflow, text, rewards):
+async def test_a_thought_that_the_prompt_opens_counts(tiny_folder, end, opened, workflow, text, rewards):
     """Templates of R1, QwQ and Qwen3-Thinking end the prompt with `<think>`, so that no answer contains it."""
     from rollout.fakes import FakeEngine
 
@@ -129,14 +123,11 @@ def test_a_thought_that_the_prompt_opens_counts(tiny_folder, end, opened, workfl
     tokenizer.chat_template += "{% if add_generation_prompt %}{{ " + repr(end) + " }}{% endif %}"
     answer = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
-    async def main():
-        pool = EnginePool([FakeEngine(answer=answer)], "model")
-        await pool.start()
-        model = EngineModel(pool, ChatEncoder(tokenizer), Limits(900, 800, 64, Sampling(64), True))
-        task = make_task(workflow, repeat_times=1, workflow_args={"with_think": True})
-        return await run_workflow(task, model, rewards=RewardPool())
-
-    [row] = asyncio.run(main())
+    pool = EnginePool([FakeEngine(answer=answer)], "model")
+    await pool.start()
+    model = EngineModel(pool, ChatEncoder(tokenizer), Limits(900, 800, 64, Sampling(64), True))
+    task = make_task(workflow, repeat_times=1, workflow_args={"with_think": True})
+    [row] = await run_workflow(task, model, rewards=RewardPool())
     assert row.info["response"] == text
     assert row.reward == pytest.approx(rewards[opened])
 

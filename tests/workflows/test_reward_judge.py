@@ -133,12 +133,6 @@ def test_rubrics_as_text(rubric, text):
     assert rubric_text(rubric) == text
 
 
-def test_an_unreadable_rubric_ends_the_run():
-    for rubric in ([{"weight": 1}], {"short": "yes"}, 5):
-        with raising(TrinityError, key="rubric"):
-            rubric_text(rubric)
-
-
 def test_a_reference_that_is_missing_is_not_shown():
     with raising(DataError, key="format.response_key"):
         scored("llm_judge", [RewardItem("So.", args={"with_reference": True})], lambda _: '{"rating": 4}')
@@ -245,11 +239,6 @@ def test_ruler_workflow_measures_the_known_verdict_beside(caplog):
     assert not caplog.records
 
 
-def test_rm_workflow_takes_the_reward_models_score():
-    rows, _ = workflow("math_rm_workflow", ScriptedModel("#### 2", "x" * 60, "2"))
-    assert [row.reward for row in rows] == [10.0, None, 5.0]
-
-
 def test_distillation_needs_a_teacher():
     with raising(TrinityError, key="explorer.auxiliary_models"):
         workflow("on_policy_distill_math_workflow", ScriptedModel("\\boxed{2}"))
@@ -271,3 +260,9 @@ def test_a_teacher_without_a_number_teaches_nothing():
     good, bad = asyncio.run(run_workflow(task, model, [model], rewards=RewardPool(1)))
     assert not good.is_unscored and good.action_mask.all()
     assert bad.is_unscored and not bad.action_mask.any() and bad.info["verifier_error"]
+
+
+def test_an_unreadable_rubric_ends_the_run():
+    for rubric in ([{"weight": 1}], {"short": "yes"}, 5):
+        with raising(TrinityError, key="rubric"):
+            rubric_text(rubric)

@@ -116,11 +116,6 @@ def test_a_rollout_without_a_verdict_is_no_worse_than_a_judged_one(verdicts, tau
     assert [row.metrics["has_demonstration"] for row in rows] == taught
 
 
-def test_two_right_rollouts_show_each_other_their_answer():
-    _, shown = played(RIGHT, WRONG, f" {RIGHT}", demonstration="group")
-    assert shown == [f" {RIGHT}?", f"{RIGHT}?", f"{RIGHT}?"]
-
-
 class Greedy(ScriptedModel):
     """Right at temperature 0 alone."""
 

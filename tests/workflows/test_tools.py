@@ -160,12 +160,6 @@ def test_a_tool_that_fails_is_told_to_the_model(function, kind, text):
     assert [kind for kind in KINDS if metrics[f"tool_errors/{kind}"]] == [kind]
 
 
-def test_a_tool_that_does_not_exist_is_told_to_the_model():
-    box = Toolbox(book)
-    assert call(box, "bok", {}) == "error: there is no tool 'bok'; there are book"
-    assert box.metrics["tool_errors/unknown"] == 1
-
-
 @given(st.text(), st.one_of(st.none(), st.text(), st.dictionaries(st.text(), st.integers())))
 def test_no_call_raises(name, arguments):
     assert call(Toolbox(book), name, arguments).startswith("error: ")
@@ -192,13 +186,6 @@ def test_each_call_of_a_turn_is_answered_in_order():
         '{"sum": 3}', "error: there is no tool 'ad'; there are add", "error: at most 2 calls at once",
     ]  # fmt: skip
     assert asyncio.run(box.answers({"role": "assistant", "content": "done"})) == []
-
-
-def test_a_long_answer_is_cut():
-    def long() -> str:
-        return "x" * 1000
-
-    assert call(Toolbox(long, most_characters=10), "long", {}) == "xxxxxxxxxx … (cut to 10 of 1000 characters)"
 
 
 def test_tools_are_found_by_name(monkeypatch):

@@ -10,19 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from chatting import END, Turns
 from raising import raising
 from workflow_helpers import ScriptedModel, make_task, run
 
-from trinity_core.algorithms import ALGORITHMS, Objective
 from trinity_core.base.errors import TrinityError
 from trinity_core.data.experience import Experience
-from trinity_core.rollout.metrics import eval_numbers, step_numbers
-from trinity_core.rollout.runner import Outcome
-from trinity_core.training.batch import make_batch
-from trinity_core.training.update import prepare
-from trinity_core.workflows import WORKFLOWS, RecordingModel, Reward, RewardItem, RewardPool, Workflow
+from trinity_core.workflows import WORKFLOWS, Reward, RewardItem, RewardPool, Workflow
 
 PLUGIN = """
 import time
@@ -102,18 +96,6 @@ class TakesZeroForNothing(Workflow):
         ]
 
 
-class SetsItAfterwards(Workflow):
-    def run(self):
-        for _ in range(self.task.repeat_times):
-            self.model.generate_sync([1, 2])
-        experiences = self.model.extract_experience_from_history()
-        texts = self.model.model.texts
-        rewards = self.rewards.score_sync("fragile", [RewardItem(text) for text in texts])
-        for experience, reward in zip(experiences, rewards, strict=True):
-            experience.reward = reward.value
-        return experiences
-
-
 def is_unscored(one: Experience) -> bool:
     return (
         one.reward is None
@@ -133,40 +115,6 @@ def test_verifier_failure_is_never_a_wrong_answer(cls, workflow, pool):
     assert [one.reward for one in experiences] == [1.0, None, None, None, None, 0.0]
     assert [is_unscored(one) for one in experiences] == [False, True, True, True, True, False]
     assert experiences[0].action_mask.all() and experiences[-1].action_mask.all()
-
-
-def test_reward_set_on_recorded_experience(workflow):
-    model = RecordingModel(ScriptedModel("right"))
-    (one,) = workflow(SetsItAfterwards, "right", rewards=Failing(), model=model)
-    assert is_unscored(one)
-
-
-def test_error_is_kept_for_people(workflow, pool):
-    (one,) = workflow(PassesTheReward, "raise", rewards=pool)
-    assert one.info["verifier_error"] == "RuntimeError: no idea"
-
-
-def test_unscored_answer_stays_out_of_its_group(workflow, pool):
-    """Mean and deviation are those of the judged answers."""
-    kept = workflow(PassesItsValue, "right", "raise", "wrong", rewards=pool)
-    advantages = [advantages_of(rows) for rows in (kept, [kept[0], kept[2]])]
-    assert not advantages[0][1].any()
-    assert torch.equal(advantages[0][[0, 2], :6], advantages[1])
-    assert advantages[1][0, 0] > 0 > advantages[1][1, 0]
-
-
-def advantages_of(rows):
-    objective = Objective(ALGORITHMS["grpo"])
-    batch = make_batch(rows, torch.device("cpu"))
-    return prepare(objective, batch, batch.rollout_logprobs, None, None)[0].advantages
-
-
-def test_step_and_eval_metrics_count_unscored_answers(workflow, pool):
-    experiences = workflow(PassesItsValue, "right", "raise", "wrong", "nan", rewards=pool)
-    outcomes = [Outcome(make_task(), experiences)]
-    step, scores = step_numbers(outcomes), eval_numbers("t", outcomes)
-    assert (step["verifier_errors"], step["reward/mean"], step["accuracy/mean"]) == (2, 0.5, 0.5)
-    assert (scores["eval/t/verifier_errors"], scores["eval/t/accuracy"]) == (2, 0.5)
 
 
 def turns(rewards):

@@ -75,7 +75,6 @@ class Stack:
 """
 
 FORGERIES = {
-    "exits": "import sys; sys.exit(0)",
     "exits at once": "import os; os._exit(0)",
     "equals all": """
         class Yes:
@@ -124,16 +123,6 @@ FORGERIES = {
         class No:
             def __eq__(self, other): raise SystemExit
         def similar(a, b): return No()
-    """,
-    "returns nothing": """
-        import numpy
-        def similar(a, b): return numpy.array([])
-    """,
-    "exits, then raises": """
-        import sys
-        def similar(a, b):
-            if len(a) == 1: raise ValueError
-            sys.exit(0)
     """,
     "exits like one who is done": """
         import sys
@@ -301,20 +290,13 @@ TEST_FORMS = {
     "Python text of a list": "['assert add(1, 2) == 3', 'assert add(2, 2) == 4']",
     "JSON text of JSON text": json.dumps(json.dumps(["assert add(1, 2) == 3"])),
     "comparison": "add(1, 2) == 3",
-    "comparisons, joined": "add(1, 2) == 3 and add(2, 2) == 4\nnot add(1, 1) == 0",
-    "list of comparisons": ["add(1, 2) == 3", "3 == add(2, 1)"],
-    "all()": "all(add(a, 1) == a + 1 for a in range(3))",
     "test function": "def test_add():\n    assert add(1, 2) == 3",
     "test functions with an import": "from solution import add\nimport math\n\ndef test_a():\n"
     "    assert add(1, 2) == 3\n",
     "module of the answer": "import solution as s\ndef test_a():\n    assert s.add(1, 2) == 3\n",
-    "list of test functions": ["def test_a():\n    assert add(1, 2) == 3", "def test_b():\n    assert add(2, 2) == 4"],
     "async test function": "async def test_a():\n    assert add(1, 2) == 3",
     "parametrized": "import pytest\n@pytest.mark.parametrize('a, b, c', [(1, 2, 3), pytest.param(2, 2, 4, id='x')])\n"
     "def test_a(a, b, c):\n    assert add(a, b) == c",
-    "parametrized twice": "import pytest\n@pytest.mark.parametrize('a', [1, 2])\n"
-    "@pytest.mark.parametrize(['b'], [[2]])\n"
-    "def test_a(a, b):\n    assert add(a, b) == a + b",
     "fixtures": "import pytest\n@pytest.fixture\ndef one():\n    yield 1\n@pytest.fixture()\ndef pair(one):\n"
     "    return one, 2\ndef test_a(pair):\n    assert add(*pair) == 3",
     "approx": "from pytest import approx\ndef test_a():\n    assert add(0.1, 0.2) == approx(0.3)",
@@ -322,18 +304,12 @@ TEST_FORMS = {
     "        assert add(1, 2) == self.sum",
     "unittest class": CLASS,
     "unittest class and main": f"{CLASS}if __name__ == '__main__':\n    unittest.main()\n",
-    "unittest class, exits": f"import sys\n{CLASS}sys.exit(unittest.main())\n",
-    "list of unittest classes": [CLASS, CLASS.replace("1, 2), 3", "2, 2), 4")],
     "unittest with setUp": "from unittest import TestCase\nclass T(TestCase):\n    def setUp(self):\n"
     "        self.sum = 3\n"
     "    def test_a(self):\n        with self.subTest(n=1):\n            self.assertEqual(add(1, 2), self.sum)\n",
-    "unittest with setUpClass": "import unittest\nclass T(unittest.TestCase):\n    @classmethod\n"
-    "    def setUpClass(cls):\n"
-    "        cls.sum = 3\n    def test_a(self):\n        self.assertTrue(add(1, 2) == self.sum)\n",
     "unittest, async": "import unittest\nclass T(unittest.IsolatedAsyncioTestCase):\n    async def test_a(self):\n"
     "        self.assertEqual(add(1, 2), 3)\n",
     "guarded by __main__": "if __name__ == '__main__':\n    assert add(1, 2) == 3\n",
-    "main function": "def main():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n    main()\n",
     "pytest.main": "import pytest\ndef test_a():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n"
     "    raise SystemExit(pytest.main([__file__]))\n",
     "raises by itself": "if add(1, 2) != 3:\n    raise ValueError('wrong')",
@@ -343,9 +319,7 @@ TEST_FORMS = {
     "    print('failed')",
     "swallows what failed": "def test_a():\n    try:\n        assert add(1, 2) == 3\n"
     "    except Exception as e:\n        print(e)",
-    "numpy's assertions": "import numpy as np\nnp.testing.assert_allclose(add(1, 2), 3)",
     "check": ("def check(candidate):\n    assert candidate(1, 2) == 3", {"entry_point": "add"}),
-    "check that is called": "def check(candidate):\n    assert candidate(1, 2) == 3\ncheck(add)",
     "candidate": (["assert candidate(1, 2) == 3"], {"entry_point": "add"}),
     "evalplus": (
         "import numpy as np\ninputs = [[1, 2], [2, 2]]\nresults = [3, 4]\ndef assertion(out, exp, atol):\n"
@@ -353,7 +327,6 @@ TEST_FORMS = {
         "        assert np.allclose(out, exp, rtol=1e-7, atol=atol)\n    else:\n        assert out == exp\n"
         "for i, (inp, exp) in enumerate(zip(inputs, results)):\n    assertion(add(*inp), exp, 0)\n"
     ),
-    "imports before the asserts": ["import math", "one = 1", "assert add(one, math.floor(2.5)) == 3"],
     "MBPP's imports": (["assert add(1, math.floor(2.5)) == 3"], {"test_imports": ["import math"]}),
     "MBPP's setup": (["assert add(*pair) == 3"], {"test_setup_code": "pair = 1, 2"}),
     "calls": {"inputs": [[1, 2], [2, 2]], "outputs": [3, 4], "fn_name": "add"},
@@ -374,10 +347,7 @@ TEST_FORMS = {
     "    def test_b(self):\n        assert add(self.one, self.two) == 3\n",
     "skipif that does not hold": "import pytest\n@pytest.mark.skipif(False, reason='')\ndef test_a():\n"
     "    assert add(1, 2) == 3",
-    "arrays": "import numpy as np\nassert (add(np.array([1, 2]), 1) == np.array([2, 3])).all()",
-    "calls as text": {"inputs": ["1\n2", '"a"\n"b"'], "outputs": ["3", '"ab"'], "fn_name": "add"},
     "calls as text, of lists": CALL_TEXTS,
-    "calls as Python text": str(CALL_TEXTS),
     "metadata as text": (
         '[{"input": "1\\n2", "output": "3", "testtype": "functional"}]',
         {"metadata": '{"func_name": "add"}'},
@@ -394,11 +364,8 @@ TEST_FORMS = {
     "LeetCode's name": ([{"input": "a = [1], b = [2]", "output": "[1, 2]"}], {"entry_point": "Solution().add"}),
     "name beside test_cases": {"test_cases": '{"inputs": [[1, 2]], "outputs": [3]}', "fn_name": "add"},
     "Code-R1": {"functional": "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"},
-    "name in the object": {"inputs": [[1, 2]], "outputs": [3], "func_name": "add"},
     "data as it is written": "é = 1; cases = [\r\n  ('é', (1, 2)),\n  '\\n']; pair = (1,\n  2)\n"
     "assert add(*cases[0][1]) == 3",
-    "names of earlier tests": ["x = 1\nassert add(x, 2) == 3", "assert add(x, 3) == 4"],
-    "helper that raises": ["def h(x):\n    if x < 0: raise ValueError\n    return x", "assert add(h(1), 2) == 3"],
     "annotations from the future": (
         ["from __future__ import annotations\nassert add(1, 2) == 3"],
         {"test_imports": ["import math"]},
@@ -409,49 +376,34 @@ TEST_FORMS = {
 
 PROGRAM_FORMS = {
     "APPS": SUM,
-    "APPS as text": json.dumps(SUM),
     "CodeContests": {"input": SUM["inputs"], "output": SUM["outputs"]},
     "lists of lines": {"inputs": [["1 2"], ["5 7"]], "outputs": [["3"], ["12"]]},
     "one test": {"input": "1 2", "output": "3"},
-    "no type": [{"input": "1 2", "output": "3"}],
     "LiveCodeBench as text": json.dumps([{"input": "1 2", "output": "3\n", "testtype": "stdin"}]),
     "stdin_stdout": {"language": "python", "test_cases": [{"type": "stdin_stdout", "input": "1 2", "output": "3"}]},
     "DeepCoder": json.dumps([{"type": "stdin_stdout", "input": "1 2", "output": "3 ", "fn_name": None}]),
-    "a number with a point": {"inputs": ["1 2"], "outputs": ["3.0"]},
 }
 """Tests of a program that prints the sum of two numbers."""
 
 CHECKS_NOTHING = {
     "reference solution": ADDS,
     "reference solution with its own asserts": f"{ADDS}\nassert add(1, 2) == 3",
-    "class Solution": "class Solution:\n    def add(self, a, b):\n        return a + b",
     "number": "#### 3",
-    "docstring": '"""\n>>> add(1, 2)\n3\n"""',
     "prints": "print(add(1, 2))",
-    "comment": "# add(1, 2) == 3",
-    "call": "add(1, 2)",
-    "assignment": "result = add(1, 2)",
     "reference solution that asserts": "def add(a, b):\n    assert isinstance(a, int)\n    return sum([a, b])",
-    "reference solution that raises": "def add(a, b):\n    if a is None: raise ValueError(a)\n    return sum([a, b])",
     "assert True": "add(1, 2)\nassert True",
     "true of anything": ["assert 1 + 1 == 2"],
-    "imports": ["import math", "from solution import add"],
     "prints what differs": "if add(1, 2) != 3:\n    print('wrong')",
     "empty test function": "def test_add():\n    add(1, 2)",
-    "empty test class": "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        add(1, 2)",
     "empty check": ("def check(candidate):\n    candidate(1, 2)", {"entry_point": "add"}),
     "no outputs": {"inputs": ["1 2", "2 2"], "outputs": ["", "\n"]},
-    "no results": {"inputs": [[1, 2]], "outputs": [None], "fn_name": "add"},
     "test function that returns": "def test_a():\n    return add(1, 2) == 3",
-    "check that returns": ("def check(f):\n    return f(1, 2) == 3", {"entry_point": "add"}),
     "reference as setup": (["assert add(1, 2) == 3"], {"test_setup_code": ADDS}),
 }
 CROSSING = {
     "changes and returns": (
         "def f(xs): return xs.pop()", "def f(xs): return xs[-1]", "x = [3, 1]\nassert f(x) == 1 and x == [3]",
     ),
-    "changes inside": ("def f(xs): xs[0].sort()", "def f(xs): 0", "row = [3, 1]\nf([row])\nassert row == [1, 3]"),
-    "changes by name": ("def f(xs): xs.sort()", "def f(xs): 0", "x = [3, 1]\nf(xs=x)\nassert x == [1, 3]"),
     "infinite": (
         "import itertools\ndef f(): return itertools.count()", "def f():\n    while True: yield 0",
         "import itertools\ncounts = f()\nassert [*itertools.islice(counts, 2)] == [0, 1] and next(counts) == 2",
@@ -461,7 +413,6 @@ CROSSING = {
         "seen = []\ntry:\n    for one in f():\n        seen.append(one)\n    assert False\n"
         "except ValueError:\n    assert seen == [0, 1, 2, 3]",
     ),
-    "many": ("def f(): yield from range(100000)", "def f(): yield from range(99999)", "assert len([*f()]) == 100000"),
     "truth": (
         "class f:\n    def __init__(self, x): self.x = x\n    def __bool__(self): return self.x > 0",
         "class f:\n    def __init__(self, x): 0", "assert f(1) and not f(0)",
@@ -480,15 +431,6 @@ CROSSING = {
         "from enum import IntEnum\nclass f(IntEnum):\n    RED = 1\n    BLUE = 2",
         "class f:\n    RED = 2\n    BLUE = 2", "assert f(1) is f.RED and f.RED == 1 and f.RED + 1 == f.BLUE",
     ),
-    "order of a dict": (
-        "from collections import OrderedDict\ndef f(): return OrderedDict(a=1, b=2)",
-        "from collections import OrderedDict\ndef f(): return OrderedDict(b=2, a=1)",
-        "from collections import OrderedDict\nassert f() == OrderedDict(a=1, b=2)",
-    ),
-    "counter": (
-        "from collections import Counter\ndef f(): return Counter('aab')", "def f(): return {'a': 2}",
-        "from collections import Counter\nassert isinstance(f(), Counter) and f().most_common(1) == [('a', 2)]",
-    ),
     "shape": (
         "import numpy as np\ndef f(): return np.zeros((2, 3))", "def f(): return [[0.0] * 3] * 2",
         "assert f().shape == (2, 3)",
@@ -498,11 +440,6 @@ CROSSING = {
         "import io\nfrom contextlib import redirect_stdout\nwith redirect_stdout(io.StringIO()) as out:\n    f()\n"
         "assert out.getvalue() == 'hi\\n'",
     ),
-    "prints, patched": (
-        "def f(): print('hi')", "def f(): 0",
-        "import io\nfrom unittest.mock import patch\n@patch('sys.stdout', new_callable=io.StringIO)\n"
-        "def test_a(out):\n    f()\n    assert out.getvalue() == 'hi\\n'\ntest_a()",
-    ),
     "prints, captured": (
         "def f(): print('hi')", "def f(): print('ho')",
         "def test_a(capsys):\n    f()\n    assert capsys.readouterr().out == 'hi\\n'\n    f()\n"
@@ -511,10 +448,6 @@ CROSSING = {
     "returns what it was given": (
         "def f(xs):\n    xs.sort()\n    return xs", "def f(xs): return sorted(xs)",
         "x = [3, 1]\nassert f(x) is x == [1, 3]",
-    ),
-    "exits": (
-        "import sys\ndef f(): sys.exit(2)", "def f(): 0",
-        "import pytest\nwith pytest.raises(SystemExit) as end:\n    f()\nassert end.value.code == 2",
     ),
     "exception of its own": (
         "class Bad(ValueError): 0\ndef f(): raise Bad('no', 3)", "class Bad(ValueError): 0\ndef f(): raise ValueError",
@@ -552,9 +485,7 @@ UNREADABLE = {
     "other language": {"language": "cpp", "test_cases": [{"input": "1 2", "output": "3", "type": "stdin_stdout"}]},
     "unknown type": [{"input": "1 2", "output": "3", "testtype": "interactive"}],
     "null output": {"inputs": ["1 2"], "outputs": [None]},
-    "call of no list": {"inputs": [1], "outputs": [3], "fn_name": "add"},
     "call of no JSON": {"inputs": ["a is 1"], "outputs": ["3"], "fn_name": "add"},
-    "other object": {"in": "1 2", "out": "3"},
 }
 
 SHARED_FORGERIES = {
