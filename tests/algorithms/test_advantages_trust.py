@@ -155,23 +155,6 @@ def test_jsd_is_the_gradient_of_the_divergence(seed, share):
     assert divergence == pytest.approx(expected.item(), abs=1e-12)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_jsd_leads_to_the_teacher(share):
-    teacher = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log()
-    logits = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64).log().requires_grad_()
-    for _ in range(400):
-        gradient, _ = jsd_by_enumeration(logits, teacher, share)
-        logits = (logits - gradient / (share * (1 - share))).detach().requires_grad_()
-    assert torch.allclose(logits.softmax(-1), teacher.exp(), atol=1e-3)
-
-
-def test_jsd_prefers_what_the_teacher_prefers():
-    student, teacher, _, mask = batch(1)
-    advantages, _ = ADVANTAGES["jsd"](mask=mask, teacher_logprobs=teacher, old_logprobs=student)
-    assert torch.equal(advantages.sign(), ((teacher - student).sign() * mask).to(advantages.dtype))
-    assert float(advantages.min()) >= 0.5 * math.log(0.5)
-
-
 @pytest.mark.parametrize(
     "name, args",
     [

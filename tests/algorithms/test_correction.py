@@ -52,14 +52,6 @@ def test_gap_metrics():
     assert metrics["rollout_gap/weight"] == pytest.approx((3 + 0.6 + 1 + 0 + 1.2) / 5)
 
 
-def test_no_gap():
-    for name in CORRECTIONS:
-        weights, metrics = CORRECTIONS[name](OLD, OLD, MASK)
-        assert (weights == 1).all(), name
-        assert metrics["rollout_gap/mean"] == metrics["rollout_gap/k3"] == metrics["rollout_gap/max"] == 0
-        assert metrics["rollout_gap/ess"] == pytest.approx(1)
-
-
 def test_correction_weights_have_no_gradient_and_stay_finite():
     old = OLD.clone().requires_grad_()
     for name in CORRECTIONS:

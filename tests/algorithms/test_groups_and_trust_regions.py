@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raising
 
-from trinity_core.algorithms import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, InputError, Objective
+from trinity_core.algorithms import ADVANTAGES, POLICY_LOSSES, InputError
 
 MASK = torch.ones(1, 1, dtype=torch.bool)
 probabilities = st.floats(0.001, 0.999)
@@ -242,9 +242,3 @@ def test_high_entropy_keeps_a_fifth_of_the_tokens():
     kept[0, 1] = kept[1, 1] = True
     assert torch.equal(advantages, torch.where(kept, plain, 0.0))
     assert metrics["high_entropy/least"] == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize("name", ["dppo", "dro", "maxrl", "gdpo", "reinforceplusplus_baseline", "clip_cov", "kl_cov"])
-def test_algorithms_compare_rollouts_of_a_task(name):
-    algorithm = ALGORITHMS[name]
-    assert algorithm.min_repeat_times == 2 and Objective(algorithm).needs_of_rows == {"reward"}

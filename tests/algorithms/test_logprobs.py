@@ -45,18 +45,6 @@ def test_equal_to_the_plain_way(rows, vocabulary, chunk, temperature, biased, se
         assert torch.allclose(expected, got, atol=1e-10)
 
 
-@pytest.mark.parametrize("chunk", [3, 11])
-@pytest.mark.parametrize("with_entropy", [True, False])
-def test_gradcheck(chunk, with_entropy):
-    hidden, weight, bias, targets = inputs(4, 3, 11)
-
-    def function(hidden, weight, bias):
-        logprobs, entropy = token_logprobs_and_entropy(hidden, weight, targets, 0.7, bias, chunk, with_entropy)
-        return (logprobs, entropy) if with_entropy else logprobs
-
-    assert torch.autograd.gradcheck(function, (hidden, weight, bias))
-
-
 def test_float32_is_as_accurate_as_plain_computation():
     hidden, weight, _, targets = inputs(16, 32, 5000, torch.float32)
     scaled = (weight.detach() / 32**0.5).requires_grad_()

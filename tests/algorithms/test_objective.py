@@ -442,14 +442,6 @@ def test_a_loss_gets_every_input_that_the_registry_lists(name, with_rollouts, mo
         torch.testing.assert_close(got[0][inputs["mask"]], expected[inputs["mask"]])
 
 
-def test_the_loss_of_a_whole_batch_gets_the_rollouts_log_probs():
-    function, got = taking("rollout_logprobs", lambda data: (-data["logprobs"], {}), first=("logprobs",))
-    inputs = batch(0, experts=False)
-    PolicyLoss("taking", function)(**{k: inputs[k] for k in ("logprobs", "mask", "rollout_logprobs")})
-    mask = inputs["mask"]
-    torch.testing.assert_close(got[0][mask], inputs["rollout_logprobs"][mask])
-
-
 def test_entropy_coefficient_follows_its_target_and_is_restored():
     """Skywork-OR1: it grows below the target and acts only there; a resumed run goes on with both."""
     args = {"entropy_coef": 0.01, "target_entropy": 0.5, "entropy_coef_step": 0.004}
