@@ -12,6 +12,7 @@ import typer
 
 from flows.local.worker import RESTARTS
 from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT
+from trinity_core.base.errors import InputError
 from trinity_core.base.program import coloured, ending_on_sigterm
 from trinity_core.cli import (
     RESULTS,
@@ -46,19 +47,24 @@ def run(
     trinity run --config configs/quickstart/quickstart.yaml name=mine algorithm.optimizer.lr=1e-4
     """
     from flows.local.connection import PrefectConnection
+    from trinity_core.exchange.tracking.pauses import Decision
     from trinity_core.hosting.placement import flow_of
     from trinity_core.run.pauses import require_waiting
     from trinity_core.run.preflight.checks import load_ready
     from trinity_core.run.summary import summary_text
 
+    try:
+        decision = Decision.parse(decide) if decide else None
+    except InputError as error:
+        raise typer.BadParameter(f"--decide: {error}") from None
     settings = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
         loaded = load_ready(config, settings)
-        if decide:
-            require_waiting(loaded, decide)
+        if decision:
+            require_waiting(loaded)
         flow = flow_of(loaded)
         more = {"which": ""} if flow == "evaluate" else {}  # as configured in mode `bench`
-        summary = prefect.run(flow, loaded, config, settings, is_ready=True, decision=decide, **more)
+        summary = prefect.run(flow, loaded, config, settings, is_ready=True, decision=decision, **more)
     typer.echo(coloured(summary_text(summary)))
 
 

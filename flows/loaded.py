@@ -15,7 +15,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Completed
 
 from flows.local.worker import mark_ended
-from tasks.frontend import PrefectFrontend, with_findings
+from tasks.frontend import PREFECT, PrefectFrontend, with_findings
 from tasks.prefect_api import NOT_PROMOTED
 from tasks.reports import name_run
 from tasks.retries import retry_only_transient_faults
@@ -36,14 +36,7 @@ class Loaded:
     file: str
     overrides: Sequence[str]
     is_ready: bool = False
-    decision: str = ""
-    """Decision at the pause at which the run waits, made beforehand; see `Decision.parse`."""
-    has_page: bool = True
-    """False if Prefect's API has no page on which a person could answer."""
-
-    @property
-    def frontend(self) -> PrefectFrontend:
-        return PrefectFrontend(self.has_page)
+    frontend: PrefectFrontend = PREFECT
 
 
 _LOADED: ContextVar[Loaded | None] = ContextVar("_LOADED", default=None)
@@ -116,9 +109,7 @@ def run_stage(
     with retry_only_transient_faults():
         trains = kind in ("rft", "sft") and not (stage or model_path)
         loaded = load(file, overrides, opened=trains)
-        request = StageRequest(
-            loaded.config, kind, stage, model_path, which, run, loaded.is_ready, decision=loaded.decision
-        )
+        request = StageRequest(loaded.config, kind, stage, model_path, which, run, loaded.is_ready)
         summary = run_request(request, loaded.frontend)
     return ended(summary)
 

@@ -20,5 +20,5 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> Any:
     """
     with retry_only_transient_faults():
         loaded = load(config, overrides, opened=True)
-        summary = run_pipeline(loaded.config, loaded.frontend, loaded.is_ready, loaded.decision)
+        summary = run_pipeline(loaded.config, loaded.frontend, loaded.is_ready)
     return ended(summary)

@@ -210,8 +210,9 @@ class PrefectFrontend(Frontend):
 
     report = LiveReport
 
-    def __init__(self, has_page: bool = True) -> None:
+    def __init__(self, has_page: bool = True, decision: Decision | None = None) -> None:
         """`has_page`: False for the API of a command, which serves no page on which a person could answer."""
+        super().__init__(decision)
         self.has_page = has_page
 
     def call(self, name: str, step: Callable[[], T], retries: bool = False) -> T:

@@ -23,6 +23,7 @@ from trinity_core.base.processes import require_limits
 from trinity_core.base.program import TERMINATED, ending_on_sigterm
 from trinity_core.config import Config, stages
 from trinity_core.config.secrets import without_password
+from trinity_core.exchange.tracking.pauses import Decision
 from trinity_core.run.verdicts import asks_person
 
 ANSWER_SECONDS = 10.0
@@ -94,7 +95,7 @@ class PrefectConnection:
         file: Path,
         overrides: Sequence[str],
         is_ready: bool = False,
-        decision: str = "",
+        decision: Decision | None = None,
         **parameters: Any,
     ) -> Any:
         """Run the flow of that name once Prefect's API answers; return its result.
@@ -105,6 +106,7 @@ class PrefectConnection:
         no page to answer on.
         """
         from flows.loaded import Loaded, run_flow
+        from tasks.frontend import PrefectFrontend
         from tasks.retries import show_our_log
         from trinity_core.run.driver import early_cluster
 
@@ -117,7 +119,8 @@ class PrefectConnection:
             if name not in WITHOUT_RAY:
                 self._open.enter_context(early_cluster(config))
             self._temporary.wait()
-        loaded = Loaded(config, str(file), overrides, is_ready, decision, has_page=self._temporary is None)
+        frontend = PrefectFrontend(self._temporary is None, decision)
+        loaded = Loaded(config, str(file), overrides, is_ready, frontend)
         if name in RESUMED and config.mode in ("both", "train"):
             self._runs.append(config)
         return run_flow(name, loaded, **parameters)

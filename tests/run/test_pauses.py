@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,8 +34,10 @@ from trinity_core.run.attempt import Frontend
 from trinity_core.run.configuration import with_settings
 from trinity_core.run.pauses import PauseWatch, decided, require_waiting, stopped_by_person
 from trinity_core.run.stage import Stage, StageRequest, unlock_run
+from trinity_core.run.summary import summary_text
 
 LR = "algorithm.optimizer.lr"
+FINDING = Diagnosis("cut-off", "90 %", "why", "next")
 
 
 def config_of(root: Path, **pause: Any) -> Config:
@@ -93,7 +98,7 @@ def test_a_step_pauses_again_only_if_the_run_went_back_behind_it(tmp_path: Path)
 
 
 def test_a_finding_pauses_once(tmp_path: Path) -> None:
-    config, diagnosis = config_of(tmp_path, at_findings=True), Diagnosis("cut-off", "90 %", "why", "next")
+    config, diagnosis = config_of(tmp_path, at_findings=True), FINDING
     watch = PauseWatch(config)
     assert not watch.is_due()
     watch.note_findings(diagnosis)
@@ -105,6 +110,19 @@ def test_a_finding_pauses_once(tmp_path: Path) -> None:
     for later in (PauseWatch(config), PauseWatch(config_of(tmp_path))):
         later.note_findings(diagnosis)
         assert not later.is_due()
+
+
+@pytest.mark.parametrize("ended", ["paused", "stopped"])
+def test_a_finding_at_a_step_that_pauses_anyway_is_asked_about_with_it(tmp_path: Path, ended: str) -> None:
+    config = config_of(tmp_path, after_steps=[2, 4], at_findings=True)
+    watch = PauseWatch(config)
+    watch.note_findings(FINDING)
+    pause = watch.pause({"step": 2, "ended": ended})
+    assert pause is not None and "90 %" in pause.cause
+    record_pause(config.job_dir, replace(pause, decided=Decision("continue")))
+    later = PauseWatch(config)
+    later.note_findings(FINDING)
+    assert not later.is_due() and pause_steps(config, 2) == {4}
 
 
 def asked(*answers: str | None) -> tuple[Callable[[Config, str], Decision | None], list[str]]:
@@ -134,17 +152,17 @@ def test_a_person_is_asked_again_if_settings_are_refused(tmp_path: Path) -> None
         return changed
 
     ask, texts = asked("continue model.model_path=other", f"continue {LR}=1")
-    assert decided(waiting, "", ask, resolve) is changed
+    assert decided(waiting, None, ask, resolve) is changed
     assert len(texts) == 2 and "another model" in texts[1]
     assert decided_settings(config.job_dir, 3) == [f"{LR}=1"]
-    assert decided(waiting, "stop", ask, resolve) is waiting, "the run does not wait any more"
+    assert decided(waiting, Decision("stop"), ask, resolve) is waiting, "the run does not wait any more"
 
 
 def test_nobody_decides(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     record_pause(config.job_dir, Pause(3, AFTER_STEPS))
     with pytest.raises(Paused):
-        decided(stage_of(config, 3), "", asked(None)[0], lambda _: pytest.fail("nothing is decided"))
+        decided(stage_of(config, 3), None, asked(None)[0], lambda _: pytest.fail("nothing is decided"))
     pause = pause_at(config.job_dir, 3)
     assert pause is not None and pause.decided.decision == ""
 
@@ -161,16 +179,22 @@ def test_a_stopped_run_continues_only_if_a_person_says_so(tmp_path: Path) -> Non
     config = config_of(tmp_path)
     stage, (ask, texts) = stage_of(config, 3), asked()
     record_pause(config.job_dir, Pause(3, AFTER_STEPS, (), Decision("stop", (), "Ada", "enough")))
-    assert decided(stage, "", ask, lambda _: stage) is stage and not texts
-    assert "enough" in stopped_by_person(config, 3) and not stopped_by_person(config, 4)
-    decided(stage, "continue", ask, lambda _: stage)
+    for given in (None, Decision("stop")):
+        assert decided(stage, given, ask, lambda _: stage) is stage and not texts
+    reason = stopped_by_person(config, 3)
+    assert "enough" in reason and not stopped_by_person(config, 4)
+    ended = {"project": "p", "name": "n", "step": 3, "scores": {}, "stopped_early": f"rft: {reason}"}
+    ended |= dict.fromkeys(("checkpoint_dir", "hf_dir", "tracking"))
+    ended |= {"pauses": [asdict(pause) for pause in read_pauses(config.job_dir)]}
+    assert summary_text(ended).count(reason) == 1
+    decided(stage, Decision("continue"), ask, lambda _: stage)
     assert not stopped_by_person(config, 3)
     assert [pause.decided.decision for pause in read_pauses(config.job_dir)] == ["stop", "continue"]
 
 
 def test_nothing_waits(tmp_path: Path) -> None:
     with raising(TrinityError, key="decide"):
-        require_waiting(config_of(tmp_path), "continue")
+        require_waiting(config_of(tmp_path))
 
 
 @pytest.mark.parametrize("is_pipeline", [True, False])
@@ -179,10 +203,17 @@ def test_a_stopped_stage_of_a_pipeline_is_done(tmp_path: Path, tiny_folders: Tin
     config = supervised(tmp_path, tiny_folders, **({"stages": [{"stage_name": "sft"}]} if is_pipeline else {}))
     [stage] = stages(config)
     record_pause(stage.job_dir, Pause(0, AFTER_STEPS, (), Decision("stop")))
-    require_waiting(config, "continue")
+    require_waiting(config)
     (stage.job_dir / "summary.json").write_text("{}")
     with raising(TrinityError, key="decide") if is_pipeline else nullcontext():
-        require_waiting(config, "continue")
+        require_waiting(config)
+
+
+@pytest.mark.parametrize("program", [["flows.cli", "run"], ["trinity_core.run"]])
+def test_a_text_that_is_no_decision_is_wrong_usage(tmp_path: Path, program: list[str]) -> None:
+    command = [sys.executable, "-m", *program, "--config", "nowhere.yaml", "--decide", "cont"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "'cont'" in done.stderr, done.stderr
 
 
 def test_settings_of_a_stage_are_changed_and_what_its_start_assigned_stays(tmp_path: Path) -> None:
@@ -223,9 +254,9 @@ def test_what_changed_settings_name_is_opened_before_they_are_kept(tmp_path: Pat
     config = supervised(tmp_path, tiny_folders)
     record_pause(config.job_dir, Pause(0, AFTER_STEPS))
     key = "buffer.trainer_input.experience_buffer.path"
-    request = StageRequest(config, is_ready=True, decision=f"continue {key}={tmp_path}/nowhere")
+    decision = Decision("continue", [f"{key}={tmp_path}/nowhere"])
     with pytest.raises(ConfigError) as refused:
-        driver.run_request(request)
+        driver.run_request(StageRequest(config, is_ready=True), Frontend(decision))
     assert [problem.key for problem in refused.value.problems] == [key]
     assert [pause.decided.decision for pause in read_pauses(config.job_dir)] == [""]
 
@@ -265,6 +296,7 @@ def test_the_driver_asks_between_the_attempts_at_a_stage(
 
     class Person(Frontend):
         def __init__(self) -> None:
+            super().__init__()
             self.ask, self.texts = asked("continue name=other", f"continue {LR}=0.25", "continue")
 
         def decides(self, config: Config, text: str) -> Decision | None:
@@ -306,5 +338,5 @@ def test_a_retry_does_not_repeat_the_decision(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(driver, "resolve", lambda *_: stage_of(config, 3))
     monkeypatch.setattr(driver, "run", lambda *_: {"step": 3})
-    driver.run_request(StageRequest(config, decision="continue"), Retry())
+    driver.run_request(StageRequest(config), Retry(Decision("continue")))
     assert stopped_by_person(config, 3)

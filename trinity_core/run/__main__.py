@@ -9,9 +9,11 @@ import argparse
 import logging
 from typing import Any
 
+from trinity_core.base.errors import InputError
 from trinity_core.base.processes import require_limits
 from trinity_core.base.program import ending_on_sigterm, run_app
 from trinity_core.config import Config
+from trinity_core.exchange.tracking.pauses import Decision
 from trinity_core.run.attempt import Frontend
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.driver import run_configuration
@@ -34,13 +36,17 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file")
     parser.add_argument("--decide", default="", help="decision on a paused run: continue, continue key=value, stop")
     options = parser.parse_intermixed_args()
+    try:
+        decision = Decision.parse(options.decide) if options.decide else None
+    except InputError as error:
+        parser.error(f"--decide: {error}")
     require_limits()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("trinity_core").setLevel(logging.INFO)
     config = load_checked(options.config, options.overrides)
-    if options.decide:
-        require_waiting(config, options.decide)
-    run_configuration(config, Terminal(), decision=options.decide)
+    if decision:
+        require_waiting(config)
+    run_configuration(config, Terminal(decision))
 
 
 if __name__ == "__main__":

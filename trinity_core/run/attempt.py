@@ -337,6 +337,10 @@ class Frontend:
 
     report: type[ProgressReport] = ProgressReport
 
+    def __init__(self, decision: Decision | None = None) -> None:
+        """`decision`: made before the run begins, at the pause at which it waits."""
+        self.decision = decision
+
     def call(self, name: str, step: Callable[[], T], retries: bool = False) -> T:
         """Run a named step and return its result. With `retries` it may be tried again, if the frontend can."""
         return step()

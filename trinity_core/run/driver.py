@@ -60,24 +60,22 @@ OTHER_INPUTS = (
 )
 
 
-def run_configuration(
-    config: Config, frontend: Frontend = PLAIN, is_ready: bool = False, decision: str = ""
-) -> dict[str, Any]:
-    """Run a configuration with all its stages. `decision` ends the pause at which it waits (`Decision.parse`)."""
+def run_configuration(config: Config, frontend: Frontend = PLAIN, is_ready: bool = False) -> dict[str, Any]:
+    """Run a configuration with all its stages."""
     if config.stages:
-        return run_pipeline(config, frontend, is_ready, decision)
-    return run_request(StageRequest(config, flow_of(config), is_ready=is_ready, decision=decision), frontend)
+        return run_pipeline(config, frontend, is_ready)
+    return run_request(StageRequest(config, flow_of(config), is_ready=is_ready), frontend)
 
 
 def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, Any]:
     """Run or evaluate a stage; return its summary. A paused run resumes once a person has decided. Raises Paused if
     nobody does.
 
-    A retry does not repeat the request's decision: the run may wait at another pause by then, or a person has stopped
-    it.
+    The decision that the frontend was given is for the pause at which the run waits now: not for a later one, and not
+    for a retry, before which a person may have stopped the run.
     """
     if frontend.is_retry():
-        request = replace(request, decision="")
+        frontend.decision = None
     stage = frontend.call("resolve", lambda: resolve(request, frontend))
     if request.kind == "evaluate":
         return evaluate_stage(stage, request.which, frontend)
@@ -87,9 +85,10 @@ def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, 
         summary = _run_to_pause(request, stage, frontend)
         if summary is not None:
             return summary
+        frontend.decision = None
         # A run in a fresh folder resumes there.
         config = request.config if request.config.stages else request.config.resuming(stage.config.name)
-        request = replace(request, config=config, is_ready=False, decision="")
+        request = replace(request, config=config, is_ready=False)
         stage = frontend.call("resolve", partial(resolve, request, frontend))
 
 
@@ -101,7 +100,7 @@ def _run_to_pause(request: StageRequest, stage: Stage, frontend: Frontend) -> di
         return resolve(replace(request, settings=decision.settings, is_ready=is_ready), frontend)
 
     with on_failure(lambda: unlock_run(stage)):
-        stage = decided(stage, request.decision, frontend.decides, with_decision)
+        stage = decided(stage, frontend.decision, frontend.decides, with_decision)
         return run(frontend.with_human_verdicts(stage), frontend)
 
 
@@ -134,9 +133,7 @@ def evaluate_stage(stage: Stage, which: str, frontend: Frontend = PLAIN) -> dict
         return frontend.call("publish", lambda: publish(time.monotonic() - attempt.began))
 
 
-def run_pipeline(
-    config: Config, frontend: Frontend = PLAIN, is_ready: bool = False, decision: str = ""
-) -> dict[str, Any]:
+def run_pipeline(config: Config, frontend: Frontend = PLAIN, is_ready: bool = False) -> dict[str, Any]:
     """Score the base model, run the stages in order on one Ray, score and publish the last model.
 
     Stages that an earlier attempt finished are skipped. Raises TrinityError if the pipeline is in progress. A pipeline
@@ -144,16 +141,16 @@ def run_pipeline(
     """
     config = in_fresh_folder(config, frontend.begun_by())
     with held(config.job_dir, PIPELINE):
-        return _run_stages(config, frontend, is_ready, decision)
+        return _run_stages(config, frontend, is_ready)
 
 
-def _run_stages(config: Config, frontend: Frontend, is_ready: bool, decision: str) -> dict[str, Any]:
+def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str, Any]:
     def resolve_pipeline() -> Plan:
         frontend.announce(config, "pipeline")
         return plan_stages(config)
 
     def run_stage(kind: str, stage: str, **more: Any) -> dict[str, Any]:
-        request = StageRequest(config, kind, stage, is_ready=is_ready, decision=decision, **more)
+        request = StageRequest(config, kind, stage, is_ready=is_ready, **more)
         return frontend.subflow(request, lambda: run_request(request, frontend))
 
     def publish() -> dict[str, Any]:

@@ -59,14 +59,16 @@ class PauseWatch:
         return self._is_at_step or bool(self._findings)
 
     def pause(self, trained: Mapping[str, Any]) -> Pause | None:
-        """Return the pause that begins, given the trainer's summary at its end; None if the run has ended instead."""
-        if self._is_at_step:
-            return Pause(trained["step"], AFTER_STEPS)
+        """Return the pause that begins, given the trainer's summary at its end; None if the run has ended instead.
+
+        At a step of `after_steps` the findings until then are asked about too: a person is asked once a step.
+        """
         findings = dict(self._findings)  # another thread may add to it
-        if findings and trained["ended"] == "stopped":
-            causes = (f"{check}: {evidence}" for check, evidence in findings.items())
-            return Pause(trained["step"], "; ".join(causes), tuple(findings))
-        return None
+        if trained["ended"] != PAUSED and not (findings and trained["ended"] == "stopped"):
+            return None
+        is_at_step = trained["ended"] == PAUSED or trained["step"] in self._rules.after_steps
+        causes = [f"{check}: {evidence}" for check, evidence in findings.items()]
+        return Pause(trained["step"], "; ".join([AFTER_STEPS, *causes] if is_at_step else causes), tuple(findings))
 
 
 def stopped_by_person(config: Config, step: int) -> str:
@@ -75,7 +77,7 @@ def stopped_by_person(config: Config, step: int) -> str:
     return here.text if here is not None and here.decided.decision == STOP else ""
 
 
-def decided(stage: Stage, given: str, ask: Ask, resolve: Callable[[Decision], Stage]) -> Stage:
+def decided(stage: Stage, given: Decision | None, ask: Ask, resolve: Callable[[Decision], Stage]) -> Stage:
     """Return the stage as it resumes from the pause at which it waits, if it does, and record the decision.
 
     `given` is a decision made beforehand; it also continues a run that a person has stopped. Else a person is asked,
@@ -84,10 +86,12 @@ def decided(stage: Stage, given: str, ask: Ask, resolve: Callable[[Decision], St
     """
     config, step = stage.config, stage.resumed_step
     pause, refusal = pause_at(config.job_dir, step), ""
-    if pause is None or pause.decided.decision == CONTINUE or (pause.decided.decision == STOP and not given):
+    if pause is None or pause.decided.decision == CONTINUE:
+        return stage
+    if pause.decided.decision == STOP and (given is None or given.decision == STOP):
         return stage
     while True:
-        decision = Decision.parse(given) if given else ask(config, pause_text(config, pause) + refusal)
+        decision = given or ask(config, pause_text(config, pause) + refusal)
         if decision is None:
             raise Paused(REST % (config.job_dir, pause.step, pause.cause))
         try:
@@ -134,10 +138,9 @@ def ask_at_terminal(text: str) -> Decision | None:
             return None
 
 
-def require_waiting(config: Config, decision: str) -> None:
-    """Raise TrinityError if no stage of this configuration waits for a decision, or was stopped by one; InputError if
-    this is none. A stopped stage of a pipeline is done once it has a summary."""
-    Decision.parse(decision)
+def require_waiting(config: Config) -> None:
+    """Raise TrinityError if no stage of this configuration waits for a decision, or was stopped by one. A stopped stage
+    of a pipeline is done once it has a summary."""
     for stage in stages(config):
         step = max(whole_steps(stage.job_dir), default=0)
         is_done = bool(config.stages) and (stage.job_dir / "summary.json").exists()

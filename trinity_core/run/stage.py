@@ -108,8 +108,6 @@ class StageRequest:
     """True if preflight has just passed (`load_ready`). Only valid for the first attempt."""
     settings: Sequence[str] = ()
     """Settings of a decision at a pause, which is not recorded yet, as `key=value`."""
-    decision: str = ""
-    """Decision at the pause at which the run waits, if a person has made it beforehand; see `Decision.parse`."""
     file: str = ""
     """File that the configuration was loaded from, if that is not the parent flow's `config`."""
 

@@ -144,9 +144,10 @@ def summary_text(summary: dict[str, Any]) -> str:
         lines.append(f"{title:11}{summary[key]}")
     if (best := summary.get("best")) and best["step"] != summary["step"]:
         lines.append(f"{'best':11}step {best['step']}, score {best['score']:.3f}: {best['checkpoint_dir']}")
-    if summary.get("stopped_early"):
-        lines.append(f"{'ended by':11}{summary['stopped_early']}")
-    lines += [f"{'paused':11}{recorded_pause(pause, 'pauses').text}" for pause in summary.get("pauses", ())]
+    if ended := summary.get("stopped_early") or "":
+        lines.append(f"{'ended by':11}{ended}")
+    pauses = [recorded_pause(pause, "pauses").text for pause in summary.get("pauses", ())]
+    lines += [f"{'paused':11}{pause}" for pause in pauses if pause not in ended]
     for name, result in summary.get("results", {}).items():
         left = f", {result['untrained_rows']} untrained rows left" if result.get("untrained_rows") else ""
         if "ended" in result:

@@ -67,7 +67,7 @@ class Pause:
 
     step: int
     cause: str
-    """The setting that asks for it, or findings of the doctor."""
+    """The setting that asks for it (`AFTER_STEPS`, first), findings of the doctor, or both."""
     checks: Sequence[str] = ()
     """Checks of the doctor that caused it. They cause no further pause."""
     decided: Decision = Decision()
@@ -134,5 +134,5 @@ def pause_at(job_dir: Path, step: int) -> Pause | None:
 
 def pause_steps(config: Config, step: int) -> frozenset[int]:
     """Return the steps after which a run that resumes from `step` pauses: this one only if a kill came before it."""
-    decided = {pause.step for pause in read_pauses(config.job_dir) if pause.cause == AFTER_STEPS}
+    decided = {pause.step for pause in read_pauses(config.job_dir) if pause.cause.startswith(AFTER_STEPS)}
     return frozenset(config.monitor.pause.after_steps) - (decided & {step})
