@@ -30,7 +30,7 @@ PORT = 4299
 CHART_SECONDS = 4.0
 CHAT = "document.querySelector('[data-testid=stChatInput] textarea')"
 QUESTION = "Uwe has 5 eggs and breaks 2. How many eggs does Uwe have now?"
-SOMETHING = "[data-testid=stMainBlockContainer] [data-testid], #table tbody tr, .tokens .t, #pairs > *, \
+SOMETHING = "[data-testid=stMainBlockContainer] [data-testid], #table tbody tr, .tokens .t, .texts, \
 .flow-run-graph canvas"
 """What stands on a page only once it has been drawn, in Studio, in the page of rollouts, or on Prefect's page."""
 DRAWN = """(app => !app || app.dataset.testScriptState === "notRunning")(document.querySelector("[data-testid=stApp]"))
@@ -59,7 +59,7 @@ def main() -> None:
         "studio_chat": f"/chat?run={run}",
         "view_table": f"/rollouts/#run={run}&tab=table&by=reward",
         "view": f"/rollouts/#run={run}&tab=experiences&group=40&rollout=5",
-        "view_samples": f"/rollouts/#run={run}&tab=samples",
+        "view_samples": f"/rollouts/#run={run}&source=eval_test&group=25&rollout=6",
     }
     checkpoints = str(options.checkpoints.absolute())
     command = [sys.executable, "-m", "studio", "--port", str(PORT), "--checkpoints", checkpoints]
@@ -102,7 +102,7 @@ async def take(address: str, picture: Path) -> None:
             await page.click("document.querySelector('[data-testid=stCheckbox] label')")  # greedy
             await page.until(DRAWN)
             await page.click(CHAT)
-            await page.call("Input.insertText", text=QUESTION)
+            await page.type(QUESTION)
             await page.press("Enter")
             await page.until("document.querySelectorAll('[data-testid=stChatMessage]').length === 4", "answers", 120)
         await page.until(DRAWN)

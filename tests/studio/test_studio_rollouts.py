@@ -18,6 +18,7 @@ from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.view.viewed_run import RunFolders
 
+ROWS = "[...document.querySelectorAll('#table tbody tr')]"
 STOLEN = "<script>alert(1)</script>"
 
 
@@ -32,13 +33,14 @@ def test_two_runs_answers_stand_side_by_side(studio: Served, tmp_path: Path) -> 
 
     async def look(address: str) -> None:
         async with opened(address + rollouts_page("p/one", "p/other"), tmp_path / "profile") as page:
-            await page.until("document.querySelectorAll('.pair pre').length === 3")
-            answers = "[...document.querySelectorAll('.pair > div:not(.both)')].map((side) => side.innerText).join('|')"
-            left, right = (await page.value(answers)).split("|")
-            assert "It is 4." in left and STOLEN in right and "p/other, step 6" in right
+            await page.until(f"{ROWS}.length === 2")
+            await page.click(f"{ROWS}[1].querySelector('a')")
+            await page.until("document.querySelectorAll('.pane').length === 2")
+            left, right = await page.text(".pane.left"), await page.text(".pane:not(.left)")
+            assert "It is 4." in left and STOLEN in right and "step 6 of p/other" in right
             save(checkpoints, "p/late", 1, "It is 5.")  # a run that begins while the page is served
             await page.value(f"location.hash = {rollouts_page('p/late').partition('#')[2]!r}; true")
-            await page.until("document.querySelector('#pairs').innerText.includes('It is 5.')")
+            await page.until(f"{ROWS}.map(row => row.innerText).join().includes('It is 5.')")
 
     asyncio.run(look(studio.address))
 

@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
-from browser import opened
+from browser import Page, opened
 from fastapi.testclient import TestClient
 from raising import raising
 from viewing import NASTY, rollout
@@ -40,7 +40,7 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
     with serving(run_folder) as address, httpx.Client(base_url=address) as client:
         assert client.get("/api/runs").json() == ["run"]
         about = client.get("/api/runs/run/about").json()
-        assert about["has_store"] and about["samples"] == {"eval-test": [0, 6]}
+        assert about["has_store"] and about["sources"] == ["eval-test"]
         page = client.get("/api/runs/run/rollouts", params={"group": "sums"}).json()
         assert [(row["task"], row["place"], row["reward"]) for row in page["rollouts"]] == [
             ("sums/3", 0, 0.0), ("sums/3", 1, 1.0), ("sums/9", 0, None),
@@ -54,8 +54,12 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
         tokens = client.get(f"/api/runs/run/groups/{group['id']}/rollouts/1/tokens").json()
         assert "".join(tokens["text"]) == "What is 2 + 2?" + NASTY
         assert tokens["logprob"][tokens["prompt_length"]] == -0.1
-        pairs = client.get("/api/runs/run/samples/eval-test/0", params={"beside": 6}).json()["pairs"]
-        assert [(pair["left"]["response"], pair["right"]["response"]) for pair in pairs] == [("It is 5.", NASTY)]
+        where = "/api/runs/run/samples/eval-test"
+        sampled = [("It is 5.", 0, 0.0), (NASTY, 6, 1.0)]
+        for found in (client.get(where).json(), client.get(f"{where}/7").json()):
+            assert [(one["response"], one["step"], one["reward"]) for one in found["rollouts"]] == sampled
+        filtered = client.get(where, params={"step": 6, "group": "test 7"}).json()["rollouts"]
+        assert [one["place"] for one in filtered] == [1], "its place among the samples of its task"
 
 
 def test_the_page_refuses_what_it_is_not_for(run_folder, serving) -> None:
@@ -177,13 +181,10 @@ def test_a_browser_shows_text_as_text(run_folder, serving, tmp_path, tokenizer) 
 
 
 async def _filters(page) -> None:
-    fill = (
-        "{ const f = document.forms.rows; f.reset(); %s; f.step.dispatchEvent(new Event('input', {bubbles: true})); }"
-    )
-    for what, count in (("f.step.value = '2'", 5), ("f.version.value = '1'", 4), ("f.state.value = 'failed'", 1)):
-        await page.value(fill % what)
+    for field, value, count in (("step", "2", 5), ("version", "1", 4), ("state", "failed", 1)):
+        await choose(page, field, value)
         await page.until(f"{ROWS}.length === {count}")
-        await page.value(fill % "")
+        await choose(page, field, "")
         await page.until(f"{ROWS}.length === 14")
 
 
@@ -203,24 +204,34 @@ async def _nasty(page) -> None:
 
 
 async def _two_versions(page) -> None:
-    """A kept rollout stays on the left; eval samples of two checkpoints stand beside each other."""
+    """A kept rollout stays on the left; a task's samples of two checkpoints stand beside each other."""
     await page.press("b")
     await page.click("document.querySelector('[aria-label=\"next group\"]')")
     await page.until("document.querySelectorAll('.pane').length === 2")
     assert "sums/3, step 3" in await page.text(".pane.left .facts")
-    await page.press("b", "s")
-    await page.until("document.querySelectorAll('.pair pre').length === 3")
-    facts = await page.text("#pairs")
-    assert "style 0.500" in facts and "brief 0" in facts and "truncated" not in facts, "a fault is said if there is one"
-    assert NASTY in facts and "1 better, 0 worse" in await page.text("#verdict")
-    assert not await page.value("!!document.querySelector('#pairs script, #pairs img')")
+    await page.press("b", "r")
+    await choose(page, "source", "eval-test")
+    await page.until(f"{ROWS}.length === 2")
+    await page.click(f"{ROWS}[0].querySelector('a')")
+    await page.until("document.querySelectorAll('.pane').length === 2")
+    left, right = await page.text(".pane.left"), await page.text(".pane:not(.left)")
+    assert "step 0" in left and "It is 5." in left and "step 6" in right and NASTY in right
+    assert "style 0.500" in right and "brief 0" in right and "truncated" not in right, "a fault is said if there is one"
+    assert not await page.value("!!document.querySelector('#group script, #group img')")
+    await choose(page, "source", "")
+    await page.until(f"{ROWS}.length === 14")
     await page.press("e")
 
 
+async def choose(page: Page, field: str, value: str) -> None:
+    """Choose a value in a field above the table."""
+    await page.value(
+        f"(f => {{ f.value = {value!r}; f.dispatchEvent(new Event('input', {{bubbles: true}})) }})"
+        f"(document.forms.rows.{field})"
+    )
+
+
 async def _long(page) -> None:
-    for task in ("sums/3", "long"):
-        await page.press("k")
-        await page.until(f"document.querySelector('#group .facts')?.innerText.includes('{task}')")
     await page.until("document.querySelector('#group .facts')?.innerText.includes('long')")
     await page.until("document.querySelectorAll('.t').length >= 2000")
     assert await page.value("document.querySelectorAll('.t').length") < 10_000, "the rest waits until it is in sight"
@@ -239,8 +250,7 @@ def test_rollouts_are_a_table_that_sorts_and_an_address_says_all(run_folder, ser
             assert await page.text("#rows-count") == "12 of 12 rollouts"
             await page.click("document.querySelector('[data-by=reward]')")
             assert (await page.value(cells))[0].endswith(" 1")
-            await page.value("document.forms.rows.show.value = 'wrong'")
-            await page.value("document.forms.rows.show.dispatchEvent(new Event('input', {bubbles: true})), true")
+            await choose(page, "show", "wrong")
             await page.until(f"{ROWS}.length === 9")
             await page.until("location.hash.includes('show=wrong') && location.hash.includes('by=reward')")
             await page.reload()
@@ -293,7 +303,7 @@ def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
         async with opened(f"{address}/#run=run&tab=table", tmp_path) as page:
             await page.until(f"{ROWS}.length === 13")
             stops = await page.tab_stops()
-            assert {"Table", "Tokens", "Evaluations", "Keys", "reward", "advantage"} <= {*stops}
+            assert {"Table", "Tokens", "Keys", "reward", "advantage"} <= {*stops}
             await page.press("j", "j", "k")
             row = "document.activeElement.closest('tbody tr')"
             assert await page.value(f"{row} === {ROWS}[0]"), "j and k lead through the rows"
@@ -309,9 +319,6 @@ def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
             await page.until("!document.querySelector('#keys').open")
             await page.press("t")
             await page.until(f"{ROWS}.length === 2 && document.forms.rows.group.value === 'sums/3'")
-            await page.press("s")
-            await page.until("!!document.querySelector('.pair')")
-            await page.tab_stops()
 
     with serving(run_folder) as address:
         asyncio.run(use(address))
@@ -326,4 +333,4 @@ def test_a_run_may_be_called_as_a_part_of_the_page(run_folder, name) -> None:
         [newest, *_] = client.get(f"{where}/rollouts").json()["rollouts"]
         assert client.get(f"{where}/groups/{newest['id']}").json()["id"] == newest["id"]
         assert client.get(f"{where}/groups/{newest['id']}/rollouts/0/tokens").json()["ids"]
-        assert client.get(f"{where}/samples/eval-test/0").json()["pairs"]
+        assert client.get(f"{where}/samples/eval-test/7").json()["rollouts"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trinity_core.data.experience import Experience
-from trinity_core.view.app import side_by_side, words_found
+from trinity_core.view.app import words_found
 from trinity_core.view.tokens import token_page, token_texts
 
 
@@ -60,15 +60,3 @@ def test_an_advantage_is_one_of_all_tokens_in_the_loss_or_one_of_each() -> None:
 )
 def test_words_that_an_answer_has_are_found(reference: str, answer: str, found: list[bool]) -> None:
     assert words_found(reference, answer) == list(zip(reference.split(), found, strict=True))
-
-
-def test_samples_are_paired_by_task_and_run() -> None:
-    def sample(task: int, run: int = 0) -> dict:
-        return {"task_index": task, "run": run}
-
-    pairs = side_by_side([sample(1), sample(2)], [sample(2), sample(1, 1)])
-    assert pairs == [
-        {"left": sample(1), "right": None},
-        {"left": sample(2), "right": sample(2)},
-        {"left": None, "right": sample(1, 1)},
-    ]

@@ -136,5 +136,5 @@ def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
 
 def rollouts_page(run: str, other: str = "") -> str:
     """Return the path of a run's sampled rollouts in Studio, next to those of `other` (`project/name`) if given."""
-    compared = {"tab": "samples", "other": other} if other else {}
+    compared = {"other": other, "by": "task"} if other else {}
     return f"{ROLLOUTS}/#{urlencode({'run': run} | compared)}"

@@ -1,7 +1,7 @@
 """The page and its JSON API. Only GET, read-only; a model's text leaves only as JSON.
 
-Groups come from the store, newest first; experiences that have left it from `buffer/experience_buffer.jsonl`; samples
-of evaluations and some explore steps, which have texts but no tokens, from files.
+Groups come from the store, newest first; experiences that have left it from `buffer/experience_buffer.jsonl`. Samples
+of evaluations and some explore steps, which have texts but no tokens, come from files; those of one task are a group.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import json
 import socket
 import threading
 import webbrowser
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import chain, repeat
 from pathlib import Path
@@ -25,7 +25,7 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import Field
 from sqlalchemy import Connection, Row, Select, select
 
-from trinity_core.base.errors import DataError, TransientFault, TrinityError
+from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.gate import Gate, asked_for, server_key
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.archive import Advantage, Line
@@ -44,6 +44,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+Json = dict[str, Any]
 TEXT = 20_000
 """Characters of a prompt or an answer in a group; the rest is read token by token."""
 
@@ -120,17 +121,30 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
     @app.get("/api/runs/{name:path}/about")
     def about(name: str) -> dict[str, Any]:
         run = run_named(name)
-        return {"folder": str(run.folder), "samples": sample_steps(run.folder), "has_store": run.has_store}
+        sampled = {source for source, _, _ in rollout_files(run.folder)}
+        sources = sorted(sampled, key=lambda source: (not source.startswith("eval"), source))
+        return {"folder": str(run.folder), "sources": sources, "has_store": run.has_store}
 
     _add_groups(app, run_named)
+    _add_samples(app, run_named)
 
-    @app.get("/api/runs/{name:path}/samples/{source}/{step}")
-    def samples(name: str, source: str, step: int, beside: int | None = None, other: str = "") -> dict[str, Any]:
-        """Return samples of a step, paired with those of step `beside` of the run `other` (default: this run) if
-        given."""
-        left = read_samples(run_named(name).folder, source, step)
-        right = [] if beside is None else read_samples(run_named(other or name).folder, source, beside)
-        return {"pairs": side_by_side(left, right)}
+
+def _add_samples(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
+    def sampled(name: str, source: str, other: str) -> list[dict[str, Any]]:
+        return samples({run: run_named(run).folder for run in (name, other) if run}, source)
+
+    @app.get("/api/runs/{name:path}/samples/{source}")
+    def of_source(name: str, source: str, step: Number | None = None, group: str = "", other: str = "") -> Json:
+        """Return the samples of a source as rows of the table; beside those of the run `other`, of the last step."""
+        rows = [row for row in sampled(name, source, other) if step in (None, row["step"]) and group in row["task"]]
+        return {"rollouts": rows, "before": None}
+
+    @app.get("/api/runs/{name:path}/samples/{source}/{task}")
+    def of_task(name: str, source: str, task: Number, other: str = "") -> Json:
+        rows = [row for row in sampled(name, source, other) if row["id"] == task]
+        if not rows:
+            raise HTTPException(404, f"{source} has no samples of task {task}")
+        return {"id": task, "task": rows[0]["task"], "source": source, "rollouts": _with_words(rows)}
 
 
 def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
@@ -152,8 +166,7 @@ def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
     def one_group(name: str, group_id: Id) -> dict[str, Any]:
         run = run_named(name)
         row = _group(run, group_id)
-        rollouts = _rollouts(run, row)
-        return row | {"rollouts": [one | {"words": words_found(one["truth"], one["response"])} for one in rollouts]}
+        return row | {"rollouts": _with_words(_rollouts(run, row))}
 
     @app.get("/api/runs/{name:path}/groups/{group_id:int}/rollouts/{place}/tokens")
     def tokens(
@@ -229,6 +242,31 @@ def _archived(line: dict[str, Any]) -> dict[str, Any]:
     return {name: line[name] for name in fields} | lengths | version | texts | {"info": {}, "archived": True}
 
 
+def samples(folders: Mapping[str, Path], source: str) -> list[Json]:
+    """Return the samples of a source, by step, in the format of `_rollout`, with the place of each among those of its
+    task. Of several runs, by name, return those of the last step of each."""
+    rows, places = list[Json](), Counter[int]()
+    for name, folder in folders.items():
+        steps = [(step, path) for of, step, path in rollout_files(folder) if of == source]
+        for step, path in steps if len(folders) == 1 else steps[-1:]:
+            for one in read_rollouts(path):
+                label = f"step {step}" + (f", repeat {one.run}" if one.run else "")
+                rows.append({
+                    "id": one.task_index, "place": places[one.task_index], "task": f"{source} {one.task_index}",
+                    "label": label if len(folders) == 1 else f"{label} of {name}", "step": step,
+                    "run": one.run, "turn": 0, "reward": one.reward, "metrics": one.parts, "advantage": None,
+                    "truncated": bool(one.parts.get("truncated")), "is_expert": False, "archived": True,
+                    "response_length": one.parts.get("response_length"), "oldest": step, "newest": step,
+                    "prompt": _cut(one.prompt), "response": _cut(one.response), "truth": _cut(one.truth),
+                })  # fmt: skip
+                places[one.task_index] += 1
+    return rows
+
+
+def _with_words(rollouts: Sequence[Json]) -> list[Json]:
+    return [one | {"words": words_found(one["truth"], one["response"])} for one in rollouts]
+
+
 def words_found(reference: str, answer: str) -> list[tuple[str, bool]]:
     """Return each word of a reference answer, of a long one the last, and whether the answer has it in its place."""
     words, others = reference.split()[-MOST_WORDS:], answer.split()[-MOST_WORDS:]
@@ -243,36 +281,6 @@ def _cut(value: Any) -> str:
     return (
         text if len(text) <= TEXT else f"{text[: TEXT // 2]}\n… {len(text) - TEXT} characters …\n{text[-TEXT // 2 :]}"
     )
-
-
-def sample_steps(job_dir: Path) -> dict[str, list[int]]:
-    """Return source → its steps with samples, ascending; evaluations first."""
-    steps: dict[str, list[int]] = defaultdict(list)
-    for source, step, _ in rollout_files(job_dir):
-        steps[source].append(step)
-    order = sorted(steps, key=lambda source: (not source.startswith("eval"), source))
-    return {source: sorted(steps[source]) for source in order}
-
-
-def read_samples(job_dir: Path, source: str, step: int) -> list[dict[str, Any]]:
-    """Return the samples of one source and step. Raises DataError if there are none."""
-    paths = [path for name, at, path in rollout_files(job_dir) if (name, at) == (source, step)]
-    if not paths:
-        raise DataError(f"{source} has no samples of step {step}")
-    return [asdict(rollout) for rollout in read_rollouts(paths[0])]
-
-
-def side_by_side(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pair the samples of two steps by task and run, in the order of the first; null if a step lacks the sample."""
-
-    def keys(samples: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
-        return {(sample["task_index"], sample["run"]): sample for sample in samples}
-
-    one, other = keys(left), keys(right)
-    return [{"left": one.get(key), "right": other.get(key)} for key in {**one, **other}]
-
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)

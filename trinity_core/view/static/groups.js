@@ -20,7 +20,9 @@ const base = () => `runs/${encodeURIComponent(place.run)}`;
 
 export const open = attempt(async (id, rollout = 0) => {
   place.group = id;
-  const found = await get(`${base()}/groups/${id}`);
+  const { source, other } = byId("rows");
+  const where = source.value ? `samples/${encodeURIComponent(source.value)}` : "groups";
+  const found = await get(`${base()}/${where}/${id}`, { other: other.disabled ? "" : other.value });
   if (place.group !== id) return;
   group = found;
   choose(Math.min(rollout, Math.max(0, group.rollouts.length - 1)));
@@ -31,7 +33,9 @@ function choose(number) {
   remember();
   const one = group.rollouts[number];
   const panes = one ? [pane(group, number)] : [make("p", { class: "quiet" }, gone(group))];
-  if (kept && one && !(kept.group.id === group.id && kept.number === number)) panes.unshift(pane(kept.group, kept.number, true));
+  // Samples of a task stand beside its first one.
+  const left = kept ?? (group.source && { group, number: 0 });
+  if (left && one && !(left.group.id === group.id && left.number === number)) panes.unshift(pane(left.group, left.number, true));
   byId("group").replaceChildren(...head(), make("div", { class: "panes" }, ...panes));
 }
 
@@ -42,17 +46,19 @@ function gone(each) {
 }
 
 function head() {
-  const facts = make("p", { class: "facts" },
-    fact("task", group.task ?? "–"), fact("group", group.group || `#${group.id}`), fact("explore step", group.step),
+  const explored = () => [
+    fact("group", group.group || `#${group.id}`), fact("explore step", group.step),
     fact("versions", group.oldest === group.newest ? group.newest : `${group.oldest} – ${group.newest}`),
-    fact("state", group.state), fact("in batches of steps", group.train_steps.join(", ") || "none yet"));
+    fact("state", group.state), fact("in batches of steps", group.train_steps.join(", ") || "none yet"),
+  ];
+  const facts = make("p", { class: "facts" }, fact("task", group.task ?? "–"), ...(group.source ? [] : explored()));
   const buttons = group.rollouts.map((each, i) =>
     make("button", { "aria-pressed": i === place.rollout, onclick: () => choose(i) },
-      `${each.run}${each.turn ? `.${each.turn}` : ""} `, make("span", { class: kind(each.reward) }, shown(each.reward))));
+      `${each.label ?? each.run}${each.turn ? `.${each.turn}` : ""} `, make("span", { class: kind(each.reward) }, shown(each.reward))));
   const tools = [
     make("button", { onclick: () => step(-1), title: "Previous group of the table (k)", "aria-label": "previous group" }, "‹"),
     make("button", { onclick: () => step(1), title: "Next group of the table (j)", "aria-label": "next group" }, "›"),
-    make("button", { onclick: sameTask, title: "All groups of this task (t)" }, "all groups of this task"),
+    ...(group.source ? [] : [make("button", { onclick: sameTask, title: "All groups of this task (t)" }, "all groups of this task")]),
     make("button", { onclick: keep, title: "Keep this rollout on the left, beside others (b)", "aria-pressed": kept !== null }, "keep on the left"),
   ];
   return [facts, make("div", { class: "rollouts" }, make("span", { class: "quiet" }, "rollout, reward:"), ...buttons, make("span", { class: "grow" }), ...tools)];
@@ -61,10 +67,10 @@ function head() {
 function pane(owner, number, left = false) {
   const one = owner.rollouts[number];
   const facts = make("p", { class: "facts" },
-    ...(left ? [make("b", {}, `${owner.task ?? owner.group}, step ${owner.step}`)] : []),
+    ...(left || one.label ? [make("b", {}, `${owner.task ?? owner.group}, ${one.label ?? `step ${owner.step}`}`)] : []),
     fact("rollout", one.run), fact("reward", shown(one.reward), kind(one.reward)), fact("advantage", shown(one.advantage)),
     fact("version", one.oldest === one.newest ? one.newest : `${one.oldest} – ${one.newest}`),
-    fact("tokens", `${one.prompt_length} prompt, ${one.response_length} answer${one.actions === null ? "" : `, ${one.actions} in the loss`}`),
+    ...(one.prompt_length ? [fact("tokens", `${one.prompt_length} prompt, ${one.response_length} answer${one.actions === null ? "" : `, ${one.actions} in the loss`}`)] : []),
     ...(one.truncated ? [make("b", { class: "bad" }, "cut off")] : []), ...(one.is_expert ? [make("b", {}, "expert")] : []),
     ...parts(one.metrics, REPEATED));
   const tokens = one.archived ? texts(one) : tokenPane(`${base()}/groups/${owner.id}/rollouts/${number}/tokens`, one);
@@ -79,7 +85,7 @@ function reference(one) {
 
 function texts(one) {
   return make("div", { class: "texts", tabindex: 0 },
-    make("p", { class: "quiet" }, "Trained on; its tokens have left the store."),
+    make("p", { class: "quiet" }, one.label ? "A sample, kept as text." : "Trained on; its tokens have left the store."),
     make("h3", {}, "prompt"), make("pre", {}, one.prompt), make("h3", {}, "answer"), make("pre", {}, one.response));
 }
 
@@ -89,7 +95,7 @@ const keep = () => {
   choose(place.rollout);
 };
 
-const sameTask = () => group?.task && showTask(group.task);
+const sameTask = () => group?.task && !group.source && showTask(group.task);
 
 const current = () => byId("group").querySelector(".pane:not(.left) .tokens");
 

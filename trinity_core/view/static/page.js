@@ -1,12 +1,10 @@
 // Runs, tabs and keys.
 import { about, attempt, byId, get, options } from "./dom.js";
 import * as groups from "./groups.js";
-import * as samples from "./samples.js";
 import * as table from "./table.js";
 import { colour, setColour } from "./tokens.js";
 
 const COLOURS = ["logprob", "mask", "advantage", "version", "plain"];
-const FORMS = { experiences: "rows", samples: "versions", table: "rows" };
 let tab = "table";
 let applied = null;
 
@@ -28,13 +26,13 @@ const visit = (name) => (showTab(name), openFirst());
 // The address after # says all that is shown: run, tab, group and rollout, the fields of the tab, colour and order.
 function remember() {
   if (applied === null) return;
-  const filled = [...new FormData(byId(FORMS[tab]))].filter(([name, value]) => value && !(name === "show" && value === "all"));
+  const filled = [...new FormData(byId("rows"))].filter(([name, value]) => value && !(name === "show" && value === "all"));
   const { group: named, ...fields } = Object.fromEntries(filled);
   const parts = { run: byId("run").value, tab, ...fields };
   if (named) parts[tab === "experiences" ? "named" : "group"] = named;
   if (tab === "experiences") parts.colour = colour;
   if (tab === "experiences" && groups.place.group !== null) Object.assign(parts, { group: groups.place.group, rollout: groups.place.rollout });
-  if (tab !== "samples") Object.assign(parts, { by: table.order.by, down: Number(table.order.down) });
+  Object.assign(parts, { by: table.order.by, down: Number(table.order.down) });
   applied = `#${new URLSearchParams(parts)}`;
   if (location.hash !== applied) history.replaceState(null, "", applied);
 }
@@ -47,7 +45,7 @@ groups.connect(remember, table.beside, (task) => {
 
 // In the address of a rollout `group` is the group's id, and `named` the filter by name.
 function fill(tab, asked) {
-  for (const field of byId(FORMS[tab]).elements) {
+  for (const field of byId("rows").elements) {
     const given = asked.get(tab === "experiences" && field.name === "group" ? "named" : field.name);
     if (field.name && given !== null) field.value = given;
     if (field.selectedIndex === -1) field.selectedIndex = 0;  // an old address may name a choice that is gone
@@ -58,14 +56,14 @@ async function showRun(name, asked = new URLSearchParams()) {
   byId("run").value = name;
   const run = await about(name);
   groups.showRun(name);
-  samples.showRun(name, run);
-  table.showRun(name);
-  const wanted = asked.get("tab") ?? (asked.get("group") ? "experiences" : run.has_store ? "table" : "samples");
+  table.showRun(name, run);
+  const wanted = asked.get("tab") ?? (asked.get("group") ? "experiences" : "table");
+  if (asked.has("other") && !asked.has("source")) asked.set("source", run.sources[0] ?? "");
   fill(wanted, asked);
   if (asked.has("by")) Object.assign(table.order, { by: asked.get("by"), down: asked.get("down") === "1" });
   setColour(COLOURS.includes(asked.get("colour")) ? asked.get("colour") : colour);
   showTab(wanted);
-  await Promise.all([run.has_store ? table.list() : null, samples.load(asked)]);
+  await table.list();
   if (asked.get("group") && wanted === "experiences") await groups.open(Number(asked.get("group")), Number(asked.get("rollout") ?? 0));
   else await openFirst();
   fill(wanted, asked);
@@ -77,12 +75,11 @@ const start = attempt(async () => {
   const names = await get("runs");
   const asked = new URLSearchParams(location.hash.slice(1));
   options(byId("run"), names, names[0]);
-  options(byId("versions").other, names, "", "the same run");
+  options(byId("rows").other, names, "", "no other run");
   byId("run").disabled = names.length < 2;
   const run = asked.get("run") ?? names[0];
   byId("run").value = run ?? "";
   if (!names.includes(run)) throw new Error(run ? `There are no rollouts of ${run}. They appear once its first evaluation or explore step is done.` : "There are no rollouts yet.");
-  if (names.includes(asked.get("other"))) byId("versions").other.value = asked.get("other");
   applied = location.hash;
   await showRun(run, asked);
 });
@@ -96,7 +93,7 @@ const recolour = (name) => {
   remember();
 };
 byId("colours").addEventListener("click", (event) => event.target.dataset.colour && recolour(event.target.dataset.colour));
-for (const form of document.querySelectorAll("main form")) form.addEventListener("submit", (event) => event.preventDefault());
+byId("rows").addEventListener("submit", (event) => event.preventDefault());
 
 let waiting;
 const soon = (action) => {
@@ -104,6 +101,7 @@ const soon = (action) => {
   waiting = setTimeout(() => action().then(remember), 250);
 };
 byId("rows").addEventListener("input", (event) => {
+  if (["source", "other"].includes(event.target.name)) groups.showRun(byId("run").value);
   if (event.target.name !== "show") return soon(table.list);
   table.draw();
   remember();
@@ -116,16 +114,11 @@ byId("table").addEventListener("click", (event) => {
   table.sort(by);
   remember();
 });
-byId("versions").addEventListener("change", async (event) => {
-  if (event.target.name === "show") samples.draw();
-  else await samples.change(event.target.name);
-  remember();
-});
 
 const KEYS = {
-  ...Object.fromEntries(Object.entries(groups.keys).map(([key, act]) => [key, () => (tab === "experiences" ? act() : tab === "table" && table.keys[key]?.())])),
-  r: () => visit("table"), e: () => visit("experiences"), s: () => visit("samples"), "?": () => byId("keys").showModal(),
-  "/": () => (tab === "experiences" && showTab("table"), byId(FORMS[tab]).querySelector("input, select").focus()), ...Object.fromEntries(COLOURS.map((name, i) => [String(i + 1), () => recolour(name)])),
+  ...Object.fromEntries(Object.entries(groups.keys).map(([key, act]) => [key, () => (tab === "experiences" ? act() : table.keys[key]?.())])),
+  r: () => visit("table"), e: () => visit("experiences"), "?": () => byId("keys").showModal(),
+  "/": () => (showTab("table"), byId("rows").source.focus()), ...Object.fromEntries(COLOURS.map((name, i) => [String(i + 1), () => recolour(name)])),
 };
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open) return;

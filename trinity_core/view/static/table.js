@@ -1,5 +1,6 @@
-// The table of rollouts: those of the newest groups, filtered and sorted here; older ones are loaded on demand.
-import { REPEATED, attempt, byId, get, kind, make, says, shown } from "./dom.js";
+// The table of rollouts, filtered and sorted here: those of the newest groups, older ones on demand; or the samples of a
+// source, of this run or beside those of another.
+import { REPEATED, attempt, byId, get, kind, make, options, says, shown } from "./dom.js";
 
 const EXCERPT = 140;
 let run = "";
@@ -10,22 +11,27 @@ let asked = 0;
 export const order = { by: "step", down: true };
 
 const COLUMNS = {
-  step: (row) => row.step, task: (row) => row.task ?? "", prompt: (row) => row.prompt, answer: (row) => row.response,
+  step: (row) => row.step, task: (row) => [row.task ?? "", ...(byId("rows").other.value ? [row.label] : [])].join(", "), prompt: (row) => row.prompt, answer: (row) => row.response,
   reference: (row) => row.truth, reward: (row) => row.reward, advantage: (row) => row.advantage,
   tokens: (row) => row.response_length,
 };
 const TEXTS = ["task", "prompt", "answer", "reference"];
 
-export function showRun(name) {
+export function showRun(name, { sources, has_store }) {
   run = name;
   rows = [];
+  options(byId("rows").source, sources, has_store ? "" : sources[0], has_store ? "training" : undefined);
   byId("table").querySelector("tbody").replaceChildren();
 }
 
 export const list = attempt(async (more = false) => {
   const mine = ++asked;
-  const { show, ...wanted } = Object.fromEntries(new FormData(byId("rows")));
-  const found = await get(`runs/${encodeURIComponent(run)}/rollouts`, { ...wanted, before: more ? before : "" });
+  const form = byId("rows");
+  form.version.disabled = form.state.disabled = form.source.value !== "";
+  form.other.disabled = form.source.value === "" || form.other.length < 3;
+  const { show, source, ...wanted } = Object.fromEntries(new FormData(form));
+  const where = `runs/${encodeURIComponent(run)}/${source ? `samples/${encodeURIComponent(source)}` : "rollouts"}`;
+  const found = await get(where, { ...wanted, before: more ? before : "" });
   if (mine !== asked) return;
   rows = more ? [...rows, ...found.rollouts] : found.rollouts;
   before = found.before;
@@ -74,7 +80,9 @@ export function draw() {
 
 function cell(name, value, row) {
   if (row) {
-    const address = `#${new URLSearchParams({ run, group: row.id, rollout: row.place })}`;
+    const { source, other } = byId("rows");
+    const from = { ...(source.value && { source: source.value }), ...(other.value && { other: other.value }) };
+    const address = `#${new URLSearchParams({ run, ...from, group: row.id, rollout: row.place })}`;
     return make("td", { class: "number" }, make("a", { href: address, title: "Token by token", "aria-label": `step ${value}, ${row.task}, rollout ${row.place}` }, value));
   }
   if (!TEXTS.includes(name)) return make("td", { class: `number ${name === "reward" ? kind(value) : ""}` }, shown(value));
