@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from studio_served import Served, serve
+from studio_served import IDLE, Served, serve
 
 FIRST_SECONDS = 120.0
 sys.path.append(str(Path(__file__).parent.parent / "view"))
@@ -28,7 +28,6 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     long as a test waits.
     """
     from browser import opened
-    from test_studio_page import IDLE
 
     async def first_page(address: str) -> None:
         async with opened(address, tmp_path_factory.mktemp("first page")) as page:

@@ -16,6 +16,15 @@ from ports import free_port
 
 from trinity_core.base.gate import server_key
 
+IDLE = """(() => {
+    const now = performance.now(), app = document.querySelector('[data-testid=stApp]')
+    const isBusy = app?.dataset.testScriptState !== 'notRunning' || document.querySelector('[data-testid=stSkeleton]')
+    window.busyAt = isBusy ? now : window.busyAt ?? now
+    return now - Math.max(window.busyAt, window.actedAt ?? 0) > 500
+})()"""
+"""Streamlit has drawn the page: for half a second it has run nothing and loaded no widget's code, and nothing was
+clicked or typed. Just after an action its server has not heard of it."""
+
 
 @dataclass(frozen=True)
 class Served:

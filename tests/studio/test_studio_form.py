@@ -9,6 +9,7 @@ import pytest
 from studio.config_draft import ConfigDraft, by_field, changed, checked, yaml_files
 from studio.form import BEGINNER, form_fields, in_sections, matching
 from studio.recipes import recipe_of, recipes
+from studio.texts import hanging
 from trinity_core.config import config_from_text
 from trinity_core.config.findings import value_at
 from trinity_core.config.source import parse
@@ -80,6 +81,13 @@ def test_what_is_fine_has_a_plan_and_a_flow() -> None:
     draft = checked(changed(text, "buffer.train_batch_size", 32))
     assert draft.problems == [] and draft.flow == "rft"
     assert "4 tasks, 32 rollouts" in draft.plan and "org/model" in draft.plan
+
+
+def test_a_broken_line_of_the_plan_hangs_by_its_last_column() -> None:
+    lines = {"demo/mine: grpo": 0, "  explore  4 tasks": 11, "     820 MiB    process": 16, "           ?  disk": 14}
+    for line, indent in lines.items():
+        assert f"padding-left: {indent}ch; text-indent: -{indent}ch" in hanging(line)
+    assert "&lt;b&gt; &amp;" in hanging("<b> &") and hanging("one\ntwo").count("<div style") == 2
 
 
 def test_fields_are_found_by_words_of_key_or_doc() -> None:

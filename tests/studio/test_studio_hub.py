@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import pytest
 from browser import Page, button, opened
-from studio_served import Served
-from test_studio_page import IDLE, field, has
+from studio_served import IDLE, Served
+from test_studio_page import field, has
 from test_studio_records import run_folder
 
 from trinity_core.base.files import read_json, write_json
@@ -92,7 +92,6 @@ def test_an_address_shows_the_curves_that_were_chosen(studio: Served, runs: Path
     axes = "[...document.querySelectorAll('.role-axis-title text')].map(e => e.textContent)"
     lines = "document.querySelectorAll('.mark-line path').length"
     chosen = f"{charts}.length === 1 && {axes}.includes('minutes') && {lines} === 2"
-    # Each kind of control is code that the browser loads by itself, so a page may have one before another.
     checked = "document.querySelector('[data-testid=stCheckbox] input')?.checked"
     controls = f"{chosen} && document.querySelector('[data-testid=stSlider] input')?.value === '0.05' && {checked}"
     parameters = {"metrics": "actor/final_loss", "smoothing": "0.05", "over": "minutes", "log": "true"}
@@ -102,7 +101,7 @@ def test_an_address_shows_the_curves_that_were_chosen(studio: Served, runs: Path
             await go(page, studio, "/runs?run=hub/done", f"{charts}.length >= 2 && {axes}.includes('step')")
             assert await page.value("location.search.match(/[a-z]+=/g).join()") == "run=", "what is usual is not in it"
             await page.click(field("Metrics"))
-            await page.call("Input.insertText", text="final_loss")
+            await page.type("final_loss")
             await page.press("Enter", "Escape")
             await page.until(f"{charts}.length === 1 && {IDLE}", "only the chosen metric is shown")
             await page.click(button("minutes"))
@@ -171,7 +170,6 @@ def test_runs_are_listed_opened_and_compared(studio: Served, runs: Path, tmp_pat
                 "(e => e && (e.focus(), true))(document.querySelector('canvas[data-testid=data-grid-canvas]'))"
             )
             await page.press("ArrowDown")
-            await asyncio.sleep(1)
             await page.until(f"location.search === '' && {IDLE}", "the way through the table opens no run")
             await page.press("ArrowRight")
             await page.until(f"location.search.includes('run=') && {IDLE}")

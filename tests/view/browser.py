@@ -125,11 +125,23 @@ class Page:
         await self.until(f"performance.timeOrigin !== {before} && !!document.body", "the page is loaded anew")
 
     async def text(self, selector: str) -> str:
-        """The text of an element as a person sees it."""
-        return await self.value(f"document.querySelector({json.dumps(selector)}).innerText")
+        """The text of an element as a person sees it, once it is there."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        await self.until(f"!!{element}")
+        return await self.value(f"{element}.innerText")
+
+    async def _acts(self) -> None:
+        """Note the time of an action, from which on a page may be busy that does not say so yet."""
+        await self.value("window.actedAt = performance.now()")
+
+    async def type(self, text: str) -> None:
+        """Type a text into the field that has the focus."""
+        await self._acts()
+        await self.call("Input.insertText", text=text)
 
     async def press(self, *keys: str) -> None:
         """Press keys, as on a keyboard."""
+        await self._acts()
         for key in keys:
             named = {"key": key, **({"text": key} if len(key) == 1 else {"code": key, **CODES.get(key, {})})}
             await self.call("Input.dispatchKeyEvent", type="keyDown", **named)
@@ -155,6 +167,7 @@ class Page:
 
     async def press_with_control(self, key: str) -> None:
         """Press a key while Control is held."""
+        await self._acts()
         for kind in ("keyDown", "keyUp"):
             code = {"key": key, "code": key, "windowsVirtualKeyCode": 13 if key == "Enter" else ord(key.upper())}
             await self.call("Input.dispatchKeyEvent", type=kind, modifiers=2, **code)
@@ -173,18 +186,9 @@ class Page:
             before, place = place, await self.until(middle)
         await self.click_at(*place)
 
-    async def click_until(self, element: str, script: str) -> None:
-        """Click on an element, again where a page that was not ready yet has missed it, until `script` is true."""
-        for _ in range(4):
-            if not await self.value(f"!!({script})"):
-                await self.click(element)
-            with suppress(AssertionError):
-                await self.until(f"!!({script})", seconds=SECONDS / 3)
-                return
-        raise AssertionError(f"clicks on {element} do not lead to: {script}; the page said {self.said}")
-
     async def click_at(self, x: float, y: float) -> None:
         """Click with the mouse at a place of the window."""
+        await self._acts()
         where = {"x": x, "y": y, "button": "left", "clickCount": 1}
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             await self.call("Input.dispatchMouseEvent", type=kind, **where)
@@ -193,8 +197,8 @@ class Page:
         """Click into a field, put a text in place of what it holds, and press Enter."""
         await self.click(element)
         await self.value(f"({element}).select(), true")
-        await self.call("Input.insertText", text=text)
-        await self.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", windowsVirtualKeyCode=13, text="\r")
+        await self.type(text)
+        await self.press("Enter")
 
     async def picture(self, path: Path, width: int = 1280, height: int = 760) -> None:
         """Save what is to be seen."""

@@ -9,14 +9,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from queue import SimpleQueue
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from browser import Page, opened
 from fastapi.testclient import TestClient
 from raising import raising
@@ -88,46 +85,25 @@ def login(root):
     return tuple(server_key(root).split(":"))
 
 
-@pytest.mark.parametrize("on_terminal", [True, False])
-def test_the_command_serves_the_page(run_folder, tmp_path, on_terminal) -> None:
-    """It prints the password on a terminal; a log says where it is."""
+@pytest.mark.parametrize(
+    ("host", "on_terminal"), [("localhost", True), (socket.gethostname(), False), ("127.0.0.1", False)]
+)
+def test_the_command_serves_the_page(run_folder, tmp_path, host, on_terminal) -> None:
+    """Under any name of this machine. It prints the password on a terminal; a log says where it is."""
     trinity = Path(sys.executable).with_name("trinity")
-    command = [trinity, "view", "--checkpoint-dir", run_folder, "--host", "localhost", "--port", "0", "--no-browser"]
+    command = [trinity, "view", "--checkpoint-dir", run_folder, "--host", host, "--port", "0", "--no-browser"]
     ours, theirs = os.openpty() if on_terminal else os.pipe()
     with os.fdopen(ours) as output, subprocess.Popen(command, stdout=theirs, cwd=tmp_path) as page:
         os.close(theirs)
         try:
             printed = next(line for line in output if line.startswith("http://"))
+            assert printed.startswith(f"http://{host}:")
             about = f"{printed.split()[0]}/api/runs/run/about"
             assert httpx.get(about, auth=login(tmp_path)).json()["has_store"]
             assert httpx.get(about).status_code == 401
             assert (login(tmp_path)[1] in printed, str(key_file(tmp_path)) in printed) == (on_terminal, not on_terminal)
         finally:
             page.terminate()
-
-
-@pytest.mark.parametrize("host", ["localhost", socket.gethostname(), "127.0.0.1"])
-def test_the_page_is_served_under_any_name_of_this_machine(run_folder, host, monkeypatch, tmp_path) -> None:
-    monkeypatch.chdir(tmp_path)
-    servers, said = [], SimpleQueue()
-    server_class = uvicorn.Server
-
-    def made(config):
-        servers.append(server_class(config))
-        return servers[0]
-
-    monkeypatch.setattr(uvicorn, "Server", made)
-    serving = threading.Thread(target=serve, args=(viewed_runs(run_folder), host, 0, False, said.put), daemon=True)
-    serving.start()
-    try:
-        printed = next(line for line in iter(lambda: said.get(timeout=60), None) if line.startswith("http://"))
-        assert printed.startswith(f"http://{host}:")
-        about = f"{printed.split()[0]}/api/runs/run/about"
-        assert httpx.get(about, timeout=60, auth=login(tmp_path)).json()["has_store"]
-    finally:
-        for server in servers:
-            server.should_exit = True
-        serving.join(60)
 
 
 def test_a_host_that_is_not_this_machine_is_refused(run_folder) -> None:
