@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +26,7 @@ from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.run_record import RunState
 from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.results.audit import stores_of
-from trinity_core.results.compare import compare, comparison_text, differing, settings_of, shown
+from trinity_core.results.compare import compare, comparison_text, shown
 from trinity_core.results.doctor import Diagnosis, diagnose
 from trinity_core.results.evidence import gather
 from trinity_core.results.report import report
@@ -86,12 +86,18 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
 def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: StudioSettings) -> None:
     st.markdown(f"### {' · '.join(escaped(run.name) for run in chosen)}")
     show_table(chosen)
-    st.markdown("**Configuration**")
-    show_difference({run.name: run.files.config for run in chosen})
-    folders = [run.folder for run in chosen if run.folder is not None and run.files.config]
+    folders = {run.name: run.folder for run in chosen if run.folder is not None and run.files.config}
     if len(folders) > 1:
+        comparison = compare([*folders.values()])
+        settings_rows = [
+            {"key": key} | dict(zip(folders, map(shown, values), strict=True))
+            for key, values in comparison.configuration.items()
+        ]
+        st.markdown("**Configuration**" if settings_rows else "The configurations are the same.")
+        if settings_rows:
+            st.dataframe(settings_rows, hide_index=True)
         st.markdown("**Scores, data and code**")
-        st.code(comparison_text(compare(folders), ("data", "code")), language=None, wrap_lines=True)
+        st.code(comparison_text(comparison, ("data", "code")), language=None, wrap_lines=True)
     names = {run.name for run in chosen}
     stages = [stage for stage in runs if stage.parent in names and stage.name not in names]
     st.markdown("**Curves**")
@@ -231,24 +237,6 @@ def show_configuration(run: Run) -> None:
         st.info("The run has not recorded its configuration.")
         return
     st.code(yaml.safe_dump(dict(run.files.config), sort_keys=False, allow_unicode=True), "yaml", height=600)
-
-
-def show_difference(configs: Mapping[str, Mapping[str, Any]]) -> None:
-    if not all(configs.values()):
-        st.caption("Not every one of these runs has recorded its configuration.")
-        return
-    trees = [settings_of(config) for config in configs.values()]
-    if len({bool(config.get("stages")) for config in configs.values()}) > 1:
-        st.caption("Of a pipeline only its file is recorded: keys that are not in it are left out.")
-        common = set[str].intersection(*map(set, trees))
-        trees = [{key: value for key, value in tree.items() if key in common} for tree in trees]
-    rows = differing(trees)
-    if not rows:
-        st.caption("The configurations are the same.")
-        return
-    st.dataframe(
-        [{"key": key} | dict(zip(configs, map(shown, row), strict=True)) for key, row in rows.items()], hide_index=True
-    )
 
 
 def show_checkpoints(run: Run, settings: StudioSettings) -> None:

@@ -213,6 +213,17 @@ def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> No
     assert not page.exception
     assert [error.value for error in page.error if error.value.startswith("model.model_path")], "there is no such model"
     assert labels(page).count("Start") == 1 and not [*(folder / ".trinity/studio").glob("*")]
+    page.text_area[0].set_value(f"{TEXT}cluster: {{gpu_per_node: 64}}\n").run()
+    assert any("Not on this machine" in warning.value for warning in page.warning)
+
+
+def test_a_stage_has_fields_of_its_own(folder: Path) -> None:
+    (folder / "my.yaml").write_text(f"{TEXT}stages:\n  - stage_name: sft\n    mode: train\n  - stage_name: rft\n")
+    page = opened()
+    page.button_group[0].set_value("rft").run()
+    assert field(page, "repeat_times").placeholder == "all stages: 8"  # type: ignore[attr-defined]
+    field(page, "repeat_times").set_value("4").run()  # type: ignore[attr-defined]
+    assert page.text_area[0].value.endswith("- stage_name: rft\n    algorithm:\n      repeat_times: 4\n")
 
 
 def test_a_start_asks_where_and_says_what_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,32 +384,21 @@ def test_docs_lead_from_page_to_page(folder: Path) -> None:
     assert not page.exception and "](?page=flows.md)" in text and "](pictures" not in text and "](../" not in text
 
 
-def test_a_pipeline_is_compared_with_its_stage_by_the_keys_of_its_file(folder: Path) -> None:
-    def difference() -> None:
-        from studio.run_page import show_difference
-
-        stage = {"checkpoint_root_dir": "/runs", "seed": 1, "mode": "both", "stages": []}
-        show_difference({"whole": {"seed": 2, "checkpoint_root_dir": "runs", "stages": [{"a": 1}]}, "stage": stage})
-
-    page = AppTest.from_function(difference, default_timeout=60).run()
-    assert [*page.dataframe[0].value["key"]] == ["seed"]
-
-
 def test_settings_that_are_only_written_in_another_way_are_the_same(folder: Path) -> None:
-    """The same file by another path, and the same number."""
+    for name, path in (("one", "my.yaml"), ("two", str(folder / "my.yaml")), ("other", "elsewhere")):
+        record_start(folder / "checkpoints/p" / name, {"model": {"model_path": path}}, "rft")
 
-    def difference() -> None:
-        from pathlib import Path
+    def comparison(other: str) -> None:
+        from studio.run_page import show_comparison
+        from studio.runs import find_runs
+        from studio.settings import studio_settings
 
-        from studio.run_page import show_difference
+        runs = find_runs(studio_settings([]).checkpoints)
+        show_comparison([run for run in runs if run.name in ("p/one", other)], runs, studio_settings([]))
 
-        one = {"model_path": "my.yaml", "cache": 1, "lr": 1e-4}
-        show_difference(
-            {"one": one, "other": {"model_path": str(Path("my.yaml").absolute()), "cache": 1.0, "lr": 2e-4}}
-        )
-
-    page = AppTest.from_function(difference, default_timeout=60).run()
-    assert [*page.dataframe[0].value["key"]] == ["lr"]
+    for other, tables in (("p/two", 1), ("p/other", 2)):
+        page = AppTest.from_function(comparison, default_timeout=60, args=(other,)).run()
+        assert not page.exception and len(page.dataframe) == tables
 
 
 def test_a_refused_run_says_what_to_do(folder: Path) -> None:
