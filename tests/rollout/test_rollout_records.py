@@ -16,7 +16,7 @@ from trinity_core.rollout.records import StepRecords, StepRollouts
 @pytest.mark.parametrize(("monitor", "count"), [
     ({}, 2), ({"traces_per_step": 3}, 3), ({"traces_per_step": 0}, 0), ({"monitor_type": "tensorboard"}, 0),
 ])  # fmt: skip
-def test_each_step_leaves_a_few_rollouts_to_be_traced(tmp_path: Path, monitor: dict, count: int) -> None:
+def test_each_step_leaves_a_few_rollouts_to_be_traced(tmp_path: Path, monitor: dict, count: int, caplog) -> None:
     config = config_from_dict({
         "project": "p", "name": "n", "checkpoint_root_dir": str(tmp_path), "monitor": monitor,
         "model": {"model_path": "m", "max_model_len": 64},
@@ -29,7 +29,10 @@ def test_each_step_leaves_a_few_rollouts_to_be_traced(tmp_path: Path, monitor: d
         )
         for run in range(8)
     ]  # fmt: skip
-    StepRecords(config).write(StepRollouts(4, rows, rows, [], {"experiences/kept": 8.0}, spans={"": (1.0, 2.5)}), {})
+    rollouts = StepRollouts(4, rows, rows, [], {"experiences/kept": 8.0}, spans={"": (1.0, 2.5)})
+    with caplog.at_level("INFO"):
+        StepRecords(config).write(rollouts, {"reward/mean": 0.5}, total_steps=9)
+    assert "step 4 of 9: reward/mean 0.5" in caplog.text
     written = [
         (step, read_rollouts(path)) for _, step, path in rollout_files(config.job_dir, traces_dir(config.job_dir))
     ]

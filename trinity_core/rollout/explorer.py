@@ -352,7 +352,7 @@ class Explorer:
         self._turn.tell_progress()
         await asyncio.to_thread(self._open.explored_file.stored, step)
         await asyncio.to_thread(self._steps.stored)
-        await asyncio.to_thread(self._records.write, rollouts, numbers)
+        await asyncio.to_thread(self._records.write, rollouts, numbers, self.total_steps)
 
     # ---- inside ----
 

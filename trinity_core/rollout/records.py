@@ -77,15 +77,15 @@ class StepRecords:
         gap = {name: value for name, value in self.last.items() if name == GAP}
         return rollouts.numbers | gap | self._timer.seconds | {"engine_restarts": float(engine_restarts)}
 
-    def write(self, rollouts: StepRollouts, numbers: Mapping[str, float]) -> None:
-        """Write the `numbers` of a step, with the seconds of each activity, and every few steps a sample of
+    def write(self, rollouts: StepRollouts, numbers: Mapping[str, float], total_steps: int | None = None) -> None:
+        """Write the `numbers` of a step, of so many, with the seconds of each activity, and every few steps a sample of
         rollouts."""
         seconds, self._timer = self._timer.seconds, StepTimer()
         waited = seconds.get("timing_s/wait", 0.0) + seconds.get("timing_s/weight_sync", 0.0)
         seconds["timing_s/step"] = time.perf_counter() - rollouts.began + waited
         self.last = {**numbers, **seconds}
         self.last["experiences_per_second"] = rollouts.numbers["experiences/kept"] / seconds["timing_s/step"]
-        self._metrics.write(rollouts.step, self.last)
+        self._metrics.write(rollouts.step, self.last, total_steps=total_steps)
         if self._traced:
             sample = _spread(rollouts.experiences, self._traced)
             traced = [SampledRollout.of(experience, rollouts.spans.get(experience.group)) for experience in sample]
