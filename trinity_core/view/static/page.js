@@ -2,9 +2,8 @@
 import { about, attempt, byId, get, options } from "./dom.js";
 import * as groups from "./groups.js";
 import * as table from "./table.js";
-import { colour, setColour } from "./tokens.js";
+import { COLOURS, colour, setColour } from "./tokens.js";
 
-const COLOURS = ["logprob", "mask", "advantage", "version", "plain"];
 let tab = "table";
 let applied = null;
 
@@ -61,7 +60,7 @@ async function showRun(name, asked = new URLSearchParams()) {
   if (asked.has("other") && !asked.has("source")) asked.set("source", run.sources[0] ?? "");
   fill(wanted, asked);
   if (asked.has("by")) Object.assign(table.order, { by: asked.get("by"), down: asked.get("down") === "1" });
-  setColour(COLOURS.includes(asked.get("colour")) ? asked.get("colour") : colour);
+  setColour(Object.hasOwn(COLOURS, asked.get("colour")) ? asked.get("colour") : colour);
   showTab(wanted);
   await table.list();
   if (asked.get("group") && wanted === "experiences") await groups.open(Number(asked.get("group")), Number(asked.get("rollout") ?? 0));
@@ -118,7 +117,7 @@ byId("table").addEventListener("click", (event) => {
 const KEYS = {
   ...Object.fromEntries(Object.entries(groups.keys).map(([key, act]) => [key, () => (tab === "experiences" ? act() : table.keys[key]?.())])),
   r: () => visit("table"), e: () => visit("experiences"), "?": () => byId("keys").showModal(),
-  "/": () => (showTab("table"), byId("rows").source.focus()), ...Object.fromEntries(COLOURS.map((name, i) => [String(i + 1), () => recolour(name)])),
+  "/": () => (showTab("table"), byId("rows").source.focus()), ...Object.fromEntries(Object.keys(COLOURS).map((name, i) => [String(i + 1), () => recolour(name)])),
 };
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open) return;

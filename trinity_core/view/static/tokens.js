@@ -4,18 +4,34 @@ import { attempt, byId, get, make, shown } from "./dom.js";
 
 const PAGE = 2000;
 const KINDS = { p: "prompt", a: "in the loss", c: "context, no loss" };
-export const LEGENDS = {
-  logprob: [["rgb(226 110 30 / .12)", "likely"], ["rgb(226 110 30 / .75)", "unlikely: log-prob −5 or lower"]],
-  mask: [["rgb(46 160 95 / .3)", "in the loss"], ["rgb(128 128 128 / .28)", "context, no loss"]],
-  advantage: [["rgb(46 160 95 / .6)", "pushed up"], ["rgb(214 69 65 / .6)", "pushed down"]],
-  version: [["hsl(67 70% 55% / .35)", "one colour for each policy version that sampled a token"]],
-  plain: [],
+const [ORANGE, GREEN, RED, GREY] = ["226 110 30", "46 160 95", "214 69 65", "128 128 128"];
+const rgb = (shade, opacity) => `rgb(${shade} / ${opacity})`;
+// Of each colour its legend, and the background of a token of a page; prompt and context have no numbers.
+export const COLOURS = {
+  logprob: {
+    legend: [[rgb(ORANGE, 0.12), "likely"], [rgb(ORANGE, 0.75), "unlikely: log-prob −5 or lower"]],
+    background: ({ logprob }, i) => (logprob[i] === null ? "" : rgb(ORANGE, Math.min(1, -logprob[i] / 5) * 0.75)),
+  },
+  mask: {
+    legend: [[rgb(GREEN, 0.3), "in the loss"], [rgb(GREY, 0.28), "context, no loss"]],
+    background: ({ kind }, i) => ({ a: rgb(GREEN, 0.3), c: rgb(GREY, 0.28) })[kind[i]] ?? "",
+  },
+  advantage: {
+    legend: [[rgb(GREEN, 0.6), "pushed up"], [rgb(RED, 0.6), "pushed down"]],
+    background: ({ advantage }, i, largest) =>
+      advantage[i] ? rgb(advantage[i] > 0 ? GREEN : RED, 0.15 + 0.55 * Math.min(1, Math.abs(advantage[i]) / largest)) : "",
+  },
+  version: {
+    legend: [["hsl(67 70% 55% / .35)", "one colour for each policy version that sampled a token"]],
+    background: ({ version }, i) => (version[i] === null ? "" : `hsl(${(version[i] * 67) % 360} 70% 55% / .35)`),
+  },
+  plain: { legend: [], background: () => "" },
 };
 export let colour = "logprob";
 
 export function setColour(name) {
   colour = name;
-  const legend = LEGENDS[name].map(([shade, text]) => {
+  const legend = COLOURS[name].legend.map(([shade, text]) => {
     const swatch = make("i");
     swatch.style.background = shade;
     return make("span", {}, swatch, text);
@@ -23,23 +39,6 @@ export function setColour(name) {
   byId("legend").replaceChildren(...legend, make("span", { class: "quiet" }, "faint: the prompt; bar: the answer begins"));
   for (const button of byId("colours").children) button.setAttribute("aria-checked", button.dataset.colour === name);
   for (const pane of document.querySelectorAll(".tokens")) pane.paint?.();
-}
-
-function background(page, i, largest) {
-  const kind = page.kind[i];
-  if (colour === "mask") return kind === "a" ? "rgb(46 160 95 / .3)" : kind === "c" ? "rgb(128 128 128 / .28)" : "";
-  if (kind !== "a") return "";
-  if (colour === "logprob") {
-    const logprob = page.logprob[i];
-    return logprob === null ? "" : `rgb(226 110 30 / ${Math.min(1, -logprob / 5) * 0.75})`;
-  }
-  if (colour === "advantage") {
-    const advantage = page.advantage[i];
-    if (!advantage) return "";
-    return `rgb(${advantage > 0 ? "46 160 95" : "214 69 65"} / ${0.15 + 0.55 * Math.min(1, Math.abs(advantage) / largest)})`;
-  }
-  if (colour === "version") return page.version[i] === null ? "" : `hsl(${(page.version[i] * 67) % 360} 70% 55% / .35)`;
-  return "";
 }
 
 export function describe(page, i) {
@@ -84,7 +83,7 @@ export function tokenPane(where, rollout) {
   pane.paint = () => {
     const scale = largest();
     for (const [chunk, page] of pages) {
-      for (let i = 0; i < chunk.children.length; i++) chunk.children[i].style.background = background(page, i, scale);
+      for (let i = 0; i < chunk.children.length; i++) chunk.children[i].style.background = COLOURS[colour].background(page, i, scale);
     }
   };
 
