@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from raising import raising
 from run.lock_holders import other_process
 
 from trinity_core.base.errors import TrinityError
@@ -18,6 +19,7 @@ from trinity_core.run.stage import lock_names, lock_run
 Make = Callable[..., Config]
 STALENESS, STYLE, INTERVAL = (f"synchronizer.{key}=" for key in ("max_staleness", "sync_style", "sync_interval"))
 LORA = "model.lora_configs=[{lora_rank: %s, target_modules: [q_proj, k_proj]}]"
+STORE = "buffer.trainer_input.experience_buffer.path"
 BATCH, TASKS = "buffer.train_batch_size=", "buffer.explorer_input.taskset"
 
 
@@ -50,31 +52,22 @@ def start(config: Config) -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "mine", "told"),
+    ("theirs", "mine", "key"),
     [
-        ([], [STALENESS + "2"], r"same synchronizer.max_staleness \(2 and None\)\."),
-        ([STALENESS + "1"], [STALENESS + "2"], r"same synchronizer.max_staleness \(2 and 1\)\."),
-        ([STALENESS + "9", INTERVAL + "4"], [STALENESS + "9"], r"same synchronizer.sync_interval \(1 and 4\)\."),
-        (
-            [STALENESS + "9", STYLE + "explorer_driven"],
-            [STALENESS + "9", BATCH + "16"],
-            r"sync_style \(fixed and explorer_driven\), rollouts of a buffer.train_batch_size \(16 and 32\)\.",
-        ),
-        ([LORA % "8"], [], r"same model.lora_configs \(None and rank 8 of k_proj q_proj\)\."),
-        ([LORA % "8"], [LORA % "4"], r"same model.lora_configs \(rank 4 of k_proj q_proj and rank 8 of"),
-        (
-            ["buffer.trainer_input.experience_buffer.path=postgresql://me:secret@host/db"],
-            [],
-            r"experience_buffer.path \(sqlite:///.*explorer_output.db and postgresql:///db\)\.",
-        ),
+        ([], [STALENESS + "2"], "synchronizer.max_staleness"),
+        ([STALENESS + "1"], [STALENESS + "2"], "synchronizer.max_staleness"),
+        ([STALENESS + "9", INTERVAL + "4"], [STALENESS + "9"], "synchronizer.sync_interval"),
+        ([STALENESS + "9", STYLE + "explorer_driven"], [STALENESS + "9", BATCH + "16"], "synchronizer.sync_style"),
+        ([LORA % "8"], [LORA % "4"], "model.lora_configs"),
+        (["buffer.trainer_input.experience_buffer.path=postgresql://me:secret@host/db"], [], STORE),
     ],
 )
-def test_members_that_differ_are_refused(made: Make, theirs: list[str], mine: list[str], told: str) -> None:
+def test_members_that_differ_are_refused(made: Make, theirs: list[str], mine: list[str], key: str) -> None:
     start(made("explore", *theirs))
     for again in (made("train", *mine), made("explore", "explorer.name=new", *mine), made("train", *mine)):
-        with pytest.raises(TrinityError, match=told) as error:
+        with raising(TrinityError, key=key) as error:
             start(again)
-        assert "explorer explorer, which is at work" in str(error.value) and "secret" not in str(error.value)
+        assert "secret" not in str(error.value)
     start(made("train", *theirs))
 
 
@@ -120,12 +113,12 @@ def test_only_those_at_work_count(made: Make) -> None:
     trainer = other_process(before, "training")
     check_shared_settings(before, ["training"])
     try:
-        with pytest.raises(TrinityError, match="the trainer, which is at work"):
+        with raising(TrinityError, key="synchronizer.max_staleness"):
             start(after)
     finally:
         trainer.kill()
         trainer.wait()
     start(after)
-    with pytest.raises(TrinityError, match=r"the trainer of this file and explorer explorer, .* \(None and 2\)"):
+    with raising(TrinityError, key="synchronizer.max_staleness"):
         start(before)
     start(made("train", STALENESS + "2"))

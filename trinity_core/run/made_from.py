@@ -153,17 +153,17 @@ def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
         if other in locks or not is_held(config.job_dir, other):
             continue
         theirs = read_json(path) or {}
-        differ = [
-            f"{key} ({mine[key]} and {theirs[key]})" for key in mine if key in theirs and mine[key] != theirs[key]
-        ]
+        differ = {
+            key: f"{key} ({mine[key]} and {theirs[key]})" for key in mine if key in theirs and mine[key] != theirs[key]
+        }
         if differ:
             for lock in locks:
                 release(config.job_dir, lock)
             raise TrinityError(
                 f"{' and '.join(map(_holder_name, locks))} of this file and {_holder_name(other)}, which is at work on "
-                f"the same run ({config.job_dir}), must have the same {', '.join(differ)}. Correct one of the files; "
-                "a running part uses a new value only after a restart.",
-                key=differ[0],
+                f"the same run ({config.job_dir}), must have the same {', '.join(differ.values())}. Correct one of the "
+                "files; a running part uses a new value only after a restart.",
+                key=next(iter(differ)),
             )
         there = theirs.get(SOFTWARE, {})
         unlike = [
