@@ -50,35 +50,6 @@ def answers(tokenizer, encoded):
     return [tokenizer.decode(encoded.tokens[a:b]) for a, b in edges.reshape(-1, 2)]
 
 
-def test_last_answer_carries_loss_with_its_end_of_turn(tokenizer, encoder):
-    (one,) = encoder.conversations([Conversation(turns("hi", "first", "and", "second"))])
-    assert answers(tokenizer, one) == ["second<|im_end|>"]
-    assert tokenizer.decode(one.tokens).endswith("second<|im_end|>\n")
-
-
-def test_every_answer_carries_loss_in_concatenated_turns(tokenizer, encoder):
-    (one,) = encoder.conversations([Conversation(turns("hi", "first", "and", "second"), every_turn=True)])
-    assert answers(tokenizer, one) == ["first<|im_end|>", "second<|im_end|>"]
-    assert one.prompt_length == int(np.flatnonzero(one.answer)[0])
-
-
-def test_tool_calls_are_answers_and_results_are_not(tokenizer, encoder):
-    messages = [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "2 and 3?"},
-        {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}]},
-        {"role": "tool", "content": "5"},
-        {"role": "assistant", "content": "It is 5."},
-    ]
-    tools = [{"type": "function", "function": {"name": "add"}}]
-    (one,) = encoder.conversations([Conversation(messages, tools, every_turn=True)])
-    assert answers(tokenizer, one) == [
-        '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>',
-        "It is 5.<|im_end|>",
-    ]
-    assert '{"type": "function"' in tokenizer.decode(one.tokens)
-
-
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 @given(contents=st.lists(st.text("ab1 .\n[]é", min_size=1, max_size=6), min_size=2, max_size=6), every=st.booleans())
 @settings(max_examples=40)
@@ -104,39 +75,12 @@ def test_demonstration_starts_with_the_rollouts_prompt(tokenizer, template, ques
     assert answers(tokenizer, one)[0].startswith(answer)
 
 
-@pytest.mark.parametrize(
-    "template, expected",
-    [
-        (BRACKETS, ["first<|im_end|>", "second<|im_end|>"]),
-        (HEADERS, ["first<|endoftext|>", "second<|endoftext|>"]),
-        (FORGETS_THOUGHTS, ["first<|im_end|>", "second<|im_end|>"]),
-    ],
-    ids=["brackets", "headers", "forgets"],
-)
-def test_ends_of_turns_in_other_templates(tokenizer, template, expected):
-    encoder = ChatEncoder(tokenizer, template)
-    (one,) = encoder.conversations([Conversation(turns("hi", "first", "and", "second"), every_turn=True)])
-    assert answers(tokenizer, one) == expected
-
-
-def test_template_without_end_token_marks_up_to_end_of_text(tokenizer):
-    (one,) = ChatEncoder(tokenizer, NO_END).conversations([Conversation(turns("hi", "there"))])
-    assert answers(tokenizer, one) == ["there\n"]
-
-
 def test_token_across_prompt_boundary_counts_as_prompt(tokenizer):
     spaced = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     spaced += "{% if add_generation_prompt %}assistant: {% endif %}"
     (one,) = ChatEncoder(tokenizer, spaced).conversations([Conversation(turns("hi", "has 3"))])
     assert tokenizer.decode(one.tokens[: one.prompt_length]).endswith("assistant: has")
     assert answers(tokenizer, one) == [" 3\n"]
-
-
-def test_thoughts_dropped_by_the_template_carry_no_loss(tokenizer):
-    encoder = ChatEncoder(tokenizer, FORGETS_THOUGHTS)
-    messages = turns("hi", "a</think>first", "and", "b</think>second")
-    (one,) = encoder.conversations([Conversation(messages, every_turn=True)])
-    assert answers(tokenizer, one) == ["first<|im_end|>", "b</think>second<|im_end|>"]
 
 
 def test_rewritten_conversations_do_not_stop_the_others(tokenizer, encoder):
@@ -147,12 +91,6 @@ def test_rewritten_conversations_do_not_stop_the_others(tokenizer, encoder):
     rejected, fine = ChatEncoder(tokenizer, refuses).conversations([Conversation(turns("no", "x")), good])
     assert isinstance(rejected, DataError) and "not this" in str(rejected)
     assert answers(tokenizer, fine) == ["there<|endoftext|>"]
-
-
-def test_an_answer_needs_something_before_it(tokenizer):
-    alone = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}"
-    (one,) = ChatEncoder(tokenizer, alone).conversations([Conversation(turns("hi", "there"))])
-    assert isinstance(one, DataError)
 
 
 def test_long_prompts_are_truncated_and_marked(encoder):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
 from raising import raising
 
@@ -379,58 +378,12 @@ def test_thoughts_that_the_text_holds_already_are_not_written_twice() -> None:
         assert encoder_of(QWEN3).tokenizer.decode(encoded.tokens).count("hm") == 1
 
 
-def test_thoughts_with_text_and_calls_are_left_to_the_template() -> None:
-    """gpt-oss's template refuses a message with both text and `thinking`."""
-    template = CHATML.template.replace(
-        "{{ m.content }}",
-        "{% if m.thinking and m.content and m.tool_calls %}{{ raise_exception('both') }}{% endif %}{{ m.content }}",
-    )
-    called = {**WORK[1], "content": "Let me see.", "reasoning_content": "hm"}
-    row = {"messages": [TALK[0], called, *WORK[2:]]}
-    conversation = demonstration(row, FormatConfig(prompt_type="messages"))
-    (encoded,) = ChatEncoder(encoder_of(CHATML).tokenizer, template).conversations([conversation])
-    assert isinstance(encoded, EncodedConversation)
-
-
-def test_half_a_surrogate_pair_and_a_users_switch_are_no_lost_thoughts() -> None:
-    row = {"messages": [{**TALK[0], "thinking": True}, {**TALK[1], "reasoning_content": "h\ud800m"}]}
-    conversation = demonstration(row, FormatConfig(prompt_type="messages"))
-    (encoded,) = encoder_of(QWEN3).conversations([conversation])
-    assert isinstance(encoded, EncodedConversation)
-
-
 def test_a_template_that_writes_no_thoughts_when_told_so_is_named() -> None:
     opens = CHATML.template.replace(
         "assistant\n{% endif %}", "assistant\n{{ '<think>\n' if enable_thinking is not defined }}{% endif %}"
     )
     (refused,) = ChatEncoder(encoder_of(CHATML).tokenizer, opens).conversations([Conversation(TALK)])
     assert isinstance(refused, DataError) and "model.enable_thinking: false" in str(refused)
-
-
-def test_thoughts_opened_by_the_prompt_alone_are_refused() -> None:
-    opens = CHATML.template.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
-    (refused,) = ChatEncoder(encoder_of(CHATML).tokenizer, opens).conversations([Conversation(TALK)])
-    assert isinstance(refused, DataError) and "<think>" in str(refused)
-
-
-def test_multi_token_end_is_not_a_turn_end() -> None:
-    """For example if a template is used with a tokenizer that does not know its tokens."""
-    encoder = ChatEncoder(make_tokenizer(), PHI.template.replace("{{ eos_token }}", ""))
-    assert encoder.turn_ends == () and encoder.closing.end is None
-    (encoded,) = encoder.conversations([Conversation(TALK)])
-    assert isinstance(encoded, EncodedConversation)
-    assert encoder.tokenizer.decode(encoded.tokens[encoded.answer]) == "two<|end|>\n"
-
-
-def test_end_token_of_a_call_does_not_end_the_turn() -> None:
-    """An answer may have several calls, so the token after one of them must not stop an engine."""
-    family = CHATML
-    template = family.template.replace("</tool_call>{% endfor %}<|im_end|>", "<|call_end|>{% endfor %}").replace(
-        "{{ m.content }}", "{{ m.content }}{{ '' if m.tool_calls else '<|im_end|>' }}"
-    )
-    tokenizer = encoder_of(family).tokenizer
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|call_end|>"]})
-    assert tokenizer.convert_ids_to_tokens(ChatEncoder(tokenizer, template).turn_ends) == ["<|im_end|>"]
 
 
 def test_a_tokenizer_without_character_offsets_gives_prompts() -> None:
@@ -491,11 +444,6 @@ def test_a_message_that_the_template_leaves_out_is_refused(template: str, messag
         )
 
 
-def test_empty_messages_may_be_left_out() -> None:
-    encoder = ChatEncoder(encoder_of(CHATML).tokenizer, KNOWN_ROLES)
-    assert isinstance(encoder.rendered([([said("system", " "), said("user")], None)])[0], str)
-
-
 @pytest.mark.parametrize(
     "roles, expected",
     [
@@ -552,16 +500,6 @@ def test_control_tokens_of_an_answer_are_learned_as_text(family: Family) -> None
     learned, plainly = (encoder.tokenizer.decode(row.tokens[row.answer]) for row in (one, usual))
     assert learned.replace(forged, "hi") == plainly and len(one.tokens) > len(usual.tokens)
     assert not one.answer[: one.prompt_length].any() and one.answer.any()
-
-
-def test_masks_of_many_rows_agree_with_those_of_one() -> None:
-    encoder = encoder_of(KIMI)
-    rows = [Conversation(TALK, every_turn=True), Conversation(WORK, every_turn=True), Conversation(TALK)]
-    together = encoder.conversations(rows)
-    for row, encoded in zip(rows, together, strict=True):
-        (alone,) = encoder.conversations([row])
-        assert isinstance(alone, EncodedConversation) and isinstance(encoded, EncodedConversation)
-        assert np.array_equal(alone.answer, encoded.answer) and np.array_equal(alone.tokens, encoded.tokens)
 
 
 @pytest.mark.parametrize("unflagged", [DEEPSEEK, COHERE, GLM, PHI])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from trinity_core.base.errors import TrinityError
 from trinity_core.data.session_log import SessionLog, read_endings, read_sessions, session_log_path
 
 
@@ -39,12 +38,3 @@ def test_what_finds_no_room_is_noted_later(tmp_path: Path, monkeypatch: pytest.M
     assert read_sessions(tmp_path) == {"a": Counter(["1"]), "b": Counter(["2"])}
     log.add("c", [])
     assert list(read_sessions(tmp_path)) == ["a", "b", "c"]
-
-
-def test_a_log_that_may_not_be_written_says_so(tmp_path: Path) -> None:
-    path = session_log_path(tmp_path, "explorer")
-    log = SessionLog(path)
-    path.parent.rmdir()
-    path.parent.touch()
-    with pytest.raises(TrinityError):
-        log.add("a", [])

@@ -49,16 +49,6 @@ def test_experience_of_a_newer_release_is_refused():
         from_bytes(save(load(blob), {"experiences": json.dumps(rows)}))
 
 
-def test_texts_take_the_bytes_of_utf8():
-    """Half of a surrogate pair, which UTF-8 cannot encode, is kept too."""
-    plain, chinese, cut = (
-        Experience(np.arange(3), 1, np.ones(2), info={"response": text})
-        for text in ("x" * 3000, "导" * 1000, "\ud83d导")
-    )
-    assert abs(len(to_bytes([plain])) - len(to_bytes([chinese]))) < 16
-    assert from_bytes(to_bytes([cut]))[0].info == cut.info
-
-
 def test_lengths_must_agree():
     with raising(DataError, key="logprobs"):
         Experience(np.arange(5), 2, np.ones(3), logprobs=np.zeros(2))

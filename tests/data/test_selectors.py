@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raising
 
-from trinity_core.base.errors import DataError, InputError
+from trinity_core.base.errors import InputError
 from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
 from trinity_core.data.selectors import SelectorRows, check_columns, make_selector
 from trinity_core.data.taskset import Taskset
@@ -80,12 +80,6 @@ def test_greedy_draws_the_tasks_nearest_to_the_target():
     assert chosen.draw(0, 2, [2, 3]) == [4, 5], "not twice in a step"
 
 
-def test_ties_are_broken_at_random():
-    chosen = selector("difficulty_based", np.empty((100, 0)), tau=0)
-    first, second = chosen.draw(0, 10, ()), chosen.draw(10, 10, ())
-    assert first != second and first != sorted(first) and len(set(first)) == 10
-
-
 def test_probabilities_follow_distance_and_tau():
     """Pass rates 0.5 and 0.9 at target 0.5 and tau 0.4: odds e^(0.4 / 0.4), so 0.731 of the draws."""
     chosen = selector("difficulty_based", np.empty((2, 0)), m=998, lamb=0, tau=0.4, target_reward=0.5)
@@ -114,14 +108,6 @@ def test_draws_are_without_replacement_within_a_step(size, count, barred, tau):
         assert not set(drawn[:free]) & set(barred)
 
 
-def test_a_million_rows_fit_into_memory_and_time():
-    random = np.random.default_rng(0)
-    chosen = selector("difficulty_based", random.random((1_000_000, 2)), do_sample=True)
-    chosen.observe(dict.fromkeys(range(0, 1_000_000, 10_000), 0.5))
-    assert len(set(chosen.draw(0, 512, ()))) == 512
-    assert chosen.passes.nbytes + chosen.failures.nbytes == 16_000_000
-
-
 @pytest.mark.parametrize(
     "name, count", [("shuffle", 1), ("priority", 0), ("difficulty_based", 1), ("offline_easy2hard", 0)]
 )
@@ -141,11 +127,3 @@ def test_rows_without_their_features_are_set_aside(tmp_path):
     reasons = [row.reason for row in read.rejected]
     assert len(reasons) == 2 and all("task_selector.feature_keys" in reason for reason in reasons)
     assert Taskset.open(TasksetConfig(name="t", path=str(path), task_selector=chosen), 0, is_eval=True).rejected == []
-
-
-def test_a_set_without_any_feature_is_refused(tmp_path):
-    path = tmp_path / "train.jsonl"
-    path.write_text('{"prompt": "a"}\n')
-    chosen = TaskSelectorConfig(selector_type="priority", feature_keys=["ease"])
-    with pytest.raises(DataError, match="column 'ease'"):
-        Taskset.open(TasksetConfig(name="t", path=str(path), task_selector=chosen), 0)

@@ -161,9 +161,3 @@ def test_task_is_drawn_once_when_usable_tasks_change(queue, before, now):
     assert not resumed.is_exhausted
     resumed.begin(2)
     assert [task.messages[-1]["content"] for task in resumed.draw(3)] == ["d"] and resumed.is_exhausted
-
-
-def test_a_file_that_is_no_queue_is_refused(tmp_path):
-    (tmp_path / "tasks.db").write_text("not a database " * 100)
-    with raising(DataError, key="q"):
-        TaskQueue(tmp_path / "tasks.db", "q").create()
