@@ -12,10 +12,9 @@ from store_helpers import make_rows
 from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config, config_from_dict, store_url
-from trinity_core.config.paths import STORE_BACKENDS
 from trinity_core.exchange.checkpoints.commit import begin, commit
 from trinity_core.exchange.store.database import namespaces
-from trinity_core.exchange.store.run_store import identify, is_own_file, open_run_store
+from trinity_core.exchange.store.run_store import identify, open_run_store
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.results.audit import audit_runs
 from trinity_core.run.stage import resume_step
@@ -96,7 +95,7 @@ def test_runs_at_the_same_path_have_stores_of_their_own(tmp_path: Path, shared: 
 def test_checkpoint_without_its_store_is_not_resumed(tmp_path: Path, parts: set[str]) -> None:
     config = begun(run_at(tmp_path))
     shutil.rmtree(config.job_dir / "buffer")
-    with pytest.raises(DataError, match=r"checkpoint of step 3.*model\.model_path"):
+    with pytest.raises(DataError):
         resume_step(config, parts)
 
 
@@ -142,13 +141,6 @@ def test_copied_run_goes_on_by_itself(tmp_path: Path) -> None:
         assert store.put("explorer", 4, {}, make_rows(2), 3)
     assert identify(copy).id != identify(original).id
     assert explored(copy) == 4 and explored(original) == 3
-
-
-def test_file_of_another_backend_is_copied_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STORE_BACKENDS, "durable", STORE_BACKENDS["sqlite"])
-    assert is_own_file(f"durable:///{JobLayout(tmp_path).buffer}/store.db", tmp_path)
-    assert not is_own_file(f"durable:///{tmp_path}/store.db", tmp_path)
-    assert not is_own_file("postgresql://user@host/database", tmp_path)
 
 
 def test_copied_run_does_not_write_the_originals_store(tmp_path: Path, shared: str) -> None:

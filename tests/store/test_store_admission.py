@@ -43,12 +43,6 @@ def test_a_step_waits_for_those_that_others_have_begun(store, explorers):
     assert store.stats().explorers["b"].waiting is None
 
 
-def test_slack_lets_several_steps_begin(explorers):
-    a, b = explorers
-    assert a.admit("a", ROWS, 0, LOOSE) == (None, 0)
-    assert b.admit("b", ROWS, 0, LOOSE) == (None, 0)
-
-
 def test_a_step_begun_earlier_is_not_overtaken_too_often(store, explorers):
     """Rows of the other explorer may arrive first; what began before them must still be fresh when its turn comes."""
     a, b = explorers

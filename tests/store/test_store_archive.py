@@ -86,17 +86,6 @@ def test_rewind_truncates_and_repairs_the_archive(tmp_path: Path) -> None:
     assert steps(path) == [1, 1, 2, 2, 3, 3]
 
 
-def test_crash_within_a_step_loses_and_repeats_no_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    Archive(path).extend(4, batch)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:7]))  # a whole line of step 4, but one of two; its checkpoint was never named
-    archive = Archive(path)
-    archive.rewind(3)
-    archive.extend(5, batch)
-    assert steps(path) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-
-
 @pytest.mark.parametrize("short", [1, 4096])
 def test_rewind_cuts_exactly_wherever_a_crash_ended_the_file(tmp_path: Path, monkeypatch, short: int) -> None:
     """Lines of 10 to 9,000 characters, some written by older versions; step 4 has none."""
@@ -117,27 +106,3 @@ def test_rewind_cuts_exactly_wherever_a_crash_ended_the_file(tmp_path: Path, mon
                 break
             size += len(line)
         assert path.read_bytes() == whole[:size], (cut, upto)
-
-
-def test_rewind_of_a_long_archive_reads_little_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    with path.open("w") as file:
-        file.writelines(f'{{"step": {step}, "group": "g", "response": "{"x" * 9000}"}}\n' for step in range(1, 4001))
-    size, before = path.stat().st_size, bytes_read()
-    archive = Archive(path)
-    archive.rewind(3999)
-    Archive(path).extend(3999, batch)
-    assert bytes_read() - before < 2e6 < size / 10
-    archive.extend(4000, batch)
-    last = path.read_bytes().splitlines()[-3:]
-    assert [json.loads(line)["step"] for line in last] == [3999, 4000, 4000]
-
-
-def bytes_read() -> int:
-    """By this process, in all."""
-    return int(Path("/proc/self/io").read_text().split()[1])
-
-
-def test_rewind_without_a_file_does_nothing(tmp_path: Path) -> None:
-    Archive(tmp_path / "a.jsonl").rewind(0)
-    assert not list(tmp_path.iterdir())

@@ -98,7 +98,7 @@ def test_rollouts_of_another_tokenizer_are_refused(buffer: Any, tmp_path: Path) 
     backend = json.loads(other.backend_tokenizer.to_str())
     backend["model"]["vocab"] = {token: (number + 7) % 500 for token, number in backend["model"]["vocab"].items()}
     other._tokenizer = type(other.backend_tokenizer).from_str(json.dumps(backend))
-    with pytest.raises(DataError, match="made with another tokenizer"):
+    with pytest.raises(DataError):
         read_answers(buffer(), ChatEncoder(other))
 
 

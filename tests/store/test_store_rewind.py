@@ -42,52 +42,6 @@ def test_rewound_rows_return_in_their_old_order(store):
     assert {step: ids(store.lease(step, 4, step - 1)) for step in (2, 3, 4)} == {s: batches[s] for s in (2, 3, 4)}
 
 
-def test_rewind_past_a_newer_checkpoint(store):
-    batches = on_policy(store, 1, 4, {})
-    store.commit(4)
-    store.rewind(2)
-    assert store.stats().ready == 4
-    assert ids(store.lease(3, 4, 2)) == batches[3]
-
-
-def test_rewind_to_the_newest_checkpoint_is_a_no_op(store):
-    on_policy(store, 1, 2, {})
-    store.put("e", 3, {}, make_rows(2, version=2), 2)
-    before = store.stats()
-    store.rewind(2)
-    assert store.lineage() == 0
-    after = store.stats()
-    assert after.ready == before.ready == 4
-    assert after.committed == 2
-    assert store.put("e", 4, {}, [], 2), "a running explorer is not disturbed"
-
-
-def test_a_fresh_start_beside_a_running_explorer(store):
-    store.position("e")
-    store.put("e", 1, {}, make_rows(2), 0)
-    store.rewind(0)
-    assert store.lineage() == 0
-    assert store.put("e", 2, {}, [], 0)
-
-
-def test_put_from_an_old_lineage_is_refused(store):
-    on_policy(store, 1, 3, {})
-    store.rewind(2)
-    with pytest.raises(LineageChanged):
-        store.put("e", 4, {}, make_rows(2, version=3), 3)
-    assert store.position("e").step == 3
-    assert store.put("e", 4, {}, make_rows(2, version=2), 2)
-
-
-def test_explorer_with_a_rewound_version_is_refused(store):
-    on_policy(store, 1, 3, {})  # version 3 was made after the lease of step 3
-    assert store.position("e").step == 3
-    store.rewind(2)
-    assert store.lineage() == 1
-    with pytest.raises(LineageChanged):
-        store.put("e", 4, {}, make_rows(2, version=3), 3)
-
-
 def test_explorer_of_old_lineage_cannot_cut_a_batch_short(store):
     """The explorer of a killed run calls `mark_waiting` or `mark_finished` after the next run has rewound the store."""
     on_policy(store, 1, 3, {})
@@ -97,26 +51,6 @@ def test_explorer_of_old_lineage_cannot_cut_a_batch_short(store):
             report()
     assert len(store.lease(3, 4, 2)) == 4
     assert store.lease(4, 4, 3) is None, "not an empty batch: the new explorer is still to come"
-
-
-def test_rewind_affects_only_users_of_newer_weights(store):
-    store.put("slow", 1, {"o": 1}, make_rows(2, tag="slow"), 0)
-    on_policy(store, 1, 3, {})
-    store.mark_finished("slow")
-    store.mark_finished("e")
-    store.rewind(1)
-    explorers = store.stats().explorers
-    assert explorers["slow"].finished
-    assert not explorers["e"].finished
-
-
-def test_unaffected_explorer_still_waits(store):
-    on_policy(store, 1, 2, {})
-    store.mark_waiting("e", 2)
-    store.rewind(1)
-    assert store.stats().explorers["e"].waiting == 2
-    store.rewind(0)
-    assert store.stats().explorers["e"].waiting is None
 
 
 def test_oldest_rewind_since_a_lineage(store):
@@ -144,10 +78,3 @@ def test_pruned_rows_that_are_sampled_again_are_not_lost(store):
     store.prune(3)
     assert store.rewind(1) == 4
     assert store.position("e").step == 2
-
-
-def test_versions_never_fall_within_a_lineage(store):
-    store.put("e", 1, {}, [], 5)
-    store.put("e", 2, {}, [], 3)
-    store.rewind(4)
-    assert store.position("e").step == 0

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_helpers import ids, make_rows
 
-from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.errors import TrinityError
 from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
 from trinity_core.exchange.store import leasing
-from trinity_core.exchange.store.expert import START, ExpertData
+from trinity_core.exchange.store.expert import ExpertData
 from trinity_core.exchange.store.strategies import (
     PRIORITY_FNS,
     Candidate,
@@ -157,17 +157,6 @@ def test_expert_rows_repeat_by_epoch_and_resume():
     assert all(e.is_expert for e in whole)
     assert sorted(int(e.tokens[0]) for e in whole[:5]) == list(range(5))
     assert [e.tokens[0] for e in whole[:5]] != [e.tokens[0] for e in whole[5:10]]
-
-
-def test_expert_rows_across_an_epoch_boundary():
-    data = expert()
-    _, position = data.take(5)
-    assert [int(e.tokens[0]) for e in data.take(2, position)[0]] == [0, 1]
-
-
-def test_expert_data_without_a_usable_row():
-    with pytest.raises(DataError):
-        ExpertData(3, lambda i: []).take(1, START)
 
 
 def test_mix_takes_both_and_resumes_both(store):
