@@ -55,20 +55,6 @@ def test_a_line_is_read_once_it_is_whole(tmp_path: Path) -> None:
     assert [entry.actor for entry in stream.read()] == ["engine_0"]
 
 
-def test_the_rest_of_a_traceback_keeps_its_level(tmp_path: Path) -> None:
-    first, rest = TRACE.split("\n", 1)
-    [before] = parse(first, "explorer")
-    assert {(entry.time, entry.level) for entry in parse(rest, "explorer", before)} == {(before.time, "ERROR")}
-
-
-def test_a_file_that_is_begun_anew_is_read_again(tmp_path: Path) -> None:
-    stream = LogStream(lambda: [tmp_path])
-    path = write(tmp_path, "explorer", line(1, "before"), line(2, "before"))
-    assert len(stream.read()) == 2
-    path.write_text(line(3, "after"))
-    assert [entry.text for entry in stream.read()] == ["trinity_core.x: after"]
-
-
 def test_filters_by_level_and_actor() -> None:
     [warning] = parse(line(1, "x", "WARNING"), "n_rft/explorer_engine_0")
     assert entry_filter("warning", [])(warning) and not entry_filter("ERROR", [])(warning)

@@ -24,10 +24,8 @@ from trinity_core.exchange.tracking.metrics_file import (
     Tail,
     explorer_source,
     metrics_path,
-    read_evaluations,
     read_metrics,
     rewind,
-    series,
 )
 
 
@@ -69,17 +67,6 @@ def test_reader_skips_a_line_cut_short_by_a_crash(tmp_path: Path) -> None:
     assert position == metrics_path(tmp_path).read_bytes().index(b"\n") + 1
     file.write(2, {"a": 2})
     assert [line.step for line in read_metrics(tmp_path)] == [1, 2], "the line after it is kept"
-
-
-def test_tail_resumes_at_its_position(tmp_path: Path) -> None:
-    file = MetricsFile(tmp_path, "trainer")
-    file.write(1, {"a": 1})
-    lines, position = Tail(tmp_path, "trainer").read()
-    assert len(lines) == 1
-    assert Tail(tmp_path, "trainer").read()[0] == lines, "what was not forwarded comes again"
-    Tail(tmp_path, "trainer").advance(position)
-    file.write(2, {"a": 2})
-    assert [line.step for line in Tail(tmp_path, "trainer").read()[0]] == [2]
 
 
 @given(
@@ -145,16 +132,6 @@ def test_a_rewind_while_a_tail_begins_to_read_loses_no_line(tmp_path: Path, monk
     assert [line.step for line in tail.read()[0]] == [4, 5]
 
 
-def test_a_damaged_position_sends_all_again(tmp_path: Path) -> None:
-    file, tail = MetricsFile(tmp_path, "trainer"), Tail(tmp_path, "trainer")
-    file.write(1, {"a": 1})
-    tail.advance(tail.read()[1])
-    [state] = (tmp_path / "monitor").glob("forwarded_*.json")
-    state.write_bytes(b"")
-    assert rewind(tmp_path, 1) == 0
-    assert [line.step for line in tail.read()[0]] == [1]
-
-
 def test_a_rewind_knows_the_step_of_each_explorer(tmp_path: Path) -> None:
     """Explorers are ahead of the trainer, each by its own steps; one that nothing is known of keeps its lines."""
     sources = {"explorer": 3, "explorer_new": 50, "explorer_b": 5, "trainer": 3, "eval": 2}
@@ -182,23 +159,6 @@ def test_an_explorer_that_works_on_keeps_its_lines(tmp_path: Path) -> None:
     assert rewind(tmp_path, 1, steps) == 0
     writing.join()
     assert [line.step for line in read_metrics(tmp_path)] == [1, 2]
-
-
-def test_evaluations_are_read_alone(tmp_path: Path) -> None:
-    for source in ("eval", "trainer", "explorer", "eval_other"):
-        MetricsFile(tmp_path, source).write(1, {"a": 1.0}, made_with="sets")
-    with metrics_path(tmp_path).open("a") as raw:
-        raw.write('{"step": 2, "source": "eval", "ti')
-    assert read_evaluations(tmp_path) == [line for line in read_metrics(tmp_path) if line.source.startswith("eval")]
-    assert read_evaluations(tmp_path / "none") == []
-
-
-def test_series_takes_the_later_of_two_lines_for_a_step(tmp_path: Path) -> None:
-    file = MetricsFile(tmp_path, "trainer")
-    for step, value in ((2, 1.0), (1, 5.0), (2, 3.0)):
-        file.write(step, {"loss": value})
-    assert series(read_metrics(tmp_path), "loss", "trainer") == {1: 5.0, 2: 3.0}
-    assert series(read_metrics(tmp_path), "loss", "explorer") == {}
 
 
 def test_another_tracking_system_gets_all_lines(tmp_path: Path) -> None:

@@ -35,23 +35,6 @@ def test_texts_may_hold_anything(tmp_path: Path) -> None:
     rollouts_table([read]).encode()
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    path = save_rollouts(tmp_path, "eval", 4, [])
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(OSError):
-        save_rollouts(tmp_path, "eval", 4, [SampledRollout("1 + 1?", "2")])
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_of_an_experience() -> None:
-    experience = Experience(
-        tokens=np.arange(5), prompt_length=2, action_mask=np.ones(3), reward=0.5, task_index=9, run=1,
-        metrics={"format": 0.5}, info={"prompt": "p", "response": "r", "truth": 0},
-    )  # fmt: skip
-    assert SampledRollout.of(experience) == SampledRollout("p", "r", 0.5, {"format": 0.5}, "0", 9, 1)
-
-
 def test_model_text_cannot_break_the_table() -> None:
     table = rollouts_table([SampledRollout("a|b\nc", "<script>alert(1)</script> `x`", None)])
     assert len(table.splitlines()) == 3
@@ -66,21 +49,6 @@ def test_text_alone_on_a_line_is_shown_as_it_is(text: str) -> None:
     """Neither a heading nor a list, by an independent renderer."""
     shown = MarkdownIt("gfm-like", {"linkify": False}).render(f"> {markdown_text(text, 40)}")
     assert shown == f"<blockquote>\n<p>{text.strip()}</p>\n</blockquote>\n"
-
-
-def test_a_part_of_0_is_shown_and_a_fault_only_where_there_is_one() -> None:
-    none = dict.fromkeys(("truncated", "verifier_errors", "accuracy_verifier_errors", "tool_errors/timeout"), 0.0)
-    parts = [{"accuracy": 0.0, "format": 0.5, **none}, {"verifier_errors": 1.0}]
-    rows = rollouts_table([SampledRollout("p", "r", 0.5, one) for one in parts]).splitlines()[2:]
-    assert [row.split(" | ")[0] for row in rows] == [
-        "| **0.5**<br>accuracy 0<br>format 0.5",
-        "| **0.5**<br>verifier_errors 1",
-    ]
-
-
-def test_long_texts_keep_both_ends() -> None:
-    row = rollouts_table([SampledRollout("p", "x" * 500 + "#### 42")], width=40).splitlines()[2]
-    assert "#### 42" in row and " … " in row and len(row) < 120
 
 
 @pytest.mark.parametrize("turns", [3, [4, "x"], [{"role": "user", "content": np.int64(7), "seen": {1}}], None])

@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import create_model
 from raising import raising
 from safetensors.numpy import save_file
 
 from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.layout import JobLayout
-from trinity_core.base.plugins import load_plugins
 from trinity_core.config import Config, config_from_dict
 from trinity_core.exchange.checkpoints.commit import write_manifest
 from trinity_core.exchange.tracking.forwarder import Forwarder
@@ -129,16 +127,6 @@ def test_a_score_stays_however_the_paths_are_written(folder: Path, monkeypatch: 
     assert unscored_steps(relative, "base") == []
 
 
-def test_a_score_stays_when_an_update_adds_a_setting(folder: Path) -> None:
-    config = config_of(folder)
-    before = [score_fingerprint(config, step) for step in (0, 1)]
-    updated = create_model("Updated", __base__=type(config.model), added=(int, 5))
-    for added, same in ((5, True), (6, False)):
-        model = updated.model_construct(**dict(config.model), added=added)
-        after = config.model_copy(update={"model": model})
-        assert ([score_fingerprint(after, step) for step in (0, 1)] == before) is same
-
-
 def test_trained_step_keeps_its_score_under_another_base_model(folder: Path) -> None:
     """Its weights are the run's own; only step 0 is the model of `model_path`."""
     write_score(config_of(folder), 8, 0.9)
@@ -170,15 +158,6 @@ def test_a_part_of_the_reward_is_no_eval_set(folder: Path) -> None:
     parts = {"eval/test/algebra/accuracy": 0.1, "eval/test/algebra/reward": 0.2}
     MetricsFile(folder, "eval").write(3, numbers | parts)
     assert latest_scores(folder) == {3: 0.5} and unscored_sets(numbers | parts) == []
-
-
-def test_each_tensor_of_the_model_counts(folder: Path) -> None:
-    """Also one in the middle of a large file, such as those that a merged adapter changes."""
-    values = {f"layer{i}": np.full((256, 1024), i, np.float32) for i in range(5)}
-    save_file(values, folder / "model/model.safetensors")
-    before = score_fingerprint(config_of(folder), 0)
-    save_file(values | {"layer2": values["layer2"] + 1}, folder / "model/model.safetensors")
-    assert score_fingerprint(config_of(folder), 0) != before
 
 
 def test_scores_with_a_missing_eval_set_do_not_count(folder: Path) -> None:
@@ -218,30 +197,6 @@ def test_best_checkpoint_takes_scores_that_count(folder: Path) -> None:
 
     Forwarder(new.job_dir, Counting(), scores=partial(valid_scores, new))._forward_checkpoints()
     assert sent == {6: 0.4, 8: 0.5} and counted == {6, 7, 8}
-
-
-def test_outside_programs_read_an_eval_line_as_before(folder: Path) -> None:
-    config = config_of(folder)
-    write_score(config, 0, 0.4)
-    line = json.loads((config.job_dir / "monitor/metrics.jsonl").read_text())
-    assert line.keys() - {"made_with"} == {"step", "source", "time", "metrics"}
-    assert line["metrics"] == {"eval/test/accuracy": 0.4}
-
-
-def test_a_link_that_an_editor_keeps_for_an_unsaved_file_is_no_plugin(folder: Path) -> None:
-    config = config_of(folder)
-    before = score_fingerprint(config, 1)
-    (folder / "plugins/.#reward.py").symlink_to("somebody@host.4711:1")
-    assert score_fingerprint(config, 1) == before
-    assert load_plugins(folder / "plugins") == ["reward"]
-
-
-def test_plugins_in_the_home_folder_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(folder))
-    config = config_of(folder, "plugin_dir=~/plugins")
-    before = score_fingerprint(config, 1)
-    (folder / "plugins/reward.py").write_text("LIMIT = 2\n")
-    assert score_fingerprint(config, 1) != before
 
 
 @pytest.fixture
