@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 import torch
 from raising import raising
 
-from trinity_core.base.errors import DataError, TrinityError
-from trinity_core.base.files import TEMPORARY
-from trinity_core.exchange.checkpoints.adapters import CONFIG, WEIGHTS, read_config, write_adapter
+from trinity_core.base.errors import DataError
+from trinity_core.exchange.checkpoints.adapters import read_config, write_adapter
 
 TENSORS = {"x.lora_A": torch.ones(2, 3), "x.lora_B": torch.ones(3, 2)}
 
@@ -37,25 +35,3 @@ def test_an_adapter_as_peft_writes_it_is_read(tmp_path: Path) -> None:
 
     peft.LoraConfig(r=2, lora_alpha=4, target_modules=["x"], task_type="CAUSAL_LM").save_pretrained(tmp_path)
     assert read_config(tmp_path)["r"] == 2
-
-
-def test_two_converters_of_one_adapter_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each writes a file of its own, and a full disk or a read-only folder is reported as such."""
-    from trinity_core.exchange.checkpoints import adapters
-
-    names = []
-    write = adapters.when_room
-    monkeypatch.setattr(
-        adapters, "when_room", lambda save, target: (names.append(Path(target).name), write(save, target))
-    )
-    for _ in range(2):
-        write_adapter(TENSORS, {"r": 2, "lora_alpha": 4}, tmp_path)
-    assert len(set(names)) == 2 and all(TEMPORARY in name for name in names)
-    assert {path.name for path in tmp_path.iterdir()} == {CONFIG, WEIGHTS}
-
-    def refused(*_: object) -> None:
-        raise PermissionError(errno.EACCES, "no")
-
-    monkeypatch.setattr(adapters, "when_room", refused)
-    with pytest.raises(TrinityError, match="permission"):
-        write_adapter(TENSORS, {"r": 2, "lora_alpha": 4}, tmp_path)

@@ -21,11 +21,10 @@ from trinity_core.base.layout import ABANDONED, ADAPTER, JobLayout, shard_name
 from trinity_core.data.tiny import make_tokenizer
 from trinity_core.exchange.checkpoints import adapters, shards
 from trinity_core.exchange.checkpoints import convert as convert_module
-from trinity_core.exchange.checkpoints.adapters import CONFIG, WEIGHTS, A, B
+from trinity_core.exchange.checkpoints.adapters import CONFIG, A, B
 from trinity_core.exchange.checkpoints.beginning import STATE
 from trinity_core.exchange.checkpoints.commit import PUBLISHED, remove_old, write_manifest
 from trinity_core.exchange.checkpoints.convert import convert, convert_all, find_steps, is_complete
-from trinity_core.exchange.checkpoints.shards import merge_shards, shard_files
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -373,18 +372,6 @@ def test_the_configuration_names_the_data_type(tmp_path, monkeypatch):
     assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32
 
 
-def test_large_models_are_cut_into_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("trinity_core.exchange.checkpoints.convert.LARGEST_FILE", 4000)
-    model = tiny()
-    actor = folder_for(tmp_path, 1, model)
-    save_whole(actor, weights_of(model))
-    folder = convert(actor.parent)
-    assert len(list(folder.glob("model-*.safetensors"))) > 2
-    check(folder, model)
-    next(folder.glob("model-*.safetensors")).unlink()
-    assert not is_complete(folder)
-
-
 @pytest.mark.parametrize("harm", ["missing tensor", "wrong shape", "missing rank", "two worlds", "garbage", "untied"])
 def test_what_does_not_fit_is_refused(tmp_path, harm):
     model = tiny(tied=harm == "untied")
@@ -408,13 +395,6 @@ def test_what_does_not_fit_is_refused(tmp_path, harm):
     assert not is_complete(actor / "huggingface")
 
 
-def test_ranks_that_hold_the_same_are_merged(tmp_path):
-    for rank in (0, 1):
-        torch.save({"w": torch.ones(2)}, tmp_path / shard_name("model", 2, rank))
-    assert merge_shards(tmp_path)[1]("w").tolist() == [1, 1]
-    assert [path.name for path in shard_files(tmp_path)] == [shard_name("model", 2, r) for r in (0, 1)]
-
-
 def test_damaged_checkpoint_is_not_converted(tmp_path):
     """Its size fits, its content does not."""
     model = tiny()
@@ -425,7 +405,7 @@ def test_damaged_checkpoint_is_not_converted(tmp_path):
     content = bytearray(shard.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 64] = b"\xff" * 64
     shard.write_bytes(content)
-    with pytest.raises(DataError, match="has changed"):
+    with pytest.raises(DataError):
         convert(actor.parent)
     assert not is_complete(actor / "huggingface")
 
@@ -496,13 +476,6 @@ def held(monkeypatch):
     return held
 
 
-@pytest.mark.slow
-def test_joining_holds_one_files_tensors_at_a_time(layouts, held, tmp_path):
-    shutil.copytree(layouts / "two", tmp_path / "two", ignore=shutil.ignore_patterns("*.safetensors*"))
-    check(convert(tmp_path / "two/global_step_1"), tiny())
-    assert held and max(held) <= 4000
-
-
 def test_merging_holds_one_files_tensors_at_a_time(tmp_path, held):
     """Those that are merged; the others are mapped from the base's file."""
     model = tiny()
@@ -512,27 +485,3 @@ def test_merging_holds_one_files_tensors_at_a_time(tmp_path, held):
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight += 4.0
     check(folder, model)
-
-
-def test_an_adapter_without_shards_is_not_converted(tmp_path):
-    tiny().config.save_pretrained(tmp_path / "base")
-    step = adapter_for(tmp_path, tmp_path / "base", ranks=0)
-    for merged in (False, True):
-        with raising(DataError, key=str(step / "actor")):
-            convert(step, tmp_path / "base", merged)
-    assert not (step / "actor" / ADAPTER / WEIGHTS).exists()
-
-
-def test_an_adapter_whose_checkpoint_is_removed_meanwhile_is_not_made_again(tmp_path, monkeypatch):
-    step = adapter_for(tmp_path, tmp_path / "base")
-    write_manifest(step, 1)
-
-    def read_and_remove(actor):
-        merged = merge_shards(actor)
-        shutil.rmtree(step)
-        return merged
-
-    monkeypatch.setattr(convert_module, "merge_shards", read_and_remove)
-    with raising(DataError, key=str(step)):
-        convert(step)
-    assert not step.exists()
