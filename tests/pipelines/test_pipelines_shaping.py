@@ -9,12 +9,10 @@ import pytest
 from raising import raising
 
 from trinity_core.base.errors import InputError, TrinityError
-from trinity_core.config import OperatorConfig
 from trinity_core.config.arguments import fitting
 from trinity_core.config.findings import Report
-from trinity_core.data.experience import Experience, from_bytes, to_bytes
+from trinity_core.data.experience import Experience
 from trinity_core.pipelines import OPERATORS
-from trinity_core.pipelines.operators import pipeline
 from trinity_core.pipelines.shaping import (
     mask_response_truncated,
     overlong_penalty,
@@ -87,14 +85,6 @@ def test_wrong_shapings_are_refused_at_load(args, key):
     report, name = Report(), "reward_shaping_mapper"
     fitting(OPERATORS, OPERATORS[name], name, args, "operators[0].args", report)
     assert [problem for problem in report.problems if key in problem.key]
-
-
-def test_the_guides_operator_runs():
-    args = {"reward_shaping_configs": [{"stats_key": "llm_quality_score", "op_type": "ADD", "weight": 1.0}]}
-    run = pipeline([OperatorConfig(name="reward_shaping_mapper", args=args)])
-    [left], dropped = run.run([answer(1.0, info={"llm_quality_score": 0.25})])
-    assert left.reward == 1.25 and dropped == {}
-    assert from_bytes(to_bytes([left]))[0].reward == 1.25
 
 
 def test_pass_rates_are_those_of_a_groups_runs():

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from raising import raising
 
-from trinity_core.base.errors import DataError
 from trinity_core.config import AuxiliaryModelConfig, Config, ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
 from trinity_core.config.notices import notices
@@ -129,26 +128,9 @@ def test_part_of_the_output_is_for_evaluation(tmp_path: Path, tiny_folder: Path)
     assert alone.eval_tasksets[0].path == folder, "an evaluation of the run reads what the run read"
 
 
-def test_rows_are_ordered_and_cut(tmp_path: Path) -> None:
-    config = config_of(tmp_path, {"name": "t"}, priority_weights={"rank": 1.0}, top_k=3, operators=[])
-    assert [row["rank"] for row in rows(curated_tasks(config).folder)] == [49, 48, 47]
-
-
 def test_the_output_goes_where_it_is_wanted(tmp_path: Path) -> None:
     config = config_of(tmp_path, {"name": "t"}, output={"path": str(tmp_path / "chosen")})
     assert curated_tasks(config).folder.parent == tmp_path / "chosen"
-
-
-def test_rows_without_a_target_field_are_set_aside(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train.jsonl:1: the row has no column 'solution'"):
-        curated_tasks(config_of(tmp_path, {"name": "t"}, target_fields=["solution"]))
-
-
-def test_a_pipeline_that_nobody_reads_is_noticed(tmp_path: Path) -> None:
-    other = tmp_path / "data/train.jsonl"
-    config = config_of(tmp_path, {"path": str(other)}, num_process=8)
-    assert [notice.key for notice in config.notices] == ["data_processor.task_pipeline.num_process"]
-    assert with_curated_tasks(config) == config and not output_root(config).exists()
 
 
 PIPELINE = "data_processor.task_pipeline"
