@@ -144,13 +144,6 @@ def test_each_fault_is_named_by_its_check(check: str) -> None:
     assert all(diagnosis.evidence and diagnosis.cause and diagnosis.next_step for diagnosis in diagnoses)
 
 
-def test_a_filter_by_length_shows_where_lengths_hardly_differ() -> None:
-    lengths = {"response_length__mean": 18.0, "response_length__max": 19.0}
-    dropped = explored_with(response_length__mean=20.0, experiences__dropped__filter=9.0)
-    assert "short-answers" in found(healthy(trained=changed(TRAINED, **lengths), **dropped))
-    assert found(healthy(trained=changed(TRAINED, **lengths | {"response_length__max": 30.0}), **dropped)) == set()
-
-
 def test_changes_that_a_person_made_are_no_faults() -> None:
     """A resume with more steps begins another schedule; a solved task set has no higher score to reach."""
     restarted = {"totals": dict.fromkeys(range(1, 7), 6) | dict.fromkeys(range(7, 13), 12)}

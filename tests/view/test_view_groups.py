@@ -6,12 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from sqlalchemy import event, insert, text
 
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.store import ExperienceStore
-from trinity_core.view.app import GroupFilter, find_groups, group_row, groups_query
+from trinity_core.view.app import GroupFilter, find_groups, group_row
 
 
 def rows_of(group: str, rewards: list[float | None], version: int) -> list[Experience]:
@@ -84,29 +83,6 @@ def test_a_step_is_found_after_a_rewind(store) -> None:
         at = store.position(explorer).step
         store.put(explorer, at + 1, {}, rows_of(f"again {explorer}", [1.0], 1), 1)
         assert f"again {explorer}" in found(store, GroupFilter(step=at + 1))
-
-
-def test_a_page_of_a_large_store_takes_few_statements_and_no_sorting(tmp_path) -> None:
-    """200,000 groups: the database goes through them by primary key until a page is full."""
-    with ExperienceStore.open(f"sqlite:///{tmp_path}/s.db") as store:
-        store.put("explorer", 1, {}, rows_of("first", [1.0], 0), 0)
-        t = store._tables
-        with store._database.write() as connection:
-            row = {"explorer": "explorer", "size": 0, "newest": 0, "oldest": 0, "state": 4, "produced": 0, "tries": 1}
-            many = [row | {"id": i, "name": f"g{i}", "step": i // 100, "task": f"s/{i}"} for i in range(100, 200_000)]
-            connection.execute(insert(t.groups), many)
-        with store._database.read() as connection:
-            asked: list[str] = []
-            event.listen(connection, "before_cursor_execute", lambda *arguments: asked.append(arguments[2]))
-            page = find_groups(connection, t, GroupFilter(), limit=30)
-            assert [group["id"] for group in page.groups] == list(range(199_999, 199_969, -1))
-            page = find_groups(connection, t, GroupFilter(step=700), limit=30)
-            assert page.groups[0]["group"] == "g70099" and page.before == 70_070
-            assert len(asked) == 6
-            query = groups_query(t, GroupFilter(version=3, group="x", state="trained"), before=9)
-            statement = query.compile(connection, compile_kwargs={"literal_binds": True})
-            plan = " ".join(str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {statement}")))
-            assert "USING INTEGER PRIMARY KEY (rowid<?)" in plan and "TEMP B-TREE" not in plan
 
 
 def test_a_group_names_its_batches(store) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +18,11 @@ from fastapi.testclient import TestClient
 from raising import raising
 from viewing import NASTY, rollout
 
-from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.errors import DataError
 from trinity_core.base.gate import key_file, server_key
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.store import ExperienceStore
-from trinity_core.view.app import make_app, serve
+from trinity_core.view.app import make_app
 from trinity_core.view.viewed_run import viewed_runs
 
 ROWS = "[...document.querySelectorAll('#table tbody tr')]"
@@ -260,16 +259,6 @@ async def _addresses(page) -> None:
         "document.querySelector('#tip').innerText.includes('log-prob')", "what a token is stands beside it"
     )
     assert await page.value("document.querySelector('#loading').hidden")
-
-
-def test_an_unknown_run_is_not_taken_for_another(run_folder, serving, tmp_path) -> None:
-    async def look(address: str) -> None:
-        async with opened(f"{address}/#run=nosuch", tmp_path) as page:
-            await page.until("document.querySelector('#problem')?.innerText.includes('nosuch')")
-            assert await page.value("document.querySelector('#run').value") == ""
-
-    with serving(run_folder) as address:
-        asyncio.run(look(address))
 
 
 def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
