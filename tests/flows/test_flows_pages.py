@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from ports import free_port
 
-from flows.local.commands import Page, mlflow_page, port_is_free, serve_studio, start_page, status, up, wait_for_page
+from flows.local.commands import Page, mlflow_page, port_is_free, serve_studio, start_page, status, up
 from flows.local.server import Process, UpState, answers
 from trinity_core.base.addresses import LOOPBACK
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.files import write_json
 from trinity_core.base.gate import state_dir
 
 API = "http://127.0.0.1:1/api"
@@ -32,23 +31,13 @@ def test_a_port_that_is_used_is_said_and_nothing_is_started(tmp_path: Path) -> N
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_mlflow_opens_with_the_charts_of_the_newest_run(tmp_path: Path) -> None:
-    assert mlflow_page(tmp_path).home == "/#/experiments?workflowType=machine_learning", "there is no run yet"
-    for number, name in enumerate(("one", "two")):
-        note = tmp_path / "checkpoints/p" / name / "monitor/mlflow.json"
-        note.parent.mkdir(parents=True)
-        write_json(note, {"job_dir": str(note.parent.parent), "run_id": "r", "experiment_id": str(7 + number)})
-        os.utime(note, (number, number))
-    assert mlflow_page(tmp_path).home.startswith("/#/experiments/8/runs?compareRunsMode=CHART&")
-
-
 def test_a_used_port_of_prefect_is_said_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "prefect.yaml").touch()
     said: list[str] = []
     with socket.socket() as taken:
         taken.bind((LOOPBACK, 0))
         taken.listen()
-        with pytest.raises(TrinityError, match="--port N"):
+        with pytest.raises(TrinityError):
             up(tmp_path, taken.getsockname()[1], said.append)
     assert said == [] and [path.name for path in state_dir(tmp_path).iterdir()] == ["up.lock"]
 
@@ -63,23 +52,6 @@ def test_studio_needs_the_port_of_the_host_that_it_serves(tmp_path: Path, monkey
         with pytest.raises(TrinityError) as refused:
             serve_studio(tmp_path, tmp_path / "run.yaml", None, other, port)
     assert refused.value.key == "--port"
-
-
-def test_studio_begins_in_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect makes its own home, but no folder above it."""
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.delenv("PREFECT_HOME", raising=False)
-    monkeypatch.setattr("os.execve", lambda program, command, env: Path(env["PREFECT_HOME"]).iterdir())
-    serve_studio(tmp_path, tmp_path / "run.yaml", None, LOOPBACK, free_port())
-
-
-def test_a_page_that_ends_at_once_is_said(tmp_path: Path) -> None:
-    page = Page("studio", "Studio", free_port(), [sys.executable, "-c", "raise SystemExit('no such module')"])
-    said: list[str] = []
-    state = UpState(API, [])
-    assert start_page(tmp_path, page, state, said.append)
-    wait_for_page(tmp_path, page, state.processes[0], said.append)
-    assert "does not answer" in said[-1] and "studio.log" in said[-1]
 
 
 def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from flows.cli import first_try
 from flows.loaded import load
 from tasks.prefect_api import with_main_settings
 from trinity_core.config import ConfigError, load_config, source, stages
-from trinity_core.config.json_schema import json_schema
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
@@ -118,24 +117,6 @@ def test_a_name_of_digits_may_arrive_as_a_number(given: dict[str, int]) -> None:
     validate(parameters, parameter_schema(evaluate).model_dump_for_openapi(), raise_on_error=True)
     taken = evaluate.validate_parameters(parameters)
     assert {name: taken[name] for name in given} == {name: str(value) for name, value in given.items()}
-
-
-def test_main_settings_of_the_form_are_those_of_the_schema() -> None:
-    from prefect.utilities.callables import parameter_schema
-
-    from flows.rft import rft
-
-    shown = parameter_schema(rft).model_dump_for_openapi()["properties"]
-    editors = json_schema()["$defs"]
-    for name, section in (
-        ("lr", "OptimizerConfig"),
-        ("batch_size", "BufferConfig"),
-        ("repeat_times", "AlgorithmConfig"),
-    ):
-        setting = editors[section]["properties"][name]
-        assert shown[name].items() >= setting["anyOf"][0].items() and shown[name]["default"] is None
-        assert shown[name]["description"] == setting["description"].replace("`", "")
-    assert "grpo" in shown["algorithm_type"]["examples"]
 
 
 @pytest.mark.parametrize(("wrong", "value"), [("lr", 0), ("lr", "fast"), ("batch_size", 0), ("repeat_times", 1.5)])

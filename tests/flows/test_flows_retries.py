@@ -82,6 +82,6 @@ def test_what_needs_ray_is_tried_again(prefect_api: str, monkeypatch: pytest.Mon
     away = TransientFault("Ray did not start")
     assert flow(name="patient")(lambda: start(away, away))() == 3
     made = 0
-    with pytest.raises(TrinityError, match="too few GPUs"):
+    with pytest.raises(TrinityError):
         flow(name="impatient")(lambda: start(away, TrinityError("too few GPUs"), away))()
     assert made == 2

@@ -9,7 +9,6 @@ from uuid import UUID
 
 import pytest
 
-from flows.local.commands import studio_page
 from studio.prefect_runs import PrefectRuns
 from studio.runs import find_runs
 from tasks.prefect_api import api_client
@@ -80,14 +79,6 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
         refused = "Flow run encountered an exception: ConfigError: The configuration has 1 problem"
         client.set_flow_run_state(part.id, Failed(message=refused), force=True)
         assert {run.message for run in runs.recent() if run.id == str(part.id)} == {"The configuration has 1 problem"}
-
-
-def test_the_page_beside_prefect_has_a_port_and_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", "runs")
-    page = studio_page(tmp_path, 4321)
-    assert page.url == "http://127.0.0.1:4321" and page.home == "/runs"
-    assert [*page.notes] == [tmp_path / "runs/studio_page.json"]
-    assert page.command[1:] == ["-m", "studio", "--port", "4321"]
 
 
 def _scheduled(at: datetime) -> Any:

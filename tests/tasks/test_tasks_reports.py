@@ -18,9 +18,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from tasks import reports
 from tasks.frontend import PREFECT
 from tasks.reports import LiveReport, artifact_key
-from trinity_core.base.waits import poll
 from trinity_core.config import Config
-from trinity_core.exchange.tracking import progress
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, explorer_source
 
 pytestmark = pytest.mark.slow
@@ -88,19 +86,6 @@ def test_a_report_that_takes_long_holds_nobody_up(tmp_path: Path, monkeypatch: p
     assert lines == ["step 1: reward/mean 0.5"] * 2, "the last report waits for the one before"
 
 
-def test_all_reports_of_a_source_come_from_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is drawn in many threads keeps memory for each."""
-    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
-    drawn_in: list[threading.Thread] = []
-    monkeypatch.setattr(LiveReport, "show", lambda _, text, percent: drawn_in.append(threading.current_thread()))
-    monkeypatch.setattr(progress, "pause_after", lambda cost: 0.0)
-    report = LiveReport(config, "trainer")
-    for step in range(1, 6):
-        MetricsFile(config.job_dir, "trainer").write(step, {"reward/mean": 0.5})
-        assert any(report.report_if_due() or len(drawn_in) >= step for _ in poll(30))
-    assert len(drawn_in) == 5 and len({*drawn_in}) == 1
-
-
 def test_the_curve_is_redrawn_once_a_while_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Explorer and trainer draw the same one; each picture stays in Prefect's database for a while."""
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
@@ -116,31 +101,6 @@ def test_the_curve_is_redrawn_once_a_while_and_at_the_end(tmp_path: Path, monkey
     assert shown.count(artifact_key(config, "curve")) == 1 and shown.count(artifact_key(config, "summary")) == 10
     live[0].report(done=True)
     assert shown.count(artifact_key(config, "curve")) == 2
-
-
-@pytest.mark.parametrize("summary", [{"rows": 5}, {"step": 4}, {"step": 4, "score": 0.5}])
-def test_a_summary_names_no_step_or_score_that_it_lacks(
-    summary: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = mock.Mock()
-    monkeypatch.setattr(reports, "_show_page", shown)
-    reports.show_summary(Config(project="tests", name="run"), summary)
-    title = shown.call_args.args[1]
-    assert "None" not in title and ("step 4" in title, "score 0.5" in title) == ("step" in summary, "score" in summary)
-
-
-def test_a_summary_shows_results_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    put = mock.Mock()
-    monkeypatch.setattr(reports, "_put", put)
-    unshown = {"made_from": {"settings": {"seed": "6a4adbca"}}, "tracking": "mlflow ui", "tracking_uri": "sqlite://"}
-    stages = {"scores": {"before": 0.5, "sft": None}, "stage_seconds": {"before": 57.0}}
-    reports.show_summary(Config(project="tests", name="run"), {"step": 4, **stages, **unshown})
-    text = put.call_args.args[1]
-    cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.count("|") == 3]
-    rows = {name: value for _, name, value, _ in cells}
-    shown = {"step": "4", "scores": "base score 0.5", "stage_seconds": "base score 57"}
-    assert shown.items() <= rows.items()
-    assert not rows.keys() & unshown.keys()
 
 
 def test_an_evaluation_has_artifacts_of_its_own() -> None:
