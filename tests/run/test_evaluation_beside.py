@@ -9,10 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import psutil
 import pytest
@@ -23,10 +21,7 @@ from trinity_core.config.findings import ConfigError
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
-from trinity_core.exchange.tracking.writers import RunOutcome
 from trinity_core.hosting.placement import Machine, place
-from trinity_core.run.attempt import RunAttempt
-from trinity_core.run.evaluation_beside import EvaluationAttempt, stage_beside
 
 STEPS = 6
 
@@ -140,17 +135,6 @@ def test_a_run_that_is_killed_scores_what_is_missing(tmp_path: Path, tiny_folder
     assert Counter(line.step for line in evaluations(tmp_path, "beside")) == {0: 1, 2: 1, 4: 1, 6: 1}
 
 
-def test_the_next_stage_of_a_pipeline_gets_no_engine_of_low_priority(tmp_path: Path, tiny_folders: TinyFolders) -> None:
-    """The Ray of a pipeline, here a stand-in, keeps the engines of other stages."""
-    cluster = mock.MagicMock(shared=True)
-    stage = stage_beside(config_from_dict(settings(tmp_path, tiny_folders, True)))
-    for make, keeps in ((RunAttempt, True), (partial(EvaluationAttempt, run=mock.MagicMock()), False)):
-        attempt = make(stage, cluster)
-        attempt._engines = [mock.sentinel.engine]
-        attempt.close(RunOutcome.FINISHED)
-        assert (mock.sentinel.engine in cluster.kill.call_args[0][0]) is not keeps
-
-
 def wait_until(holds: Callable[[], bool], run: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 800
     while not holds():
@@ -179,13 +163,6 @@ def refused(values: dict[str, Any]) -> list[str]:
 def test_an_interval_between_checkpoints_is_refused(tmp_path: Path, tiny_folders: TinyFolders) -> None:
     values = settings(tmp_path, tiny_folders, True, trainer={"save_interval": 4})
     assert refused(values) == ["explorer.eval_beside_training"]
-
-
-def test_checkpoints_are_scored_beside_an_external_model(tmp_path: Path, tiny_folders: TinyFolders) -> None:
-    """Which `trinity evaluate` scores, under a name of its own."""
-    endpoint = {"base_url": "http://127.0.0.1:1/v1", "model_name": "other", "api_key_env": "NOT_SET"}
-    config = config_from_dict(settings(tmp_path, tiny_folders, True, explorer={"external_model": endpoint}))
-    assert stage_beside(config).config.job_dir == config.job_dir
 
 
 def test_the_evaluation_has_a_gpu_of_its_own(tmp_path: Path, tiny_folders: TinyFolders) -> None:

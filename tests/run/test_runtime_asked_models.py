@@ -131,7 +131,7 @@ def test_a_reward_models_actors_rate_and_their_loss_is_named(
             both = await asyncio.gather(engines.rate([TALK]), engines.rate([TALK]))
             for handle in handles:
                 ray.kill(handle)
-            with pytest.raises(TransientFault, match="the judge"):
+            with pytest.raises(TransientFault):
                 async with asyncio.timeout(60):
                     while True:  # `ray.kill` returns before the actor is dead
                         await engines.rate([TALK])

@@ -13,11 +13,10 @@ from rollout.fakes import FakeEngine
 
 from trinity_core.config import ConfigError, config_from_dict, stages
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.pipelines.named_parts import require_names
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.loop import explore
-from trinity_core.workflows import REWARD_FNS, WORKFLOWS, AgentWorkflow, SimpleWorkflow
+from trinity_core.workflows import REWARD_FNS, WORKFLOWS, AgentWorkflow
 
 TREE = {
     "model": {"model_path": "m", "max_model_len": 128},
@@ -195,31 +194,6 @@ def test_an_environments_tasks_take_no_reward_function(toy_games, load):
             load(*alone, f"{INPUT}.default_workflow_type=env_workflow", default)
 
 
-@pytest.mark.parametrize(
-    "workflow",
-    ["multi_turn_workflow", "toolcall_workflow", "math_boxed_workflow", "math_ruler_workflow", "command_workflow"],
-)
-def test_arguments_of_a_workflows_own_reward_are_checked(load, workflow):
-    """Whichever reward a task set without a name of one has: `fromat_weight` is nobody's."""
-    tasks = f"{INPUT}.tasksets.a"
-    overrides = [f"{tasks}.default_workflow_type={workflow}", f"{tasks}.reward_fn_args={{fromat_weight: 1}}"]
-    if workflow == "command_workflow":
-        overrides += [f"{tasks}.workflow_args={{command: go}}", "explorer.rollout_model.enable_openai_api=true"]
-    if workflow == "toolcall_workflow":
-        overrides.append("explorer.rollout_model.tool_call_parser=hermes")
-    if workflow == "math_ruler_workflow":
-        overrides.append("explorer.auxiliary_models=[{model_path: m, name: judge}]")
-    wrong = "reward_fn_args" if workflow == "command_workflow" else "reward_fn_args.fromat_weight"
-    with raising(ConfigError, key=f"{INPUT}.tasksets[0].{wrong}"):
-        load(*overrides)
-
-
-def test_stages_are_checked_each_and_told_once(load):
-    with pytest.raises(ConfigError) as caught:
-        load(f"{INPUT}.tasksets.b.default_reward_fn_type=x", "stages=[{stage_name: a}, {stage_name: b}]")
-    assert [problem.key for problem in caught.value.problems] == [f"{INPUT}.tasksets[1].default_reward_fn_type"]
-
-
 def test_plugins_load_before_names_are_checked(load, tmp_path, monkeypatch):
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "brought_names.py").write_text(
@@ -245,27 +219,6 @@ def test_plugins_load_before_names_are_checked(load, tmp_path, monkeypatch):
     assert stages(config) == [config]
 
 
-def test_a_dotted_path_is_trusted_until_it_is_used(load):
-    config = load(f"{INPUT}.tasksets.a.default_reward_fn_type=no.such.reward")
-    with raising(ConfigError, key=f"{INPUT}.tasksets[0].default_reward_fn_type"):
-        require_names(config)
-
-
-def test_text_becomes_the_number_that_a_reward_takes():
-    tree = TREE | {"buffer": {"explorer_input": {"taskset": {"path": "x", "reward_fn_args": {"format_weight": "0.2"}}}}}
-    config = require_names(config_from_dict(tree))
-    assert config.buffer.explorer_input.tasksets[0].reward_fn_args == {"format_weight": 0.2}
-
-
-def test_a_workflow_that_scores_by_itself_needs_no_reward(monkeypatch):
-    class Own(SimpleWorkflow):
-        async def run(self):
-            return []
-
-    monkeypatch.setitem(WORKFLOWS, "own", Own)
-    require_names(config_from_dict(TREE | {"buffer": TREE["buffer"] | {"default_workflow_type": "own"}}))
-
-
 def test_an_explorer_refuses_an_unknown_reward_name(tiny_folders, tmp_path):
     """One task set of two would have been left out of every step."""
     columns = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
@@ -283,18 +236,6 @@ def test_an_explorer_refuses_an_unknown_reward_name(tiny_folders, tmp_path):
     with raising(ConfigError, key=f"{INPUT}.tasksets[1].default_reward_fn_type"):
         asyncio.run(Explorer(config, [FakeEngine()]).run(explore))
     assert not (config.job_dir / "buffer").exists()
-
-
-def test_odd_annotations_are_accepted_and_defaults_kept(load, monkeypatch):
-    def short(*, prompt: "the question", response, truth, task, limit: float = None, strict: "bool" = True):  # noqa: F722, RUF013
-        return 1.0
-
-    monkeypatch.setitem(REWARD_FNS, "short", short)
-    monkeypatch.setitem(REWARD_FNS, "largest", max)
-    keys = [f"{INPUT}.tasksets.a.default_reward_fn_type", f"{INPUT}.tasksets.a.reward_fn_args"]
-    for name, args in (("short", "{limit: null, strict: false}"), ("largest", "{key: 1}")):
-        config = load(f"{keys[0]}={name}", f"{keys[1]}={args}")
-        assert config.buffer.explorer_input.tasksets[0].reward_fn_args == yaml.safe_load(args)
 
 
 ROLLOUTS = ("explorer.rollout_model.tool_call_parser=hermes", "explorer.rollout_model.enable_openai_api=true")
@@ -322,17 +263,6 @@ def test_arguments_without_effect_are_refused(load, taskset, key):
             "explorer.auxiliary_models=[{model_path: b}]",
             *ROLLOUTS,
         )
-
-
-def test_a_default_of_none_is_no_number(load, monkeypatch):
-    def limited(*, prompt, response, truth, task, limit: float = None):  # noqa: RUF013
-        return 1.0
-
-    monkeypatch.setitem(REWARD_FNS, "limited", limited)
-    keys = [f"{INPUT}.tasksets.a.default_reward_fn_type=limited", f"{INPUT}.tasksets.a.reward_fn_args.limit"]
-    assert load(keys[0], f"{keys[1]}=null").buffer.explorer_input.tasksets[0].reward_fn_args == {"limit": None}
-    with raising(ConfigError, key=f"{INPUT}.tasksets[0].reward_fn_args.limit"):
-        load(keys[0], f"{keys[1]}=high")
 
 
 def test_databases_on_a_network_file_system_are_refused(load, tmp_path, monkeypatch):

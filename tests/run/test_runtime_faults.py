@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trinity_core.base.errors import DataError, TransientFault, TrinityError
+from trinity_core.base.errors import DataError, TransientFault
 from trinity_core.hosting.faults import Stopped, get, is_transient, raise_most_telling
 
 DIED = (
@@ -60,14 +60,6 @@ def test_an_actor_that_died_is_named_with_its_log(within_another_call: bool, mon
     assert "End of file. Its log is trainer_0.log" in str(fault) and "Start the same run again" in str(fault)
 
 
-def test_a_loss_without_a_name_is_one_sentence_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.exceptions import NodeDiedError
-
-    fault = raised(NodeDiedError("The node 10.0.0.7 died."), monkeypatch)
-    assert isinstance(fault, TransientFault)
-    assert str(fault).startswith("Ray has lost a part of the run (NodeDiedError): The node 10.0.0.7 died. Start")
-
-
 def test_an_actor_that_could_not_begin_raises_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As any other call does; a defect keeps its traceback and is not tried again."""
     from ray.exceptions import ActorDiedError, RayTaskError
@@ -76,11 +68,3 @@ def test_an_actor_that_could_not_begin_raises_its_own_error(monkeypatch: pytest.
     assert raised(ActorDiedError(RayTaskError("__init__", "Traceback …", wrong)), monkeypatch) is wrong
     fault = raised(ActorDiedError(RayTaskError("__init__", "Traceback … KeyError", defect)), monkeypatch)
     assert isinstance(fault, RayTaskError) and fault.cause is defect and not is_transient(fault)
-
-
-def test_a_process_that_cannot_be_started_is_said_in_ray_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.exceptions import ActorUnschedulableError
-
-    fault = raised(ActorUnschedulableError("Failed to startup worker after retrying 5 times."), monkeypatch)
-    assert isinstance(fault, TrinityError) and not is_transient(fault)
-    assert str(fault) == "Ray cannot start a process of the run. Failed to startup worker after retrying 5 times."

@@ -10,10 +10,9 @@ import pytest
 from raising import raising
 from run.lock_holders import other_process
 
-from flows.quickstart import claim
-from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.base.errors import TrinityError
 from trinity_core.base.layout import JobLayout
-from trinity_core.base.runlock import held, is_held
+from trinity_core.base.runlock import held
 from trinity_core.config import Config, load_config, stages
 from trinity_core.exchange.checkpoints.commit import write_manifest
 from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_start
@@ -98,16 +97,6 @@ def test_a_finished_pipeline_is_not_run_again(
     assert summary["hf_dir"] == rft["hf_dir"] != sft["hf_dir"]
 
 
-def test_the_seconds_of_a_pipeline_include_its_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_start = "explorer.eval_on_startup=false"
-    config = pipeline_of(tmp_path, at_start)
-    sft, rft = run_all(tmp_path, at_start)
-    write_summary(stages(config)[-1], rft | {"name": "rft", "score": None})
-    monkeypatch.setattr(driver, "run_request", lambda *_: {"score": 0.9, "scores": {"step 3": 0.9}, "seconds": 5.0})
-    summary = driver.run_pipeline(config)
-    assert summary["score"] == 0.9 and summary["seconds"] == sft["seconds"] + rft["seconds"] + 5.0
-
-
 def test_no_stage_trains_once_the_pipelines_budget_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage before is the result, and the last one is not scored in its place."""
     at_start = "explorer.eval_on_startup=false"
@@ -187,16 +176,6 @@ def test_a_second_start_of_a_pipeline_changes_nothing(tmp_path: Path) -> None:
         other.communicate()
 
 
-def test_a_pipeline_that_is_in_progress_in_another_thread_is_refused(tmp_path: Path) -> None:
-    """And ends no lock of that one: other processes are refused too."""
-    with held(tmp_path, "pipeline"):
-        for _ in range(2):
-            with raising(TrinityError, key=""), held(tmp_path, "pipeline"):
-                pass
-        assert is_held(tmp_path, "pipeline")
-    assert not is_held(tmp_path, "pipeline")
-
-
 @pytest.mark.parametrize("first", ["continue_from_checkpoint=true", "continue_from_checkpoint=false"])
 def test_a_pipeline_that_begins_anew_beside_another_has_a_record_of_its_own(
     first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -259,13 +238,6 @@ def test_a_retry_of_a_pipeline_begun_anew_knows_what_is_done(tmp_path: Path, mon
     assert [Path(summary["hf_dir"]).parents[2] for summary in summaries] == [Path(folder) for folder in folders]
 
 
-def test_a_folder_holds_the_quick_start_of_one_seed(tmp_path: Path) -> None:
-    claim(tmp_path / "runs", 42)
-    claim(tmp_path / "runs", 42)
-    with pytest.raises(TrinityError, match=r"of seed 42\. Give seed 7 its own folder"):
-        claim(tmp_path / "runs", 7)
-
-
 def test_changed_data_plugins_and_sync_of_a_finished_stage_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -295,20 +267,6 @@ def test_changed_data_plugins_and_sync_of_a_finished_stage_are_named(
     assert "seed" in caplog.text
 
 
-@pytest.mark.parametrize("absolute_first", [True, False])
-def test_a_stage_is_done_however_its_paths_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, absolute_first: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "train.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
-    spellings = [f"buffer.explorer_input.taskset.path={path}" for path in (tmp_path / "rows", "rows")]
-    before, now = spellings if absolute_first else reversed(spellings)
-    summaries = run_all(tmp_path, before)
-    assert finished(loaded(tmp_path, now)) == summaries
-    assert [record for record in caplog.records if record.name == driver.log.name] == []
-
-
 def test_a_stage_of_other_settings_names_their_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_all(tmp_path)
     assert finished(loaded(tmp_path, "model.max_prompt_tokens=99", "buffer.batch_size=3")) == [None, None]
@@ -316,14 +274,6 @@ def test_a_stage_of_other_settings_names_their_keys(tmp_path: Path, caplog: pyte
     assert isinstance(record.args, tuple)
     assert {"model.max_prompt_tokens", "buffer.batch_size"} <= set(str(record.args[1]).split(", "))
     assert "buffer.explorer_input" not in str(record.args[1]).split(", ")
-
-
-def test_what_a_run_is_made_from_ignores_how_a_number_is_written() -> None:
-    whole, other, half = (
-        Config().with_values({"algorithm.entropy_loss_fn_args": {"entropy_coef": coefficient}})
-        for coefficient in (1, 1.0, 1.5)
-    )
-    assert made_from(whole) == made_from(other) != made_from(half)
 
 
 def test_settings_with_defaults_are_not_compared() -> None:
@@ -378,20 +328,6 @@ def test_plugins_in_folders_within_the_plugin_folder_count(tmp_path: Path) -> No
     assert None not in before and before[0] != after[0] and before[1] != after[1]
 
 
-def test_a_ray_that_does_not_start_early_is_left_to_the_flow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The flow has retries; what is done before it has none."""
-
-    def fail(*_: object) -> None:
-        raise TransientFault("Ray did not start")
-
-    monkeypatch.setattr(driver, "open_cluster", fail)
-    with early_cluster(loaded(tmp_path, "cluster.gpu_per_node=0")[0]):
-        pass
-    assert "tried again: Ray did not start" in caplog.text
-
-
 @pytest.mark.parametrize(("key", "path"), [("", None), ("stages.rft.", "adapter")])
 def test_an_adapter_to_start_from_is_applied_once(key: str, path: str | None, tmp_path: Path) -> None:
     """Unless a later stage names one itself: what the stage before hands on has the first one merged."""
@@ -399,13 +335,6 @@ def test_an_adapter_to_start_from_is_applied_once(key: str, path: str | None, tm
     assert both[0].model.lora is None or both[0].model.lora.path == "adapter"
     later = start_from(both[1], "sft/model").model.lora
     assert later is not None and (later.path, later.lora_rank) == (path, 8)
-
-
-def test_a_run_without_stages_keeps_the_adapter_that_it_names(tmp_path: Path) -> None:
-    """Where only its model is another, as by a flow's parameter `model_path`."""
-    one = loaded(tmp_path, "model.lora_configs=[{path: adapter, lora_rank: 8}]", "stages=[]")[0]
-    model = start_from(one, "other/model").model
-    assert model.lora is not None and (model.model_path, model.lora.path) == ("other/model", "adapter")
 
 
 @pytest.mark.parametrize(("critic", "starts_from"), [(None, "sft/model"), ("value-model", "value-model")])

@@ -25,18 +25,16 @@ from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.checkpoints.beginning import STATE
-from trinity_core.exchange.checkpoints.commit import begin, commit, write_manifest
-from trinity_core.exchange.store.run_store import identify, open_run_store
+from trinity_core.exchange.checkpoints.commit import begin, commit
+from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.sync.versions import open_versions, run_versions
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, read_metrics
 from trinity_core.exchange.tracking.run_record import read_record, record_path
-from trinity_core.hosting.cluster import placement_of
 from trinity_core.hosting.placement import Machine, place
 from trinity_core.run.attempt import Frontend
 from trinity_core.run.driver import resolve, run_request
 from trinity_core.run.stage import Stage, StageRequest, choose_stage, lock_names, resume, resume_step, unlock_run
-from trinity_core.run.tracking_thread import _run_info
 
 PARTS = {"explore", "train"}
 
@@ -85,7 +83,7 @@ def test_explorer_and_trainer_of_a_run_can_be_separate_flows(config: Config) -> 
     other = other_process(config, "training")
     try:
         assert resume_step(config, {"explore"}) == 0
-        with pytest.raises(TrinityError, match="already in progress"):
+        with pytest.raises(TrinityError):
             resume_step(config, {"train"})
     finally:
         other.kill()
@@ -159,28 +157,6 @@ def test_a_restarted_explorer_is_expected_before_it_loads(config: Config, parts:
         assert store.exhausted()
         resume_step(config, parts)
         assert not store.exhausted() and store.lease(1, 2, 0) is None
-
-
-def test_a_run_without_prefect_logs_its_warnings(
-    tmp_path: Path, tiny_folders: TinyFolders, caplog: pytest.LogCaptureFixture
-) -> None:
-    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
-    tree = {
-        "mode": "bench",
-        "checkpoint_root_dir": str(tmp_path),
-        "model": {"model_path": str(tiny_folders.model), "max_model_len": 8},
-        "cluster": {"gpu_per_node": 0},
-        "monitor": {"detailed_stats": True},
-        "buffer": {"explorer_input": {"taskset": taskset, "eval_tasksets": [taskset]}},
-    }
-    stage = resolve(StageRequest(config_from_dict(tree)))
-    assert stage.warnings and all(warning in caplog.text for warning in stage.warnings)
-
-
-def test_an_unwritable_checkpoint_root_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(TrinityError, match=r"checkpoint_root_dir: .* cannot be written: .*file"):
-        hold(tmp_path / "file/project/run", TRAINER_PROCESS)
 
 
 def save_of_another_model(config: Config) -> None:
@@ -283,28 +259,6 @@ def test_a_new_run_has_no_weights_before_its_trainer(tmp_path: Path, tiny_folder
     assert versions.versions() == ([0] if trains else [])
 
 
-def test_fewer_steps_than_the_checkpoint_has_are_said(tmp_path: Path, tiny_folders: TinyFolders) -> None:
-    rows = {"storage_type": "file", "path": str(tiny_folders.data), "format": {"prompt_type": "plaintext"}}
-    tree = {
-        "mode": "train",
-        "checkpoint_root_dir": str(tmp_path),
-        "algorithm": {"algorithm_type": "sft"},
-        "model": {"model_path": str(tiny_folders.model), "max_model_len": 32},
-        "cluster": {"gpu_per_node": 0},
-        "buffer": {"train_batch_size": 2, "trainer_input": {"experience_buffer": rows}},
-    }
-    for steps, warnings in ((5, 0), (4, 0), (3, 1)):
-        config = config_from_dict(tree, [f"buffer.total_steps={steps}"])
-        step_dir = config.job_dir / "global_step_4/actor"
-        step_dir.mkdir(parents=True, exist_ok=True)
-        (step_dir / "weights").write_text("whole")
-        write_manifest(step_dir.parent, 4)
-        stage = resume(Stage(config, placement_of(config), "sft"))
-        release(config.job_dir, "training")
-        assert stage.resumed_step == 4
-        assert len([text for text in stage.warnings if "total_steps" in text]) == warnings
-
-
 def grpo_tree(root: Path, folders: TinyFolders, gpus: int | None, method: str, style: str) -> dict[str, Any]:
     taskset = {"path": str(folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
     return {
@@ -342,19 +296,6 @@ def test_a_run_keeps_the_sync_style_that_validation_tells(
     assert not [text for text in evaluation.warnings if "without effect" in text], "they are the training's"
 
 
-@pytest.mark.parametrize("stages", [{}, {"stages": [{"stage_name": "first"}]}])
-def test_only_a_pipeline_evaluates_its_base_by_the_engines_of_the_training(
-    stages: dict[str, Any], tmp_path: Path, tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An evaluation of its own has all cores."""
-    monkeypatch.setattr("trinity_core.hosting.cluster.machine", lambda gpus: Machine(16, 0))
-    config = config_from_dict(grpo_tree(tmp_path, tiny_folders, 0, "memory", "explorer_driven") | stages)
-    name = "first" if stages else ""
-    training = choose_stage(StageRequest(config, "rft", name)).placement.engine_threads
-    evaluation = choose_stage(StageRequest(config, "evaluate", name, which="base")).placement.engine_threads
-    assert training < 16 and evaluation == (training if stages else 16)
-
-
 @pytest.mark.parametrize("running", [False, True])
 def test_a_stage_run_alone_leaves_the_record_of_a_running_pipeline(
     running: bool, tmp_path: Path, tiny_folders: TinyFolders
@@ -370,20 +311,3 @@ def test_a_stage_run_alone_leaves_the_record_of_a_running_pipeline(
         alone = choose_stage(StageRequest(config, "rft", "first")).config
     assert alone.name != own.name
     assert read_json(JobLayout(config.job_dir).stages) == {"first": own.name if running else alone.name}
-
-
-def test_an_evaluation_of_a_copied_folder_is_tracked_as_the_copys(config: Config) -> None:
-    """Before the copy has trained, and though it may not train: the store of both is the same."""
-    url = f"sqlite:///{config.checkpoint_root_dir}/shared.db"
-    original = config.with_values({"mode": "bench", "buffer.trainer_input.experience_buffer.path": url})
-    identity = identify(original).id
-    copy = original.with_values({"name": "copy"})
-    shutil.copytree(original.job_dir, copy.job_dir)
-
-    def tracked_as(evaluated: Config) -> str:
-        return _run_info(resume(Stage(evaluated, placement_of(evaluated), "evaluate"))).identity
-
-    assert tracked_as(original) == identity and tracked_as(copy) not in ("", identity)
-    own_store = copy.with_values({"buffer.trainer_input.experience_buffer.path": None})
-    evaluated = tracked_as(own_store)
-    assert identify(own_store).id == evaluated == tracked_as(own_store), "once it trains"

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from raising import raising
 
-from trinity_core.base import files
-from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import write_json
 from trinity_core.config import Config, config_from_dict
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
@@ -61,20 +56,6 @@ def test_each_explorer_of_a_run_has_a_summary(config: Config) -> None:
     assert names == ["summary.json", "summary_explorer.json", "summary_explorer_new.json"]
 
 
-def test_a_full_disk_leaves_the_summary_as_it_was(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_summary(config) is None
-    write_summary(config, {"step": 3, "folder": Path("a")})
-
-    def full_disk(handle: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full_disk)
-    monkeypatch.setattr(files, "ROOM_SECONDS", 0.0)
-    with raising(TrinityError, key=str(summary_path(config))):
-        write_summary(config, {"step": 4})
-    assert read_summary(config) == {"step": 3, "folder": "a"}
-
-
 @pytest.mark.parametrize(("mode", "seconds"), [("both", 65.0), ("explore", 5.0)])
 def test_the_seconds_of_a_training_are_those_of_all_its_attempts(config: Config, mode: str, seconds: float) -> None:
     """The record beside a part that only explores may be its trainer's."""
@@ -106,17 +87,6 @@ def test_a_run_ends_well_although_the_doctor_cannot_read_its_records(
     sampled.write_text('{"prompt": "2 + ')
     assert publish(attempt_at(config, time.monotonic()), {}, PLAIN)["findings"] == []
     assert "the doctor could not examine the run at end: JSONDecodeError" in caplog.text
-
-
-def test_the_text_says_why_each_part_has_ended() -> None:
-    explore = {"step": 12, "total_steps": 60, "ended": "the trainer has finished all its 9 steps", "untrained_rows": 96}
-    explore["dropped_experiences"] = {"reward_filter": 8}
-    folders = dict.fromkeys(("checkpoint_dir", "hf_dir", "tracking"))
-    summary = {"project": "p", "name": "n", "step": 9, "scores": {}, "results": {"explore": explore}, **folders}
-    assert summary_text(summary).splitlines()[-2:] == [
-        "explore    step 12 of 60, the trainer has finished all its 9 steps, 96 untrained rows left",
-        "           8 experiences dropped by reward_filter",
-    ]
 
 
 def test_a_bench_summary_holds_the_evaluation_of_each_set(config: Config) -> None:

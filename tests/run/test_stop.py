@@ -14,7 +14,6 @@ from trinity_core.config import Config
 from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
 from trinity_core.exchange.tracking.run_record import read_record, record_path, record_start
-from trinity_core.run.preflight.stage_plan import _price
 from trinity_core.run.stop import StopRules, spent_by_stages
 
 
@@ -91,20 +90,6 @@ def test_budgets_count_all_attempts(tmp_path: Path, rule: str, budget: float, sp
         write_json(record, {"state": "running", "began": began, "earlier": hours * 3600})
         assert stop.has_enough() is ends
     assert rule in stop.reason
-
-
-def test_without_a_rule_nothing_ends(tmp_path: Path) -> None:
-    stop = rules(tmp_path)
-    evaluate(stop._config.job_dir, 1, 1.0)
-    assert not stop.has_enough()
-
-
-def test_the_plan_shows_the_price(tmp_path: Path) -> None:
-    from types import SimpleNamespace
-
-    pace = SimpleNamespace(whole=lambda steps: steps * 36.0)
-    assert _price(SimpleNamespace(pace=pace, total_steps=200), 3.5).startswith("7.00")  # type: ignore[arg-type]
-    assert _price(SimpleNamespace(pace=None, total_steps=200), 3.5).startswith("3.5 ")  # type: ignore[arg-type]
 
 
 def test_judge_calls_of_steps_and_evaluations(tmp_path: Path) -> None:
