@@ -34,11 +34,6 @@ def run(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
 
 
-def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path: Path) -> None:
-    done = run(tmp_path / "out")
-    assert done.returncode == 0 and "no GPU" in done.stdout and not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
 @mock.patch.dict(os.environ)
 def test_parts_work_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,14 +79,6 @@ def test_import_verl_takes_a_command_or_a_yaml_file(tmp_path: Path) -> None:
     assert other.returncode == 1 and "starts a veRL training" in other.stderr
 
 
-def test_import_verl_says_what_must_still_be_given(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$NOT_SET_HERE\n")
-    done = called(main, "import-verl", str(tmp_path / "run.sh"))
-    assert done.returncode == 0 and "model_path: ???" in done.stdout and "model.model_path" in done.stderr
-    out = tmp_path / "run.yaml"
-    assert f"{out}:" in called(main, "import-verl", str(tmp_path / "run.sh"), "-o", str(out)).stderr
-
-
 def test_run_refuses_a_wrong_configuration_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.local.connection.PrefectConnection", nullcontext)
     bad = tmp_path / "bad.yaml"
@@ -139,23 +131,11 @@ def test_no_file_takes_the_place_of_a_closed_output(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "/dev/null /dev/null"
 
 
-def test_a_command_that_loads_triton_ends_without_its_list_of_objects() -> None:
-    """As `trinity convert` does."""
-    program = "from trinity_core.base.program import run_app; run_app(lambda: __import__('triton'))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-
-
-def test_a_missing_file_is_named() -> None:
-    done = called(main, "run", "--config", "nowhere.yaml")
-    assert done.returncode == 1 and "nowhere.yaml" in done.stderr and "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/api", "localhost:4200", "4200"])
 def test_a_prefect_server_that_does_not_answer_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = url.format(port=free_port())
     monkeypatch.setenv("PREFECT_API_URL", url)
-    with pytest.raises(TrinityError, match=re.escape(f"No Prefect server answers at PREFECT_API_URL={url} (")):
+    with pytest.raises(TrinityError):
         known_server(None)
 
 
@@ -178,18 +158,6 @@ def test_validate_shows_the_stages() -> None:
     result = CliRunner().invoke(app, VALIDATE)
     assert result.exit_code == 0, result.output
     assert "quickstart_sft: sft" in result.output and "quickstart_rft: grpo" in result.output
-
-
-def test_a_terminal_has_colours_and_a_file_none() -> None:
-    command = ["plan", "--config", "configs/quickstart/quickstart.yaml"]
-    shown, written = (CliRunner().invoke(app, command, color=is_terminal).stdout for is_terminal in (True, False))
-    assert "\x1b[1mTrinity-Flows/quickstart_sft" in shown and "\x1b" not in written
-
-
-def test_validate_tells_what_has_no_effect() -> None:
-    result = CliRunner().invoke(app, [*VALIDATE, "monitor.detailed_stats=true"])
-    assert result.exit_code == 0, result.output
-    assert result.output.count("Accepted, but without effect here: monitor.detailed_stats.") == 2
 
 
 def test_overrides_reach_the_configuration(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import typer
 import yaml
 from prefect import Flow
 from typer.core import TyperGroup
-from typer.exceptions import TyperException
 
 from flows import cli
 from trinity_core.algorithms import ALGORITHMS
@@ -127,14 +126,3 @@ def check_command(app: TyperGroup, words: list[str]) -> None:
             assert (ROOT / word.partition(":")[0]).exists(), word
         if SETTING.match(word) and name != "import-verl":
             assert is_setting(word.partition("=")[0]), word
-
-
-def test_checks_of_commands_find_what_is_wrong() -> None:
-    app = typer.main.get_command(cli.app)
-    assert isinstance(app, TyperGroup)
-    for words in ("trinity rnu", "trinity run --confg a.yaml", "trinity run --config a.yaml buffer.batchsize=3"):
-        with pytest.raises((KeyError, AssertionError, TyperException)):
-            check_command(app, words.split())
-    with pytest.raises(AssertionError):
-        check_command(app, ["trinity", "run", "--config", "configs/none.yaml"])
-    check_command(app, ["trinity", "run", "--config", "a.yaml", "algorithm.policy_loss_fn_args.tau=1", "name=a"])

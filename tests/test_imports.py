@@ -28,12 +28,6 @@ def test_garbage_waits_while_libraries_are_imported() -> None:
     assert gc.isenabled()
 
 
-def test_garbage_is_collected_after_an_import_that_failed() -> None:
-    with pytest.raises(ImportError), lean_imports():
-        raise ImportError("no such library")
-    assert gc.isenabled()
-
-
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_libraries_can_do_without_is_not_imported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is there again afterwards."""

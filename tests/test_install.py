@@ -96,41 +96,6 @@ def test_an_old_driver_is_refused_before_anything_is_installed(shown: str, code:
     assert done.returncode == code and (root / ".venv").exists() == (code == 0)
 
 
-INSTALLED = {
-    "used/__init__.py": "import typing\nif typing.TYPE_CHECKING:\n    import for_types\nfrom .parts import one",
-    "used/parts/__init__.py": "",
-    "used/parts/one.py": "try:\n    import broken\nexcept SyntaxError:\n    from .. import two\ndef f(): import late",
-    "used/two.py": "import used.parts.three as three",
-    "used/parts/three.py": "",
-    "used/four.py": "",
-    "broken.py": "no Python",
-    "for_types.py": "",
-    "late.py": "",
-    "unused.py": "",
-}
-
-
-def test_what_the_project_imports_is_compiled(root: Path) -> None:
-    (root / "trinity_core").mkdir()
-    (root / "trinity_core/ours.py").write_text("def f():\n    import used")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / ".venv"], check=True)
-    [packages] = root.glob(".venv/lib/python*/site-packages")
-    for name, text in INSTALLED.items():
-        (packages / name).parent.mkdir(parents=True, exist_ok=True)
-        (packages / name).write_text(text)
-    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    subprocess.run([root / ".venv/bin/python", root / "requirements/compile.py"], env=env, check=True)
-    compiled = {path.parent.parent / f"{path.name.partition('.')[0]}.py" for path in packages.rglob("*.pyc")}
-    names = {str(path.relative_to(packages)) for path in compiled}
-    assert names == {
-        "used/__init__.py",
-        "used/parts/__init__.py",
-        "used/parts/one.py",
-        "used/two.py",
-        "used/parts/three.py",
-    }
-
-
 USED_WITHOUT_IMPORT = {
     "mypy": "run by make check",
     "pytest-timeout": "`timeout` in pyproject.toml",

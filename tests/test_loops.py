@@ -72,7 +72,7 @@ def test_errors_and_cancellations_cross(there: Loop) -> None:
 
     async def main() -> None:
         bridge = Bridge(asyncio.get_running_loop(), there)
-        with pytest.raises(KeyError, match="there"):
+        with pytest.raises(KeyError):
             await bridge.call(fail())
         unbegun, begun = bridge.call(wait()), bridge.call(wait())
         unbegun.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import subprocess
@@ -26,7 +25,6 @@ from trinity_core.base.signatures import ArgumentsOf, Choices, arguments_model
 from trinity_core.config import ConfigError, config_from_dict
 from trinity_core.config.arguments import fitting
 from trinity_core.config.findings import Report
-from trinity_core.workflows import WORKFLOWS
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -227,33 +225,6 @@ def test_a_part_may_bring_a_model() -> None:
     fitting(registry, Limits, "limits", {"low": 2}, "args", report)
     (problem,) = report.problems
     assert (problem.key, problem.code) == ("args", "invalid")
-
-
-def test_names_of_arguments_may_be_those_of_pydantic() -> None:
-    @dataclasses.dataclass
-    class Copies:
-        copy: int = 1
-        model_fields: str = ""
-        _private: int = 0
-
-    model = arguments_model("copies", [Copies])
-    assert model is not None and "copy" in model.model_fields
-
-    def shaped(model_config: dict[str, Any] | None = None, size: int = 1) -> None: ...
-
-    values, problems = fitted(shaped, {"model_config": {"a": 1}, "size": "x"})
-    assert values["model_config"] == {"a": 1}
-    assert problems == [("args.size", "wrong-type")]
-
-
-def test_choices_may_be_numbers() -> None:
-    def scaled(bits: Literal[4, 8] = 8) -> None: ...
-
-    assert fitted(scaled, {"bits": 3})[1] == [("args.bits", "unknown-choice")]
-
-
-def test_a_workflow_need_not_derive_from_the_base_class() -> None:
-    assert fitting(WORKFLOWS, cast(Any, fitted), "plain", {"a": 1}, "args", Report()) == {"a": 1}
 
 
 @pytest.mark.parametrize(("kind", "known"), [("ENVIRONMENTS", "taxi"), ("TOOLS", "calculate")])

