@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,22 +91,6 @@ def test_verdicts_are_rewards(config) -> None:
     written = judged_rows(shown, [TaskVerdict(["no verdict"] * 3), TaskVerdict(["keep", "no verdict"], " 4 ")], encoder)
     assert [(row.info["response"], row.reward) for row in written] == [("5 cups.", 1.0), ("6 cups.", 0.0), ("4", 2.0)]
     assert encoder.tokenizer.decode(written[-1].tokens[written[-1].prompt_length :]) == "4<|im_end|>"
-
-
-def test_kept_answers_without_a_verifiers_verdict_are_learned_whole(config) -> None:
-    """Their loss mask is empty, since no verifier could judge them."""
-    [shown, _] = shown_tasks(config.buffer.trainer_input.experience_buffer)
-    masked = [
-        replace(one, reward=None, action_mask=np.zeros_like(one.action_mask), versions=np.zeros(one.response_length))
-        for one in shown.answers
-    ]
-    unscored = replace(shown, answers=masked)
-    keep_verdicts(config, [unscored], [TaskVerdict(["keep", "drop", "no verdict"])])
-    buffer = with_verdicts(config).buffer.trainer_input.experience_buffer
-    for kind, rows in (("demonstrations", [[0]]), ("preferences", [[0, 1]])):
-        learned = read_answers(buffer, policy_encoder(config.model), kind).rows
-        sizes = [[int(experience.answer.sum()) for experience in row] for row in learned]
-        assert sizes == [[masked[place].response_length for place in row] for row in rows]
 
 
 def test_verdicts_are_what_is_learned_from(config) -> None:

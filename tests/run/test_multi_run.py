@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ from store.store_helpers import make_rows
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.exchange.store.run_store import open_run_store
-from trinity_core.hosting.faults import CANCEL_TOKEN, CancelToken, Stopped
+from trinity_core.hosting.faults import CancelToken
 from trinity_core.hosting.placement import Machine
 from trinity_core.run import parts
 from trinity_core.run.attempt import Frontend
@@ -110,17 +109,3 @@ def test_an_explorer_works_again_if_its_trainer_goes_back(
 
     assert parts.run_parts(names, ["cluster.gpu_per_node=0"], Played()).keys() == {"trainer", "explorer"}
     assert ran.count("explore") == 2 and ran.count("train") == 1
-
-
-def test_runs_of_one_context_end_together() -> None:
-    end = CancelToken()
-
-    def opened_within() -> CancelToken | None:
-        CANCEL_TOKEN.set(end)
-        return CANCEL_TOKEN.get()
-
-    assert contextvars.copy_context().run(opened_within) is end and CANCEL_TOKEN.get() is None
-    end.raise_if_cancelled()
-    end.stop()
-    with pytest.raises(Stopped):
-        end.raise_if_cancelled()

@@ -1,6 +1,5 @@
 """What a configuration names is looked up before anything starts, and again where it is used."""
 
-import asyncio
 import re
 import sys
 from types import SimpleNamespace
@@ -9,13 +8,10 @@ import psutil
 import pytest
 import yaml
 from raising import raising
-from rollout.fakes import FakeEngine
 
-from trinity_core.config import ConfigError, config_from_dict, stages
+from trinity_core.config import ConfigError, stages
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.rollout.explorer import Explorer
 from trinity_core.run.configuration import load_checked
-from trinity_core.run.loop import explore
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, AgentWorkflow
 
 TREE = {
@@ -217,25 +213,6 @@ def test_plugins_load_before_names_are_checked(load, tmp_path, monkeypatch):
         sys.modules.pop("brought_names", None)
     assert config.buffer.explorer_input.tasksets[0].reward_fn_args == {"limit": 4, "other": 1}
     assert stages(config) == [config]
-
-
-def test_an_explorer_refuses_an_unknown_reward_name(tiny_folders, tmp_path):
-    """One task set of two would have been left out of every step."""
-    columns = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
-    tasksets = [{"name": "a", **columns}, {"name": "b", "default_reward_fn_type": "math_rewrad", **columns}]
-    config = config_from_dict(
-        {
-            "mode": "explore",
-            "checkpoint_root_dir": str(tmp_path),
-            "model": {"model_path": str(tiny_folders.model), "max_model_len": 128, "max_response_tokens": 24},
-            "algorithm": {"algorithm_type": "grpo"},
-            "buffer": {"explorer_input": {"tasksets": tasksets}},
-            "synchronizer": {"sync_method": "checkpoint"},
-        }
-    )
-    with raising(ConfigError, key=f"{INPUT}.tasksets[1].default_reward_fn_type"):
-        asyncio.run(Explorer(config, [FakeEngine()]).run(explore))
-    assert not (config.job_dir / "buffer").exists()
 
 
 ROLLOUTS = ("explorer.rollout_model.tool_call_parser=hermes", "explorer.rollout_model.enable_openai_api=true")

@@ -267,15 +267,6 @@ def test_changed_data_plugins_and_sync_of_a_finished_stage_are_named(
     assert "seed" in caplog.text
 
 
-def test_a_stage_of_other_settings_names_their_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run_all(tmp_path)
-    assert finished(loaded(tmp_path, "model.max_prompt_tokens=99", "buffer.batch_size=3")) == [None, None]
-    [record] = [record for record in caplog.records if record.name == driver.log.name]
-    assert isinstance(record.args, tuple)
-    assert {"model.max_prompt_tokens", "buffer.batch_size"} <= set(str(record.args[1]).split(", "))
-    assert "buffer.explorer_input" not in str(record.args[1]).split(", ")
-
-
 def test_settings_with_defaults_are_not_compared() -> None:
     """A setting that an update adds, or whose default it changes, leaves a stage done."""
     config = Config().with_values({"explorer.runner_per_model": 3, "model.temperature": 0.5})

@@ -89,13 +89,6 @@ def test_postgresql_writers_take_turns(postgresql_url):
         assert len(batch) == len(set(batch)) == 3 * STEPS * 4
 
 
-def test_postgresql_url_without_a_database_name(postgresql_url, monkeypatch):
-    """The name is then taken from the environment, or is the user's."""
-    monkeypatch.setenv("PGDATABASE", "postgres")
-    with ExperienceStore.open(postgresql_url.replace("/postgres?", "?"), "/jobs/nameless") as store:
-        assert store.put("e", 1, {}, make_rows(2), 0)
-
-
 @pytest.mark.parametrize("url", ["nonsense://", "sqlite://", "sqlite:///:memory:"])
 def test_unusable_urls_are_refused(url):
     with pytest.raises(TrinityError):

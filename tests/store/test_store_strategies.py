@@ -8,7 +8,6 @@ from store_helpers import ids, make_rows
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.data.experience import Experience
-from trinity_core.data.lengths import split_rows
 from trinity_core.exchange.store import leasing
 from trinity_core.exchange.store.expert import ExpertData
 from trinity_core.exchange.store.strategies import (
@@ -131,14 +130,6 @@ def test_make_strategy():
     for name, args in [("fofo", {}), ("priority", {"dekay": 1}), ("mix", {"expert_data_ratio": 1.0})]:
         with pytest.raises(TrinityError):
             make_strategy(name, args)
-
-
-def test_split_rows():
-    assert split_rows(10, 0.25) == (8, 2)
-    assert split_rows(10, 0.0) == (10, 0)
-    assert split_rows(2, 0.99) == (1, 1)
-    assert split_rows(4, 0.1) == (3, 1), "experts that are asked for come"
-    assert split_rows(1, 0.5) == (1, 0)
 
 
 def expert(length=5, seed=None, per_row=1):

@@ -22,7 +22,6 @@ from trinity_core.exchange.tracking.metrics_file import (
     MetricsFile,
     MetricsReader,
     Tail,
-    explorer_source,
     metrics_path,
     read_metrics,
     rewind,
@@ -171,13 +170,6 @@ def test_another_tracking_system_gets_all_lines(tmp_path: Path) -> None:
     assert first.read()[0] == [] and [line.step for line in second.read()[0]] == [1, 2]
     second.advance(second.read()[1])
     assert first.read()[0] == second.read()[0] == [], "each has a position of its own"
-
-
-def test_explorers_have_sources_of_their_own():
-    names = ["explorer", "explorer1", "a", "explorer_a", "explorer.a", "explorer.explorer.a"]
-    sources = [explorer_source(name) for name in names]
-    assert len(set(sources)) == len(names) and all(source.startswith("explorer") for source in sources)
-    assert explorer_source("explorer_new") == "explorer_new"
 
 
 def test_a_reader_reads_on_and_begins_anew_after_a_rewind(tmp_path: Path) -> None:
