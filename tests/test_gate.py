@@ -211,7 +211,7 @@ def test_another_account_gets_nothing(servers: Servers) -> None:
     assert {*statuses} <= {401, 403} and read == []
 
 
-@pytest.mark.parametrize("umask", [0o002, 0o022, 0o027, 0o077])
+@pytest.mark.parametrize("umask", [0o002, 0o077])
 @pytest.mark.parametrize(("shared", "group"), [(0o755, 0), (0o2755, 0o050), (0o2770, 0o070), (0o2700, 0)])
 def test_what_commands_create_is_for_their_owner_and_the_group_of_a_shared_folder(
     tmp_path: Path, umask: int, shared: int, group: int

@@ -103,7 +103,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-ENTRANCES = ("flows.cli run", "flows.cli up", "trinity_core.run", "train")
+ENTRANCES = ("flows.cli up", "trinity_core.run")
 AS_ANOTHER = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 

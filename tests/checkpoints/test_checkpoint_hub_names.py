@@ -26,9 +26,8 @@ SIZES = {
     "qk_nope_head_dim": 8, "v_head_dim": 8, "shared_expert_intermediate_size": 16, "mamba_d_state": 4,
 }  # fmt: skip
 KINDS = (
-    "qwen2", "gpt2", "gemma2", "gpt_neox", "qwen2_moe", "qwen3_moe", "qwen3_next", "mixtral", "minimax", "phimoe",
-    "olmoe", "glm4_moe", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "granitemoe", "jamba", "hrm_text", "axk1",
-    "exaone_moe",
+    "qwen2", "gpt2", "gemma2", "qwen2_moe", "qwen3_moe", "qwen3_next", "mixtral", "minimax", "phimoe", "deepseek_v3",
+    "granitemoe", "jamba", "hrm_text", "exaone_moe",
 )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_if_the_first_task_has_an_answer_each_needs_one(queue):
     assert [row["prompt"] for row in taskset.rows] == ["a", "c"]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.integers(1, 3), st.data())
 def test_arrivals_and_resumes_never_change_the_order(tmp_path_factory, arrivals, batch_size, data):
     """Whatever arrives when, and wherever the run is killed: each task once, in the order of arrival."""
