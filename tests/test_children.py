@@ -138,6 +138,17 @@ def test_a_worker_without_an_answer_is_killed_with_its_daemons(target: str, meth
     assert gone(daemon)
 
 
+def test_a_worker_that_closes_its_connection_and_goes_on_is_killed(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_core.base.children.END_SECONDS", 2.0)
+    worker = Worker(target)
+    worker.make({"place": "/nowhere"})
+    with pytest.raises(NoAnswer) as failure:
+        worker.call("close_connection", seconds=60)
+    assert failure.value.died and not worker.alive and "signal" not in str(failure.value), "that was our own"
+
+
 def test_the_end_of_a_worker_is_noticed_though_its_child_holds_the_connection(target: str) -> None:
     worker = Worker(target)
     worker.make({"place": "/nowhere"})
@@ -169,6 +180,17 @@ def test_a_worker_that_gets_no_cpu_is_not_out_of_time(target: str) -> None:
     finally:
         rival.kill()
         worker.kill()
+
+
+def test_a_wait_for_a_cpu_that_is_over_is_not_counted(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the worker had waited all the time, and was never seen to."""
+    monkeypatch.setattr("trinity_core.base.children.waits_for_cpu", lambda pid: False)
+    monkeypatch.setattr("trinity_core.base.children.run_queue_seconds", lambda pid: time.monotonic())
+    worker = Worker(target)
+    worker.make({"place": "/nowhere"})
+    used = cpu_seconds(worker)
+    worker.call("spin", used + 0.5, seconds=0.2)
+    worker.kill()
 
 
 def test_a_missing_module_is_named(tmp_path: Path) -> None:

@@ -128,6 +128,13 @@ def test_no_file_takes_the_place_of_a_closed_output(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "/dev/null /dev/null"
 
 
+def test_a_command_that_loads_triton_ends_without_its_list_of_objects() -> None:
+    """As `trinity convert` does."""
+    program = "from trinity_core.base.program import run_app; run_app(lambda: __import__('triton'))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/api", "localhost:4200", "4200"])
 def test_a_prefect_server_that_does_not_answer_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = url.format(port=free_port())

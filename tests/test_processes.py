@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trinity_core.base.processes import LEAST_FILES, end, families, start_mark, still_runs, stop
+from trinity_core.base.processes import LEAST_FILES, end, families, start_mark, still_running, still_runs, stop
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
@@ -70,6 +70,25 @@ def test_one_that_does_not_listen_is_killed_and_named() -> None:
     assert stop(process, grace=0.2) == [f"{name} ({child.pid})"]
     assert child.wait(timeout=5) == -9
     child.stdout.close()
+
+
+NOTICES_NOTHING = """
+import subprocess, time
+child = subprocess.Popen(["sleep", "60"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_one_that_its_parent_has_not_noticed_has_ended() -> None:
+    """As below the first process of a container, which may look for ended ones now and then, or never."""
+    with subprocess.Popen([sys.executable, "-c", NOTICES_NOTHING], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        process = psutil.Process(int(parent.stdout.readline()))
+        assert still_running([process], 0) == [process]
+        process.terminate()
+        assert end([process], grace=5) == [] and process.status() == psutil.STATUS_ZOMBIE
+        parent.kill()
 
 
 def test_a_process_is_known_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:

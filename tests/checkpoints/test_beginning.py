@@ -112,3 +112,22 @@ def test_rollouts_of_another_adapter_are_not_trained_on(model, tmp_path):
             begin_from(run, str(model), True, other)
     begin_from(run, str(model), False, str(adapter))
     begin_from(run, str(model), True, str(adapter))
+
+
+def test_a_model_is_noted_once_the_weights_of_another_are_gone(model, tmp_path):
+    """If they cannot be removed, the next start tries it again. The same model from elsewhere removes nothing."""
+    (run := tmp_path / "run").mkdir()
+    tries = []
+
+    def fail():
+        tries.append("failed")
+        raise PermissionError("another user's shared memory")
+
+    for _ in range(2):
+        with pytest.raises(PermissionError):
+            begin_from(run, str(model), False, forget=fail)
+    begin_from(run, str(model), False, forget=lambda: tries.append("removed"))
+    begin_from(run, str(copytree(model, tmp_path / "moved")), False, forget=fail)
+    save_file(tensors(1), model / "model.safetensors")
+    begin_from(run, str(model), False, forget=lambda: tries.append("removed"))
+    assert tries == ["failed", "failed", "removed", "removed"]

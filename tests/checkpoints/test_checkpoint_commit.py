@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from forkserver import PROCESSES
 from raising import raising
 
 from trinity_core.base.errors import DataError, TransientFault, TrinityError
-from trinity_core.base.files import clear_errors, remove_leftovers, write_atomically
+from trinity_core.base.files import clear_errors, remove_leftovers, temporary_sibling, write_atomically
 from trinity_core.base.layout import ABANDONED, MANIFEST, JobLayout, shard_name
 from trinity_core.exchange.checkpoints.commit import begin, commit, damage, remove_old
 from trinity_core.exchange.checkpoints.resume import (
@@ -148,6 +149,30 @@ def test_old_checkpoints_are_removed_except_protected(layout):
         save(layout, step, keep=2, protect={2})
     assert layout.steps() == [2, 4, 5]
     assert remove_old(layout, 5, 0) == [2, 4]
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_conversion_may_clean_up_while_its_checkpoint_is_removed(layout, published, monkeypatch):
+    for step in (2, 4):
+        save(layout, step)
+    if published:
+        CheckpointVersions(layout.root).publish(2, [("w", torch.ones(3))])
+    unfinished = temporary_sibling(layout.huggingface(2))
+    unfinished.mkdir()
+    (unfinished / "model.safetensors").touch()
+    unlink = os.unlink
+
+    def conversion_cleans_up(path, **options):
+        if Path(path).name.startswith("model"):  # a file in the folder of the unfinished one, or in that itself
+            monkeypatch.setattr("os.unlink", unlink)
+            for folder in [*layout.root.rglob(unfinished.name)]:
+                shutil.rmtree(folder)
+        unlink(path, **options)
+
+    monkeypatch.setattr("os.unlink", conversion_cleans_up)
+    assert remove_old(layout, 4, 1) == [2]
+    assert whole_steps(layout.root) == [4] and layout.steps() == ([2, 4] if published else [4])
+    assert not list(layout.root.rglob(".*"))
 
 
 def test_damaged_checkpoint_does_not_displace_whole_ones(layout):

@@ -21,7 +21,7 @@ from trinity_core.base.layout import ABANDONED, ADAPTER, JobLayout, shard_name
 from trinity_core.data.tiny import make_tokenizer
 from trinity_core.exchange.checkpoints import adapters, shards
 from trinity_core.exchange.checkpoints import convert as convert_module
-from trinity_core.exchange.checkpoints.adapters import CONFIG, A, B
+from trinity_core.exchange.checkpoints.adapters import CONFIG, WEIGHTS, A, B
 from trinity_core.exchange.checkpoints.beginning import STATE
 from trinity_core.exchange.checkpoints.commit import PUBLISHED, remove_old, write_manifest
 from trinity_core.exchange.checkpoints.convert import convert, convert_all, find_steps, is_complete
@@ -485,3 +485,12 @@ def test_merging_holds_one_files_tensors_at_a_time(tmp_path, held):
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight += 4.0
     check(folder, model)
+
+
+def test_an_adapter_without_shards_is_not_converted(tmp_path):
+    tiny().config.save_pretrained(tmp_path / "base")
+    step = adapter_for(tmp_path, tmp_path / "base", ranks=0)
+    for merged in (False, True):
+        with raising(DataError, key=str(step / "actor")):
+            convert(step, tmp_path / "base", merged)
+    assert not (step / "actor" / ADAPTER / WEIGHTS).exists()

@@ -224,6 +224,12 @@ def test_a_list_may_be_named_jsonl(tmp_path, name, indent):
     assert read.rows == ROWS and len(read.rejected) == 1
 
 
+def test_a_line_that_is_a_list_is_no_list_of_rows(tmp_path):
+    (tmp_path / "x.jsonl").write_text('[{"a": 1}]\n{"a": 2}\n')
+    read = read_rows(str(tmp_path / "x.jsonl"))
+    assert read.rows == [{"a": 2}] and read.rejected[0].location.line == 1
+
+
 @pytest.mark.parametrize("delimiter", [";", "|", "\t", ","])
 @pytest.mark.parametrize("name", ["x.csv", "x.tsv"])
 def test_the_delimiter_is_that_of_the_header(tmp_path, name, delimiter):
@@ -234,6 +240,13 @@ def test_the_delimiter_is_that_of_the_header(tmp_path, name, delimiter):
     assert [tuple(row.values()) for row in read.rows] == rows[1:] and not read.rejected
 
 
+@pytest.mark.parametrize("header", ["question", '"a;b"', '"a;b",c'])
+def test_a_header_may_be_one_column(tmp_path, header):
+    (tmp_path / "x.csv").write_text(f"{header}\n{header}\n")
+    [row] = read_rows(str(tmp_path / "x.csv")).rows
+    assert list(row) == [name.strip('"') for name in header.split(",")]
+
+
 def test_csv_rows_with_wrong_column_count_are_rejected(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text('question,answer\n"two\nlines",1\nalone\nb,2\n')
@@ -242,6 +255,11 @@ def test_csv_rows_with_wrong_column_count_are_rejected(tmp_path):
     assert [(row.location.line, row.reason) for row in read.rejected] == [
         (4, "the line does not have the header's 2 columns")
     ]
+
+
+def test_a_csv_field_may_be_long(tmp_path):
+    (tmp_path / "train.csv").write_text(f"question,answer\na,{'1' * 200_000}\n")
+    assert [len(row["answer"]) for row in read_rows(str(tmp_path)).rows] == [200_000]
 
 
 @pytest.mark.parametrize(
@@ -296,6 +314,19 @@ def test_a_byte_that_is_no_utf8_costs_its_row_alone(tmp_path, name, begins, good
     [rejected] = read.rejected
     assert rejected.location.line == lines[1] and "0xff" in rejected.reason
     str(rejected).encode()
+
+
+def test_text_of_parquet_that_is_no_utf8_costs_its_row_alone(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet as files
+
+    broken = pa.array([b"a", b"x\xff", b"b"]).cast(pa.binary()).view(pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, broken.buffers())
+    files.write_table(pa.table({"a": text}), tmp_path / "x.parquet")
+    read = read_rows(str(tmp_path / "x.parquet"))
+    assert [row["a"] for row in read.rows] == ["a", "b"] and [at.line for at in read.locations] == [1, 3]
+    [rejected] = read.rejected
+    assert rejected.location.line == 2 and "0xff" in rejected.reason
 
 
 TWO_TOOLS = [
@@ -391,6 +422,12 @@ def test_sql_table_in_key_order(tmp_path):
         read_rows(url, storage="sql", table="none")
     with raising(DataError, key="storage_type"):
         read_rows(url, storage="queue")
+
+
+def test_two_columns_of_a_name_are_refused(tmp_path):
+    (tmp_path / "train.csv").write_text("question,answer,question\na,b,c\n")
+    with raising(DataError, key="question"):
+        read_rows(str(tmp_path / "train.csv"))
 
 
 ROWS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(5)]

@@ -1,5 +1,6 @@
 import json
 
+import pyarrow as pa
 import pytest
 from raising import raising
 
@@ -112,6 +113,18 @@ def test_turns_are_messages():
     assert [conversation.messages[-1]["content"] for conversation in (better, worse)] == ["a", "b"]
 
 
+def test_turns_and_messages_of_one_parquet_file():
+    """Arrow gives each all keys of the column."""
+    kinds = [
+        {"conversations": [{"from": "human", "value": "q"}]},
+        {"conversations": [{"role": "user", "content": "q"}]},
+    ]
+    stored = pa.Table.from_pylist(kinds).to_pylist()
+    assert "role" in stored[0]["conversations"][0] and "from" in stored[1]["conversations"][0]
+    form = FormatConfig(prompt_type="messages", messages_key="conversations")
+    assert [formats.prompt_messages(row, form) for row in stored] == [[{"role": "user", "content": "q"}]] * 2
+
+
 def test_messages_with_a_system_prompt_keep_their_own():
     form = FormatConfig(prompt_type="messages", system_prompt="general")
     assert formats.prompt_messages({"messages": [SYSTEM, USER]}, form) == [SYSTEM, USER]
@@ -151,6 +164,15 @@ def test_a_preferred_text_may_look_like_json(text):
     form = FormatConfig(prompt_type="messages")
     better, _ = formats.preference({"messages": [USER], "chosen": text, "rejected": "no"}, form)
     assert better.messages == [USER, {"role": "assistant", "content": text}]
+
+
+def test_preferred_messages_may_be_json_and_must_be_whole():
+    form = FormatConfig(prompt_type="messages")
+    text = json.dumps([{"role": "assistant", "content": "yes"}])
+    better, _ = formats.preference({"messages": [USER], "chosen": text, "rejected": "no"}, form)
+    assert better.messages == [USER, {"role": "assistant", "content": "yes"}]
+    with raising(DataError, key="chosen"):
+        formats.preference({"messages": [USER], "chosen": text[:-3], "rejected": "no"}, form)
 
 
 def test_an_empty_list_of_calls_is_no_call():

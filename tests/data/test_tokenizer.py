@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+from raising import raising
+
+from trinity_core.base.errors import InputError
 from trinity_core.config import ModelConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tiny import make_tokenizer
@@ -31,6 +35,16 @@ def test_fast_tokenizer_equals_auto_tokenizer(tmp_path):
     written = [t.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for t in (light, auto)]
     assert written[0] == written[1]
     assert (light.eos_token_id, light.pad_token_id) == (auto.eos_token_id, auto.pad_token_id)
+
+
+def test_a_tokenizer_of_mistral_common_is_refused(tmp_path):
+    """It takes no chat template, and its tokenizer has another interface."""
+    import mistral_common
+
+    shutil.copy(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json", tmp_path / "tekken.json")
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    with raising(InputError, key=str(tmp_path)):
+        load_tokenizer(str(tmp_path))
 
 
 PLAIN_END = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

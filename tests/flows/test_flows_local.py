@@ -98,6 +98,27 @@ def test_one_up_or_down_at_a_time_works_in_a_folder(tmp_path: Path, monkeypatch:
     assert down(tmp_path, print) and server.poll() is not None
 
 
+def test_up_leaves_the_supervisor_where_the_port_of_an_ended_server_is_taken(tmp_path: Path) -> None:
+    """Its worker continues, and needs it."""
+    supervisor = sleeper()
+    ended = Process("server", 2**22 + 1, 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        url = f"http://127.0.0.1:{other.getsockname()[1]}/api"
+        UpState(url, [ended, Process.of("supervisor", supervisor.pid)]).save(tmp_path)
+        with pytest.raises(TrinityError):
+            up(tmp_path, free_port(), print)
+    assert supervisor.poll() is None
+    assert down(tmp_path, print) and supervisor.poll() is not None
+
+
+def test_a_damaged_record_is_warned_of_and_taken_as_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state_dir(tmp_path).mkdir()
+    (state_dir(tmp_path) / "up.json").write_text('{"api_url": "http:')
+    assert "Nothing is running" in status(tmp_path)[0]
+    assert "up.json is damaged" in caplog.text
+    assert not down(tmp_path, print)
+
+
 def test_a_worker_that_ended_is_started_again_at_most_once_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

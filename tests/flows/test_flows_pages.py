@@ -54,6 +54,14 @@ def test_studio_needs_the_port_of_the_host_that_it_serves(tmp_path: Path, monkey
     assert refused.value.key == "--port"
 
 
+def test_studio_begins_in_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect makes its own home, but no folder above it."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    monkeypatch.setattr("os.execve", lambda program, command, env: Path(env["PREFECT_HOME"]).iterdir())
+    serve_studio(tmp_path, tmp_path / "run.yaml", None, LOOPBACK, free_port())
+
+
 def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a real page, beside a server that is taken to be up."""
     port = free_port()

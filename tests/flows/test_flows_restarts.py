@@ -162,6 +162,26 @@ def test_a_crashed_run_is_scheduled_again_once_its_process_has_ended(
 
 
 @pytest.mark.slow
+def test_a_paused_run_that_was_killed_is_noticed(
+    prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suspended one has no process."""
+    from prefect.states import Paused, Running, Suspended
+
+    with api_client(prefect_api) as client:
+        deployment = deployed(client, "paused", monkeypatch)
+        runs = [client.create_flow_run_from_deployment(deployment).id for _ in range(2)]
+        for run, state in zip(runs, (Paused, Suspended), strict=True):
+            client.set_flow_run_state(run, Running(), force=True)
+            client.set_flow_run_state(run, state(timeout_seconds=600), force=True)
+            client.update_flow_run(run, infrastructure_pid=str(2**22 + 1))
+        supervisor = Supervisor(client, tmp_path, datetime.now(UTC), 1)
+        for _ in range(2):
+            supervisor.look()
+        assert [client.read_flow_run(run).state.name for run in runs] == ["Scheduled", "Suspended"]
+
+
+@pytest.mark.slow
 def test_a_run_that_has_ended_keeps_its_state(prefect_api: str) -> None:
     """It was at work when `down` asked it to end, and completed before. A worker notes a cancelled one as crashed.
     Subflows that crashed in an earlier attempt, or below a run that completed, were not cancelled."""

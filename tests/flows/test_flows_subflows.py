@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 from prefect import flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter
+from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 
 from flows.loaded import cancellable
@@ -71,6 +72,18 @@ def test_a_stopped_stage_raises_no_fault_of_an_earlier_attempt(
             above("my.yaml", [])
     finally:
         CANCEL_TOKEN.reset(before)
+
+
+def test_a_component_that_someone_else_cancels_has_no_result(prefect_api: str) -> None:
+    def cancelled() -> int:
+        raise CancelledRun("set in Prefect")
+
+    @flow
+    def above() -> None:
+        PREFECT.run_components(CancelToken(), {"trainer": lambda: 1, "explorer": cancelled})
+
+    with pytest.raises(CancelledRun):
+        above()
 
 
 def test_a_component_that_fails_for_good_ends_the_others(prefect_api: str) -> None:

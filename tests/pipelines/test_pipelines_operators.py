@@ -120,6 +120,14 @@ def test_a_reward_that_is_not_finite_reaches_no_train_step():
     assert [e.reward for e in left] == [1, 2, 1] and dropped == {"b": {"filter": 1}}
 
 
+def test_info_that_json_cannot_hold_costs_its_group():
+    def notes_moves(experiences):
+        return [replace(e, info={(0, 1): "a move"} if e.group == "b" else {}) for e in experiences]
+
+    left, dropped = OperatorPipeline([("notes", notes_moves)]).run([*_group("a", 1), *_group("b", 1)])
+    assert [e.group for e in left] == ["a"] and dropped == {"b": {"notes failed": 1}}
+
+
 variances = st.lists(st.lists(st.booleans(), min_size=2, max_size=4), min_size=1, max_size=6)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -190,6 +193,16 @@ def test_wrong_operators_are_refused_at_once(tmp_path: Path, name: str, args: di
     assert not (tmp_path / "out").exists()
 
 
+def test_fingerprint_is_not_of_the_source_of_our_own_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update would have rows made anew, by models that say something else: no run could be resumed with them."""
+    source = write(tmp_path / "rows.jsonl", asked("1 + 1", "2 + 2"))
+    pipeline = TaskPipeline([source], [operator("text_length_filter", input_keys=["question"])])
+    before = curate(pipeline, tmp_path / "out").fingerprint
+    (edited := tmp_path / "filters.py").write_text("# another word\n")
+    monkeypatch.setattr(inspect, "getsourcefile", lambda kind: str(edited))
+    assert curate(pipeline, tmp_path / "out").fingerprint == before
+
+
 def test_fingerprint_is_of_contents(tmp_path: Path) -> None:
     evals = tmp_path / "evals/test.jsonl"
     write(evals, asked("x y"))
@@ -246,6 +259,27 @@ def test_two_processes_do_not_make_one_data_set(tmp_path: Path, monkeypatch: pyt
             assert waiting.result(30).rows == 1
     finally:
         holder.kill()
+
+
+def test_explorers_in_one_process_share_a_data_set(plugin, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The parts of `rft_async` are its threads."""
+    begun, calls = threading.Event(), []
+
+    class Slow(TaskOperator):
+        def row(self, row, memory):  # type: ignore[no-untyped-def]
+            calls.append(row["question"])
+            begun.set()
+            time.sleep(0.002)
+            return [row]
+
+    questions = [f"q{number}" for number in range(200)]
+    pipeline = TaskPipeline([write(tmp_path / "in.jsonl", asked(*questions))], [operator(plugin("slow", Slow))])
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(curate, pipeline, tmp_path / "out")
+        assert begun.wait(30)
+        second = threads.submit(curate, pipeline, tmp_path / "out")
+        assert first.result(60) == second.result(60)
+    assert calls == questions
 
 
 KILLED = """

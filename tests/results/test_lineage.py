@@ -112,3 +112,8 @@ def test_without_a_checkpoint_there_is_no_lineage(runs: Path) -> None:
     for path in (runs / "p" / "none", runs / "p" / "rft" / "global_step_7"):
         with pytest.raises(DataError):
             lineage(path)
+
+
+def test_a_relative_folder_is_searched_too(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs.parent)
+    assert [one.run for one in sightings(Path("checkpoints"), Path("train.jsonl"), 1)] == ["p/rft", "p/child"]

@@ -22,6 +22,7 @@ from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.hosting.placement import Machine, place
+from trinity_core.run.evaluation_beside import stage_beside
 
 STEPS = 6
 
@@ -163,6 +164,13 @@ def refused(values: dict[str, Any]) -> list[str]:
 def test_an_interval_between_checkpoints_is_refused(tmp_path: Path, tiny_folders: TinyFolders) -> None:
     values = settings(tmp_path, tiny_folders, True, trainer={"save_interval": 4})
     assert refused(values) == ["explorer.eval_beside_training"]
+
+
+def test_checkpoints_are_scored_beside_an_external_model(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """Which `trinity evaluate` scores, under a name of its own."""
+    endpoint = {"base_url": "http://127.0.0.1:1/v1", "model_name": "other", "api_key_env": "NOT_SET"}
+    config = config_from_dict(settings(tmp_path, tiny_folders, True, explorer={"external_model": endpoint}))
+    assert stage_beside(config).config.job_dir == config.job_dir
 
 
 def test_the_evaluation_has_a_gpu_of_its_own(tmp_path: Path, tiny_folders: TinyFolders) -> None:

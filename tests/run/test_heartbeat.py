@@ -13,6 +13,7 @@ from trinity_core.base.waits import poll
 from trinity_core.config import Config
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.hosting import actors, faults
+from trinity_core.hosting.actors import Trainers
 from trinity_core.hosting.faults import (
     CANCEL_TOKEN,
     CancelToken,
@@ -51,6 +52,15 @@ def test_a_wait_with_a_limit_says_what_is_lacking() -> None:
         result_of("ref", within(60, "the moon has not set", lost))
 
 
+def test_kept_processes_that_do_not_answer_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "LOAD_SECONDS", 0.05)
+    monkeypatch.setattr(actors, "SILENCE_SECONDS", 0.05)
+    with pytest.raises(ProcessLost):
+        actors.take_over([silent("move_log")], Config(), "some/model", no_check)
+    with pytest.raises(ProcessLost):
+        actors.renew([silent("renew")], Config(), 1, no_check)
+
+
 def test_a_rank_that_fails_alone_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits for it in a collective operation."""
     monkeypatch.setattr("ray.wait", lambda refs, **_: ([r for r in refs if r != "0"], [r for r in refs if r == "0"]))
@@ -79,6 +89,15 @@ def test_a_run_that_is_cancelled_does_not_wait_for_nodes() -> None:
             result_of("ready", no_check, is_cancelled)
     finally:
         CANCEL_TOKEN.reset(before)
+
+
+def test_a_conversion_ends_if_its_worker_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "SILENCE_SECONDS", 0.05)
+    cluster: Any = None
+    trainers = Trainers(actors.Actors(cluster, Config(), cluster), no_check, lambda: False)
+    trainers.workers = [silent("convert", "progress")]
+    with pytest.raises(ProcessLost):
+        trainers.convert(3)
 
 
 def test_an_explorer_is_seen_while_its_engines_load(tmp_path: Path) -> None:

@@ -167,6 +167,14 @@ def test_nobody_decides(tmp_path: Path) -> None:
     assert pause is not None and pause.decided.decision == ""
 
 
+def test_nobody_decides_at_a_closed_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.frontend import PrefectFrontend
+
+    monkeypatch.setattr("sys.stdin", None)
+    for frontend in (Frontend(), PrefectFrontend(has_page=False)):
+        assert frontend.decides(config_of(tmp_path), "the run waits") is None
+
+
 def test_a_stopped_run_continues_only_if_a_person_says_so(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     stage, (ask, texts) = stage_of(config, 3), asked()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,15 @@ from trinity_core.config.findings import ConfigError
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
+from trinity_core.exchange.checkpoints.commit import write_manifest
 from trinity_core.exchange.store.archive import whole_line
 from trinity_core.exchange.tracking.answers import TaskAnswers
 from trinity_core.exchange.tracking.champions import champion, champion_steps, go_back, history, point_alias, promote
 from trinity_core.exchange.tracking.run_record import record_start
 from trinity_core.results.leakage import leaked_tasks
 from trinity_core.results.lineage import sightings
-from trinity_core.run.promotion import HeldOut, compare, read_held_out, to_beat
+from trinity_core.run.attempt import PLAIN
+from trinity_core.run.promotion import HeldOut, compare, read_held_out, run_gate, to_beat
 from trinity_core.run.sequential import BettingTest, Finding, GateTest
 from trinity_core.run.stage import for_gate
 
@@ -299,6 +302,21 @@ def test_the_gate_compares_with_the_champion_and_before_the_first_with_the_base(
         to_beat(first, replace(best, model=str(tmp_path / "p" / "gone" / "global_step_3")))
     with pytest.raises(DataError):
         for_gate(config, "", base)
+
+
+def test_only_a_stage_of_its_own_has_a_summary_of_the_gate(config: Config, tmp_path: Path) -> None:
+    """`trinity promote` may be given a file with `gate.enable` and the name of the run whose checkpoint it promotes."""
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
+    stage = SimpleNamespace(config=config.with_values({"gate.champion": str(tmp_path / "base")}), made_from={})
+    summary = config.job_dir / "summary.json"
+    for has_checkpoint in (False, True):
+        if has_checkpoint:
+            summary.unlink()
+            (config.job_dir / "global_step_1").mkdir()
+            write_manifest(config.job_dir / "global_step_1", 1, None)
+        assert run_gate(stage, PLAIN)["gate"]["verdict"] == "is the champion"  # type: ignore[arg-type]
+        assert summary.exists() != has_checkpoint
 
 
 def test_champion_and_ancestors_of_runs_that_were_moved(tmp_path: Path) -> None:

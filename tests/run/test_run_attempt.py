@@ -19,8 +19,10 @@ from trinity_core.config import Config, config_from_dict
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.run_record import read_record
+from trinity_core.exchange.tracking.writers import RunOutcome
+from trinity_core.hosting.actors import Actors, Trainers
 from trinity_core.hosting.cluster import Cluster
-from trinity_core.hosting.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken, withdraw
+from trinity_core.hosting.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken, Stopped, withdraw
 from trinity_core.hosting.placement import Machine, place
 from trinity_core.run import attempt as run_attempt
 from trinity_core.run.attempt import PLAIN, RunAttempt, open_attempt
@@ -167,6 +169,30 @@ def test_a_run_whose_metrics_were_not_tracked_fails(root: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(TransientFault("the node died"), RunOutcome.FAILED), (KeyboardInterrupt(), RunOutcome.CANCELLED)],
+)
+def test_tracking_that_opens_after_the_end_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, outcome: RunOutcome
+) -> None:
+    """An attempt that fails early does not wait for it, and the next attempt opens it anew."""
+    go_on, closed = threading.Event(), list[RunOutcome]()
+
+    def late(*_: Any) -> Any:
+        assert go_on.wait(60)
+        return SimpleNamespace(close=closed.append, faults=())
+
+    monkeypatch.setattr("trinity_core.run.tracking_thread.open_writer", late)
+    monkeypatch.setattr("trinity_core.run.tracking_thread.FAILED_CLOSE_SECONDS", 0.1)
+    with pytest.raises(type(error)), begin(tmp_path) as attempt:
+        raise error
+    assert attempt._tracking is not None
+    go_on.set()
+    attempt._tracking._opening.join(60)
+    assert closed == [outcome] and "forwarder" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize(
     ("error", "state"), [(KeyboardInterrupt(), "cancelled"), (TrinityError("the explorer fails"), "failed")]
 )
 def test_a_part_that_was_asked_to_end_is_recorded_as_its_run_ended(
@@ -247,3 +273,14 @@ def test_engines_that_share_the_trainers_gpu_start_before_it(
         with pytest.raises(TrinityError):
             trainers.train(lambda trainer: None, SimpleNamespace())
     assert order == [*first, "trainers", "trainers"]
+
+
+def test_a_trainer_that_got_notice_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has saved; that the trainer is started again is up to whoever starts the run again."""
+    trainers = Trainers(Actors(WithoutRay(Config(), Machine(1, 0)), Config(), None), lambda: None, lambda: False)  # type: ignore[arg-type]
+    monkeypatch.setattr(Actors, "start_trainers", lambda _: [])
+    for name, answer in (("connect_trainers", {"total_steps": 9}), ("run_until_done", [{"step": 3, "stopped": True}])):
+        monkeypatch.setattr(f"trinity_core.hosting.actors.{name}", lambda *_, answer=answer: answer)
+    monkeypatch.setattr("trinity_core.hosting.actors.starting", lambda *_: None)
+    with pytest.raises(Stopped):
+        trainers.train(lambda trainer: None, SimpleNamespace())

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from ipaddress import ip_address
 from itertools import chain, repeat
 from pathlib import Path
@@ -29,7 +30,7 @@ from trinity_core.hosting.faults import result_of
 from trinity_core.hosting.placement import Machine, place
 from trinity_core.hosting.ray_node import RayNode
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.rollout.inference.requests import WeightSource
+from trinity_core.rollout.inference.requests import EngineLost, WeightSource
 
 
 class Sleeper:
@@ -95,6 +96,27 @@ def test_kept_engines_take_the_adapter_out_or_load_the_model(lora: bool, monkeyp
     assert own.start_engines() == [engine]
     assert loaded == [WeightSource("folder", "" if lora else str(Path("org/name").absolute()))]
     assert logs == [log_environment(config, engine_name(config, 0))]
+
+
+@pytest.mark.parametrize(("error", "replaced"), [(EngineLost("no memory"), True), (TrinityError("no model"), False)])
+def test_kept_engines_that_cannot_load_are_ended(
+    error: Exception, replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost one is replaced; in any case its memory is given up."""
+    config = small_config()
+    placement, cluster, ended = place(config, Machine(1, 0)), Cluster(config, Machine(1, 0)), Ended()
+    monkeypatch.setattr(cluster, "kill", ended.kill)
+
+    def load(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(actors, "take_over", load)
+    monkeypatch.setattr(Actors, "_start_engine", lambda *_: "new")
+    own = Actors(cluster, config, placement)
+    cluster.leave("engines", own.engine_key(), ["kept"])
+    with nullcontext() if replaced else pytest.raises(type(error)):
+        assert own.start_engines() == ["new"]
+    assert ended == ["kept"]
 
 
 class JoinedRay:
@@ -172,6 +194,26 @@ def test_a_run_that_needs_too_many_gpus_is_refused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(TrinityError):
         open_cluster(joining(engine_num=9), 8)
     assert ray.joined == 0
+
+
+def test_actors_that_another_thread_has_seen_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes them out of the list while this one looks; `ray.wait` refuses a number other than it is given."""
+
+    class Shared(dict):
+        def __iter__(self):
+            yield from list(super().__iter__())
+            self.clear()
+
+    def wait(refs, num_returns, timeout):
+        assert 0 < num_returns <= len(refs)
+        return refs, []
+
+    cluster = Cluster(small_config(), Machine(1, 0))
+    monkeypatch.setattr(cluster, "alive", lambda: True)
+    monkeypatch.setattr("ray.wait", wait)
+    cluster._placing = Shared(a=("n/a", time.monotonic()))
+    cluster.check()
+    assert not cluster._placing
 
 
 @pytest.mark.campaign

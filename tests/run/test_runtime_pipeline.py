@@ -10,9 +10,9 @@ import pytest
 from raising import raising
 from run.lock_holders import other_process
 
-from trinity_core.base.errors import TrinityError
+from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.layout import JobLayout
-from trinity_core.base.runlock import held
+from trinity_core.base.runlock import held, is_held
 from trinity_core.config import Config, load_config, stages
 from trinity_core.exchange.checkpoints.commit import write_manifest
 from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_start
@@ -97,6 +97,16 @@ def test_a_finished_pipeline_is_not_run_again(
     assert summary["hf_dir"] == rft["hf_dir"] != sft["hf_dir"]
 
 
+def test_the_seconds_of_a_pipeline_include_its_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_start = "explorer.eval_on_startup=false"
+    config = pipeline_of(tmp_path, at_start)
+    sft, rft = run_all(tmp_path, at_start)
+    write_summary(stages(config)[-1], rft | {"name": "rft", "score": None})
+    monkeypatch.setattr(driver, "run_request", lambda *_: {"score": 0.9, "scores": {"step 3": 0.9}, "seconds": 5.0})
+    summary = driver.run_pipeline(config)
+    assert summary["score"] == 0.9 and summary["seconds"] == sft["seconds"] + rft["seconds"] + 5.0
+
+
 def test_no_stage_trains_once_the_pipelines_budget_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage before is the result, and the last one is not scored in its place."""
     at_start = "explorer.eval_on_startup=false"
@@ -174,6 +184,16 @@ def test_a_second_start_of_a_pipeline_changes_nothing(tmp_path: Path) -> None:
     finally:
         other.kill()
         other.communicate()
+
+
+def test_a_pipeline_that_is_in_progress_in_another_thread_is_refused(tmp_path: Path) -> None:
+    """And ends no lock of that one: other processes are refused too."""
+    with held(tmp_path, "pipeline"):
+        for _ in range(2):
+            with raising(TrinityError, key=""), held(tmp_path, "pipeline"):
+                pass
+        assert is_held(tmp_path, "pipeline")
+    assert not is_held(tmp_path, "pipeline")
 
 
 @pytest.mark.parametrize("first", ["continue_from_checkpoint=true", "continue_from_checkpoint=false"])
@@ -319,6 +339,20 @@ def test_plugins_in_folders_within_the_plugin_folder_count(tmp_path: Path) -> No
     assert None not in before and before[0] != after[0] and before[1] != after[1]
 
 
+def test_a_ray_that_does_not_start_early_is_left_to_the_flow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The flow has retries; what is done before it has none."""
+
+    def fail(*_: object) -> None:
+        raise TransientFault("Ray did not start")
+
+    monkeypatch.setattr(driver, "open_cluster", fail)
+    with early_cluster(loaded(tmp_path, "cluster.gpu_per_node=0")[0]):
+        pass
+    assert "tried again: Ray did not start" in caplog.text
+
+
 @pytest.mark.parametrize(("key", "path"), [("", None), ("stages.rft.", "adapter")])
 def test_an_adapter_to_start_from_is_applied_once(key: str, path: str | None, tmp_path: Path) -> None:
     """Unless a later stage names one itself: what the stage before hands on has the first one merged."""
@@ -326,6 +360,13 @@ def test_an_adapter_to_start_from_is_applied_once(key: str, path: str | None, tm
     assert both[0].model.lora is None or both[0].model.lora.path == "adapter"
     later = start_from(both[1], "sft/model").model.lora
     assert later is not None and (later.path, later.lora_rank) == (path, 8)
+
+
+def test_a_run_without_stages_keeps_the_adapter_that_it_names(tmp_path: Path) -> None:
+    """Where only its model is another, as by a flow's parameter `model_path`."""
+    one = loaded(tmp_path, "model.lora_configs=[{path: adapter, lora_rank: 8}]", "stages=[]")[0]
+    model = start_from(one, "other/model").model
+    assert model.lora is not None and (model.model_path, model.lora.path) == ("other/model", "adapter")
 
 
 @pytest.mark.parametrize(("critic", "starts_from"), [(None, "sft/model"), ("value-model", "value-model")])

@@ -102,3 +102,16 @@ def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
             report.report()
     assert parse.call_count == 2, "each reads the new line alone, once"
     assert [message.count("0.500") for message in told(caplog)] == [1]
+
+
+def test_evaluations_after_a_rewind_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trinity_core.exchange.tracking.progress")
+    config, score = scored(tmp_path)
+    report = ProgressReport(config, "explorer")
+    for step in (0, 10, 20):
+        score(step, 0.25)
+    report.report()
+    metrics_file.rewind(config.job_dir, 10)
+    score(20, 0.5)
+    report.report()
+    assert [message.count("0.500") for message in told(caplog)] == [0, 0, 0, 1]

@@ -26,15 +26,17 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.checkpoints.beginning import STATE
 from trinity_core.exchange.checkpoints.commit import begin, commit
-from trinity_core.exchange.store.run_store import open_run_store
+from trinity_core.exchange.store.run_store import identify, open_run_store
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.sync.versions import open_versions, run_versions
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, read_metrics
 from trinity_core.exchange.tracking.run_record import read_record, record_path
+from trinity_core.hosting.cluster import placement_of
 from trinity_core.hosting.placement import Machine, place
 from trinity_core.run.attempt import Frontend
 from trinity_core.run.driver import resolve, run_request
 from trinity_core.run.stage import Stage, StageRequest, choose_stage, lock_names, resume, resume_step, unlock_run
+from trinity_core.run.tracking_thread import _run_info
 
 PARTS = {"explore", "train"}
 
@@ -311,3 +313,20 @@ def test_a_stage_run_alone_leaves_the_record_of_a_running_pipeline(
         alone = choose_stage(StageRequest(config, "rft", "first")).config
     assert alone.name != own.name
     assert read_json(JobLayout(config.job_dir).stages) == {"first": own.name if running else alone.name}
+
+
+def test_an_evaluation_of_a_copied_folder_is_tracked_as_the_copys(config: Config) -> None:
+    """Before the copy has trained, and though it may not train: the store of both is the same."""
+    url = f"sqlite:///{config.checkpoint_root_dir}/shared.db"
+    original = config.with_values({"mode": "bench", "buffer.trainer_input.experience_buffer.path": url})
+    identity = identify(original).id
+    copy = original.with_values({"name": "copy"})
+    shutil.copytree(original.job_dir, copy.job_dir)
+
+    def tracked_as(evaluated: Config) -> str:
+        return _run_info(resume(Stage(evaluated, placement_of(evaluated), "evaluate"))).identity
+
+    assert tracked_as(original) == identity and tracked_as(copy) not in ("", identity)
+    own_store = copy.with_values({"buffer.trainer_input.experience_buffer.path": None})
+    evaluated = tracked_as(own_store)
+    assert identify(own_store).id == evaluated == tracked_as(own_store), "once it trains"

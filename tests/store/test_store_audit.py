@@ -13,7 +13,7 @@ from subprocess import CompletedProcess
 import pytest
 from commands import called
 from raising import raising
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import NullPool, create_engine, inspect
 from store_helpers import make_rows
 
 from trinity_core.base.errors import DataError
@@ -414,3 +414,20 @@ def test_a_store_of_an_older_release_is_one_clear_error(run: Run) -> None:
     for attempt in (run.audit, lambda: ExperienceStore.open(run.url, str(run.layout.root))):
         with pytest.raises(DataError):
             attempt()
+
+
+def test_store_of_an_older_release_is_refused_before_anything_is_created(run: Run) -> None:
+    """On a server also to a role that may create nothing."""
+    run.damage("UPDATE {meta} SET schema = 2")
+    known, url = tables(str(run.layout.root)), run.url
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
+    known.lengths.drop(engine)
+    if "tester@" in url:
+        url = url.replace("tester@", "reader@")
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE ROLE reader LOGIN")
+            connection.exec_driver_sql(f"GRANT SELECT ON {known.meta.name} TO reader")
+    before = set(inspect(engine).get_table_names())
+    with pytest.raises(DataError):
+        ExperienceStore.open(url, str(run.layout.root))
+    assert set(inspect(engine).get_table_names()) == before

@@ -24,7 +24,7 @@ from store_writers import STEPS, explore, fill_up, stop_in_mid_transaction
 from trinity_core.base import waits
 from trinity_core.base.errors import DataError, TransientFault, TrinityError
 from trinity_core.config.paths import database_url
-from trinity_core.exchange.store import backend, postgresql, sqlite
+from trinity_core.exchange.store import backend, ledger, postgresql, sqlite
 from trinity_core.exchange.store.audit import judge, read
 from trinity_core.exchange.store.database import explain
 from trinity_core.exchange.store.ledger import DrawnTask
@@ -225,6 +225,23 @@ def test_a_postgresql_server_that_is_restarted_is_waited_for(postgresql_url, mon
                 store.trainer()
         finally:
             server.start()
+
+
+def test_a_transaction_that_stood_still_is_repeated(postgresql_url, monkeypatch):
+    """As after a cut of the network in the middle of it: the server has ended it, and nothing of it was committed."""
+
+    def stand_still(*arguments):
+        if not stood:
+            stood.append(True)
+            time.sleep(1.5)
+        return whole(*arguments)
+
+    stood, whole = [], ledger.number
+    monkeypatch.setattr(backend, "BUSY_TIMEOUT", 1.0)
+    with ExperienceStore.open(postgresql_url, "/jobs/stood") as store:
+        monkeypatch.setattr(ledger, "number", stand_still)
+        assert store.put("e", 1, {}, make_rows(1), 0) and stood
+        assert store.stats().ready == 2
 
 
 def test_watching_notices_commits_of_other_processes(open_store):

@@ -18,7 +18,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from tasks import reports
 from tasks.frontend import PREFECT
 from tasks.reports import LiveReport, artifact_key
+from trinity_core.base.waits import poll
 from trinity_core.config import Config
+from trinity_core.exchange.tracking import progress
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, explorer_source
 
 pytestmark = pytest.mark.slow
@@ -84,6 +86,19 @@ def test_a_report_that_takes_long_holds_nobody_up(tmp_path: Path, monkeypatch: p
     answered.set()
     report.report(done=True)
     assert lines == ["step 1: reward/mean 0.5"] * 2, "the last report waits for the one before"
+
+
+def test_all_reports_of_a_source_come_from_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn in many threads keeps memory for each."""
+    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
+    drawn_in: list[threading.Thread] = []
+    monkeypatch.setattr(LiveReport, "show", lambda _, text, percent: drawn_in.append(threading.current_thread()))
+    monkeypatch.setattr(progress, "pause_after", lambda cost: 0.0)
+    report = LiveReport(config, "trainer")
+    for step in range(1, 6):
+        MetricsFile(config.job_dir, "trainer").write(step, {"reward/mean": 0.5})
+        assert any(report.report_if_due() or len(drawn_in) >= step for _ in poll(30))
+    assert len(drawn_in) == 5 and len({*drawn_in}) == 1
 
 
 def test_the_curve_is_redrawn_once_a_while_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from unittest import mock
 
@@ -44,3 +45,13 @@ def test_a_curve_is_read_on_and_loses_what_a_resumed_run_repeats(tmp_path: Path)
     rewind(tmp_path, 50)
     trainer.write(51, {"actor/final_loss": 2.0})
     assert len(curve.read()["trainer: actor/final_loss"]) == curve.step == 51
+
+
+def test_a_picture_keeps_no_figure(tmp_path: Path) -> None:
+    """In a process with many objects they would stay until Python looks for circles, each with 3 MiB."""
+    from matplotlib.figure import Figure
+
+    MetricsFile(tmp_path, "trainer").write(1, {"actor/final_loss": 1.0})
+    curve, before = LearningCurve(tmp_path), sum(isinstance(one, Figure) for one in gc.get_objects())
+    curve.draw()
+    assert sum(isinstance(one, Figure) for one in gc.get_objects()) <= before

@@ -6,9 +6,12 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from traceback import format_exception
 from typing import Any
 from unittest import mock
@@ -29,7 +32,8 @@ from trinity_core.exchange.tracking.forwarder import (
     run_note,
 )
 from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsFile, rewind
-from trinity_core.exchange.tracking.mlflow_writer import close_parent, describe_runs, keep_parent_open
+from trinity_core.exchange.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root
+from trinity_core.exchange.tracking.mlflow_writer import close_parent, describe_runs, keep_parent_open, open_client
 from trinity_core.exchange.tracking.rollouts import SampledRollout, rollout_files, save_rollouts, traces_dir
 from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.exchange.tracking.writers import MONITORS, RunInfo, RunOutcome, Writer
@@ -315,6 +319,26 @@ def test_mlflow_takes_settings_with_any_name(root: Path) -> None:
     assert {name: value for name, value in params.items() if name.startswith("start_2")} == {"start_2.args.a_": "5"}
 
 
+def test_names_are_as_long_as_mlflow_takes_them(root: Path) -> None:
+    """Of a run and its registered model PostgreSQL takes no more; of a data set no store does."""
+    info = RunInfo("p" * 200, "n" * 255, root / "p" / "n", {"buffer": {"explorer_input": {"taskset": {
+        "name": "t" * 600, "path": "hub/data"}}}})  # fmt: skip
+    writer = open_writer("mlflow", info, root)
+    save_checkpoint(info.job_dir, 1)
+    writer.checkpoint(1, info.job_dir / "global_step_1")
+    rollout = SampledRollout("2 + 2?", "4", 1.0, {"part" * 100: 0.5}, "4", 7)
+    assert writer.takes_traces
+    writer.traces("explorer", 1, [rollout], 0)
+    client = mlflow_client(root)
+    run = client.get_run(writer.run_id)  # type: ignore[attr-defined]
+    [model] = client.search_registered_models()
+    [data] = run.inputs.dataset_inputs
+    [trace] = client.search_traces(locations=[run.info.experiment_id])
+    assessed = [assessment.name for assessment in trace.info.assessments]
+    assert [len(run.info.run_name), len(model.name), len(data.dataset.name)] == [250, 256, 500]
+    assert max(map(len, assessed)) == 250 and len(assessed) == 3
+
+
 @pytest.mark.slow
 def test_settings_of_a_later_start_are_added(root: Path) -> None:
     """MLflow never changes a parameter; without this it would show those of the first start for ever."""
@@ -423,6 +447,30 @@ def test_a_runs_end_is_recorded_though_its_artifact_store_refuses(root: Path, mo
     assert ended.info.status == "FINISHED" and ended.data.metrics["actor/loss"] == 0.5
 
 
+@pytest.mark.parametrize("outcome", [RunOutcome.FINISHED, RunOutcome.FAILED])
+def test_a_pipelines_run_ends_though_its_artifact_store_refuses(
+    root: Path, monkeypatch: pytest.MonkeyPatch, outcome: RunOutcome
+) -> None:
+    """One that failed sends no summary: what lies there is an earlier attempt's."""
+    from mlflow import MlflowClient
+
+    sent: list[str] = []
+
+    def refuse(self: MlflowClient, run_id: str, path: str, *_: object) -> None:
+        sent.append(Path(path).name)
+        raise RuntimeError("no credentials")
+
+    whole, client = root / "p" / "n", mlflow_client(root)
+    keep_parent_open(whole)
+    open_writer("mlflow", RunInfo("p", "stage", root / "p/stage", parent_dir=whole), root).close(outcome)
+    (whole / "summary.json").write_text("{}")
+    monkeypatch.setattr(MlflowClient, "log_artifact", refuse)
+    close_parent(whole, outcome)
+    run_id = json.loads((whole / "monitor/mlflow.json").read_text())["run_id"]
+    assert client.get_run(run_id).info.status == outcome.name
+    assert sent == (["summary.json"] if outcome is RunOutcome.FINISHED else [])
+
+
 @pytest.mark.slow
 def test_store_password_is_kept_in_a_private_file_only(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/a://me:secret@host/mlflow.db"  # a path that reads like a login
@@ -483,6 +531,47 @@ def test_a_moved_root_keeps_its_runs_and_their_artifacts(tmp_path: Path, how: st
     assert {point.step for point in client.get_metric_history(first, "actor/loss")} == {1, 2}
 
 
+@contextmanager
+def as_another_account() -> Iterator[None]:
+    os.setresgid(65534, 65534, 0)
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+        os.setresgid(0, 0, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+def test_a_copy_of_a_root_that_is_closed_to_this_user_is_a_root_of_its_own() -> None:
+    with TemporaryDirectory() as place:
+        theirs, ours = Path(place, "theirs/checkpoints"), Path(place, "ours")
+        theirs.mkdir(parents=True)
+        client = open_client(default_uri(theirs), None, None, theirs)
+        experiment = client.create_experiment("e", artifact_folder(theirs).as_uri())
+        shutil.copytree(theirs, ours)
+        for path in (Path(place), ours, *ours.rglob("*")):
+            os.chown(path, 65534, 65534)
+        theirs.parent.chmod(0o700)
+        with as_another_account():
+            follow_moved_root(ours)
+        assert mlflow_client(ours).get_experiment(experiment).artifact_location == artifact_folder(ours).as_uri()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+def test_runs_of_another_account_in_a_shared_root_are_left_to_it() -> None:
+    """Their notes may hold a password, and are closed to the group too."""
+    with TemporaryDirectory() as place:
+        root = Path(place, "shared")
+        open_writer("mlflow", RunInfo("p", "n", root / "p/n"), root).close(RunOutcome.FINISHED)
+        for path in (Path(place), root, *root.rglob("*")):
+            os.chown(path, 0, 65534)
+            path.chmod(path.stat().st_mode | (0o2070 if path.is_dir() else 0o060))
+        (root / "p/n/monitor/mlflow.json").chmod(0o600)
+        with as_another_account():
+            describe_runs(root)
+
+
 @pytest.mark.slow
 def test_a_copy_of_a_run_is_tracked_from_its_first_line_in_a_run_of_its_own(root: Path) -> None:
     """So is a run that somebody has deleted in MLflow. In W&B: `test_evaluations_of_separate_explorers_…`."""
@@ -504,6 +593,23 @@ def test_a_copy_of_a_run_is_tracked_from_its_first_line_in_a_run_of_its_own(root
     assert tracked("copy", "b") == (copy, 0) and tracked("n", "a") == (first, 0)
     mlflow_client(root).delete_run(copy)
     assert tracked("copy", "b")[1] == 2
+
+
+def test_a_copied_pipeline_has_a_parent_run_of_its_own(root: Path) -> None:
+    def parent_of(pipeline: str) -> str:
+        info = RunInfo("p", f"{pipeline}_rft", root / "p" / f"{pipeline}_rft", parent_dir=root / "p" / pipeline)
+        writer: Any = open_writer("mlflow", info, root)
+        writer.close(RunOutcome.FINISHED)
+        return mlflow_client(root).get_run(writer.run_id).data.tags["mlflow.parentRunId"]
+
+    first = parent_of("n")
+    for folder in ("", "_rft"):
+        shutil.copytree(root / f"p/n{folder}", root / f"p/copy{folder}")
+    copied = parent_of("copy")
+    assert copied != first and (parent_of("copy"), parent_of("n")) == (copied, first)
+    (root / "p/n").rename(root / "p/moved")
+    shutil.rmtree(root / "p/n_rft")
+    assert parent_of("moved") == first
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.exchange.tracking.logs import OURS, Logged, log_environment, log_name, masked, start_log
+from trinity_core.rollout.inference.in_process import InProcessEngine
+from trinity_core.rollout.inference.settings import EngineSettings
 from trinity_core.training.worker import TrainerWorker
 
 
@@ -65,6 +68,17 @@ def test_a_kept_trainer_logs_its_next_stage_in_that_ones_folder(
     assert [[line.partition(": ")[2] for line in file.read_text().splitlines()] for file in files] == [
         ["the first stage"], ["the next stage"]
     ]  # fmt: skip
+
+
+def test_a_kept_engine_logs_its_next_stage_in_that_ones_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(tmp_path, monkeypatch)
+    log = logging.getLogger("trinity_core.somewhere")
+    engine = InProcessEngine(EngineSettings("m", 64))
+    place = log_environment(config_of(tmp_path, "n_rft", {}), "n_rft/explorer/engine_0")
+    asyncio.run(engine.move_log(place))
+    log.info("the next stage")
+    assert "the next stage" in (tmp_path / "p/n_rft/log/explorer_engine_0.log").read_text()
+    assert not (tmp_path / "p/n/log/engine_0.log").exists()
 
 
 def test_explorers_and_evaluations_have_logs_of_their_own() -> None:

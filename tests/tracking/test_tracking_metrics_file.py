@@ -22,6 +22,7 @@ from trinity_core.exchange.tracking.metrics_file import (
     MetricsFile,
     MetricsReader,
     Tail,
+    explorer_source,
     metrics_path,
     read_metrics,
     rewind,
@@ -30,7 +31,7 @@ from trinity_core.exchange.tracking.metrics_file import (
 
 def write_many(job_dir: Path, source: str) -> None:
     file = MetricsFile(job_dir, source)
-    for step in range(200):
+    for step in range(60):
         file.write(step, {"value": step, "text" * 50: 1.0})
 
 
@@ -43,9 +44,9 @@ def test_concurrent_writers_never_tear_a_line(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
     lines = read_metrics(tmp_path)
-    assert len(lines) == len(metrics_path(tmp_path).read_text().splitlines()) == 400
+    assert len(lines) == len(metrics_path(tmp_path).read_text().splitlines()) == 120
     for source in ("trainer", "explorer"):
-        assert [line.step for line in lines if line.source == source] == list(range(200))
+        assert [line.step for line in lines if line.source == source] == list(range(60))
 
 
 def test_non_finite_metrics_are_written_as_null(tmp_path: Path) -> None:
@@ -131,6 +132,16 @@ def test_a_rewind_while_a_tail_begins_to_read_loses_no_line(tmp_path: Path, monk
     assert [line.step for line in tail.read()[0]] == [4, 5]
 
 
+def test_a_damaged_position_sends_all_again(tmp_path: Path) -> None:
+    file, tail = MetricsFile(tmp_path, "trainer"), Tail(tmp_path, "trainer")
+    file.write(1, {"a": 1})
+    tail.advance(tail.read()[1])
+    [state] = (tmp_path / "monitor").glob("forwarded_*.json")
+    state.write_bytes(b"")
+    assert rewind(tmp_path, 1) == 0
+    assert [line.step for line in tail.read()[0]] == [1]
+
+
 def test_a_rewind_knows_the_step_of_each_explorer(tmp_path: Path) -> None:
     """Explorers are ahead of the trainer, each by its own steps; one that nothing is known of keeps its lines."""
     sources = {"explorer": 3, "explorer_new": 50, "explorer_b": 5, "trainer": 3, "eval": 2}
@@ -170,6 +181,13 @@ def test_another_tracking_system_gets_all_lines(tmp_path: Path) -> None:
     assert first.read()[0] == [] and [line.step for line in second.read()[0]] == [1, 2]
     second.advance(second.read()[1])
     assert first.read()[0] == second.read()[0] == [], "each has a position of its own"
+
+
+def test_explorers_have_sources_of_their_own():
+    names = ["explorer", "explorer1", "a", "explorer_a", "explorer.a", "explorer.explorer.a"]
+    sources = [explorer_source(name) for name in names]
+    assert len(set(sources)) == len(names) and all(source.startswith("explorer") for source in sources)
+    assert explorer_source("explorer_new") == "explorer_new"
 
 
 def test_a_reader_reads_on_and_begins_anew_after_a_rewind(tmp_path: Path) -> None:

@@ -69,6 +69,24 @@ def test_the_end_of_a_run_is_sent_after_a_fault_that_passes(
     assert recorder.calls == [("close", RunOutcome.FINISHED)] * (times == 1)
 
 
+@pytest.mark.slow
+def test_a_run_that_is_deleted_in_mlflow_has_not_failed(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = RunInfo("p", "n", root / "p" / "n")
+    writer = open_writer("mlflow", info, root)
+    thread = ForwarderThread(Forwarder(info.job_dir, writer), seconds=0.01)
+    mlflow_client(root).delete_run(writer.run_id)  # type: ignore[attr-defined]
+    MetricsFile(info.job_dir, "trainer").write(1, {"actor/loss": 0.5})
+    with monkeypatch.context() as hurried:
+        hurried.setattr(forwarder_module, "CLOSE_SECONDS", 2.0)
+        thread.close(RunOutcome.FINISHED)
+    assert "metrics.jsonl" in caplog.text
+    again = open_writer("mlflow", info, root)
+    ForwarderThread(Forwarder(info.job_dir, again), seconds=0.01).close(RunOutcome.FINISHED)
+    assert mlflow_client(root).get_run(again.run_id).data.metrics["actor/loss"] == 0.5  # type: ignore[attr-defined]
+
+
 LOCKING = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from mlflow_store import mlflow_client
+from raising import raising
 
 from trinity_core.base.addresses import page_note
+from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import write_json
 from trinity_core.config import config_from_dict, public_dict
 from trinity_core.config.secrets import MASK
-from trinity_core.exchange.tracking.forwarder import Forwarder, open_writer
+from trinity_core.exchange.tracking.forwarder import Forwarder, open_writer, run_note
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
 from trinity_core.exchange.tracking.mlflow_facts import DESCRIPTION
 from trinity_core.exchange.tracking.mlflow_writer import describe_runs
@@ -48,6 +50,13 @@ def test_a_run_records_its_configuration_state_and_end(tmp_path: Path) -> None:
         ended = read_record(tmp_path)
         assert ended is not None and ended.present_state is state and ended.ended is not None
     assert read_record(tmp_path / "none") is None and read_config(tmp_path / "none") == {}
+
+
+def test_state_of_a_newer_release_is_unknown(tmp_path: Path) -> None:
+    record_path(tmp_path).parent.mkdir()
+    write_json(record_path(tmp_path), {"state": "archived", "began": 100.0, "host": socket.gethostname()})
+    record = read_record(tmp_path)
+    assert record is not None and record.present_state is RunState.UNKNOWN
 
 
 def test_resume_tells_of_other_software_and_of_settings_that_differ(
@@ -153,3 +162,20 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
         if source.dataset.name == "sums"
     ]
     assert changed != first
+
+
+def test_an_experiment_deleted_in_mlflow_stops_only_its_own_runs(root: Path) -> None:
+    infos = [RunInfo(project, "n", root / project / "n") for project in ("gone", "here")]
+    for info in infos:
+        open_writer("mlflow", info, root).close(RunOutcome.FINISHED)
+    client = mlflow_client(root)
+    gone = client.get_experiment_by_name("gone").experiment_id
+    client.delete_experiment(gone)
+    write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4220", "uri": ""})
+    describe_runs(root)
+    here = run_note(infos[1].job_dir)["run_id"]
+    assert "http://127.0.0.1:4220/runs" in client.get_run(here).data.tags[DESCRIPTION]
+    with raising(TrinityError, key="project"):
+        open_writer("mlflow", infos[0], root)
+    client.restore_experiment(gone)
+    open_writer("mlflow", infos[0], root).close(RunOutcome.FINISHED)

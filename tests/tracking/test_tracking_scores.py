@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import create_model
 from raising import raising
 from safetensors.numpy import save_file
 
@@ -127,6 +128,16 @@ def test_a_score_stays_however_the_paths_are_written(folder: Path, monkeypatch: 
     assert unscored_steps(relative, "base") == []
 
 
+def test_a_score_stays_when_an_update_adds_a_setting(folder: Path) -> None:
+    config = config_of(folder)
+    before = [score_fingerprint(config, step) for step in (0, 1)]
+    updated = create_model("Updated", __base__=type(config.model), added=(int, 5))
+    for added, same in ((5, True), (6, False)):
+        model = updated.model_construct(**dict(config.model), added=added)
+        after = config.model_copy(update={"model": model})
+        assert ([score_fingerprint(after, step) for step in (0, 1)] == before) is same
+
+
 def test_trained_step_keeps_its_score_under_another_base_model(folder: Path) -> None:
     """Its weights are the run's own; only step 0 is the model of `model_path`."""
     write_score(config_of(folder), 8, 0.9)
@@ -197,6 +208,14 @@ def test_best_checkpoint_takes_scores_that_count(folder: Path) -> None:
 
     Forwarder(new.job_dir, Counting(), scores=partial(valid_scores, new))._forward_checkpoints()
     assert sent == {6: 0.4, 8: 0.5} and counted == {6, 7, 8}
+
+
+def test_plugins_in_the_home_folder_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    config = config_of(folder, "plugin_dir=~/plugins")
+    before = score_fingerprint(config, 1)
+    (folder / "plugins/reward.py").write_text("LIMIT = 2\n")
+    assert score_fingerprint(config, 1) != before
 
 
 @pytest.fixture

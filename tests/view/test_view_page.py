@@ -6,9 +6,12 @@ import asyncio
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import httpx
 import numpy as np
@@ -22,7 +25,7 @@ from trinity_core.base.errors import DataError
 from trinity_core.base.gate import key_file, server_key
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.store import ExperienceStore
-from trinity_core.view.app import make_app
+from trinity_core.view.app import make_app, serve
 from trinity_core.view.viewed_run import viewed_runs
 
 ROWS = "[...document.querySelectorAll('#table tbody tr')]"
