@@ -378,12 +378,36 @@ def test_thoughts_that_the_text_holds_already_are_not_written_twice() -> None:
         assert encoder_of(QWEN3).tokenizer.decode(encoded.tokens).count("hm") == 1
 
 
+def test_thoughts_with_text_and_calls_are_left_to_the_template() -> None:
+    """gpt-oss's template refuses a message with both text and `thinking`."""
+    template = CHATML.template.replace(
+        "{{ m.content }}",
+        "{% if m.thinking and m.content and m.tool_calls %}{{ raise_exception('both') }}{% endif %}{{ m.content }}",
+    )
+    called = {**WORK[1], "content": "Let me see.", "reasoning_content": "hm"}
+    row = {"messages": [TALK[0], called, *WORK[2:]]}
+    conversation = demonstration(row, FormatConfig(prompt_type="messages"))
+    (encoded,) = ChatEncoder(encoder_of(CHATML).tokenizer, template).conversations([conversation])
+    assert isinstance(encoded, EncodedConversation)
+
+
 def test_a_template_that_writes_no_thoughts_when_told_so_is_named() -> None:
     opens = CHATML.template.replace(
         "assistant\n{% endif %}", "assistant\n{{ '<think>\n' if enable_thinking is not defined }}{% endif %}"
     )
     (refused,) = ChatEncoder(encoder_of(CHATML).tokenizer, opens).conversations([Conversation(TALK)])
     assert isinstance(refused, DataError) and "model.enable_thinking: false" in str(refused)
+
+
+def test_end_token_of_a_call_does_not_end_the_turn() -> None:
+    """An answer may have several calls, so the token after one of them must not stop an engine."""
+    family = CHATML
+    template = family.template.replace("</tool_call>{% endfor %}<|im_end|>", "<|call_end|>{% endfor %}").replace(
+        "{{ m.content }}", "{{ m.content }}{{ '' if m.tool_calls else '<|im_end|>' }}"
+    )
+    tokenizer = encoder_of(family).tokenizer
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|call_end|>"]})
+    assert tokenizer.convert_ids_to_tokens(ChatEncoder(tokenizer, template).turn_ends) == ["<|im_end|>"]
 
 
 def test_a_tokenizer_without_character_offsets_gives_prompts() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -82,6 +82,19 @@ def test_down_lets_a_run_save_also_where_no_server_answers(tmp_path: Path) -> No
     UpState(f"http://127.0.0.1:{free_port()}/api", [Process.of("worker", child.pid)]).save(tmp_path)
     assert down(tmp_path, print)
     assert (tmp_path / "saved").exists() and child.wait(timeout=5) == 0
+
+
+def test_down_ignores_the_runs_of_another_server_on_the_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart of the machine the record is of processes that are no more."""
+    gone = sleeper()
+    known = [Process.of(name, gone.pid) for name in ("server", "worker")]
+    known[0].stop()
+    UpState("http://127.0.0.1:1/api", known).save(tmp_path)
+    monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
+    monkeypatch.setattr("flows.local.commands.api_client", lambda *_: pytest.fail("it is another's"))
+    said: list[str] = []
+    assert down(tmp_path, said.append)
+    assert not said
 
 
 def test_one_up_or_down_at_a_time_works_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,6 +299,18 @@ def test_nobody_answers_where_something_else_does() -> None:
 
         threading.Thread(target=greet, daemon=True).start()
         assert not is_healthy(f"http://127.0.0.1:{server.getsockname()[1]}/api")
+
+
+def test_prefect_keeps_pictures_of_reports_for_an_hour_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each update of the learning curve comes an event that holds all of it."""
+    from prefect.settings.models.server.services import ServerServicesDBVacuumSettings
+
+    default = ServerServicesDBVacuumSettings().event_retention_overrides
+    for name, value in prefect_environment().items():
+        monkeypatch.setenv(name, value)
+    ours = ServerServicesDBVacuumSettings()
+    assert "events" in ours.enabled_vacuum_types and ours.loop_seconds <= 3600
+    assert ours.event_retention_overrides == default | {"prefect.artifact.updated": timedelta(hours=1)}
 
 
 def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,3 +212,17 @@ def test_token_rewards_are_rewards(name):
 def test_reward_filter_keeps_whole_rollouts():
     kept = OPERATORS["reward_filter"](_turns("a", TURNS, (0.9, 0.0)), min_reward=0.4)
     assert [(e.run, e.turn) for e in kept] == [(1, 0), (1, 1)]
+
+
+def test_changes_in_place_are_applied_once():
+    def cost(experiences):
+        for e in experiences:
+            if e.group == "bad":
+                raise ValueError("bad")
+            e.token_rewards -= 0.5
+        return experiences
+
+    rows = [replace(e, token_rewards=np.zeros(2)) for e in (*_group("a", 1), *_group("bad", 1))]
+    left, dropped = OperatorPipeline([("cost", cost)]).run(rows)
+    assert [e.token_rewards.tolist() for e in left] == [[-0.5, -0.5]] and list(dropped) == ["bad"]
+    assert rows[0].token_rewards.tolist() == [0, 0]

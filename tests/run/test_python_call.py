@@ -277,6 +277,13 @@ def test_names_of_trl_are_told_with_ours(tmp_path):
     assert not TRL_SETTINGS.keys() & Config.model_fields.keys()
 
 
+def test_two_runs_of_one_name_are_both_shown(tmp_path):
+    places = [tmp_path / place / "run" for place in ("one", "other", "one")]
+    folders = [train("m", [{"prompt": "a"}], Length(3), output_dir=place).folder for place in places]
+    shown = {link.resolve() for link in (tmp_path / "shown/trinity").iterdir()}
+    assert shown == {folder.resolve() for folder in folders} and len(shown) == 2
+
+
 @pytest.mark.parametrize("part", ["train", "training"])
 def test_a_run_in_progress_keeps_its_rows_and_rewards(tmp_path, part):
     """Whether another notebook trains, or `trinity run` with the file that a call wrote."""

@@ -160,6 +160,19 @@ def is_awaited(config: Config) -> bool:
 
 
 @pytest.mark.slow
+def test_a_failed_run_keeps_its_error_if_tracking_fails_too(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_core.exchange.tracking.forwarder.FAILED_CLOSE_SECONDS", 0.1)
+    attempt = begin(root)
+    with pytest.raises(TransientFault), attempt:
+        end_looks(attempt)
+        lose_the_store(attempt)
+        raise TransientFault("the node died")
+    assert "not a database" in caplog.text
+
+
+@pytest.mark.slow
 def test_a_run_whose_metrics_were_not_tracked_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_core.exchange.tracking.forwarder.CLOSE_SECONDS", 0.1)
     attempt = begin(root)

@@ -489,6 +489,19 @@ def test_store_password_is_kept_in_a_private_file_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("left", ["", '{"run_id": "4', "null"])
+def test_truncated_run_note_starts_a_new_run(root: Path, left: str) -> None:
+    info = RunInfo("p", "n", root / "p" / "n")
+    note = info.job_dir / "monitor" / "mlflow.json"
+    note.parent.mkdir(parents=True)
+    note.write_text(left)
+    open_writer("mlflow", info, root).close(RunOutcome.FINISHED)
+    begun = json.loads(note.read_text())["run_id"]
+    open_writer("mlflow", info, root).close(RunOutcome.FINISHED)
+    assert json.loads(note.read_text())["run_id"] == begun
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["moved", "copied"])
 def test_a_moved_root_keeps_its_runs_and_their_artifacts(tmp_path: Path, how: str) -> None:
     """With everything in it: database, artifacts, runs. Nothing is written to the old place any more."""
