@@ -1,11 +1,14 @@
 import json
 import logging
+from pathlib import Path
 
 import pytest
 from raising import raising
 
 from trinity_core.base.errors import DataError
 from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs, TasksetConfig
+from trinity_core.data.files import RejectedRow, RowLocation
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import PromptCheck, Taskset
 from trinity_core.workflows.builtin import THINK_PROMPT
@@ -151,3 +154,30 @@ def test_evaluation_goes_through_the_file_in_order(tmp_path):
     taskset = Taskset.open(written(tmp_path, rows), seed=0, is_eval=True)
     assert [task.raw["question"] for task in taskset.tasks(3)] == ["0", "1", "2"]
     assert all(task.is_eval for task in taskset.tasks()) and len(taskset) == 5
+
+
+BAD = [RejectedRow(RowLocation("train.jsonl", line), "the line is not JSON") for line in (2, 7)]
+
+
+def test_rejected_rows_are_written_with_file_line_and_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows, path = RejectedRows(0.5, tmp_path / "explorer"), tmp_path / "explorer/a%2Fb.jsonl"
+    rows.settle("a/b", BAD, kept=2)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == [{"source": "train.jsonl", "line": line, "reason": "the line is not JSON"} for line in (2, 7)]
+    assert str(path) in caplog.text
+    rows.settle("a/b", [], kept=4)
+    assert not path.exists(), "the file would list rows that are fine by now"
+
+
+def test_more_rejected_rows_than_allowed_are_refused(tmp_path: Path) -> None:
+    with raising(DataError, key="gsm8k"):
+        RejectedRows(0.4, tmp_path).settle("gsm8k", BAD, kept=2)
+    assert len((tmp_path / "gsm8k.jsonl").read_text().splitlines()) == 2, "they are listed all the same"
+    with raising(DataError, key="gsm8k"):
+        RejectedRows(1.0).settle("gsm8k", BAD, kept=0)
+    with pytest.raises(DataError) as caught:
+        RejectedRows(1.0).settle(
+            "gsm8k", [*BAD, RejectedRow(RowLocation("train.jsonl", 9), "its prompt is empty")], kept=0
+        )
+    message = str(caught.value)
+    assert message.count(BAD[0].reason) == 1 and "train.jsonl:2" in message and "train.jsonl:9" in message

@@ -1,28 +1,39 @@
-"""`explorer.eval_beside_training`: scores of checkpoints while the run trains, on real parts."""
+"""Scores of checkpoints while their run trains (`explorer.eval_beside_training`), and the base of adapters."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
+from preflight_configs import config_of
+from raising import raising
 
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import write_json
+from trinity_core.base.layout import JobLayout
 from trinity_core.config import config_from_dict
 from trinity_core.config.findings import ConfigError
 from trinity_core.data.tiny import TinyFolders
+from trinity_core.exchange.checkpoints.beginning import STATE, Beginning
+from trinity_core.exchange.checkpoints.commit import write_manifest
+from trinity_core.exchange.checkpoints.huggingface import huggingface_folder
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.hosting.placement import Machine, place
 from trinity_core.run.evaluation_beside import stage_beside
+from trinity_core.run.stage import for_evaluation
 
 STEPS = 6
 
@@ -180,3 +191,29 @@ def test_the_evaluation_has_a_gpu_of_its_own(tmp_path: Path, tiny_folders: TinyF
     assert refused(settings(tmp_path, tiny_folders, True, cluster={"gpu_per_node": 2})) == [
         "explorer.rollout_model.engine_num"
     ]
+
+
+def test_adapter_is_evaluated_with_the_base_of_its_run(tiny_folders: TinyFolders, tmp_path: Path) -> None:
+    """In a pipeline that is the model of the stage before, not model.model_path."""
+    config = config_of(f"checkpoint_root_dir={tmp_path}", "model.model_path=another", "model.lora_configs=[{rank: 4}]")
+    folder = config.job_dir / "global_step_1"
+    folder.mkdir(parents=True)
+    write_json(folder / STATE, {"began": asdict(Beginning.of(str(tiny_folders.model)))})
+    write_manifest(folder, 1)
+    assert for_evaluation(config).model.model_path == str(tiny_folders.model)
+    with raising(TrinityError, key="model.model_path"):
+        huggingface_folder(config, 1, merge=False)
+
+
+def test_adapter_of_a_moved_pipeline_is_evaluated_with_its_base(tiny_folders: TinyFolders, tmp_path: Path) -> None:
+    """Where the stage before is now, if that is the same model."""
+    config = config_of(f"checkpoint_root_dir={tmp_path}", "model.model_path=another", "model.lora_configs=[{rank: 4}]")
+    base = JobLayout(config.job_dir.parent / "sft").huggingface(3)
+    before = str(tmp_path / "before" / base.relative_to(tmp_path))
+    shutil.copytree(tiny_folders.model, base)
+    folder = config.job_dir / "global_step_1"
+    folder.mkdir(parents=True)
+    for digest, found in ((Beginning.of(str(base)).digest, str(base)), ("of another model", before)):
+        write_json(folder / STATE, {"began": asdict(Beginning(before, digest))})
+        write_manifest(folder, 1)
+        assert for_evaluation(config).model.model_path == found

@@ -1,15 +1,18 @@
-"""Sharing out a machine: GPUs, threads, the way weights go. Pure."""
+"""Which GPUs a run sees, and how a machine is shared out: GPUs, threads, the way weights go."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from raising import raising
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.config import Config, config_from_dict
+from trinity_core.hosting import gpus as room
+from trinity_core.hosting.gpus import Gpu, visible, wait_for_release
 from trinity_core.hosting.placement import (
     Machine,
     components_of,
@@ -161,3 +164,38 @@ def test_concurrent_processes_share_the_cores(cpus: int, engines: int, trainers:
     assert engine >= 1 and trainer >= 1
     at_a_time = [engines * engine, trainers * trainer] if in_turn else [engines * engine + trainers * trainer]
     assert all(total <= max(cpus, engines + trainers) for total in at_a_time)
+
+
+FOUR = [Gpu(str(index), f"GPU-{index}{index}") for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "names"),
+    [
+        (None, ["0", "1", "2", "3"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("2,0", ["2", "0"]),
+        (" 3 , 1", ["3", "1"]),
+        ("0,7,1", ["0"]),
+        ("GPU-22,0", ["GPU-22", "0"]),
+        ("GPU-3", ["GPU-3"]),
+        ("MIG-4f,MIG-5a", ["MIG-4f", "MIG-5a"]),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_does(allowed: str | None, names: list[str]) -> None:
+    gpus = visible(FOUR, allowed)
+    assert [gpu.name for gpu in gpus] == names
+    assert len({gpu.uuid for gpu in gpus}) == len(gpus)
+
+
+@pytest.mark.parametrize(("count", "looks"), [(0, 0), (1, 1), (2, 3)])
+def test_dying_processes_are_waited_for(count: int, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs beyond the run's are of no concern, and one that is broken would end a run without any."""
+    states = [[Gpu("0", "GPU-0"), Gpu("1", "GPU-1", processes=pids)] for pids in ((7,), (7,), ())]
+    left = iter(states)
+    monkeypatch.setattr(room, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(room, "survey", lambda: next(left))
+    wait_for_release(count)
+    assert len(list(left)) == 3 - looks

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from mlflow_store import mlflow_client
+from prefect.exceptions import TerminationSignal
 from raising import raising
 
 from trinity_core.base.addresses import page_note
@@ -179,3 +180,18 @@ def test_an_experiment_deleted_in_mlflow_stops_only_its_own_runs(root: Path) -> 
         open_writer("mlflow", infos[0], root)
     client.restore_experiment(gone)
     open_writer("mlflow", infos[0], root).close(RunOutcome.FINISHED)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (None, RunOutcome.FINISHED),
+        (TrinityError("no data"), RunOutcome.FAILED),
+        (TimeoutError(), RunOutcome.FAILED),
+        (KeyboardInterrupt(), RunOutcome.CANCELLED),
+        (SystemExit(143), RunOutcome.CANCELLED),
+        (TerminationSignal(15), RunOutcome.CANCELLED),
+    ],
+)
+def test_only_a_cancellation_is_no_failure(error: BaseException | None, expected: RunOutcome) -> None:
+    assert RunOutcome.of(error) is expected
