@@ -177,7 +177,7 @@ def _free_api_url(root: Path, port: int) -> str:
     if not (root / "prefect.yaml").exists():
         raise TrinityError(f"There is no prefect.yaml in {root}: run `trinity up` in the folder of the deployments.")
     if not port_is_free(port):
-        raise TrinityError(f"Port {port} is in use. Choose another one with `trinity up --port N`.")
+        raise TrinityError(f"Port {port} is in use. Choose another one with `trinity up --port N`.", key="--port")
     return f"http://{LOOPBACK}:{port}/api"
 
 

@@ -106,7 +106,7 @@ def test_unusable_rows_are_rejected_with_their_line(tmp_path, encoder, caplog):
     assert len(opened) == 3 and [location.line for location in opened.locations] == [1, 2, 5]
     assert [row.location.line for row in opened.rejected] == [3, 4]
     assert "model.max_model_len" in caplog.text
-    with pytest.raises(DataError):
+    with raising(DataError, key="sft"):
         SupervisedSet.open(config(tmp_path, ROWS), encoder, seed=1, max_tokens=4)
 
 

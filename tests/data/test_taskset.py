@@ -94,7 +94,7 @@ def test_a_row_may_name_its_workflow_and_reward(tmp_path):
 
 def test_no_usable_row_is_an_error_that_names_the_columns(tmp_path):
     config = written(tmp_path, [{"prompt": "a"}] * 7)
-    with pytest.raises(DataError):
+    with raising(DataError, key="gsm8k"):
         Taskset.open(config, seed=0)
     with raising(DataError, key="gsm8k"):
         Taskset.open(written(tmp_path, []), seed=0)

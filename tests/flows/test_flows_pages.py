@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
+from raising import raising
 
 from flows.local.commands import Page, mlflow_page, port_is_free, serve_studio, start_page, status, up
 from flows.local.server import Process, UpState, answers
@@ -37,7 +38,7 @@ def test_a_used_port_of_prefect_is_said_before_anything_starts(tmp_path: Path) -
     with socket.socket() as taken:
         taken.bind((LOOPBACK, 0))
         taken.listen()
-        with pytest.raises(TrinityError):
+        with raising(TrinityError, key="--port"):
             up(tmp_path, taken.getsockname()[1], said.append)
     assert said == [] and [path.name for path in state_dir(tmp_path).iterdir()] == ["up.lock"]
 
