@@ -521,3 +521,22 @@ def test_an_adapter_as_peft_writes_it_is_read(tmp_path: Path) -> None:
 
     peft.LoraConfig(r=2, lora_alpha=4, target_modules=["x"], task_type="CAUSAL_LM").save_pretrained(tmp_path)
     assert read_config(tmp_path)["r"] == 2
+
+
+@pytest.mark.slow
+def test_joining_holds_one_files_tensors_at_a_time(layouts, held, tmp_path):
+    shutil.copytree(layouts / "two", tmp_path / "two", ignore=shutil.ignore_patterns("*.safetensors*"))
+    check(convert(tmp_path / "two/global_step_1"), tiny())
+    assert held and max(held) <= 4000
+
+
+def test_large_models_are_cut_into_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("trinity_core.exchange.checkpoints.convert.LARGEST_FILE", 4000)
+    model = tiny()
+    actor = folder_for(tmp_path, 1, model)
+    save_whole(actor, weights_of(model))
+    folder = convert(actor.parent)
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    check(folder, model)
+    next(folder.glob("model-*.safetensors")).unlink()
+    assert not is_complete(folder)

@@ -29,6 +29,7 @@ from flows.local.server import (
     prefect_environment,
 )
 from flows.local.worker import Supervisor
+from trinity_core.base import files
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.files import write_json
 from trinity_core.base.gate import key_file, server_key, state_dir
@@ -395,3 +396,61 @@ def test_a_command_that_a_signal_ends_promises_a_resume_only_where_there_is_one(
     assert ("of n" in told) == (f"step 3 of {own.name}." in told) == is_resumed
     resumes = f"name={run.name} continue_from_checkpoint=true" in told
     assert resumes == (run.name != config.name) == ("continue_from_checkpoint" in changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"), [("http://there:4200/api", True), ("http://localhost:4200/api/", False), ("", False)]
+)
+def test_up_says_that_prefect_commands_go_to_another_server(
+    given: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up already, it sets the notifications that prefect.yaml names by now."""
+    running = [Process.of(name, os.getpid()) for name in ("server", "worker", "supervisor")]
+    monkeypatch.setattr("flows.local.commands.set_notifications", lambda root, api_url: f"failed, at {api_url}")
+    UpState("http://127.0.0.1:4200/api", running).save(tmp_path)
+    monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
+    monkeypatch.setenv("PREFECT_API_URL", given)
+    said: list[str] = []
+    up(tmp_path, 4200, said.append)
+    assert any("unset PREFECT_API_URL" in line and "http://there" in line for line in said) == warned
+    assert any(line.endswith("failed, at http://127.0.0.1:4200/api") for line in said)
+
+
+def full_disk(handle: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prefect.yaml").touch()
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(root: Path, port: int, state: UpState, say: object) -> None:
+        children.append(sleeper())
+        state.add(Process.of("server", children[0].pid))
+
+    def started_sleeper(name: str) -> Process:
+        children.append(sleeper())
+        return Process.of(name, children[-1].pid)
+
+    monkeypatch.setattr("flows.local.commands._start_server", start)
+    monkeypatch.setattr("flows.local.commands._mark_left_runs", lambda *args, **_: None)
+    monkeypatch.setattr("flows.local.commands.set_notifications", lambda *_: "")
+    monkeypatch.setattr("flows.local.commands.start_worker", lambda *_: started_sleeper("worker"))
+    monkeypatch.setattr("flows.local.commands.start_supervisor", lambda *_: started_sleeper("supervisor"))
+    monkeypatch.setattr(os, "fsync", full_disk)
+    monkeypatch.setattr(files, "ROOM_SECONDS", 0.0)
+    with pytest.raises(TrinityError, match="no space left"):
+        up(tmp_path, free_port(), print, restarts=0)
+    assert [child.wait(timeout=10) is not None for child in children] == [True, True, True]
+    assert not (tmp_path / SETTINGS_FILE).exists() and UpState.load(tmp_path) is None
+
+
+def test_only_who_has_the_key_reaches_a_temporary_server(prefect_api: str) -> None:
+    """Neither other accounts of this machine nor sites in a browser, whose runs could be any command."""
+    user, password = os.environ["PREFECT_API_AUTH_STRING"].split(":")
+    answers = [
+        httpx.post(f"{prefect_api}/deployments/filter", json={}, headers=headers, auth=auth, timeout=60).status_code
+        for headers in ({}, {"Origin": "https://evil.example"}, {"Host": "evil.example"})
+        for auth in (None, (user, "guess"), (user, password))
+    ]
+    assert answers == [401, 401, 200, *[403] * 3, *[400] * 3]

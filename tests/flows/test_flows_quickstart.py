@@ -78,3 +78,17 @@ def test_a_run_of_another_seed_is_not_taken_for_this_ones(out: Path) -> None:
         claim(out, 2, [run, stage])
     subprocess.check_call(str(refused.value).split("`")[-2], shell=True)
     claim(out, 2, [run, stage])
+
+
+def test_make_takes_a_folder_with_any_name(tmp_path: Path) -> None:
+    """`trinity` gets it as it was given."""
+    root = Path(__file__).parent.parent.parent
+    for name in ("Makefile", "requirements/install.sh", ".venv/bin/trinity"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('#!/bin/sh\n[ $# -eq 0 ] || printf "%s\\n" "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "Makefile").write_text((root / "Makefile").read_text())
+    given = "my runs/it's $HOME"
+    command = ["make", "--no-print-directory", "quickstart", f"OUT={given.replace('$', '$$')}"]
+    said = subprocess.check_output(command, cwd=tmp_path, text=True)
+    assert said.splitlines()[-4:] == ["--out", given, "--seed", "42"]

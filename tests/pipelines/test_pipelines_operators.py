@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
 
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
 from trinity_core.config.sync_schedule import SyncSchedule
@@ -226,3 +227,8 @@ def test_changes_in_place_are_applied_once():
     left, dropped = OperatorPipeline([("cost", cost)]).run(rows)
     assert [e.token_rewards.tolist() for e in left] == [[-0.5, -0.5]] and list(dropped) == ["bad"]
     assert rows[0].token_rewards.tolist() == [0, 0]
+
+
+def test_a_missing_reward_is_an_error():
+    with raising(TrinityError, key="reward"):
+        dynamic_sampling([*_group("a", 1, 0), replace(_group("b", 1)[0], reward=None)])

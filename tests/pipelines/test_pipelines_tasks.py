@@ -364,3 +364,8 @@ def test_rows_in_a_language_are_kept(tmp_path, args, left):
 def test_a_language_that_is_none_is_refused(tmp_path, lang):
     with raising(InputError, key="lang"):
         kept(tmp_path, lang=lang)
+
+
+def test_two_duplicate_filters_do_not_share_memory(tmp_path: Path) -> None:
+    same = operator("duplicate_filter", input_keys=["question"])
+    assert questions_left(tmp_path, asked("a", "b", "a"), same, same) == ["a", "b"]

@@ -361,3 +361,30 @@ assert again.folder == result.folder and (again.summary["from"], again.summary["
     means = [line.metrics["reward/mean"] for line in read_metrics(job) if line.source == "explorer"]
     assert sum(means[-3:]) / 3 > 3 * sum(means[:3]) / 3, "the notebook says that the model learns"
     assert "step 20 of 20" in done.stderr
+
+
+def test_completions_of_conversations_are_conversations():
+    def content(completions, **_):
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    assert score(content, prompt=[{"role": "user", "content": "1+1?"}]) == {"content": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([], "no rows"),
+        ([{"question": "?"}], "question"),
+        ([{"prompt": "a", "x": 1}, {"prompt": "b"}], "row 1 has no column 'x'"),
+        ([{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}], "row 1"),
+        ([{"prompt": "a", "x": object()}], "row 0"),
+        (["a"], "row 0"),
+        ({"prompt": ["a", "b"], "x": [1]}, "equal length"),
+        ({"prompt": "a"}, "equal length"),
+        (DatasetDict(test=Dataset.from_list([{"prompt": "a"}])), "rows\\['test'\\]"),
+        ({"train": Dataset.from_list([{"prompt": "a"}])}, "rows\\['train'\\]"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(tmp_path, rows, says):
+    with pytest.raises(InputError, match=says):
+        train("model", rows, lambda_named("reward", [0.0]), output_dir=tmp_path)

@@ -106,3 +106,22 @@ def test_rewind_cuts_exactly_wherever_a_crash_ended_the_file(tmp_path: Path, mon
                 break
             size += len(line)
         assert path.read_bytes() == whole[:size], (cut, upto)
+
+
+def bytes_read() -> int:
+    """By this process, in all."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_rewind_of_a_long_archive_reads_little_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with path.open("w") as file:
+        file.writelines(f'{{"step": {step}, "group": "g", "response": "{"x" * 9000}"}}\n' for step in range(1, 4001))
+    size, before = path.stat().st_size, bytes_read()
+    archive = Archive(path)
+    archive.rewind(3999)
+    Archive(path).extend(3999, batch)
+    assert bytes_read() - before < 2e6 < size / 10
+    archive.extend(4000, batch)
+    last = path.read_bytes().splitlines()[-3:]
+    assert [json.loads(line)["step"] for line in last] == [3999, 4000, 4000]

@@ -4,12 +4,13 @@ import itertools
 import time
 
 import pytest
+from sqlalchemy import delete, insert
 from store_helpers import make_rows
 
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.config.sync_schedule import StalenessBound
 from trinity_core.exchange.store import database
-from trinity_core.exchange.store.members import Contribution
+from trinity_core.exchange.store.members import Contribution, explorers
 from trinity_core.exchange.store.presence import all_is_dropped, describe_explorers
 from trinity_core.exchange.store.schema import EXPLORER
 from trinity_core.exchange.store.store import ExperienceStore
@@ -199,3 +200,27 @@ def test_a_clock_that_is_set_loses_nobody(open_store, monkeypatch, tmp_path):
     with open_store() as store:
         stats = store.stats()
         assert abs(stats.now - time.time()) < 30 or not store._database._backend.one_machine
+
+
+def test_a_look_at_explorers_reads_no_history(tmp_path):
+    """The trainer looks every second while it waits, also after 100,000 explore steps."""
+    with ExperienceStore.open(tmp_path / "store.db") as store:
+
+        def instructions(steps):
+            """Of SQLite, in hundreds, for a look when there are so many steps; the last two have no row."""
+            t, count = store._tables, itertools.count()
+            record = {"explorer": "a", "version": 0, "position": "{}", "tasks": 1}
+            with store._database.write() as connection:
+                connection.execute(delete(t.steps))
+                rows = [record | {"step": step, "rows": int(step < steps - 1)} for step in range(1, steps + 1)]
+                connection.execute(insert(t.steps), rows)
+            with store._database.read() as connection:
+                driver = connection.connection.driver_connection
+                driver.set_progress_handler(lambda: next(count) < 0, 100)
+                known = explorers(connection, t)["a"]
+                driver.set_progress_handler(None, 100)
+            assert (known.step, known.empty_steps) == (steps, 2)
+            return next(count)
+
+        store.position("a")
+        assert instructions(5000) <= instructions(50) + 5

@@ -742,3 +742,27 @@ def test_traces_wait_for_a_tracking_system_that_is_away(tmp_path: Path) -> None:
     forwarder.poll()
     assert recorder.calls == [("traces", "explorer", step) for step in range(3, MOST_TRACES + 3)]
     assert forwarder.dropped_traces == 2
+
+
+@pytest.mark.slow
+def test_model_versions_registered_by_the_user_are_ignored(root: Path) -> None:
+    """Under a name of their own, or beside those of the checkpoints."""
+    info = RunInfo("p", "n", root / "p" / "n")
+    writer = open_writer("mlflow", info, root)
+    save_checkpoint(info.job_dir, 1)
+    Forwarder(info.job_dir, writer).poll()
+    client, run_id = mlflow_client(root), writer.run_id  # type: ignore[attr-defined]
+    client.create_registered_model("mine")
+    for name, tags in (("mine", {}), ("mine", {"step": "2"}), ("p.n", {})):
+        client.create_model_version(name, info.job_dir.as_uri(), run_id, tags=tags)
+    evaluate(info.job_dir, 1, 0.5)
+    evaluate(info.job_dir, 2, 0.7)
+    save_checkpoint(info.job_dir, 2)
+    Forwarder(info.job_dir, writer).poll()
+    versions = {str(version.version): version.tags for version in client.search_model_versions("name = 'p.n'")}
+    assert versions == {"1": {"step": "1", "score": "0.5"}, "2": {}, "3": {"step": "2", "score": "0.7"}}
+    assert str(client.get_model_version_by_alias("p.n", "best").version) == "3"
+    Forwarder(info.job_dir, writer, scores=lambda: {1: 0.5}).poll()  # those of step 2 were made with something else
+    versions = {str(version.version): version.tags for version in client.search_model_versions("name = 'p.n'")}
+    assert versions == {"1": {"step": "1", "score": "0.5"}, "2": {}, "3": {"step": "2", "score": "0.7"}}
+    assert str(client.get_model_version_by_alias("p.n", "best").version) == "1"

@@ -9,9 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from queue import SimpleQueue
 
 import httpx
 import numpy as np
@@ -21,7 +19,7 @@ from fastapi.testclient import TestClient
 from raising import raising
 from viewing import NASTY, rollout
 
-from trinity_core.base.errors import DataError
+from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.gate import key_file, server_key
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.store import ExperienceStore
