@@ -470,6 +470,29 @@ def test_what_datasets_saved_to_disk_is_read(tmp_path):
         read_rows(str(tmp_path / "splits"), "validation")
 
 
+@pytest.mark.parametrize("source", ["hub", "parquet", "disk"])
+def test_class_numbers_are_read_as_the_names_of_the_classes(tmp_path, source, monkeypatch):
+    """As in cais/mmlu, where the right choice of `answer` 1 is B; -1 stands for an unknown one."""
+    import datasets
+
+    features = {"question": datasets.Value("string"), "answer": datasets.ClassLabel(names=["A", "B", "C", "D"])}
+    rows = {"question": ["2 + 2?", "3 + 3?", "4 + 4?"], "answer": [1, 3, -1]}
+    labelled = datasets.Dataset.from_dict(rows, datasets.Features(features))
+    where = str(tmp_path)
+    if source == "hub":
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: labelled)
+        where = "cais/mmlu"
+    elif source == "disk":
+        labelled.save_to_disk(where)
+    else:
+        labelled.to_parquet(tmp_path / "test-00000-of-00001.parquet")
+    assert [row["answer"] for row in read_rows(where, "test" if source == "parquet" else "train").rows] == [
+        "B",
+        "D",
+        None,
+    ]
+
+
 def test_a_pattern_names_files_that_are_one_data_set(tmp_path):
     for name in ("easy/b.jsonl", "easy/a.jsonl", "hard/a.jsonl", "notes.txt"):
         jsonl(tmp_path / name, [{"file": name}])

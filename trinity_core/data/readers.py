@@ -12,7 +12,7 @@ import io
 import json
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 Row = dict[str, Any]
+Labels = Mapping[str, Sequence[str]]
 Reader = Callable[[Path], Iterator[tuple[int, Row | str]]]
 MAX_FIELD = 2**31 - 1
 """Length limit of a CSV field in characters."""
@@ -187,11 +188,23 @@ def _batch_rows(batch: RecordBatch) -> Iterator[Row | str]:
         rows: list[Row | str] = batch.to_pylist()
     except UnicodeDecodeError:
         rows = [_decoded(batch.slice(index, 1)) for index in range(batch.num_rows)]
-    return (row if isinstance(row, str) else _present(row) for row in rows)
+    labels = _labels(json.loads((batch.schema.metadata or {}).get(b"huggingface", "{}")).get("info") or {})
+    return (row if isinstance(row, str) else _present(row, labels) for row in rows)
 
 
-def _present(row: Row) -> Row:
-    return {name: without_absent(value) for name, value in row.items()}
+def _labels(info: Mapping[str, Any]) -> Labels:
+    """Return the class names of each column that `datasets` stores as class numbers, from the data set's `info`."""
+    features = (info.get("features") or {}).items()
+    return {
+        name: kind["names"] for name, kind in features if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"
+    }
+
+
+def _present(row: Row, labels: Labels) -> Row:
+    """Return a row of Arrow as its author wrote it: with class names (of -1, for unknown, none) and without nulls that
+    stand for absent keys."""
+    named = {name: dict(enumerate(names)).get(row[name]) for name, names in labels.items() if name in row}
+    return {name: without_absent(value) for name, value in (row | named).items()}
 
 
 def _decoded(batch: RecordBatch) -> Row | str:
@@ -223,7 +236,8 @@ def read_hub(name: str, subset: str | None, split: str) -> Iterator[dict[str, An
             "the network, or give the path of a local folder of jsonl or parquet files",
             key=name,
         ) from error
-    yield from map(_present, loaded)
+    labels = _labels({"features": loaded.features.to_dict()})
+    yield from (_present(row, labels) for row in loaded)
 
 
 def table_name(subset: str | None, name: str | None) -> str | None:
