@@ -181,3 +181,20 @@ def test_more_rejected_rows_than_allowed_are_refused(tmp_path: Path) -> None:
         )
     message = str(caught.value)
     assert message.count(BAD[0].reason) == 1 and "train.jsonl:2" in message and "train.jsonl:9" in message
+
+
+def test_rows_whose_reference_is_an_object_or_a_list_are_rejected_by_rewards_that_compare_one_answer(tmp_path):
+    truths = ["34", {"ground_truth": "34"}, ["34", "35"], '{"ground_truth": "34"}', "\\{1, 2\\}"]
+    rows = [{"question": "?", "answer": truth} for truth in truths]
+    for workflow, reward in (("math_workflow", None), ("simple_workflow", "math_reward")):
+        opened = Taskset.read(
+            written(tmp_path, rows, default_workflow_type=workflow, default_reward_fn_type=reward), seed=1
+        )
+        assert [task.truth for task in opened.tasks()] == [truths[0], truths[4]]
+        assert [row.location.line for row in opened.rejected] == [2, 3, 4]
+    other = written(tmp_path, rows, default_workflow_type="simple_workflow", default_reward_fn_type="format_reward")
+    assert len(Taskset.read(other, seed=1)) == 5
+    own = written(tmp_path, [row | {"judge": "format_reward"} for row in rows], default_reward_fn_type="math_reward")
+    assert (
+        len(Taskset.read(own.model_copy(update={"format": own.format.with_values({"reward_fn_key": "judge"})}), 1)) == 5
+    )

@@ -316,3 +316,21 @@ def test_format_reward():
     assert score("5", miss_score=-0.1) == -0.1 and score("#### 5", match_score=0.1) == 0.1
     with raising(DataError, key="pattern"):
         score("5", pattern="(")
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [{"ground_truth": "34"}, ["34"], ("3", "4"), '{"ground_truth": "34", "style": "rule"}', "{'ground_truth': '34'}"],
+)
+@pytest.mark.parametrize("answer", ["34", "5"])
+def test_reference_that_is_an_object_or_a_list_is_refused(truth, answer):
+    """veRL's `reward_model`, OlympiadBench's `final_answer`, NQ's `golden_answers`."""
+    for judge in (math_reward, math_boxed_reward, math_dapo_reward):
+        with raising(DataError, key="format.response_key"):
+            judge(prompt="", response=f"\\boxed{{{answer}}}", truth=truth, task={})
+    with raising(DataError, key="format.response_key"):
+        math_fast(response=f"#### {answer}", truth=truth)
+
+
+def test_a_set_is_no_object():
+    assert reference("\\{1, 2\\}") == "\\{1, 2\\}" and reference("{1, 2}") == "{1, 2}"

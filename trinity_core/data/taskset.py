@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,7 +95,9 @@ class Taskset:
             log.warning("data set '%s': %s", opened.name, notice)
         for start in range(0, len(read.rows), CHUNK):
             rows, locations = read.rows[start : start + CHUNK], read.locations[start : start + CHUNK]
-            problems = row_problems(rows, opened.format, answered, features, prompts, needs_prompt(config))
+            problems = row_problems(
+                rows, opened.format, answered, features, prompts, needs_prompt(config), reference_kind(config)
+            )
             for row, location, problem in zip(rows, locations, problems, strict=True):
                 if problem is not None:
                     opened.rejected.append(RejectedRow(location, str(problem)))
@@ -222,10 +224,11 @@ def _workflow(config: TasksetConfig) -> Any:
 
 def row_problems(
     rows: Sequence[Row], form: FormatConfig, answered: bool, features: Sequence[str], check: PromptCheck | None,
-    asks: bool = True,
+    asks: bool = True, kind: Callable[[Any], str] | None = None,
 ) -> list[DataError | None]:  # fmt: skip
-    """Return why each row cannot be used; None for those that can. `asks`: a row needs a prompt."""
-    read = [_prompt(row, form, answered, features, asks) for row in rows]
+    """Return why each row cannot be used; None for those that can. `asks`: a row needs a prompt; `kind`: how the
+    reward function reads a reference answer."""
+    read = [_prompt(row, form, answered, features, asks, kind) for row in rows]
     rejected = [result if isinstance(result, DataError) else None for result in read]
     if check is None:
         return rejected
@@ -235,7 +238,7 @@ def row_problems(
 
 
 def _prompt(
-    row: Row, form: FormatConfig, answered: bool, features: Sequence[str], asks: bool
+    row: Row, form: FormatConfig, answered: bool, features: Sequence[str], asks: bool, kind: Callable[[Any], str] | None
 ) -> Prompt | DataError | None:
     """Return the prompt of a row (None: it has and needs none), or why it cannot be used.
 
@@ -250,6 +253,8 @@ def _prompt(
             return None
         prompt, tools = formats.prompt_messages(row, form), formats.tools(row, form)
         answer = formats.truth(row, form)
+        if kind and _may_be_object(answer) and own_part(row, form, "reward_fn_key") is None:
+            kind(answer)
     except DataError as error:
         return error
     is_number = not isinstance(answer, float) or math.isfinite(answer)
@@ -260,3 +265,8 @@ def _prompt(
         wrong = missing if is_number else f"is {answer}"
         return DataError(f"column '{form.response_key}' (format.response_key) {wrong}", key=form.response_key)
     return prompt, tools
+
+
+def _may_be_object(answer: Any) -> bool:
+    """True for an object, a list and text that may be one, which `kind` refuses if it is; cheap, for every row."""
+    return answer.lstrip().startswith("{") if isinstance(answer, str) else isinstance(answer, Mapping | list | tuple)

@@ -8,10 +8,11 @@ occurs is not an answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trinity_core.base.errors import DataError
+from trinity_core.data.messages import short
 from trinity_core.workflows.rewards.answers import read, same, without_verifier
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
 from trinity_core.workflows.rewards.spelling import plain
@@ -22,6 +23,8 @@ _FROM_THOUGHT_TO_ANSWER = re.compile(r"</think>\s*<answer>")
 _BOX = "\\boxed{"
 _ANY_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _BARE = re.compile(r"[^\s$]+")
+_OBJECT = re.compile(r"\{\s*[\"']\w+[\"']\s*:")
+"""Matches the beginning of an object as JSON or Python text."""
 _HEADING = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
 
 
@@ -81,13 +84,20 @@ def boxed_answer(text: str) -> str | None:
 
 def _declared(truth: Any) -> str:
     text = "" if truth is None else str(truth).strip()
+    if isinstance(truth, Mapping | list | tuple) or _OBJECT.match(text):
+        raise DataError(
+            f"the reference answer must be one text or number, not {short(truth)}; set format.response_key to a column or "
+            "field that holds one, such as reward_model.ground_truth",
+            key="format.response_key",
+        )
     return final_answer(text) or boxed_answer(text) or text
 
 
 def reference(truth: Any) -> str:
     """Return the reference answer of a row: its declared final answer, else all of it.
 
-    Raises DataError if it is empty or NaN, as columns of floats have it for a missing number.
+    Raises DataError if it is empty, NaN, as columns of floats have it for a missing number, or an object or a list:
+    which of its values is meant, and whether one or all of them, is not known.
     """
     answer = _declared(truth)
     if answer.lower() in ("", "nan"):
