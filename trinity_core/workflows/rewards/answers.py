@@ -81,8 +81,9 @@ _OTHER_NUMBER = re.compile(
     r"else|unless|squared|cubed|factorial|reciprocal|inverse|cannot|zero|one|two|three|four|five|six|seven|eight|nine|ten|"
     r"eleven|twelve|half|halves|thirds?|quarters?|"
     r"(twen|thir|four|for|fif|six|seven|eigh|nine)(teen|ty)|(four|fif|six|seven|eigh|nin|ten)ths?|dozens?|lakhs?|crores?|"
-    r"(hundred|thousand|million|billion|trillion)(s|ths?)?|grand(?! total)|point(?=\s+\w)|"
-    r"(times|than|over|under|below|above|least|most|up to)(?=\s+0))\b"
+    r"(hundred|thousand|million|billion|trillion)(s|ths?)?|grand(?! total)|(?<=0 )point(?=\s+\w)|"
+    r"wrong|incorrect|false|(times|than|over|under|below|above|least|most|up to)(?=\s+0))\b|"
+    r"[不非没沒无無未或负負半倍多少超]|[大小高低][于於]|以[上下内外]"
 )
 """Words that change the meaning of an adjacent number (0 here): numbers, operations, doubts and bounds."""
 _TELLING = [
@@ -96,10 +97,12 @@ _TELLING = [
 ]  # fmt: skip
 """How words begin that tell one number from another: "March 3" is not "April 3"."""
 _WORDS = re.compile(
-    rf"\\[A-Za-z]+|(?![A-Za-z]{{1,2}}e\^){LETTER}(?:['’]?{LETTER})+['’]?|\b[ai](?=\s+{LETTER}{{2}})"  # not Ce^x
+    rf"\\[A-Za-z]+|(?![A-Za-z]{{1,2}}e\^){LETTER}(?:['’]?{LETTER})+['’]?|\b[ai](?=\s+{LETTER}{{2}})|"  # not Ce^x
+    rf"(?={LETTER})[\u4e00-\u9fff]"
 )
 _PRODUCT = re.compile(
-    r"(?!(?:[cmk]m|[mk]g|ml|ft|lbs?|hrs?|yd|mph|[ap]m|a[stn]|[bm]y|mi|st|[nr]d|th|sq|pts)\b)(?!.*(.).*\1)"
+    r"(?!(?:[cdmk]m|[mk]g|[dm]l|ft|lbs?|hrs?|yds?|[mk]ph|rpm|Hz|pcs|[pq]t|[ap]m|a[stn]|[bm]y|mi|st|[nr]d|th|sq|pts)\b)"
+    r"(?!.*(.).*\1)"
     r"(?:[a-df-hj-np-tv-z]{2}|[b-df-hj-np-tv-z]{3,4}|[abcxyz]{3,4}|abcd|[A-Z][xz]|ie|ei|[a-z]i)"
 )
 """Letters that are variables side by side: neither a word nor a unit."""
@@ -123,7 +126,7 @@ _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eig
 
 
 def _base(text: str, question: str) -> tuple[str, int] | Fraction | None:
-    match = re.fullmatch(r"\(?\s*(-?[0-9A-Za-z.]+)\s*\)?\s*_\s*\{\s*(\w+)\s*\}", text)
+    match = re.fullmatch(r"\(?\s*(-?[0-9A-Za-z.]+)\s*\)?\s*_\s*\{\s*\(?(\w+)\)?\s*\}", text)
     if match is None or not re.search(r"\d|[A-F]{2}", match[1]):
         return None
     base = _BASES.get(match[2]) or int(match[2] if match[2].isdecimal() else 0)
@@ -143,6 +146,7 @@ def _time(text: str, question: str) -> tuple[int, ...] | None:
 
 def _ratio(text: str, question: str) -> Any:
     """Return the one number that `1:2` is, or the terms of `1:2:3` as multiples of the first."""
+    text = text.replace(" to ", ":") if "ratio" in question.lower() else text
     terms = [_number(term.strip(), question) for term in text.split(":")] if text.count(":") in range(1, 10) else []
     if not terms or any(term is None or term.percent or not term.value for term in terms):
         return None
@@ -152,9 +156,13 @@ def _ratio(text: str, question: str) -> Any:
     return tuple(other / first for other in others)
 
 
+_NO_OTHER_CHOICE = r"(?!.*\b(?:[A-H]|or|and|not|maybe|wrong|incorrect)\b)"
+
+
 def _choice(text: str, question: str) -> str | None:
-    """Return the letter of `B`, `(B)`, `Option B`."""
-    match = re.fullmatch(r"(?:[Oo]ption |[Cc]hoice )?[(\[]?\s*([A-H])\s*[.)\]]*", text)
+    """Return the letter of `B`, `(B)`, `Option B`, `(B) Paris`."""
+    match = re.fullmatch(r"(?:[Oo]ption |[Cc]hoice |选项?)?[(\[]?\s*([A-H])\s*[.)\]]*", text)
+    match = match or re.match(rf"\(([A-H])\) (?=\S){_NO_OTHER_CHOICE}", text)
     return None if match is None else match[1].lower()
 
 
@@ -184,7 +192,7 @@ def _items(text: str, question: str) -> tuple[str, list[str]] | Answer | None:
             alternative for item in items for alternative in dict.fromkeys(item.replace("\\pm", sign) for sign in "+-")
         ]
     shape = "()" if shape == "[]" and len(items) > 2 else shape  # no interval
-    if len(items) == 1 and items[0] and shape in ("[]", "{}"):
+    if len(items) == 1 and items[0] not in ("", "\\emptyset") and shape in ("[]", "{}"):
         return read(items[0], question)
     return (shape, items) if all(items) and len(items) > 1 else None
 
@@ -197,6 +205,16 @@ def _closed(text: str, start: int) -> int:
         if depth == 0:
             return match.end()
     return len(text) + 1
+
+
+_RESTATED = re.compile(r"(.*\S)(?: or (\S.*)| \((.*)\))")
+
+
+def _restated(text: str, question: str) -> Number | None:
+    """Return the number that is written in two ways: `1/2 or 0.5`, `1/2 (0.5)`."""
+    match = _RESTATED.fullmatch(text)
+    first, second = [_number(part, question) for part in (match[1], match[2] or match[3])] if match else (None, None)
+    return first if first and second and _numbers_equal(second, first, question) else None
 
 
 _NO_NAME = re.compile(r"\d|\\(?:ne|le|ge|pm|ln|log|sqrt)(?![a-z])|[<>!]|^-")
@@ -296,6 +314,7 @@ KINDS: dict[str, Callable[[str, str], Any]] = {
     "base": _base,
     "time": _time,
     "ratio": _ratio,
+    "restated": _restated,
     "text": _text,
     "list": _items,
     "equation": _equation,
@@ -313,6 +332,8 @@ def read(text: str, question: str = "") -> Answer:
                 return answer
             case Fraction() as value:
                 return Answer("number", Number(value), text)
+            case Number() as value:
+                return Answer("number", value, text)
             case value if value is not None:
                 return Answer(kind, value, text)
     return Answer("text", re.sub(r"\s+", " ", text).casefold(), text)
@@ -364,9 +385,7 @@ def _equal(given: Answer, gold: Answer, question: str) -> bool:
         case "choice", "formula":
             return bool(given.value == gold.text.lower())
         case _, "choice" if given.kind != "choice":
-            label = re.match(
-                r"[(\[]?([A-Ha-h])(?:[.)\]:](?!.*\b(?:[A-H]|or|and|not|maybe|wrong|incorrect)\b)|$)", given.text
-            )
+            label = re.match(rf"[(\[]?([A-Ha-h])(?:[.)\]:]{_NO_OTHER_CHOICE}|$)", given.text)
             return label is not None and label[1].lower() == gold.value
         case _:
             return given.kind == gold.kind and bool(given.value == gold.value)

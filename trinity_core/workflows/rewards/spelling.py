@@ -11,9 +11,10 @@ _SYMBOLS = {
     **dict.fromkeys("−–—‐‑‒", "-"), **dict.fromkeys("·⋅∙", "\\cdot "), **dict.fromkeys("\u200b\u200c\u2060\ufeff", ""),
     **{c: unicodedata.normalize("NFKC", c).replace("⁄", "}{").join(("\\frac{", "}")) for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"},
     **{c: f"\\{name} " for c, name in zip("αβγδεθλμφπρστω", GREEK.split("|"), strict=True)},
-    **{c: f"\\mathbb{{{unicodedata.normalize('NFKC', c)}}}" for c in "ℝℤℕℚℂ"},
+    **{c: f"\\mathbb{{{unicodedata.normalize('NFKC', c)}}}" for c in "ℝℤℕℚℂ"}, **dict.fromkeys("°º˚", "^\\circ "),
+    "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "、": ", ", "。": ".", "⁄": "/",
     "×": "\\times ", "÷": "/", "∕": "/", "∶": ":", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ",
-    "±": "\\pm ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "≈": "\\approx ", "°": "^\\circ ",
+    "±": "\\pm ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "≈": "\\approx ",
     "√": "sqrt", "∛": "\\sqrt[3]", "∠": "\\angle ", "¢": " cents ",
 }  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
@@ -22,20 +23,29 @@ _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?|\\(?:display|text)style(?![a-zA-Z])|\\!\s*", ""),
-        (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
+        (r"(?<!\\)\\(?:[,;: ]|$)|~|\\q?quad(?![a-zA-Z])", " "),
+        (r"\\(?:text)?color ?\{[\w!]+\}|</?(?:b|i|em|strong)>", ""),
+        (r"(?<=[\d\s])\{ ?\\(?:rm|bf|it|sf|tt)(?![a-zA-Z])([^{}]*)\}", r" \1 "),
+        (r"(?<=\\\\)\[\d+(?:pt|ex|em)\]", ""),  # the height of a matrix's row
         (r"(?:\bUS)?\\?\$|[€£¥₹]|(?<!\\)\\[()\[\]]|[`\"“”]|(?<!\w)__|__(?!\w)", ""),
-        (r"(?<![\w)}])\*\*|\*\*(?![\w(\\])", ""),
+        (r"(?<![\w)}])\*\*|\*\*(?![\w(\\]|-\d)", ""),
         (r"\s+", " "),
         (r"\\([%#&_])", r"\1"),
         (r"\\[dtc]frac", r"\\frac"),
         (r"\\(?:angle|triangle)(?![a-zA-Z]) ?(\w{3}\b)?", lambda match: min(match[1] or "", (match[1] or "")[::-1])),
-        (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"\\varnothing(?![a-zA-Z])|\\\{ ?\\\}", r"\\emptyset"),
+        (r"\\(?:mathbb|Bbb) ?\{? ?([A-Z])(?![a-zA-Z]) ?\}?", r"\\mathbb{\1}"),
+        (r"\{ ?: ?\}|\\colon(?![a-zA-Z])", ":"),
+        (r"\+/-", r"\\pm "),
+        (r"(?<=[)\]]) ?U ?(?=[(\[])", r"\\cup "),
         (r"\\lg(?![a-zA-Z])", r"\\log"),
         (r"\{ ?(\w+) ?\\choose ?(\w+) ?\}", r"\\binom{\1}{\2}"),
         (r"(?i)_? ?\{? ?\(?\bbase ?=? ?\{? ?(\w+) ?\}? ?\)? ?\}?", r"_{\1}"),
         (r"(?<=\d)_(?=\d{3}(?!\d))", ""),  # 1_000, as Python writes it; no base has three digits
         (r"\*\*", "^"),
-        (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty"),
+        (r"(?<![A-Za-z\\])(?:[Ii]nfinity|infty|inf|oo)(?![A-Za-z\d])", r"\\infty"),
         (rf"(?<![A-Za-z\\])({_FUNCTIONS}|{GREEK})(?![A-Za-z])", r"\\\1"),
         (r"(?<=\d)i(?![A-Za-z])", " i"),  # math-verify takes only a separate i for the imaginary unit
         (r"<=", r"\\le "),
@@ -50,7 +60,7 @@ _SPELLINGS = [
         (r"\\[lr]angle(?![a-z])", lambda match: "(" if match[0][1] == "l" else ")"),
         (r"(?i) ?\b(?:percent(?:age)?|pct)(?!\w)", "%"),
         (r"(?<!\w)(\d+)C(\d+)(?!\w)", r"\\binom{\1}{\2}"),
-        (r"(?<=[\d}]) ?(?:\^\{? ?\\circ ?\}?|\\degree)(?: ?[CFK](?!\w))?(?=[\s.]|$)", " degrees "),
+        (r"(?<=[\d}]) ?(?:\^ ?\{? ?(?:\\circ|o) ?\}?|\\degree)(?: ?[CFK](?!\w))?(?=[\s.]|$)", " degrees "),
         (r"(?i)\b([ap])\.\s?m\b\.?", r"\1m"),
     )
 ]  # fmt: skip
