@@ -342,7 +342,8 @@ def test_pairs_whose_earlier_turns_differ_are_refused(chosen, rejected):
 @pytest.mark.parametrize(
     "written, role",
     [("human", "user"), ("User", "user"), ("HUMAN", "user"), ("System", "system"), ("Tool", "tool"),
-     ("observation", "tool"), ("function", "tool"), ("developer", "developer"), ("ipython", "tool")],
+     ("observation", "tool"), ("function", "tool"), ("developer", "developer"), ("ipython", "tool"),
+     ("prompter", "user")],
 )  # fmt: skip
 def test_roles_have_other_names(written, role):
     row = {"messages": [{"role": written, "content": "one"}, {"role": "gpt", "content": "two"}]}
@@ -385,3 +386,37 @@ def test_unusable_messages_are_refused(messages):
     """No messages, no text, no call, nothing to learn, or a weight that cannot be heeded."""
     with raising(DataError, key="messages"):
         formats.demonstration({"messages": messages}, EVERY_TURN)
+
+
+@pytest.mark.parametrize(
+    "row, form",
+    [
+        ({"problem": "<image>Find x.", "answer": "3", "images": [{"bytes": "x"}]}, {"prompt_key": "problem"}),
+        ({"prompt": [{"role": "user", "content": "<image>Find x."}], "images": ["a.png"]},
+         {"prompt_type": "messages", "messages_key": "prompt"}),
+        ({"messages": [{"role": "user", "content": "Who <video>?"}], "video": "a.mp4"}, {"prompt_type": "messages"}),
+    ],
+    ids=["geometry3k", "veRL", "LlamaFactory"],
+)  # fmt: skip
+def test_a_text_with_a_mark_for_an_image_is_refused(row, form):
+    form = FormatConfig(**form)
+    key = form.prompt_key if form.prompt_type == "plaintext" else form.messages_key
+    with raising(DataError, key=key):
+        formats.prompt_messages(row, form)
+    if form.prompt_type == "messages":
+        with raising(DataError, key=key):
+            formats.demonstration({**row, key: [*row[key], ANSWER]}, form)
+        pair = {"chosen": [*row[key], ANSWER], "rejected": [*row[key], {**ANSWER, "content": "b"}]}
+        with raising(DataError, key="chosen"):
+            formats.preference({**row, **pair}, form)
+    without = {name: value for name, value in row.items() if not name.startswith(("image", "video"))}
+    assert formats.prompt_messages({**without, "images": [], "video": None}, form)  # the mark alone is text
+
+
+def test_earlier_turns_in_a_column_of_their_own_are_refused():
+    """LlamaFactory's form of Alpaca, whose first turns would be left out."""
+    form = FormatConfig(prompt_key="instruction", response_key="output")
+    row = {"instruction": "third", "output": "c", "history": [["first", "a"]]}
+    with raising(DataError, key="history"):
+        formats.demonstration(row, form)
+    assert formats.demonstration({**row, "history": []}, form).messages[0]["content"] == "third"

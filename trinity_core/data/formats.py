@@ -30,7 +30,9 @@ from trinity_core.data.messages import (
 from trinity_core.data.values import json_problem, row_problem, without_absent
 
 Row = Mapping[str, Any]
-ALPACA_PROMPT, ALPACA_INPUT = "instruction", "input"
+ALPACA_PROMPT, ALPACA_INPUT, ALPACA_HISTORY = "instruction", "input", "history"
+MEDIA = {"<image>": ("images", "image"), "<video>": ("videos", "video"), "<audio>": ("audios", "audio")}
+"""Marks in a text -> columns of the files that belong there, in LlamaFactory's and veRL's data."""
 SYSTEM_ROLES = ("system", "developer")
 _BEGUN = re.compile(r'\s*\[?\s*\{\s*"(role|content)"\s*:')
 """Matches the beginning of messages as JSON text."""
@@ -63,12 +65,14 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
     Raises DataError if the column is missing or has the wrong type.
     """
     if form.prompt_type == "plaintext":
-        return [*_system(row, form), {"role": "user", "content": _plain_prompt(row, form)}]
+        prompt = [*_system(row, form), {"role": "user", "content": _plain_prompt(row, form)}]
+        return _only_text(row, prompt, form.prompt_key)
     messages = _messages(row, form.messages_key, "messages_key")
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
         raise column_error(form.messages_key, "has no message to answer")
+    messages = _only_text(row, messages, form.messages_key)
     return [without_weight(message) for message in _with_system_prompt(messages, row, form)]
 
 
@@ -110,7 +114,7 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
         messages.pop()
     if len(messages) < 2:
         raise column_error(form.messages_key, "has no assistant's answer to learn from")
-    messages = _with_system_prompt(messages, row, form)
+    messages = _with_system_prompt(_only_text(row, messages, form.messages_key), row, form)
     unlearned = frozenset(index for index, message in enumerate(messages) if message.get(WEIGHT) == 0)
     plain, every_turn = [without_weight(message) for message in messages], form.enable_concatenated_multi_turn
     conversation = Conversation(plain, tools(row, form), every_turn, unlearned)
@@ -164,13 +168,26 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
         raise column_error(key, "ends with an empty answer")
     plain = [without_weight(message) for message in answer]
     if plain[0]["role"] in (*SYSTEM_ROLES, "user"):
-        return _with_system_prompt(plain, row, form)
+        return _with_system_prompt(_only_text(row, plain, key), row, form)
     return prompt_messages(row, form) + plain
+
+
+def _only_text(row: Row, messages: list[Message], key: str) -> list[Message]:
+    """Return the messages. Raises DataError if a mark in them stands for a file in another column of the row."""
+    for mark, columns in MEDIA.items():
+        files = next((name for name in columns if row.get(name)), None)
+        if files and any(mark in str(message.get("content")) for message in messages):
+            raise column_error(key, f"has {mark} for a file in column '{files}'; models only see text")
+    return messages
 
 
 def _plain_prompt(row: Row, form: FormatConfig) -> str:
     """Return the prompt of a plaintext row, followed by an empty line and its input if it has one."""
     prompt = _text(row, form.prompt_key, "prompt_key")
+    if form.prompt_key == ALPACA_PROMPT and isinstance(row.get(ALPACA_HISTORY), list) and row[ALPACA_HISTORY]:
+        raise column_error(
+            ALPACA_HISTORY, "holds earlier turns, which are read only from messages (format.messages_key)"
+        )
     key = form.input_key or (ALPACA_INPUT if form.prompt_key == ALPACA_PROMPT else None)
     if key is None or (form.input_key is None and not has_column(row, key)):
         return prompt

@@ -19,8 +19,11 @@ ROLES = {
     "function_call": "assistant", "observation": "tool", "tool": "tool",
 }  # fmt: skip
 """The speaker of a ShareGPT turn -> role of a message."""
-SPEAKERS = {speaker: role for speaker, role in ROLES.items() if speaker != "function_call"} | {"ipython": "tool"}
-"""Names, in any case, that a message may have as its role, ShareGPT's and Llama's."""
+SPEAKERS = {speaker: role for speaker, role in ROLES.items() if speaker != "function_call"} | {
+    "ipython": "tool",
+    "prompter": "user",
+}
+"""Names, in any case, that a message may have as its role, ShareGPT's, Llama's and OpenAssistant's."""
 Message = dict[str, Any]
 WEIGHT = "weight"
 """OpenAI's key for whether an answer carries loss: 0 or 1."""

@@ -86,8 +86,8 @@ def _declared(truth: Any) -> str:
     text = "" if truth is None else str(truth).strip()
     if isinstance(truth, Mapping | list | tuple) or _OBJECT.match(text):
         raise DataError(
-            f"the reference answer must be one text or number, not {short(truth)}; set format.response_key to a column or "
-            "field that holds one, such as reward_model.ground_truth",
+            f"the reference answer must be one text or number, not {short(truth)}; set format.response_key to a column "
+            "or field that holds one, such as reward_model.ground_truth",
             key="format.response_key",
         )
     return final_answer(text) or boxed_answer(text) or text
