@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import sys
+from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -526,6 +527,25 @@ def runs_tests(prompt, response, truth, task):
     exec(response + chr(10) + task["tests"], {})
     return 1.0
 
+@REWARD_FNS.register("of_verl")
+def of_verl(data_source, solution_str, ground_truth, extra_info=None): return 1.0
+
+@REWARD_FNS.register("without_the_rest")
+def without_the_rest(response, truth): return 1.0
+
+@REWARD_FNS.register("a_class")
+class AClass:
+    def __call__(self, **inputs): return 1.0
+
+@REWARD_FNS.register("lists")
+def lists(response, **inputs): return [1.0]
+
+@REWARD_FNS.register("texts")
+def texts(response, **inputs): return {"score": "1.0"}
+
+@REWARD_FNS.register("abstains")
+def abstains(response, **inputs): return None
+
 @REWARD_FNS.register("choosy")
 def choosy(prompt, response, truth, task): return float(response.index("box"))
 """
@@ -537,6 +557,12 @@ def choosy(prompt, response, truth, task): return float(response.index("box"))
         ("fine", "3", ""),
         ("of_another_field", "3", "reward_fn_args.completions"),
         ("misspelt", "3", "default_reward_fn_type"),
+        ("of_verl", "3", "reward_fn_args.*"),
+        ("without_the_rest", "3", "default_reward_fn_type"),
+        ("a_class", "3", "default_reward_fn_type"),
+        ("lists", "3", "default_reward_fn_type"),
+        ("texts", "3", "default_reward_fn_type"),
+        ("abstains", "3", ""),
         ("choosy", "3", ""),
         ("runs_tests", "3", ""),
         ("math_reward", "the sum", ""),
@@ -550,9 +576,11 @@ def test_a_reward_function_judges_an_answer_to_the_first_rows(run_file, tmp_path
     rows = written(tmp_path, *[{"question": "1 + 2?", "answer": answer, "tests": tests}] * 3)
     settings = [f"{INPUT}.taskset.path={rows}", f"{INPUT}.taskset.default_reward_fn_type={reward}"]
     validated = checks.validate(run_file, [*settings, f"plugin_dir={tmp_path / 'plugins'}"], offline=False)
-    assert [problem.key for problem in validated.problems] == ([f"{INPUT}.taskset.{key}"] if key else [])
+    keys = [problem.key for problem in validated.problems]
+    assert bool(keys) is bool(key) and all(fnmatch(found, f"{INPUT}.taskset.{key}") for found in keys)
     notices = [notice for stage in validated.stages for notice in stage["notices"]]
-    assert any("default_reward_fn_type" in notice for notice in notices) is (reward in ("choosy", "runs_tests"))
+    warned = any("default_reward_fn_type" in notice for notice in notices)
+    assert warned is (reward in ("abstains", "choosy", "runs_tests"))
 
 
 RECIPES = Path(checks.__file__).parents[3] / "configs"

@@ -28,6 +28,7 @@ from trinity_core.pipelines.named_parts import reward_of
 from trinity_core.run.preflight.models import hub_error
 from trinity_core.workflows.rewards import RewardItem, RewardPool
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
+from trinity_core.workflows.rewards.pool import NO_NUMBER
 
 ROWS = 16
 """Rows read from each data set. Some bad rows are no problem, because a run rejects them."""
@@ -131,7 +132,10 @@ def _unjudged(key: str, tasks: Taskset, pool: RewardPool) -> Iterator[Finding]:
 
 
 def _never_works(error: str, row: Row) -> bool:
-    """True for a name or module that the reward function itself lacks, rather than the tests in a row."""
+    """True for a name or module that the reward function itself lacks, rather than the tests in a row, and for a result
+    of a type that is never a number, such as a list."""
+    if re.match(rf"{NO_NUMBER}: \S+ is (?!None\b|-?inf\b|nan\b)", error):
+        return True
     names = re.findall(r"'([\w.]+)'", error)
     return error.startswith(LACKS) and not any(name in str(row) for name in names)
 

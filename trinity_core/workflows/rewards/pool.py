@@ -41,6 +41,9 @@ from trinity_core.workflows.rewards.base import (
     scored,
 )
 
+NO_NUMBER = "the reward function gave no number"
+"""How the error of a reward begins whose function returned something else."""
+
 
 class RewardWorker:
     """Scores answers with limited memory, so that a formula like 9^9^9 is a verifier error and does not exhaust the
@@ -68,17 +71,25 @@ class RewardWorker:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
     def score(self, name: str, item: RewardItem) -> dict[str, Any]:
-        """Return the arguments of `Reward`. Raises what the reward function raises."""
+        """Return the arguments of `Reward`. Raises what the reward function raises, and TrinityError if it does not
+        take an answer by these names."""
         score = REWARD_FNS.resolve(name)
-        args = dict(item.args)
-        if "response_tokens" in inspect.signature(score).parameters:
-            args["response_tokens"] = item.response_tokens
-        result = score(prompt=item.prompt, response=item.response, truth=item.truth, task=item.task, **args)
-        result = completed(result)
+        inputs = {"prompt": item.prompt, "response": item.response, "truth": item.truth, "task": item.task, **item.args}
+        signature = inspect.signature(score)
+        if "response_tokens" in signature.parameters:
+            inputs["response_tokens"] = item.response_tokens
+        try:
+            signature.bind(**inputs)
+        except TypeError as error:
+            raise TrinityError(
+                f"the reward function '{name}' cannot be called with {', '.join(inputs)}: {error}; register a function "
+                "(not a class) of the form `def name(*, response, truth, **_)`"
+            ) from error
+        result = completed(score(**inputs))
         try:
             verdict = scored(result)
         except (TypeError, ValueError) as error:
-            return {"error": f"the reward function gave no number: {error}"}
+            return {"error": f"{NO_NUMBER}: {error}"}
         return {"parts": verdict.parts, "counts": verdict.counts}
 
 
