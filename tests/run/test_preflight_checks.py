@@ -506,6 +506,7 @@ def test_columns_of_tasks_are_in_their_rows(run_file, override, key):
 
 REWARDS_FILE = """
 from trinity_core.workflows import REWARD_FNS
+from trinity_core.workflows.rewards.functions import reward_of
 
 @REWARD_FNS.register("fine")
 def fine(prompt, response, truth, task): return 1.0
@@ -543,6 +544,8 @@ def lists(response, **inputs): return [1.0]
 @REWARD_FNS.register("texts")
 def texts(response, **inputs): return {"score": "1.0"}
 
+REWARD_FNS.register("of_trl")(reward_of({"one": lambda completions, **_: 1.0}))
+
 @REWARD_FNS.register("abstains")
 def abstains(response, **inputs): return None
 
@@ -562,6 +565,7 @@ def choosy(prompt, response, truth, task): return float(response.index("box"))
         ("a_class", "3", "default_reward_fn_type"),
         ("lists", "3", "default_reward_fn_type"),
         ("texts", "3", "default_reward_fn_type"),
+        ("of_trl", "3", "default_reward_fn_type"),
         ("abstains", "3", ""),
         ("choosy", "3", ""),
         ("runs_tests", "3", ""),

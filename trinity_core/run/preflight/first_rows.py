@@ -27,6 +27,7 @@ from trinity_core.exchange.store.earlier_rollouts import find_rollouts
 from trinity_core.pipelines.named_parts import reward_of
 from trinity_core.run.preflight.models import hub_error
 from trinity_core.workflows.rewards import RewardItem, RewardPool
+from trinity_core.workflows.rewards.functions import NO_LIST
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
 from trinity_core.workflows.rewards.pool import NO_NUMBER
 
@@ -134,7 +135,7 @@ def _unjudged(key: str, tasks: Taskset, pool: RewardPool) -> Iterator[Finding]:
 def _never_works(error: str, row: Row) -> bool:
     """True for a name or module that the reward function itself lacks, rather than the tests in a row, and for a result
     of a type that is never a number, such as a list."""
-    if re.match(rf"{NO_NUMBER}: \S+ is (?!None\b|-?inf\b|nan\b)", error):
+    if re.match(rf"{NO_NUMBER}: \S+ is (?!None\b|-?inf\b|nan\b)", error) or NO_LIST in error:
         return True
     names = re.findall(r"'([\w.]+)'", error)
     return error.startswith(LACKS) and not any(name in str(row) for name in names)

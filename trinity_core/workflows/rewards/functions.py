@@ -12,6 +12,7 @@ from typing import Any
 from trinity_core.workflows.rewards.base import REWARD_FNS, RewardFn, completed, number_of
 
 PROMPT = "prompt"
+NO_LIST = "must return a list with one number for each completion"
 Functions = Mapping[str, Callable[..., Any]]
 """Name -> function(prompts, completions, **columns) that returns one number, or None, for each completion."""
 
@@ -73,7 +74,7 @@ def _value(name: str, function: Callable[..., Any], inputs: Mapping[str, Any]) -
     if hasattr(values, "tolist"):  # NumPy's or torch's
         values = values.tolist()
     if not isinstance(values, list | tuple) or len(values) != 1:
-        raise ValueError(f"{name} must return a list with one number for each completion, not {values!r}")
+        raise ValueError(f"{name} {NO_LIST}, not {values!r}")
     if values[0] is None:
         return None
     return number_of(values[0], name) * (function.weight if isinstance(function, Weighted) else 1.0)
