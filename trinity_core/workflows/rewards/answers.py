@@ -101,7 +101,7 @@ _WORDS = re.compile(
     rf"(?={LETTER})[\u4e00-\u9fff]"
 )
 _PRODUCT = re.compile(
-    r"(?!(?:[cdmk]m|[mk]g|[dm]l|ft|lbs?|hrs?|yds?|[mk]ph|rpm|Hz|pcs|[pq]t|[ap]m|a[stn]|[bm]y|mi|st|[nr]d|th|sq|pts)\b)"
+    r"(?!(?:[cdmk]m|[mk]g|[dm]l|ft|lbs?|[hy]rs?|wks?|yds?|[mk]ph|rpm|Hz|pcs|[pq]t|[ap]m|a[stn]|[bm]y|mi|st|[nr]d|th|sq|pts)\b)"
     r"(?!.*(.).*\1)"
     r"(?:[a-df-hj-np-tv-z]{2}|[b-df-hj-np-tv-z]{3,4}|[abcxyz]{3,4}|abcd|[A-Z][xz]|ie|ei|[a-z]i)"
 )

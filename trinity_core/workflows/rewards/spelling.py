@@ -38,6 +38,9 @@ _SPELLINGS = [
         (r"\\varnothing(?![a-zA-Z])|\\\{ ?\\\}", r"\\emptyset"),
         (r"\\(?:mathbb|Bbb) ?\{? ?([A-Z])(?![a-zA-Z]) ?\}?", r"\\mathbb{\1}"),
         (r"\{ ?: ?\}|\\colon(?![a-zA-Z])", ":"),
+        (r"\\mid(?![a-zA-Z])", "|"),
+        (r"\\c?dots(?![a-zA-Z])", r"\\ldots"),
+        (r"(?<=\d) ?\\frac\{ ([A-Za-z]+) \}\{ ([A-Za-z]+) \}", r" \1/\2"),  # \frac{\text{m}}{\text{s}}
         (r"\+/-", r"\\pm "),
         (r"(?<=[)\]]) ?U ?(?=[(\[])", r"\\cup "),
         (r"\\lg(?![a-zA-Z])", r"\\log"),
