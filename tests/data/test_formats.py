@@ -420,3 +420,11 @@ def test_earlier_turns_in_a_column_of_their_own_are_refused():
     with raising(DataError, key="history"):
         formats.demonstration(row, form)
     assert formats.demonstration({**row, "history": []}, form).messages[0]["content"] == "third"
+
+
+@pytest.mark.parametrize("write", [json.dumps, str], ids=["JSON", "Python, as pandas writes it to CSV"])
+def test_messages_as_the_text_of_a_prompt_are_refused(write):
+    with raising(DataError, key="prompt"):
+        formats.prompt_messages({"prompt": write([USER])}, FormatConfig())
+    for text in ('[{"name": "x"}] What is this?', "[1, 2]", '[{"name": "x"}]'):
+        assert formats.prompt_messages({"prompt": text}, FormatConfig())[0]["content"] == text

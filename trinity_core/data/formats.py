@@ -34,8 +34,8 @@ ALPACA_PROMPT, ALPACA_INPUT, ALPACA_HISTORY = "instruction", "input", "history"
 MEDIA = {"<image>": ("images", "image"), "<video>": ("videos", "video"), "<audio>": ("audios", "audio")}
 """Marks in a text -> columns of the files that belong there, in LlamaFactory's and veRL's data."""
 SYSTEM_ROLES = ("system", "developer")
-_BEGUN = re.compile(r'\s*\[?\s*\{\s*"(role|content)"\s*:')
-"""Matches the beginning of messages as JSON text."""
+_BEGUN = re.compile(r"""\s*\[?\s*\{\s*["'](role|content)["']\s*:""")
+"""Matches the beginning of messages as JSON or Python text."""
 Tool = dict[str, Any]
 
 
@@ -184,6 +184,8 @@ def _only_text(row: Row, messages: list[Message], key: str) -> list[Message]:
 def _plain_prompt(row: Row, form: FormatConfig) -> str:
     """Return the prompt of a plaintext row, followed by an empty line and its input if it has one."""
     prompt = _text(row, form.prompt_key, "prompt_key")
+    if prompt.lstrip().startswith("[") and _holds_messages(prompt):
+        raise column_error(form.prompt_key, "holds a list of messages; write prompt_type: messages and messages_key")
     if form.prompt_key == ALPACA_PROMPT and isinstance(row.get(ALPACA_HISTORY), list) and row[ALPACA_HISTORY]:
         raise column_error(
             ALPACA_HISTORY, "holds earlier turns, which are read only from messages (format.messages_key)"
