@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from trinity_core.rollout.metrics import eval_numbers, step_numbers
 from trinity_core.rollout.records import drawn_tasks
 from trinity_core.rollout.runner import Outcome, TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoop
-from trinity_core.workflows import WORKFLOWS, RewardPool
+from trinity_core.workflows import REWARD_FNS, WORKFLOWS, RewardItem, RewardPool
 
 PLUGIN = """
 import copy
@@ -525,3 +526,24 @@ def test_a_broken_list_of_workflows_is_named_with_its_line(checkout):
     with pytest.raises(InputError) as error:
         load_plugins(checkout)
     assert f"{listed}:2" in str(error.value)
+
+
+def test_a_folder_named_trinity_is_no_installation(tmp_path, monkeypatch):
+    """Such as one with data, in the working folder, which is on the path of Ray's workers."""
+    (tmp_path / "work" / "trinity").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path / "work"))
+    source = "from trinity.common.workflows import WORKFLOWS, Workflow\n"
+    load(
+        tmp_path / "plugins", source + "WORKFLOWS.register_module('up_data', force=True)(Workflow)\n", "upstream_style"
+    )
+    assert "up_data" in WORKFLOWS
+
+
+def test_arguments_of_a_reward_class_are_those_of_its_init(plugin):
+    """So that `trinity validate` reports missing and misspelt ones."""
+    arguments = REWARD_FNS.arguments(REWARD_FNS.resolve("lengths"), "lengths")
+    assert [*arguments.model_fields] == ["scale"] and arguments.model_config["extra"] == "forbid"
+    with closing(RewardPool(1, plugin_dir=str(plugin))) as pool:
+        assert pool.score_sync("lengths", [RewardItem("abc", args={"scale": 2.0})])[0].parts["length"] == 6.0
+        with pytest.raises(TrinityError):
+            pool.score_sync("lengths", [RewardItem("abc", args={"scal": 2.0})])

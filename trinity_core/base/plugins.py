@@ -61,8 +61,8 @@ def _wants_upstream(root: Path) -> bool:
     if not any(UPSTREAM.search(file.read_text(errors="replace")) for file in files):
         return False
     installed = importlib.util.find_spec("trinity")
-    if installed is None or not installed.submodule_search_locations:
-        return True
+    if installed is None or installed.origin is None or not installed.submodule_search_locations:
+        return True  # no origin: a mere folder `trinity` in the working folder
     # A checkout around the folder, or in the working folder, is on the path of some processes alone: no installation.
     around = (root, *root.parents, Path.cwd())
     places = [Path(folder).resolve() for folder in installed.submodule_search_locations]

@@ -81,12 +81,20 @@ def reward_class(name: str) -> type[RewardClass]:
 
 
 def as_function(kind: type[RewardClass]) -> RewardFn:
+    """Return a reward function that makes an object for each answer. Its arguments are those of `__init__`."""
+
     def score(*, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **args: Any) -> dict[str, float]:
         reward = kind(**args)
         return reward(**accepted(reward, {"response": response, "truth": truth, "prompt": prompt}))
 
     score.__module__, score.__qualname__ = kind.__module__, kind.__qualname__
-    vars(score)["upstream"] = kind
+    *inputs, _ = inspect.signature(score).parameters.values()
+    own = [
+        parameter if parameter.kind is parameter.VAR_KEYWORD else parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(kind).parameters.values()
+        if parameter.kind is not parameter.VAR_POSITIONAL and parameter.name not in INPUTS
+    ]
+    vars(score).update(upstream=kind, __signature__=inspect.Signature([*inputs, *own]))
     return score
 
 
