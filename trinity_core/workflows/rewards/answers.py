@@ -92,7 +92,7 @@ _TELLING = [
         "am pm", "bc ad", "nor sou eas wes", "lef rig", "jan feb mar apr may jun jul aug sep oct nov dec",
         "mon tue wed thu fri sat sun", "sec min hou day wee mon yea", "mm cm m km", "met kil cen mil", "mg g kg",
         "dol cen eur pou rup yen", "inc fee yar mil", "in ft yd mi", "pou oun kil gra", "lb oz kg g",
-        "m s h N J W V L K C T g", "pro los", "inc dec", "up dow", "mor few les",
+        "m s h N J W V L K C T g", "pro los", "inc dec", "up dow", "mor few les", "deg rad", "cel fah kel",
     )
 ]  # fmt: skip
 """How words begin that tell one number from another: "March 3" is not "April 3"."""

@@ -19,6 +19,7 @@ _SYMBOLS = {
 }  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
 LETTER = "[^\\W\\d_半一二三四五六七八九十百千万亿萬億]"
+_SCALES = {"C": "Celsius", "F": "Fahrenheit", "K": "Kelvin"}
 _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -63,7 +64,10 @@ _SPELLINGS = [
         (r"\\[lr]angle(?![a-z])", lambda match: "(" if match[0][1] == "l" else ")"),
         (r"(?i) ?\b(?:percent(?:age)?|pct)(?!\w)", "%"),
         (r"(?<!\w)(\d+)C(\d+)(?!\w)", r"\\binom{\1}{\2}"),
-        (r"(?<=[\d}]) ?(?:\^ ?\{? ?(?:\\circ|o) ?\}?|\\degree)(?: ?[CFK](?!\w))?(?=[\s.]|$)", " degrees "),
+        (
+            r"(?<=[\d}]) ?(?:\^ ?\{? ?(?:\\circ|o) ?\}?|\\degree)(?: ?([CFK])(?!\w))?(?=[\s.]|$)",
+            lambda match: f" degrees {_SCALES.get(match[1], '')} ",
+        ),
         (r"(?i)\b([ap])\.\s?m\b\.?", r"\1m"),
     )
 ]  # fmt: skip
