@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trinity_core.workflows.rewards.spelling import GREEK, LETTER, plain
+from trinity_core.workflows.rewards.spelling import GREEK, LETTER, closely, plain
 
 _DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d+(?:_\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _POWER = r"[eE](?P<e>[-+]?\d{1,4})|\s*(?:\\times|\\cdot|[xX])\s*10\s*\^\{\s*(?P<power>[-+]?\d{1,4})\s*\}"
@@ -207,12 +207,9 @@ def _closed(text: str, start: int) -> int:
     return len(text) + 1
 
 
-_RESTATED = re.compile(r"(.*\S)(?: or (\S.*)| \((.*)\))")
-
-
 def _restated(text: str, question: str) -> Number | None:
     """Return the number that is written in two ways: `1/2 or 0.5`, `1/2 (0.5)`."""
-    match = _RESTATED.fullmatch(text)
+    match = re.fullmatch(r"(.*\S)(?: or (\S.*)| \((.*)\))", text)
     first, second = [_number(part, question) for part in (match[1], match[2] or match[3])] if match else (None, None)
     return first if first and second and _numbers_equal(second, first, question) else None
 
@@ -236,13 +233,13 @@ def _equation(text: str, question: str) -> Answer | None:
     bare = re.sub(r"_(?:\w|\{[^{}]*\})|\([^()]*\)", "", name)
     if name and not re.search(r"[^\W\d]", re.sub(rf"\\(?!(?:{GREEK})(?![a-z]))[a-z]+|\\pi", "", name)):
         values = [name, *values]
-    elif _NO_NAME.search(bare) and _closely(name) not in _closely(plain(question)):
+    elif _NO_NAME.search(bare) and closely(name) not in closely(plain(question)):
         return None
     answers = [read(value, question) for value in values]
     agree = answers[-1].kind not in ("text", "choice") and all(
         _equal(left, answers[-1], question) for left in answers[:-1]
     )
-    return replace(answers[-1], whole=text, name=_closely(name)) if agree else None
+    return replace(answers[-1], whole=text, name=closely(name)) if agree else None
 
 
 def _sentence(text: str, question: str) -> Answer | None:
@@ -330,10 +327,8 @@ def read(text: str, question: str = "") -> Answer:
         match reader(text, question):
             case Answer() as answer:
                 return answer
-            case Fraction() as value:
-                return Answer("number", Number(value), text)
-            case Number() as value:
-                return Answer("number", value, text)
+            case Fraction() | Number() as value:
+                return Answer("number", Number(value) if isinstance(value, Fraction) else value, text)
             case value if value is not None:
                 return Answer(kind, value, text)
     return Answer("text", re.sub(r"\s+", " ", text).casefold(), text)
@@ -344,7 +339,7 @@ def same(answer: str, truth: str, question: str = "") -> bool:
     if len(answer) > max(LONGEST_ANSWER, 2 * len(truth)):
         return False
     plain_answer, plain_truth = plain(answer), plain(truth)
-    if plain_truth and _closely(plain_answer) == _closely(plain_truth):
+    if plain_truth and closely(plain_answer) == closely(plain_truth):
         return True
     gold = read(plain_truth, question)
     if _equal(read(plain_answer, question), gold, question):
@@ -368,7 +363,7 @@ def _equal(given: Answer, gold: Answer, question: str) -> bool:
         if all("=" in equation for equation in equations):
             given, gold = (Answer("formula", equation, equation) for equation in equations)
             return _formulas_equal(given, gold)
-    if given.kind == gold.kind and _closely(given.text) == _closely(gold.text) and given.words == gold.words:
+    if given.kind == gold.kind and closely(given.text) == closely(gold.text) and given.words == gold.words:
         return True
     told, telling = ({word[:3] for word in side.words} for side in (given, gold))
     if any(told & group and telling & group and told & group != telling & group for group in _TELLING):
@@ -389,11 +384,6 @@ def _equal(given: Answer, gold: Answer, question: str) -> bool:
             return label is not None and label[1].lower() == gold.value
         case _:
             return given.kind == gold.kind and bool(given.value == gold.value)
-
-
-def _closely(text: str) -> str:
-    """Return a text without its spaces, except those between letters and digits."""
-    return re.sub(r"(?<!\w)(?<!\d,)\s+|\s+(?!\w)", "", text)
 
 
 def _numbers_equal(given: Number, gold: Number, question: str) -> bool:

@@ -99,6 +99,11 @@ def plain(text: str) -> str:
     return re.sub(r"(?<!\.)[.,;]$|(?<=[a-z]{3})!$", "", text.strip()).strip()
 
 
+def closely(text: str) -> str:
+    """Return a text without its spaces, except those between letters and digits."""
+    return re.sub(r"(?<!\w)(?<!\d,)\s+|\s+(?!\w)", "", text)
+
+
 def _with_braces(text: str) -> str:
     """Replace the brackets of `sqrt(2)`, `x^(1/2)`, `exp(16)` by LaTeX's braces."""
     closers: list[str] = []
