@@ -318,9 +318,22 @@ def test_format_reward():
         score("5", pattern="(")
 
 
+def test_a_list_of_one_is_that_reference():
+    """OlympiadBench's `final_answer`, of which most have one."""
+    for answer, right in (("34", 1.0), ("5", 0.0)):
+        judged = math_reward(prompt="", response=f"\\boxed{{{answer}}}", truth=["34"], task={})
+        assert judged["accuracy"] == right
+
+
 @pytest.mark.parametrize(
     "truth",
-    [{"ground_truth": "34"}, ["34"], ("3", "4"), '{"ground_truth": "34", "style": "rule"}', "{'ground_truth': '34'}"],
+    [
+        {"ground_truth": "34"},
+        ["34", "35"],
+        ("3", "4"),
+        '{"ground_truth": "34", "style": "rule"}',
+        "{'ground_truth': '34'}",
+    ],
 )
 @pytest.mark.parametrize("answer", ["34", "5"])
 def test_reference_that_is_an_object_or_a_list_is_refused(truth, answer):

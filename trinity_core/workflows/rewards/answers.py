@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trinity_core.workflows.rewards.spelling import GREEK, LETTER, closely, plain
+from trinity_core.workflows.rewards.spelling import GREEK, HAN, LETTER, OTHER_NUMBER, SHORT, TELLING, closely, plain
 
 _DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d+(?:_\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _POWER = r"[eE](?P<e>[-+]?\d{1,4})|\s*(?:\\times|\\cdot|[xX])\s*10\s*\^\{\s*(?P<power>[-+]?\d{1,4})\s*\}"
@@ -76,32 +76,12 @@ def _number(text: str, question: str) -> Number | None:
 
 
 _SCALES = {"half": 0.5, "quarter": 0.25, "dozen": 12, "hundred": 100, "thousand": 1000, "million": 1e6, "billion": 1e9}
-_OTHER_NUMBER = re.compile(
-    r"(?i)\b(not?|nor|never|\w+n['’]t|or|minus|negative|plus|mod|root|twice|double|triple|if|maybe|perhaps|otherwise|"
-    r"else|unless|squared|cubed|factorial|reciprocal|inverse|cannot|zero|one|two|three|four|five|six|seven|eight|nine|ten|"
-    r"eleven|twelve|half|halves|thirds?|quarters?|"
-    r"(twen|thir|four|for|fif|six|seven|eigh|nine)(teen|ty)|(four|fif|six|seven|eigh|nin|ten)ths?|dozens?|lakhs?|crores?|"
-    r"(hundred|thousand|million|billion|trillion)(s|ths?)?|grand(?! total)|(?<=0 )point(?=\s+\w)|"
-    r"wrong|incorrect|false|(times|than|over|under|below|above|least|most|up to)(?=\s+0))\b|"
-    r"[不非没沒无無未或负負半倍多少超]|[大小高低][于於]|以[上下内外]"
-)
-"""Words that change the meaning of an adjacent number (0 here): numbers, operations, doubts and bounds."""
-_TELLING = [
-    set(group.split())
-    for group in (
-        "am pm", "bc ad", "nor sou eas wes", "lef rig", "jan feb mar apr may jun jul aug sep oct nov dec",
-        "mon tue wed thu fri sat sun", "sec min hou day wee mon yea", "mm cm m km", "met kil cen mil", "mg g kg",
-        "dol cen eur pou rup yen", "inc fee yar mil", "in ft yd mi", "pou oun kil gra", "lb oz kg g",
-        "m s h N J W V L K C T g", "pro los", "inc dec", "up dow", "mor few les", "deg rad", "cel fah kel",
-    )
-]  # fmt: skip
-"""How words begin that tell one number from another: "March 3" is not "April 3"."""
 _WORDS = re.compile(
     rf"\\[A-Za-z]+|(?![A-Za-z]{{1,2}}e\^){LETTER}(?:['’]?{LETTER})+['’]?|\b[ai](?=\s+{LETTER}{{2}})|"  # not Ce^x
     rf"(?={LETTER})[\u4e00-\u9fff]"
 )
 _PRODUCT = re.compile(
-    r"(?!(?:[cdmk]m|[mk]g|[dm]l|ft|lbs?|[hy]rs?|wks?|yds?|[mk]ph|rpm|Hz|pcs|[pq]t|[ap]m|a[stn]|[bm]y|mi|st|[nr]d|th|sq|pts)\b)"
+    r"(?!(?:[cdmk]m|[mk]g|[dm]l|ft|lbs?|[hy]rs?|wks?|yds?|[mk]ph|rpm|Hz|pcs|[ap]m|a[stn]|[bm]y|mi|st|[nr]d|th|sq|pts)\b)"
     r"(?!.*(.).*\1)"
     r"(?:[a-df-hj-np-tv-z]{2}|[b-df-hj-np-tv-z]{3,4}|[abcxyz]{3,4}|abcd|[A-Z][xz]|ie|ei|[a-z]i)"
 )
@@ -228,7 +208,7 @@ def _equation(text: str, question: str) -> Answer | None:
         if exact.kind in ("number", "formula") and _formulas_equal(exact, read(match[2]), half_a_unit):
             return exact
     name, *values = _split(text, r"(?<![<>!\\:])=(?!=)|\\(?:in|approx|equiv)(?![a-z])")
-    if not values or not all(values) or len(values) > 4 or _OTHER_NUMBER.search(name):
+    if not values or not all(values) or len(values) > 4 or OTHER_NUMBER.search(name):
         return None
     bare = re.sub(r"_(?:\w|\{[^{}]*\})|\([^()]*\)", "", name)
     if name and not re.search(r"[^\W\d]", re.sub(rf"\\(?!(?:{GREEK})(?![a-z]))[a-z]+|\\pi", "", name)):
@@ -268,7 +248,7 @@ def _sentence(text: str, question: str) -> Answer | None:
         words[match[1].count("\0") :],
     )
     scale = next((scale for scale in _SCALES if words_after and words_after[0].removesuffix("s") == scale), None)
-    if _OTHER_NUMBER.search(" ".join([*words[:words_before], "0", *words_after[scale is not None :]])):
+    if OTHER_NUMBER.search(" ".join([*words[:words_before], "0", *words_after[scale is not None :]])):
         return None
     answer = read(core.rstrip(".,") if core.count("(") == core.count(")") else core, question)
     if scale and not re.search(rf"\b(how many ([\w'-]+ ){{0,3}}{scale}|in {scale}s\b)", question, re.IGNORECASE):
@@ -365,8 +345,11 @@ def _equal(given: Answer, gold: Answer, question: str) -> bool:
             return _formulas_equal(given, gold)
     if given.kind == gold.kind and closely(given.text) == closely(gold.text) and given.words == gold.words:
         return True
-    told, telling = ({word[:3] for word in side.words} for side in (given, gold))
-    if any(told & group and telling & group and told & group != telling & group for group in _TELLING):
+    told, telling = (
+        {begin for word in side.words for begin in (SHORT.get(word, word[:3]), *HAN.findall(word))}
+        for side in (given, gold)
+    )
+    if any(told & group and telling & group and told & group != telling & group for group in TELLING):
         return False
     match given.kind, gold.kind:
         case "number", "number":
@@ -377,6 +360,9 @@ def _equal(given: Answer, gold: Answer, question: str) -> bool:
             return re.sub(r"\s", "", given.text) == gold.value[0]
         case ("formula", "formula" | "list" | "number") | ("list" | "number", "formula"):
             return _formulas_equal(given, gold)
+        case "choice", "choice" if all(re.match(r"\(\w\) \S", side.text) for side in (given, gold)):
+            left, right = (read(side.text[4:], question) for side in (given, gold))
+            return bool(given.value == gold.value) and _equal(left, right, question)
         case "choice", "formula":
             return bool(given.value == gold.text.lower())
         case _, "choice" if given.kind != "choice":

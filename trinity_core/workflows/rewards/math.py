@@ -83,6 +83,8 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _declared(truth: Any) -> str:
+    if isinstance(truth, list | tuple) and len(truth) == 1:
+        [truth] = truth
     text = "" if truth is None else str(truth).strip()
     if isinstance(truth, Mapping | list | tuple) or _OBJECT.match(text):
         raise DataError(

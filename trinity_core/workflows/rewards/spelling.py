@@ -116,3 +116,32 @@ def _with_braces(text: str) -> str:
         return opening
 
     return _OPENER.sub(one, text)
+
+
+OTHER_NUMBER = re.compile(
+    r"(?i)\b(not?|nor|never|\w+n['’]t|or|minus|negative|plus|mod|root|twice|double|triple|if|maybe|perhaps|otherwise|"
+    r"else|unless|squared|cubed|factorial|reciprocal|inverse|cannot|zero|one|two|three|four|five|six|seven|eight|nine|ten|"
+    r"eleven|twelve|half|halves|thirds?|quarters?|"
+    r"(twen|thir|four|for|fif|six|seven|eigh|nine)(teen|ty)|(four|fif|six|seven|eigh|nin|ten)ths?|dozens?|lakhs?|crores?|"
+    r"(hundred|thousand|million|billion|trillion)(s|ths?)?|grand(?! total)|(?<=0 )point(?=\s+\w)|"
+    r"wrong|incorrect|false|(times|than|over|under|below|above|least|most|up to)(?=\s+0))\b|"
+    r"零下|不(?!同)|非(?![负負零])|[没沒无無或]|未(?!知)|(?<!非)[负負]|半(?!径|徑)|倍(?!数|數)|多(?!边|项|邊|項)|[少超]|"
+    r"(?<=0 )(?:[打双雙对對兆折几幾错錯]|成(?!立)|的?(?:平方|立方)(?!毫|厘|分|千|米|公)|的?(?:次方|倒数|相反数))|"
+    r"[大小高低][于於]|以[上下内外]"
+)
+"""Words that change the meaning of an adjacent number (0 here): numbers, operations, doubts and bounds."""
+TELLING = [
+    set(group.split())
+    for group in (
+        "am pm", "bc ad", "nor sou eas wes", "lef rig", "jan feb mar apr may jun jul aug sep oct nov dec",
+        "mon tue wed thu fri sat sun", "sec min hou day wee mon yea", "mm cm dm m km", "met kil cen mil", "mg g kg",
+        "ml dl", "mph kph", "hz khz mhz rpm", "元 角 分", "米 厘 分 毫 公 里", "年 月 日 天 周 时 分 秒",
+        "克 毫 公 斤 吨", "升 毫", "增 减 上 下 升 降", "盈 亏 赚 赔", "东 西 南 北 左 右", "大 小",
+        "dol cen eur pou rup yen", "inc fee yar mil", "in ft yd mi", "pou oun kil gra", "lb oz kg g",
+        "m s h N J W V L K C T g", "pro los", "inc dec", "up dow", "mor few les", "deg rad", "cel fah kel",
+    )
+]  # fmt: skip
+"""How words begin that tell one number from another: "March 3" is not "April 3"."""
+SHORT = {"hr": "hou", "hrs": "hou", "wk": "wee", "wks": "wee", "yr": "yea", "yrs": "yea"}
+"""Short words that begin otherwise than those in `TELLING`."""
+HAN = re.compile("[\u4e00-\u9fff]")
