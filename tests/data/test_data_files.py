@@ -531,3 +531,18 @@ def test_a_compressed_file_that_is_cut_short_is_refused(tmp_path):
     (tmp_path / "x.jsonl.gz").write_bytes(b'{"a": 1}\n')
     with raising(DataError, key=str(tmp_path / "x.jsonl.gz")):
         read_rows(str(tmp_path / "x.jsonl.gz"))
+
+
+def test_a_column_of_class_names_stays_though_the_file_says_that_it_has_numbers(tmp_path):
+    """As written by pyarrow after an edit of a column."""
+    import datasets
+    import pyarrow
+    from pyarrow import parquet
+
+    numbers = datasets.Dataset.from_dict(
+        {"label": [0, 1]}, datasets.Features({"label": datasets.ClassLabel(names=["neg", "pos"])})
+    )
+    numbers.to_parquet(tmp_path / "train.parquet")
+    table = parquet.read_table(tmp_path / "train.parquet")
+    parquet.write_table(table.set_column(0, "label", pyarrow.array(["neg", "pos"])), tmp_path / "train.parquet")
+    assert [row["label"] for row in read_rows(str(tmp_path)).rows] == ["neg", "pos"]

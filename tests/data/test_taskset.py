@@ -11,6 +11,7 @@ from trinity_core.data.files import RejectedRow, RowLocation
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import PromptCheck, Taskset
+from trinity_core.workflows import WORKFLOWS
 from trinity_core.workflows.builtin import THINK_PROMPT
 
 
@@ -198,3 +199,16 @@ def test_rows_whose_reference_is_an_object_or_a_list_are_rejected_by_rewards_tha
     assert (
         len(Taskset.read(own.model_copy(update={"format": own.format.with_values({"reward_fn_key": "judge"})}), 1)) == 5
     )
+
+
+def test_a_reference_is_judged_by_the_rows_own_reward_and_not_where_a_plugin_may_change_it(tmp_path, monkeypatch):
+    rows = [{"question": "?", "answer": "4"}, {"question": "?", "answer": ["4", "5"], "judge": "math_reward"}]
+    form = written(tmp_path, rows).format.with_values({"response_key": "answer", "reward_fn_key": "judge"})
+    own = written(tmp_path, rows, default_workflow_type="simple_workflow", default_reward_fn_type="format_reward")
+    assert len(Taskset.read(own.model_copy(update={"format": form}), seed=1)) == 1
+
+    class OfAPlugin(WORKFLOWS["math_workflow"]):
+        __module__ = "plugins.mine"
+
+    monkeypatch.setitem(WORKFLOWS, "of_a_plugin", OfAPlugin)
+    assert len(Taskset.read(written(tmp_path, rows, default_workflow_type="of_a_plugin"), seed=1)) == 2

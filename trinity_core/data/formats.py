@@ -34,7 +34,8 @@ ALPACA_PROMPT, ALPACA_INPUT, ALPACA_HISTORY = "instruction", "input", "history"
 MEDIA = {"<image>": ("images", "image"), "<video>": ("videos", "video"), "<audio>": ("audios", "audio")}
 """Marks in a text -> columns of the files that belong there, in LlamaFactory's and veRL's data."""
 SYSTEM_ROLES = ("system", "developer")
-_BEGUN = re.compile(r"""\s*\[?\s*\{\s*["'](role|content)["']\s*:""")
+_PYTHON = re.compile(r"\[\s*\{\s*'(role|content)'\s*:.*\}\s*\]", re.DOTALL)
+_BEGUN = re.compile(r"""\s*\[?\s*\{\s*"(role|content)"\s*:""")
 """Matches the beginning of messages as JSON or Python text."""
 Tool = dict[str, Any]
 
@@ -184,9 +185,10 @@ def _only_text(row: Row, messages: list[Message], key: str) -> list[Message]:
 def _plain_prompt(row: Row, form: FormatConfig) -> str:
     """Return the prompt of a plaintext row, followed by an empty line and its input if it has one."""
     prompt = _text(row, form.prompt_key, "prompt_key")
-    if prompt.lstrip().startswith("[") and _holds_messages(prompt):
+    whole = prompt.strip()
+    if whole.startswith("[") and whole.endswith("]") and (_PYTHON.fullmatch(whole) or _holds_messages(whole)):
         raise column_error(form.prompt_key, "holds a list of messages; write prompt_type: messages and messages_key")
-    if form.prompt_key == ALPACA_PROMPT and isinstance(row.get(ALPACA_HISTORY), list) and row[ALPACA_HISTORY]:
+    if form.prompt_key == ALPACA_PROMPT and _is_history(row.get(ALPACA_HISTORY)):
         raise column_error(
             ALPACA_HISTORY, "holds earlier turns, which are read only from messages (format.messages_key)"
         )
@@ -197,6 +199,11 @@ def _plain_prompt(row: Row, form: FormatConfig) -> str:
     if text is not None and not isinstance(text, str):
         raise column_error(key, f"(format.input_key) must hold text, not {short(text)}")
     return f"{prompt}\n\n{text}" if text and text.strip() else prompt
+
+
+def _is_history(value: Any) -> bool:
+    """True for LlamaFactory's earlier turns, pairs of a question and its answer."""
+    return isinstance(value, list) and any(isinstance(turn, list) and len(turn) == 2 for turn in value)
 
 
 def _system(row: Row, form: FormatConfig) -> list[Message]:

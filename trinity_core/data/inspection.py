@@ -29,7 +29,15 @@ from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.reports import DataSetReport, RowLengths, ShownRow
 from trinity_core.data.supervised import Kind, SupervisedRows, has_empty_thought, read_supervised, too_long
 from trinity_core.data.task import Task
-from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, prompt_too_long, reference_kind
+from trinity_core.data.taskset import (
+    CHUNK,
+    PromptCheck,
+    Taskset,
+    may_be_object,
+    needs_prompt,
+    prompt_too_long,
+    reference_kind,
+)  # fmt: skip
 from trinity_core.data.tokenizer import policy_encoder
 
 GUESSED_ROWS = 20
@@ -118,7 +126,7 @@ def _inspect_tasks(
             _prompt_example(tasks[i], locations[i], prompt_encoder, longest) for i in _spread(len(tasks), examples)
         ]
     if kind := reference_kind(source):
-        truths = [(task.truth, location) for task, location in zip(tasks, locations, strict=True)]
+        truths = [(task.truth, at) for task, at in zip(tasks, locations, strict=True) if not may_be_object(task.truth)]
         report.worded = [location for truth, location in truths if truth is not None and kind(truth) == "text"]
     return _with_counts(config, report, digests, digests, locations)
 

@@ -12,7 +12,7 @@ import io
 import json
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Row = dict[str, Any]
-Labels = Mapping[str, Sequence[str]]
+Labels = Mapping[str, Mapping[Any, str]]
 Reader = Callable[[Path], Iterator[tuple[int, Row | str]]]
 MAX_FIELD = 2**31 - 1
 """Length limit of a CSV field in characters."""
@@ -196,14 +196,16 @@ def _labels(info: Mapping[str, Any]) -> Labels:
     """Return the class names of each column that `datasets` stores as class numbers, from the data set's `info`."""
     features = (info.get("features") or {}).items()
     return {
-        name: kind["names"] for name, kind in features if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"
+        name: dict(enumerate(kind["names"]))
+        for name, kind in features
+        if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"
     }
 
 
 def _present(row: Row, labels: Labels) -> Row:
     """Return a row of Arrow as its author wrote it: with class names (of -1, for unknown, none) and without nulls that
     stand for absent keys."""
-    named = {name: dict(enumerate(names)).get(row[name]) for name, names in labels.items() if name in row}
+    named = {name: names.get(row[name]) for name, names in labels.items() if isinstance(row.get(name), int)}
     return {name: without_absent(value) for name, value in (row | named).items()}
 
 

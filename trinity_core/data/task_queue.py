@@ -27,7 +27,7 @@ from trinity_core.config.paths import task_queue_path
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.data.files import RejectedRow, Row, RowLocation
 from trinity_core.data.formats import has_column
-from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, row_problems
+from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, reference_checks, row_problems
 from trinity_core.data.values import row_problem
 
 BUSY_SECONDS = 60.0
@@ -192,7 +192,8 @@ class QueueTaskset(Taskset):
         rows = [row for _, row in read if not isinstance(row, DataError)]
         form = self.format
         answered = any(has_column(row, form.response_key) for row in (self.rows or rows)[:1])
-        problems = iter(row_problems(rows, form, answered, (), self.prompts, needs_prompt(self.config)))
+        kinds = reference_checks(self.config)
+        problems = iter(row_problems(rows, form, answered, (), self.prompts, needs_prompt(self.config), kinds))
         for location, row in read:
             problem = row if isinstance(row, DataError) else next(problems)
             if problem is None and not isinstance(row, DataError):

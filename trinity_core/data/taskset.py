@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ class Taskset:
         for start in range(0, len(read.rows), CHUNK):
             rows, locations = read.rows[start : start + CHUNK], read.locations[start : start + CHUNK]
             problems = row_problems(
-                rows, opened.format, answered, features, prompts, needs_prompt(config), reference_kind(config)
+                rows, opened.format, answered, features, prompts, needs_prompt(config), reference_checks(config)
             )
             for row, location, problem in zip(rows, locations, problems, strict=True):
                 if problem is not None:
@@ -202,16 +203,26 @@ def task_format(config: TasksetConfig) -> FormatConfig:
     return form
 
 
-def reference_kind(config: TasksetConfig) -> Callable[[Any], str] | None:
-    """How the tasks' reward function reads a reference answer, such as `number` or `text`; None if it does not say."""
+Kind = Callable[[Any], str]
+"""How a reward function reads a reference answer, such as `number` or `text`."""
+
+
+def reference_kind(config: TasksetConfig, own: str | None = None) -> Kind | None:
+    """How the tasks' reward function, or a row's `own`, reads a reference answer; None if it does not say."""
     own_reward = getattr(_workflow(config), "own_reward", lambda _: None)
     try:
         reward = registry_of("default_reward_fn_type").resolve(
-            config.default_reward_fn_type or own_reward(config.workflow_args) or ""
+            own or config.default_reward_fn_type or own_reward(config.workflow_args) or ""
         )
     except TrinityError:
         return None
     return getattr(reward, "reference_kind", None)
+
+
+def reference_checks(config: TasksetConfig) -> Callable[[str | None], Kind | None] | None:
+    """Return `reference_kind` by a row's own reward function; None where the workflow may change the reference."""
+    passes = getattr(_workflow(config), "passes_reference", lambda: False)
+    return partial(reference_kind, config) if passes() else None
 
 
 def _workflow(config: TasksetConfig) -> Any:
@@ -224,11 +235,11 @@ def _workflow(config: TasksetConfig) -> Any:
 
 def row_problems(
     rows: Sequence[Row], form: FormatConfig, answered: bool, features: Sequence[str], check: PromptCheck | None,
-    asks: bool = True, kind: Callable[[Any], str] | None = None,
+    asks: bool = True, kinds: Callable[[str | None], Kind | None] | None = None,
 ) -> list[DataError | None]:  # fmt: skip
-    """Return why each row cannot be used; None for those that can. `asks`: a row needs a prompt; `kind`: how the
-    reward function reads a reference answer."""
-    read = [_prompt(row, form, answered, features, asks, kind) for row in rows]
+    """Return why each row cannot be used; None for those that can. `asks`: a row needs a prompt; `kinds`: see
+    `reference_checks`."""
+    read = [_prompt(row, form, answered, features, asks, kinds) for row in rows]
     rejected = [result if isinstance(result, DataError) else None for result in read]
     if check is None:
         return rejected
@@ -238,8 +249,9 @@ def row_problems(
 
 
 def _prompt(
-    row: Row, form: FormatConfig, answered: bool, features: Sequence[str], asks: bool, kind: Callable[[Any], str] | None
-) -> Prompt | DataError | None:
+    row: Row, form: FormatConfig, answered: bool, features: Sequence[str], asks: bool,
+    kinds: Callable[[str | None], Kind | None] | None,
+) -> Prompt | DataError | None:  # fmt: skip
     """Return the prompt of a row (None: it has and needs none), or why it cannot be used.
 
     With `answered` each row needs a reference answer, as the set has some, and each needs the `features` of its
@@ -253,7 +265,7 @@ def _prompt(
             return None
         prompt, tools = formats.prompt_messages(row, form), formats.tools(row, form)
         answer = formats.truth(row, form)
-        if kind and _may_be_object(answer) and own_part(row, form, "reward_fn_key") is None:
+        if kinds and may_be_object(answer) and (kind := kinds(own_part(row, form, "reward_fn_key"))):
             kind(answer)
     except DataError as error:
         return error
@@ -267,6 +279,6 @@ def _prompt(
     return prompt, tools
 
 
-def _may_be_object(answer: Any) -> bool:
+def may_be_object(answer: Any) -> bool:
     """True for an object, a list and text that may be one, which `kind` refuses if it is; cheap, for every row."""
     return answer.lstrip().startswith("{") if isinstance(answer, str) else isinstance(answer, Mapping | list | tuple)
