@@ -173,6 +173,7 @@ TABLE = [
     mistake("unknown-key", f"{EXTRA}.quantisation=fp8", suggestion="quantization"),
     mistake("conflict", f"{EXTRA}.enforce_eager=true"),
     mistake("invalid", f"{EXTRA}.speculative_config={{method: eagle}}"),
+    mistake("invalid", f"{EXTRA}.speculative_config={{method: ngram, rejection_sample_method: synthetic}}"),
     mistake("conflict", f"{EXTRA}.quantization=fp8 & cluster.gpu_per_node=0"),
     mistake("conflict", f"algorithm.rollout_correction=none & {EXTRA}.quantization=fp8"),
     mistake("conflict", "cluster.colocate=true"),

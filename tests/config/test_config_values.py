@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from trinity_core.config import Config, config_from_dict, config_from_text, load_config, stages, to_yaml
+from trinity_core.config.validation import exact
 from trinity_core.config.yaml_text import parse_value
 
 GOOD = (Path(__file__).parent / "documents/quick_start.yaml").read_text()
@@ -123,3 +125,15 @@ def test_a_repetition_penalty_of_the_model_is_that_of_every_task_set() -> None:
         tree = {"model": {**model, "repetition_penalty": penalty}, "buffer": {"explorer_input": sets, "batch_size": 4}}
         read = config_from_dict(tree).buffer.explorer_input
         assert [data.rollout_args.repetition_penalty for data in (*read.tasksets, *read.eval_tasksets)] == expected
+
+
+def test_an_argument_that_a_model_of_a_plugin_does_not_know_is_refused():
+    """pydantic's own default ignores it."""
+
+    class Sizes(BaseModel):
+        size: int = 3
+
+    assert exact(Sizes).model_validate({"size": "4"}).model_dump() == {"size": 4}
+    with pytest.raises(ValidationError) as refused:
+        exact(Sizes).model_validate({"sise": 4})
+    assert [fault["type"] for fault in refused.value.errors()] == ["extra_forbidden"]

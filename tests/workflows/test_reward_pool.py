@@ -8,7 +8,7 @@ import psutil
 import pytest
 from raising import raising
 
-from trinity_core.base.errors import DataError, RewardError
+from trinity_core.base.errors import DataError, RewardError, TrinityError
 from trinity_core.base.threads import DaemonThreads, InterruptibleThreads
 from trinity_core.base.waits import poll
 from trinity_core.workflows.rewards import RewardItem, RewardPool
@@ -50,6 +50,14 @@ class Scaled:
 REWARD_FNS.register("partial")(functools.partial(scaled, 2))
 REWARD_FNS.register("object")(Scaled())
 REWARD_FNS.register("method")(Scaled().later)
+
+def positional(response, truth):
+    return 2 * float(response)
+
+@REWARD_FNS.register("adapted")
+@functools.wraps(positional)
+def adapted(**inputs):
+    return positional(inputs["response"], inputs["truth"])
 
 @REWARD_FNS.register("by_order")
 def by_order(*, prompt, response, truth, task, **args):
@@ -167,9 +175,12 @@ def test_what_is_no_number_is_no_verdict(pool, result):
 def test_a_reward_may_be_async_a_partial_or_an_object(pool):
     for name, args, value in (
         ("awaited", {}, 0.5), ("partial", {"offset": 1.0}, 2.0), ("object", {}, 1.0), ("method", {}, 1.0),
+        ("adapted", {}, 1.0),
     ):  # fmt: skip
         [reward] = pool.score_sync(name, items("0.5", args=args))
         assert (reward.error, reward.value) == (None, value)
+    with pytest.raises(TrinityError):
+        pool.score_sync("by_order", items("0.5", args={"truth": 1}))
 
 
 def test_a_worker_that_a_reward_function_has_filled_is_replaced(plugins):

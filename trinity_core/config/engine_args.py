@@ -65,6 +65,8 @@ def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Ite
         elif name == "speculative_config" and not (isinstance(value, Mapping) and value.get("method") == "ngram"):
             message = "must have `method: ngram`: a draft model would keep the weights it began with."
             yield name, "invalid", message, ""
+        elif name == "speculative_config" and value.get("rejection_sample_method", "standard") != "standard":
+            yield name, "invalid", "must have no other `rejection_sample_method` than standard.", ""
 
 
 def is_lossy(args: Mapping[str, Any]) -> bool:

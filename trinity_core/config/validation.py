@@ -78,7 +78,11 @@ def exact(model: type[BaseModel]) -> type[BaseModel]:
             fields[name] = (plain | None if given.optional else plain, default)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Field name", UserWarning)  # an argument may be called `copy` or `json`
-        return create_model(model.__name__, __base__=(_Exact, model), **fields)
+        made = create_model(model.__name__, __base__=(_Exact, model), **fields)
+    if made.model_config.get("extra") != "allow":
+        made.model_config["extra"] = "forbid"
+        made.model_rebuild(force=True)
+    return made
 
 
 class _Exact(BaseModel):

@@ -74,18 +74,20 @@ class RewardWorker:
         """Return the arguments of `Reward`. Raises what the reward function raises, and TrinityError if it does not
         take an answer by these names."""
         score = REWARD_FNS.resolve(name)
-        inputs = {"prompt": item.prompt, "response": item.response, "truth": item.truth, "task": item.task, **item.args}
+        inputs: dict[str, Any] = {
+            "prompt": item.prompt, "response": item.response, "truth": item.truth, "task": item.task,
+        }  # fmt: skip
         signature = inspect.signature(score)
         if "response_tokens" in signature.parameters:
             inputs["response_tokens"] = item.response_tokens
         try:
-            signature.bind(**inputs)
+            inspect.signature(score, follow_wrapped=False).bind(**inputs, **item.args)
         except TypeError as error:
             raise TrinityError(
-                f"the reward function '{name}' cannot be called with {', '.join(inputs)}: {error}; register a function "
-                "(not a class) of the form `def name(*, response, truth, **_)`"
+                f"the reward function '{name}' cannot be called with {', '.join((*inputs, *item.args))}: {error}; "
+                "register a function (not a class) of the form `def name(*, response, truth, **_)`"
             ) from error
-        result = completed(score(**inputs))
+        result = completed(score(**inputs, **item.args))
         try:
             verdict = scored(result)
         except (TypeError, ValueError) as error:
