@@ -49,7 +49,7 @@ def _paths(buffers: Any, _: Values) -> Any:
 def _external_model(model: Any, _: Values, top: Values) -> Values | Refusal:
     """Translate an endpoint for mode bench; its address is in an environment variable."""
     if not isinstance(model, Mapping) or model.keys() - {"enable", "base_url_env", "api_key_env", "model_name"}:
-        return Refusal()
+        return Refusal("must be a section with enable, base_url_env, api_key_env and model_name, and no other keys.")
     if not model.get("enable"):
         return {"/explorer.external_model": None}
     listed = top.get("stages")
