@@ -74,7 +74,7 @@ def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, 
     The decision that the frontend was given is for the pause at which the run waits now: not for a later one, and not
     for a retry, before which a person may have stopped the run.
     """
-    if frontend.is_retry():
+    if frontend.is_retry() and request.kind != "evaluate":
         frontend.decision = None
     stage = frontend.call("resolve", lambda: resolve(request, frontend))
     if request.kind == "evaluate":

@@ -56,7 +56,7 @@ async function showRun(name, asked = new URLSearchParams()) {
   const run = await about(name);
   groups.showRun(name);
   table.showRun(name, run);
-  const wanted = asked.get("tab") ?? (asked.get("group") ? "experiences" : "table");
+  const wanted = (asked.get("tab") ?? (asked.get("group") && "experiences")) === "experiences" ? "experiences" : "table";
   if (asked.has("other") && !asked.has("source")) asked.set("source", run.sources[0] ?? "");
   fill(wanted, asked);
   if (asked.has("by")) Object.assign(table.order, { by: asked.get("by"), down: asked.get("down") === "1" });

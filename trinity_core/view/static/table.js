@@ -11,7 +11,7 @@ let asked = 0;
 export const order = { by: "step", down: true };
 
 const COLUMNS = {
-  step: (row) => row.step, task: (row) => [row.task ?? "", ...(byId("rows").other.value ? [row.label] : [])].join(", "), prompt: (row) => row.prompt, answer: (row) => row.response,
+  step: (row) => row.step, task: (row) => [row.task ?? "", ...(row.label && byId("rows").other.value ? [row.label] : [])].join(", "), prompt: (row) => row.prompt, answer: (row) => row.response,
   reference: (row) => row.truth, reward: (row) => row.reward, advantage: (row) => row.advantage,
   tokens: (row) => row.response_length,
 };
@@ -81,7 +81,7 @@ export function draw() {
 function cell(name, value, row) {
   if (row) {
     const { source, other } = byId("rows");
-    const from = { ...(source.value && { source: source.value }), ...(other.value && { other: other.value }) };
+    const from = source.value ? { source: source.value, ...(other.value && { other: other.value }) } : {};
     const address = `#${new URLSearchParams({ run, ...from, group: row.id, rollout: row.place })}`;
     return make("td", { class: "number" }, make("a", { href: address, title: "Token by token", "aria-label": `step ${value}, ${row.task}, rollout ${row.place}` }, value));
   }
