@@ -164,7 +164,7 @@ def test_the_quick_start_runs_in_a_project(quick_start, project):
 def test_up_refuses_a_module_that_hides_one_of_its_own(bin_folder, tmp_path):
     (tmp_path / "prefect.yaml").touch()
     (tmp_path / "tasks.py").touch()
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"tasks\.py"):
         run(bin_folder / "trinity", "up", "--port", str(free_port()), cwd=tmp_path)
 
 

@@ -229,8 +229,10 @@ def test_a_settings_file_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_up_wants_a_prefect_yaml(tmp_path: Path) -> None:
+    said: list[str] = []
     with pytest.raises(TrinityError):
-        up(tmp_path, free_port(), print)
+        up(tmp_path, free_port(), said.append)
+    assert said == [], "nothing was started"
 
 
 @pytest.fixture
@@ -454,3 +456,14 @@ def test_only_who_has_the_key_reaches_a_temporary_server(prefect_api: str) -> No
         for auth in (None, (user, "guess"), (user, password))
     ]
     assert answers == [401, 401, 200, *[403] * 3, *[400] * 3]
+
+
+def test_a_supervisor_survives_what_keeps_it_from_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it, killed runs would not be started again, and nobody would notice."""
+    UpState("http://127.0.0.1:1/api", [Process("worker", 2**22 + 1, 0.0)]).save(tmp_path)
+    monkeypatch.setattr("flows.local.worker.start_worker", lambda *_: full_disk(0))
+    looks = Supervisor(SimpleNamespace(), tmp_path, datetime.now(UTC), 0)  # type: ignore[arg-type]
+    looks.look()
+    assert "No space left" in caplog.text

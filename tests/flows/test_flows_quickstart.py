@@ -45,7 +45,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 def test_a_folder_without_a_project_is_told_what_makes_one(out: Path) -> None:
-    with pytest.raises(TrinityError):
+    with pytest.raises(TrinityError, match="trinity init"):
         quickstart(out, 42, Path("configs/quickstart/quickstart.yaml"))
     assert [path.name for path in out.iterdir()] == ["model"]
 

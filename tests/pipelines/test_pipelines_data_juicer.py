@@ -75,7 +75,7 @@ def test_a_server_refuses_whoever_lacks_its_key(server):
     process_rows(ROWS, server, [{"words_num_filter": {"text_key": "question"}}])
     stranger = DataJuicer(server._client.url)
     with pytest.raises(TrinityError):
-        stranger.process(ROWS, [{"words_num_filter": {}}])
+        stranger.process(ROWS, [{"words_num_filter": {"text_key": "question"}}])
     assert (
         httpx.get(stranger.url, headers={"Authorization": f"Bearer {server._client.key}"}).json()["version"] == "1.6.1"
     )

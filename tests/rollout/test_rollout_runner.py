@@ -333,3 +333,26 @@ def test_tokens_of_a_task_that_was_not_waited_for_are_discarded():
 def test_tasks_that_all_end_at_once_are_kept():
     outcomes, _ = run_step([0.0], [0.0], [0.0], over_rollout=OverRolloutConfig(ratio=0.5))
     assert [len(outcome.experiences) for outcome in outcomes] == [1, 1, 1]
+
+
+def test_wave_begins_after_all_tasks_before_it_end():
+    scripts = [[0.03], [0.0], [0.0], [0.02], [0.0]]
+    tasks = [Task(i, {}, "set", "scripted", workflow_args={"does": s}, group=f"g{i}") for i, s in enumerate(scripts)]
+    begun, done = [], []
+
+    async def main():
+        runner = TaskRunner(None, RewardPool(1), 2, 5.0)
+        one = runner._one
+
+        async def watched(outcome, gate):
+            begun.append((outcome.task.index, len(done)))
+            await one(outcome, gate)
+            done.append(outcome.task.index)
+            return outcome
+
+        runner._one = watched
+        return await runner.run(tasks, in_waves=True)
+
+    outcomes = asyncio.run(main())
+    assert [outcome.task.index for outcome in outcomes] == [0, 1, 2, 3, 4]
+    assert begun == [(0, 0), (1, 0), (2, 2), (3, 2), (4, 4)]

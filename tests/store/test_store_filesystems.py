@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.files import mount_at
+from trinity_core.base.files import mount_at, networked
 from trinity_core.exchange.store.store import ExperienceStore
 
 
@@ -60,3 +60,11 @@ def test_the_mount_is_that_of_the_nearest_folder_with_one(mounts, path):
     kinds = dict(mounts)
     nearest = next((kinds[folder] for folder in (path, *path.parents) if folder in kinds), None)
     assert mount_at(path, [(str(point), kind) for point, kind in mounts]) == nearest
+
+
+def test_a_link_to_a_network_file_system_is_followed(on):
+    folder = on("host:/export", "nfs4")
+    (folder / "here").mkdir()
+    link = folder.parent / f"{folder.name}_link"
+    link.symlink_to(folder / "here")
+    assert networked(link / "run.db") == "nfs4"

@@ -766,3 +766,23 @@ def test_model_versions_registered_by_the_user_are_ignored(root: Path) -> None:
     versions = {str(version.version): version.tags for version in client.search_model_versions("name = 'p.n'")}
     assert versions == {"1": {"step": "1", "score": "0.5"}, "2": {}, "3": {"step": "2", "score": "0.7"}}
     assert str(client.get_model_version_by_alias("p.n", "best").version) == "1"
+
+
+def test_variables_of_a_job_around_the_run_do_not_divert_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_ACTIVE_MODEL_ID", "_MLFLOW_ACTIVE_MODEL_ID")
+    for number, name in enumerate(ids):
+        monkeypatch.setenv(name, f"{number}" * 32)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of another job")
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    info = RunInfo("p", "n", root / "p" / "n")
+    writer: Any = open_writer("mlflow", info, root)
+    writer.log([MetricLine(1, "trainer", 0.0, {"actor/loss": 1.0})])
+    save_checkpoint(info.job_dir, 1)
+    writer.checkpoint(1, info.job_dir / "global_step_1")
+    assert writer.score(1, 0.5)
+    writer.close(RunOutcome.FINISHED)
+    client = mlflow_client(root)
+    run = client.get_run(writer.run_id)
+    assert run.data.metrics["actor/loss"] == 1.0 and client.get_experiment(run.info.experiment_id).name == "p"
+    assert {one.name for one in client.search_experiments()} == {"Default", "p"}

@@ -4,6 +4,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from shutil import copytree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_outcomes import attend_by_length, outcome
 from raising import raising
+from torch.nn.attention import _registry, current_flash_attention_impl, restore_flash_attention_impl
 from triton.errors import TritonError
 
 from trinity_core.base.errors import TrinityError
@@ -376,3 +378,32 @@ def test_paths_that_fail_on_the_device_are_not_used(lm, monkeypatch):
     monkeypatch.setattr(learner, "beginning_on", lambda *_: nullcontext())
     ranks = Ranks(0, 1, torch.device("meta"))
     assert learner.fast_paths_on_first(lm, ranks) == FastPaths(False, True)
+
+
+@pytest.mark.parametrize(("fails", "kernel"), [(None, "FA3"), ("import", None), ("head", None)])
+def test_flash_attention_3_is_used_where_its_package_is_and_fits(tiny_model, fails, kernel, monkeypatch):
+    """Otherwise FlashAttention 2, torch's own."""
+    asked = []
+
+    def register():
+        if fails == "import":
+            raise ImportError("built for another torch")
+        return SimpleNamespace(remove=lambda: None)
+
+    def attend(*inputs, **others):
+        asked.append(current_flash_attention_impl())
+        if asked[-1] == "FA3" and fails == "head":
+            raise RuntimeError("head dimension not supported")
+        return attend_by_length(*inputs, **others)
+
+    lm = load_causal_lm(str(tiny_model), torch.bfloat16)
+    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA3", register)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)
+    monkeypatch.setattr("trinity_core.training.policy.build_micro", _on_cuda)
+    monkeypatch.setattr("trinity_core.training.policy.find_spec", lambda name: name == "flash_attn_interface")
+    try:
+        assert find_fast_paths(lm) == FastPaths(True, True, by_length=True)
+        assert current_flash_attention_impl() == asked[-1] == kernel
+    finally:
+        if current_flash_attention_impl() is not None:
+            restore_flash_attention_impl()

@@ -211,3 +211,27 @@ def test_empty_batch_skips_step_and_end_of_data_ends_run(rollouts):
         runner.join(60)
         assert store.trainer().ended, "for explorers that come later"
     assert worker.progress()["state"] == "done" and worker.progress()["step"] < 4
+
+
+def test_exported_models_have_the_trained_chat_template(rollouts, tiny_model):
+    """Both the trainer's own export and `trinity convert`, which also copies files of the base model."""
+    from transformers import AutoTokenizer
+    from typer.testing import CliRunner
+
+    from trinity_core.cli import app
+
+    template = '{% for m in messages %}<{{ m["role"] }}>{{ m["content"] }}{% endfor %}'
+    own = "trainer__trainer_config__actor_rollout_ref__actor__checkpoint__save_contents"
+    config = rollouts(
+        "template", model__custom_chat_template=f"'{template}'", buffer__total_steps=4, **{own: "[model, hf_model]"}
+    )
+    put(config)
+    run(config)
+    trained, converted = (config.job_dir / f"global_step_{step}/actor/huggingface" for step in (2, 4))
+    (converted / "model.safetensors").unlink()
+    done = CliRunner().invoke(app, ["convert", "--checkpoint-dir", str(converted), "--base-model-dir", str(tiny_model)])
+    assert done.exit_code == 0, done.output
+    for folder in (trained, converted):
+        assert (folder / "model.safetensors").exists()
+        exported = AutoTokenizer.from_pretrained(folder)
+        assert exported.apply_chat_template([{"role": "user", "content": "1 + 1?"}], tokenize=False) == "<user>1 + 1?"

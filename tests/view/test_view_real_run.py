@@ -23,6 +23,8 @@ def test_a_real_run_is_shown(undisturbed: Undisturbed, serving, tmp_path) -> Non
         source = httpx.get(f"{address}/api/runs/{job.name}/about").json()["sources"][0]
         async with opened(f"{address}/#run={job.name}&source={source}&step={STEPS}", tmp_path) as page:
             await page.until("document.querySelectorAll('#table tbody tr').length > 0")
+            assert await page.value("document.forms.rows.source.value") == source
+            assert await page.value("document.forms.rows.step.value") == str(STEPS)
 
     with serving(job) as address, httpx.Client(base_url=f"{address}/api") as client:
         assert job.name in client.get("/runs").json()

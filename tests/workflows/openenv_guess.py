@@ -49,4 +49,4 @@ class GuessEnvironment(Environment):
 
 if __name__ == "__main__":
     app = create_app(GuessEnvironment, GuessAction, GuessObservation, max_concurrent_envs=2)
-    uvicorn.run(app, port=int(sys.argv[1]), log_level="error", ws_ping_interval=0.5, ws_ping_timeout=1.0)
+    uvicorn.run(app, port=int(sys.argv[1]), log_level="error", ws_ping_interval=0.5, ws_ping_timeout=3.0)

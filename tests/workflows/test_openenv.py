@@ -125,7 +125,7 @@ def test_a_session_outlives_a_long_turn(url):
     async def turn():
         environment = OpenEnv(url, observation_key="text")
         await environment.reset(3)
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(4.0)
         try:
             return await environment.step("3")
         finally:
