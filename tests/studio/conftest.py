@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from studio_served import IDLE, Served, serve
 
-FIRST_SECONDS = 120.0
+FIRST_SECONDS = 240.0
 sys.path.append(str(Path(__file__).parent.parent / "view"))
 
 
