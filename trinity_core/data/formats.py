@@ -35,8 +35,9 @@ MEDIA = {"<image>": ("images", "image"), "<video>": ("videos", "video"), "<audio
 """Marks in a text -> columns of the files that belong there, in LlamaFactory's and veRL's data."""
 SYSTEM_ROLES = ("system", "developer")
 _PYTHON = re.compile(r"\[\s*\{\s*'(role|content)'\s*:.*\}\s*\]", re.DOTALL)
-_BEGUN = re.compile(r"""\s*\[?\s*\{\s*"(role|content)"\s*:""")
-"""Matches the beginning of messages as JSON or Python text."""
+"""Matches a list of messages as Python text, as CSV and SQL hold it."""
+_BEGUN = re.compile(r'\s*\[?\s*\{\s*"(role|content)"\s*:')
+"""Matches the beginning of messages as JSON text."""
 Tool = dict[str, Any]
 
 

@@ -37,7 +37,7 @@ from trinity_core.data.taskset import (
     needs_prompt,
     prompt_too_long,
     reference_kind,
-)  # fmt: skip
+)
 from trinity_core.data.tokenizer import policy_encoder
 
 GUESSED_ROWS = 20

@@ -205,6 +205,8 @@ def task_format(config: TasksetConfig) -> FormatConfig:
 
 Kind = Callable[[Any], str]
 """How a reward function reads a reference answer, such as `number` or `text`."""
+Kinds = Callable[[str | None], Kind | None]
+"""A row's own reward function, if any -> `Kind` of the function that scores the row."""
 
 
 def reference_kind(config: TasksetConfig, own: str | None = None) -> Kind | None:
@@ -219,7 +221,7 @@ def reference_kind(config: TasksetConfig, own: str | None = None) -> Kind | None
     return getattr(reward, "reference_kind", None)
 
 
-def reference_checks(config: TasksetConfig) -> Callable[[str | None], Kind | None] | None:
+def reference_checks(config: TasksetConfig) -> Kinds | None:
     """Return `reference_kind` by a row's own reward function; None where the workflow may change the reference."""
     passes = getattr(_workflow(config), "passes_reference", lambda: False)
     return partial(reference_kind, config) if passes() else None
@@ -235,7 +237,7 @@ def _workflow(config: TasksetConfig) -> Any:
 
 def row_problems(
     rows: Sequence[Row], form: FormatConfig, answered: bool, features: Sequence[str], check: PromptCheck | None,
-    asks: bool = True, kinds: Callable[[str | None], Kind | None] | None = None,
+    asks: bool = True, kinds: Kinds | None = None,
 ) -> list[DataError | None]:  # fmt: skip
     """Return why each row cannot be used; None for those that can. `asks`: a row needs a prompt; `kinds`: see
     `reference_checks`."""
@@ -250,7 +252,7 @@ def row_problems(
 
 def _prompt(
     row: Row, form: FormatConfig, answered: bool, features: Sequence[str], asks: bool,
-    kinds: Callable[[str | None], Kind | None] | None,
+    kinds: Kinds | None,
 ) -> Prompt | DataError | None:  # fmt: skip
     """Return the prompt of a row (None: it has and needs none), or why it cannot be used.
 
