@@ -49,7 +49,7 @@ def settings(args: argparse.Namespace) -> EngineSettings:
 
 
 async def ours(args: argparse.Namespace) -> None:
-    """Serve; each line of standard input opens so many sessions and closes those before."""
+    """Serve; each line of standard input, a number, opens that many sessions and closes those before."""
     import ray
 
     from trinity_core.rollout.inference.in_process import InProcessEngine

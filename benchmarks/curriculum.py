@@ -49,7 +49,7 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365
 
 @dataclass(frozen=True)
 class Run:
-    """What a run is, and what came of it."""
+    """A run and its results."""
 
     selector: str
     seed: int

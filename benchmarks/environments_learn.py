@@ -129,7 +129,7 @@ def main() -> None:
 
 @contextmanager
 def served(script: str) -> Iterator[None]:
-    """The server of an environment, from its start to its end; none where there is no script."""
+    """The server of an environment, from its start to its end; none without a script."""
     if not script:
         yield
         return

@@ -548,7 +548,7 @@ def share_heads() -> None:
 
 
 def run_part(name: str, scale: Scale, out: Path) -> None:
-    """Do a part in this process, and write what came of it."""
+    """Do a part in this process, and write its result."""
     began = time.perf_counter()
     share_heads()
     result: Result = {"part": name, "tiny": scale.tiny, "torch": torch.__version__}
@@ -568,7 +568,7 @@ def run_part(name: str, scale: Scale, out: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu_results")))
-    parser.add_argument("--tiny", action="store_true", help="small sizes, on the CPU where there is no GPU")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, on the CPU if there is no GPU")
     parser.add_argument("--call", choices=CALLS, default="training", help="parts that fit into one loan of a GPU")
     parser.add_argument("--only", choices=PARTS, action="append", help="these parts alone")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)

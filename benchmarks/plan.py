@@ -150,7 +150,7 @@ def with_paths(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def collect(numbers: Sequence[int], results: Path, together: int) -> None:
-    """Run these configurations, so many at a time, and add each to the results as it ends."""
+    """Run these configurations, a limited number at a time, and add each to the results as it ends."""
     writing, making = Lock(), Lock()
 
     def add(number: int) -> None:

@@ -160,7 +160,7 @@ WeightReceiver.receive_weights = lambda self, method, path, version: (
         one.temperature = 1.5
 """),
     "micro-batch-normaliser": Fault(
-        "each micro-batch is normalised by itself", "trinity_core.training.update",
+        "each micro-batch is normalised on its own", "trinity_core.training.update",
         """
 losses = _losses
 def _losses(engine, objective, prepared, micros, *rest):

@@ -10,13 +10,13 @@ Transitions = Mapping[Any, Mapping[int, Sequence[tuple[float, Any, float, bool]]
 
 
 def best_return(transitions: Transitions, starts: Mapping[Any, float], moves: int) -> float:
-    """The expected return of best play in so many moves, from states that begin an episode with these chances."""
+    """The expected return of best play in a number of moves, from states that begin an episode with these chances."""
     values = move_values(transitions, moves)
     return sum(chance * max(values[state]) for state, chance in starts.items())
 
 
 def move_values(transitions: Transitions, moves_left: int, discount: float = 1.0) -> dict[Any, list[float]]:
-    """state → the expected return of each move, of best play with so many moves left.
+    """state → the expected return of each move, of best play with that many moves left.
 
     Bellman's recursion (Puterman 1994, doi 10.1002/9780470316887, section 4.3); exact for `discount` 1.
     """

@@ -11,7 +11,7 @@ global_step_58/critic/               the same for a critic
 global_step_58/manifest.json         sizes and SHA-256; there only when the checkpoint is whole
 global_step_58/abandoned             there if the run went back to an earlier checkpoint and went on from that
 explorer_meta.json  trainer_meta.json
-beginning.json                       the model that the run began with, until its first checkpoint says so
+beginning.json                       the model that the run began with, until its first checkpoint names it
 run_identity.json                    which run this is: where its experiences are in the store's database
 openai_api-explorer.json             address and key of an explorer's OpenAI API, for its owner only
 latest_checkpointed_iteration.txt    step of the newest full checkpoint

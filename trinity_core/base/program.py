@@ -64,7 +64,7 @@ def _hang_up(number: int, frame: FrameType | None) -> None:
 
 
 def end_if_hung_up() -> None:
-    """End the process as `ending_on_sigterm` does if its terminal was closed and yet the program goes on: Python drops
+    """End the process as `ending_on_sigterm` does if its terminal was closed but the program still runs: Python drops
     an exception that is raised in a finalizer, and a signal may arrive while one runs."""
     if _hung_up.is_set():
         raise SystemExit(TERMINATED)

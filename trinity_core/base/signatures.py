@@ -66,7 +66,7 @@ def arguments_model(
             parameters = list(inspect.signature(function).parameters.values())[leading:]
         except (TypeError, ValueError):
             return None
-        if any(each.kind is each.VAR_KEYWORD and not each.name.startswith("_") for each in parameters):
+        if any(item.kind is item.VAR_KEYWORD and not item.name.startswith("_") for item in parameters):
             bases = (_Open, *(base for base in bases if base is not Arguments))
         for parameter in parameters:
             by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

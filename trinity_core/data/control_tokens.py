@@ -93,8 +93,8 @@ class ControlTokens:
 
     def _next(self, text: str, role: str | None) -> str | None:
         """Return a control token in the text of a message; None if there is none."""
-        found = (match[0] for match in self._control.finditer(text))
-        return next((token for token in found if role != "assistant" or not _THOUGHTS.search(token)), None)
+        tokens = (match[0] for match in self._control.finditer(text))
+        return next((token for token in tokens if role != "assistant" or not _THOUGHTS.search(token)), None)
 
     def rendered(self, render: Callable[[Any, Any], str], messages: Sequence[Any], tools: Any = None) -> str:
         """Return a rendered conversation, with placeholders for the control tokens in its messages and tools.
@@ -175,7 +175,7 @@ class ControlTokens:
         return tokens
 
     def _check(self, tokens: Sequence[int], control: Sequence[str], written: int) -> None:
-        """Raise DataError unless so many control tokens are among these: some vocabularies have them as text too."""
+        """Raise DataError unless `written` of these are control tokens: some vocabularies have them as text too."""
         numbers = {self._added[text][0] for text in control} - {self._tokenizer.unk_token_id}
         if sum(token in numbers for token in tokens) != written:
             raise DataError("the model's tokenizer takes a control token in a text for that token; change the text")

@@ -47,7 +47,7 @@ def plain(value: Any) -> str | float:
 
 def without_absent(value: Any) -> Any:
     """Drop keys of objects in a column whose value is null. Arrow gives each object the keys of all, with null for its
-    absent ones, and writes them to JSON, so that nothing tells them from nulls of the author."""
+    absent ones, and writes them to JSON, so that they cannot be told from nulls of the author."""
     if isinstance(value, dict):
         return {name: without_absent(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 END_SECONDS = 5.0
 """Time for Ray's processes to end with Ray."""
 SHUTDOWN_SECONDS = 60.0
-"""Time for `ray.shutdown()`, which by itself waits without limit for a raylet that does not answer."""
+"""Time for `ray.shutdown()`, which has no time limit of its own and waits for a raylet that does not answer."""
 AGAIN_SECONDS = 300.0
 """Time to wait for the nodes of a joined cluster that an earlier attempt used: a node takes minutes to start."""
 LOOK_SECONDS = 5.0

@@ -237,7 +237,7 @@ class RolloutSource(BatchSource):
             update_meta(self.meta, order=self.order)
         self.store.flush()
         self.archive.extend(step, self.store.batch, self._advantages)
-        for archived in list(self._advantages):  # a copy: this is a thread of its own, and training goes on
+        for archived in list(self._advantages):  # a copy: this is a thread of its own beside the training
             if archived <= step:
                 del self._advantages[archived]
 

@@ -122,7 +122,7 @@ class MultiTurnArguments(ConversationArguments):
 
 @WORKFLOWS.register("multi_turn_workflow")
 class MultiTurnWorkflow(ConversationWorkflow):
-    """The policy answers, is told if its answer is wrong, and tries again; the last attempt's reward counts.
+    """The policy answers, gets feedback if its answer is wrong, and tries again; the last attempt's reward counts.
 
     `math_reward` if the task set names no reward function. A subclass may override `reply`, the user or environment.
     """

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 PATH_KEY = "buffer.trainer_input.experience_buffer.path"
 LOOK_SECONDS = 10.0
-"""Time that SQLite itself waits for a lock; then the holder is named, and the wait goes on."""
+"""Time that SQLite itself waits for a lock; then the holder is named, and the wait continues."""
 WRITE_LOCK = 120
 """The byte of the shared-memory index that a writer locks (sqlite.org/walformat.html)."""
 PROBE_BYTES = 1 << 16

@@ -340,7 +340,7 @@ def curated_tasks(config: Config, models: TaskModels | None = None) -> CuratedDa
 def with_curated_tasks(config: Config, models: TaskModels | None = None) -> Config:
     """Return the configuration in which task sets read the pipeline's output, if a task set of this run does.
 
-    The folder's name is the output's fingerprint, so that a run's own configuration records what it has read.
+    The folder's name is the output's fingerprint, so that a run's own configuration records its input.
     """
     if not uses_pipeline(config):
         return config

@@ -1,7 +1,7 @@
 """Engine: one vLLM that generates for the explorer. A plain class; its Ray actor is asynchronous.
 
 Two implementations: vLLM in this process (`in_process.py`, CPU), and in separate processes (`async_llm.py`, GPU). Any
-number of calls may be in flight. After every load the engine proves that it holds the version: its parameters must
+number of calls may be in flight. After every load the engine verifies that it holds the version: its parameters must
 consist of the published tensors, and its log-probs of the weight check's tokens must agree with the trainer's.
 """
 

@@ -173,7 +173,7 @@ class ServedSession:
 
     @property
     def key(self) -> str:
-        """What it is grouped by: its task, or its first prompt."""
+        """The key of its group: its task, or its first prompt."""
         return self.task or f"prompt {self.session.first_prompt}"
 
 

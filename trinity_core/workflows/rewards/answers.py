@@ -470,7 +470,7 @@ def _reader() -> Callable[[str], list[Any]]:
 def _expression(answer: Answer, renamed: Mapping[str, str]) -> Any:
     """Parse a formula with math-verify, decimals as exact fractions; None if it is none.
 
-    Capitals beside their small letters (GMm) are `renamed`: math-verify does not tell them apart.
+    Capitals beside their small letters (GMm) are `renamed`: math-verify does not distinguish them.
     """
     from sympy import Float, Rational
 

@@ -71,9 +71,9 @@ async def llm_judge(
     (`group`).
 
     The judge is the auxiliary model `model` (by default the first), or `model_name` at the endpoint `base_url` with the
-    key in the variable `api_key_env`, at most `requests_at_once` requests in flight, and so many requests and tokens a
-    minute. `rubric` is a string or a list;
-    by default the row's column `rubric_key`. With `with_reference` the judge sees the reference answer.
+    key in the variable `api_key_env`, with at most `requests_at_once` requests in flight, `requests_per_minute` and
+    `tokens_per_minute`. `rubric` is a string or a list; by default the row's column
+    `rubric_key`. With `with_reference` the judge sees the reference answer.
     """
     if base_url:
         settings = ExternalModelConfig(

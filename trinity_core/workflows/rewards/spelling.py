@@ -145,4 +145,4 @@ TELLING = [
 SHORT = {"hr": "hou", "hrs": "hou", "wk": "wee", "wks": "wee", "yr": "yea", "yrs": "yea"}
 """Short words that begin otherwise than those in `TELLING`."""
 HAN = re.compile("[\u4e00-\u9fff]")
-"""A Chinese character, which may tell by itself, as words do by how they begin."""
+"""A Chinese character, which alone may tell numbers apart, as words do by how they begin."""
