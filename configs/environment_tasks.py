@@ -166,7 +166,7 @@ def best_moves(values: Any) -> list[int]:
 class RandomPlayer:
     """Says any of `actions`."""
 
-    given: EnvArguments
+    arguments: EnvArguments
     prompt: str
     actions: Sequence[str]
     rng: random.Random
@@ -187,7 +187,7 @@ class RandomPlayer:
 
     async def _shown(self, seed: int) -> list[Message]:
         again = self.rng.random() < self.skill
-        async with opened(self.given, {}) as environment:
+        async with opened(self.arguments, {}) as environment:
             for _ in range(MOST_ATTEMPTS):
                 messages, earned = await self._played(environment, seed)
                 if earned >= self.enough or not again:
@@ -196,14 +196,14 @@ class RandomPlayer:
 
     async def _played(self, environment: Environment, seed: int) -> tuple[list[Message], float]:
         """The conversation of an episode and its return."""
-        step = as_step(await called(environment.reset, self.given.time_limit, seed))
+        step = as_step(await called(environment.reset, self.arguments.time_limit, seed))
         messages = first_messages([{"role": "user", "content": self.prompt}], step.observation)
         earned = step.reward
-        for turn in range(self.given.max_turns):
+        for turn in range(self.arguments.max_turns):
             if turn:
                 messages.append({"role": "user", "content": step.observation})
             messages.append({"role": "assistant", "content": self.rng.choice(self.actions)})
-            step = as_step(await called(environment.step, self.given.time_limit, messages[-1]["content"]))
+            step = as_step(await called(environment.step, self.arguments.time_limit, messages[-1]["content"]))
             earned += step.reward
             if step.done:
                 break

@@ -46,8 +46,8 @@ class FrozenLakeWorkflow(EnvWorkflow):
 
     arguments: ClassVar[type[EnvArguments]] = FrozenLakeArguments
 
-    def given(self) -> EnvArguments:
+    def env_arguments(self) -> EnvArguments:
         """As of `env_workflow`, with `agent_max_steps` as the number of turns."""
-        given = super().given()
-        assert isinstance(given, FrozenLakeArguments)
-        return given.model_copy(update={"max_turns": given.agent_max_steps})
+        arguments = super().env_arguments()
+        assert isinstance(arguments, FrozenLakeArguments)
+        return arguments.model_copy(update={"max_turns": arguments.agent_max_steps})

@@ -56,8 +56,8 @@ def now_at(model: str, root: Path) -> str:
     run, _ = run_of(model)
     if run is None or run.exists():
         return model
-    here = root.joinpath(*run.parts[-2:])
-    return str(here / Path(model).relative_to(run)) if here.is_dir() else model
+    moved = root.joinpath(*run.parts[-2:])
+    return str(moved / Path(model).relative_to(run)) if moved.is_dir() else model
 
 
 @dataclass(frozen=True)

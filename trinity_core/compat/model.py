@@ -93,8 +93,8 @@ class ModelWrapper:
         """Return `n` answers to a conversation. If it continues a recorded answer, it continues the recorded tokens."""
         conversation = [dict(message) for message in messages]
         if conversation[-1]["role"] == "assistant":  # the first words of the answer
-            begun = self.model.render(conversation[:-1], tools, chat_template=self.chat_template)
-            return await self._generate([begun + conversation[-1]["content"]], n, **options)
+            beginning = self.model.render(conversation[:-1], tools, chat_template=self.chat_template)
+            return await self._generate([beginning + conversation[-1]["content"]], n, **options)
         prefix, length = self._recorded_prefix(conversation, tools)
         number, sampling = next(self._numbers), self._sampling(options)
         if prefix and prefix[1].finish_reason == "prompt_too_long":

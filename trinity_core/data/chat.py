@@ -145,9 +145,9 @@ class ChatEncoder:
     def _answer_tokens(self, answer: Message) -> list[int]:
         """Return the tokens of an answer to a question, without those that end the document; empty if the template
         refuses it."""
-        asked = _ASKED[:1]
+        question = _ASKED[:1]
         try:
-            prompt_text, text = self.render(asked, prompt=True), self.render([*asked, answer])
+            prompt_text, text = self.render(question, prompt=True), self.render([*question, answer])
         except DataError:
             return []
         written = text[len(prompt_text) :].rstrip() if text.startswith(prompt_text) else ""

@@ -205,8 +205,8 @@ def _labels(info: Mapping[str, Any]) -> Labels:
 def _present(row: Row, labels: Labels) -> Row:
     """Return a row of Arrow as its author wrote it: with class names (of -1, for unknown, none) and without nulls that
     stand for absent keys."""
-    named = {name: names.get(row[name]) for name, names in labels.items() if isinstance(row.get(name), int)}
-    return {name: without_absent(value) for name, value in (row | named).items()}
+    class_names = {name: names.get(row[name]) for name, names in labels.items() if isinstance(row.get(name), int)}
+    return {name: without_absent(value) for name, value in (row | class_names).items()}
 
 
 def _decoded(batch: RecordBatch) -> Row | str:

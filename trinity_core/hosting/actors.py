@@ -209,8 +209,8 @@ def take_over(engines: list[Any], config: Config, model_path: str, check: Callab
     from trinity_core.rollout.inference.requests import WeightSource
 
     source = WeightSource("folder", str(Path(model_path).absolute()) if model_path else "")
-    what = model_path or "the model without an adapter"
-    timed = within(LOAD_SECONDS, f"the engines kept from an earlier stage have not loaded {what}", check)
+    weights = model_path or "the model without an adapter"
+    timed = within(LOAD_SECONDS, f"the engines kept from an earlier stage have not loaded {weights}", check)
     logs = [log_environment(config, engine_name(config, index)) for index in range(len(engines))]
     results_of([engine.move_log.remote(log_folder) for engine, log_folder in zip(engines, logs, strict=True)], timed)
     results_of([engine.load.remote(source, 0) for engine in engines], timed)

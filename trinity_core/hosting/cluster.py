@@ -199,7 +199,7 @@ class Cluster:
 
         if not gpus:
             return
-        total, free = (there.get("GPU", 0) for there in (ray.cluster_resources(), ray.available_resources()))
+        total, free = (resources.get("GPU", 0) for resources in (ray.cluster_resources(), ray.available_resources()))
         if gpus > total:
             raise TrinityError(
                 f"The run needs {gpus:g} GPUs, but the Ray cluster has {total:g} ({free:g} free). Let it use fewer "

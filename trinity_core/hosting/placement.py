@@ -222,14 +222,14 @@ def unfilled_engine(config: Config, placement: Placement, gpu_memory: int = 0) -
 
 
 def _gpus_per_node(config: Config, machine: Machine) -> int:
-    asked = config.cluster.gpu_per_node
-    if asked is None:
+    configured = config.cluster.gpu_per_node
+    if configured is None:
         return machine.gpus
-    if asked > machine.gpus:
-        there = f"a node has {machine.gpus}" if machine.gpus else "there is none"
+    if configured > machine.gpus:
+        available = f"a node has {machine.gpus}" if machine.gpus else "there is none"
         raise TrinityError(
-            f"cluster.gpu_per_node asks for {asked} GPU{'s' * (asked > 1)}, but {there} ({machine.cpus} CPU cores). "
-            f"Lower it (0 runs engines and trainer on the CPU), or leave it out to use what is there.",
+            f"cluster.gpu_per_node asks for {configured} GPU{'s' * (configured > 1)}, but {available} "
+            f"({machine.cpus} CPU cores). Lower it (0 runs engines and trainer on the CPU), or leave it out for all.",
             key="cluster.gpu_per_node",
         )
-    return asked
+    return configured

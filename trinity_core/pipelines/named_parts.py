@@ -83,14 +83,14 @@ def missing_names(config: Config) -> list[Finding]:
     workers, also look for modules in the current folder."""
     if config.mode == "train":
         return []
-    report, here = Report(), str(Path.cwd())
-    is_added = here not in sys.path
-    sys.path += [here] * is_added
+    report, folder = Report(), str(Path.cwd())
+    is_added = folder not in sys.path
+    sys.path += [folder] * is_added
     try:
         _typed(config, report, imports=True)
     finally:
         if is_added:
-            sys.path.remove(here)
+            sys.path.remove(folder)
     return report.problems
 
 

@@ -337,7 +337,7 @@ class Explorer:
         position |= {"evaluated": self._evaluated, LINEAGE: self._lineage, METRICS: numbers}
         waits = self.is_synchronous and step < (self.total_steps or 0)
         with self._records.spent("store"):
-            await asyncio.to_thread(self._open.operator_input.append, step, rollouts.given)
+            await asyncio.to_thread(self._open.operator_input.append, step, rollouts.inputs)
             await asyncio.to_thread(
                 store.put,
                 self.name,

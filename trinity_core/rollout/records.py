@@ -38,8 +38,8 @@ class StepRollouts:
     step: int
     experiences: list[Experience]
     """Experiences that the operators kept."""
-    given: list[Experience]
-    """Input of the operators."""
+    inputs: list[Experience]
+    """Experiences before the operators."""
     drawn: list[DrawnTask]
     numbers: dict[str, float]
     began: float = field(default_factory=time.perf_counter)

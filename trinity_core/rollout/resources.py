@@ -91,13 +91,13 @@ class Resources:
 
     async def evaluated(self, taskset: Taskset, version: int, rows: Sequence[int] | None = None) -> list[Outcome]:
         """Let the model answer an eval set, or these rows of it. Raises TrinityError if every task fails."""
-        what, tasks = f"version {version} on {taskset.name}", self._eval_tasks(taskset, rows)
-        self.evaluation = progress = EvaluationProgress(f"evaluates {what}", len(tasks))
+        title, tasks = f"version {version} on {taskset.name}", self._eval_tasks(taskset, rows)
+        self.evaluation = progress = EvaluationProgress(f"evaluates {title}", len(tasks))
         try:
             outcomes = await self.runner.run(tasks, self._at_once_in_eval(taskset), ended=progress.one_more)
         finally:
             self.evaluation = None
-        check_failures(f"the evaluation of {what}", outcomes)
+        check_failures(f"the evaluation of {title}", outcomes)
         return outcomes
 
     def _at_once_in_eval(self, taskset: Taskset) -> int:

@@ -145,9 +145,9 @@ def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
         "prompt_length/mean": float(np.mean([e.prompt_length for e in written])),
     }
     groups = _sampled_groups(rollouts)
-    asked = [e for e in rollouts if e.group in groups]
-    keys = zip((e.group for e in asked), rollouts_of(asked), strict=True)
-    reward_of = dict(zip(keys, rollout_rewards(asked), strict=True))
+    scored = [e for e in rollouts if e.group in groups]
+    keys = zip((e.group for e in scored), rollouts_of(scored), strict=True)
+    reward_of = dict(zip(keys, rollout_rewards(scored), strict=True))
     rewards = [reward for reward in reward_of.values() if reward is not None]
     if rewards:
         metrics |= {

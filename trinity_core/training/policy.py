@@ -138,8 +138,8 @@ class Policy(Backbone):
         again."""
         head = self.lm.get_output_embeddings()
         parameters = [p for p in (head.weight, head.bias) if p is not None]
-        there = [p.clone() if hasattr(p, "ds_id") else p.detach() for p in parameters]
-        return self.hidden(micro), *there
+        constants = [p.clone() if hasattr(p, "ds_id") else p.detach() for p in parameters]
+        return self.hidden(micro), *constants
 
     def _values(
         self, micro: Micro, temperature: float, entropy_use: EntropyUse,

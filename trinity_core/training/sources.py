@@ -308,16 +308,16 @@ def total_steps(config: Config, source: BatchSource) -> int:
     return training_steps(config, schedule, _taken(config, tasks_taken(config, schedule)))
 
 
-def _taken(config: Config, each: int) -> TasksTaken:
+def _taken(config: Config, per_step: int) -> TasksTaken:
     """Return the tasks of the run's train steps; a changed batch size applies after the checkpoint that is resumed."""
     meta = config.layout.trainer_meta
-    sizes = {int(step): size for step, size in read_meta(meta).get(TAKEN, {"0": each}).items()}
-    if set(sizes.values()) != {each}:
+    sizes = {int(step): size for step, size in read_meta(meta).get(TAKEN, {"0": per_step}).items()}
+    if set(sizes.values()) != {per_step}:
         resumed = latest_whole(config.job_dir) or 0
         sizes = {step: size for step, size in sizes.items() if step <= resumed}
-        if sizes[max(sizes)] != each:
-            sizes[resumed] = each
-            log.warning(CHANGED, resumed, each)
+        if sizes[max(sizes)] != per_step:
+            sizes[resumed] = per_step
+            log.warning(CHANGED, resumed, per_step)
     update_meta(meta, **{TAKEN: sizes})
     tasks = TasksTaken(sizes[0])
     for step in sorted(sizes):

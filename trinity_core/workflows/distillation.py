@@ -218,10 +218,10 @@ class SelfDistillWorkflow(Distilling):
     async def _taught(self, completion: Completion, demonstration: str | None) -> Taught | None:
         if demonstration is None or completion.finish_reason == "prompt_too_long":
             return None
-        *before, last = self.messages
+        *earlier, last = self.messages
         texts = {"{question}": str(last["content"]), "{demonstration}": demonstration}
         hint = re.sub(r"\{question\}|\{demonstration\}", lambda match: texts[match[0]], self._arguments.hint)
-        messages: list[Message] = [*before, {**last, "content": hint}]
+        messages: list[Message] = [*earlier, {**last, "content": hint}]
         prompt = self.model.prompt_tokens(messages, self.task.tools, chat_template=self.chat_template)
         if not self.by_trainer:
             return await taught_by(self.model, prompt, completion.tokens)

@@ -68,8 +68,8 @@ def scaling(config: Mapping[str, Any]) -> float:
     return float(config["lora_alpha"]) / int(config["r"])
 
 
-def differences(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    pairs = {key: (_value(saved.get(key)), _value(asked.get(key))) for key in SHAPING}
+def differences(saved: Mapping[str, Any], configured: Mapping[str, Any]) -> list[str]:
+    pairs = {key: (_value(saved.get(key)), _value(configured.get(key))) for key in SHAPING}
     return [f"{key} {old} instead of {new}" for key, (old, new) in pairs.items() if old != new]
 
 

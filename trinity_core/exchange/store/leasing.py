@@ -213,13 +213,13 @@ def _release(connection: Connection, t: Tables, step: int) -> list[int]:
     restored."""
     g, lg = t.groups.c, t.lease_groups.c
     ids = list(connection.scalars(select(lg.group_id).where(lg.step > step).distinct()))
-    there = g.state != State.PRUNED
+    unpruned = g.state != State.PRUNED
     used_before = g.id.in_(select(lg.group_id).where(lg.step <= step))
     pruned: list[int] = []
     for some in chunks(ids):
-        pruned += connection.scalars(select(g.id).where(g.id.in_(some), ~there, ~used_before))
-        connection.execute(update(t.groups).where(g.id.in_(some), there, ~used_before).values(state=State.READY))
-        connection.execute(update(t.groups).where(g.id.in_(some), there, used_before).values(state=State.TRAINED))
+        pruned += connection.scalars(select(g.id).where(g.id.in_(some), ~unpruned, ~used_before))
+        connection.execute(update(t.groups).where(g.id.in_(some), unpruned, ~used_before).values(state=State.READY))
+        connection.execute(update(t.groups).where(g.id.in_(some), unpruned, used_before).values(state=State.TRAINED))
     stale = (g.state == State.STALE) & (g.stale_at > step)
     connection.execute(update(t.groups).where(stale).values(state=State.READY, stale_at=None))
     connection.execute(delete(t.lease_groups).where(lg.step > step))

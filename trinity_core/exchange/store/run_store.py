@@ -141,8 +141,8 @@ def _is_copy(identity: Identity, folder: Path) -> bool:
     original = Path(identity.folder)
     if identity.folder == str(folder.resolve()) or identity.inode == folder.stat().st_ino or not original.is_dir():
         return False
-    there = read_identity(original)
-    return there is not None and there.id == identity.id
+    original_identity = read_identity(original)
+    return original_identity is not None and original_identity.id == identity.id
 
 
 def _branched(identity: Identity, config: Config) -> Identity:

@@ -112,18 +112,18 @@ class PushPublisher:
         elif self._trainer.rank == 0:
             self._versions.publish(version, [], check)
 
-    def _push(self, version: int, check: WeightCheck | None, kept: dict[str, Tensor] | None) -> None:
+    def _push(self, version: int, check: WeightCheck | None, kept_weights: dict[str, Tensor] | None) -> None:
         # Before the first push, engines hold version 0: explorers may wait for any newer version, and get this one.
         awaited = version if self._sender is not None else 1
-        if self._sender is not None and kept is None:
+        if self._sender is not None and kept_weights is None:
             self._sender.copy()  # while the engines still sample
         if not self._trainer.any_rank(self._trainer.rank == 0 and self._wait(version, awaited)):
             return
         if self._sender is None:
             self._sender = self._connect()
-            if kept is None:
+            if kept_weights is None:
                 self._sender.copy()
-        self._sender.send(version, check, kept)
+        self._sender.send(version, check, kept_weights)
 
     def _wait(self, version: int, awaited: int) -> bool:
         """Wait until every explorer waits for version `awaited`. Return False if the run is asked to stop first."""

@@ -66,9 +66,9 @@ def _freeze_imports() -> None:
     gc.freeze()
 
 
-def _has(thing: object, name: str) -> bool:
+def _has(module: object, name: str) -> bool:
     try:
-        return hasattr(thing, name)
+        return hasattr(module, name)
     except Exception:  # noqa: BLE001 - of any other library
         return False
 

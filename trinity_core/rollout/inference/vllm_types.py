@@ -197,9 +197,9 @@ def check_model(model_path: str) -> None:
     if not (looks_local(model_path) or path.exists()):
         return
     if not (path / "config.json").is_file():
-        what = "has no config.json" if path.is_dir() else "does not exist"
+        fault = "has no config.json" if path.is_dir() else "does not exist"
         raise TrinityError(
-            f"model.model_path: the folder {path} {what}; give a Hugging Face model folder or a hub name",
+            f"model.model_path: the folder {path} {fault}; give a Hugging Face model folder or a hub name",
             key="model.model_path",
         )
 

@@ -170,19 +170,21 @@ def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
     return digests
 
 
-def _with_names(things: dict[int, T], named: Iterable[tuple[str, Any]], last: str = "") -> Iterator[tuple[str, T]]:
-    """Yield each of `things` (by its id) with all its names."""
+def _with_names(
+    modules: dict[int, T], named_modules: Iterable[tuple[str, Any]], last: str = ""
+) -> Iterator[tuple[str, T]]:
+    """Yield each of the `modules` (by its id) with all its names."""
     names: dict[int, list[str]] = {}
-    for name, thing in named:
-        names.setdefault(id(thing), []).append(f"{name}{last}")
-    yield from ((SAME.join(names[key]), thing) for key, thing in things.items())
+    for name, module in named_modules:
+        names.setdefault(id(module), []).append(f"{name}{last}")
+    yield from ((SAME.join(names[key]), module) for key, module in modules.items())
 
 
 def _absorbed(module: nn.Module) -> list[nn.Parameter]:
     """Return W_UK and W_UV of latent attention, which decoding reads instead of `kv_b_proj`; vLLM makes them at each
     load."""
-    made = [module._parameters.get(name) for name in ("W_UK_T", "W_UV")]
-    return [parameter for parameter in made if parameter is not None]
+    absorbed = [module._parameters.get(name) for name in ("W_UK_T", "W_UV")]
+    return [parameter for parameter in absorbed if parameter is not None]
 
 
 def _is_quantized(module: nn.Module) -> bool:

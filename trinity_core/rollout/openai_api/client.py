@@ -120,13 +120,13 @@ class _Streams:
 
 
 class PoolClient(EngineClient):
-    """Generates on a pool of engines that runs in another event loop, `there`. Used in the server's loop."""
+    """Generates on a pool of engines that runs in another event loop, `explorer_loop`. Used in the server's loop."""
 
     def __init__(
         self,
         config: VllmConfig,
         pool: EnginePool,
-        there: asyncio.AbstractEventLoop,
+        explorer_loop: asyncio.AbstractEventLoop,
         stop_token_ids: Sequence[int] = (),
         name: str = "api",
         recorded: bool = True,
@@ -137,7 +137,7 @@ class PoolClient(EngineClient):
         self.input_processor = InputProcessor(config, self.renderer)
         self._pool, self._name, self._stops = pool, name, list(stop_token_ids)
         self.recorded = recorded
-        self._bridge = Bridge(asyncio.get_running_loop(), there)
+        self._bridge = Bridge(asyncio.get_running_loop(), explorer_loop)
 
     def generate(  # type: ignore[override]
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any

@@ -110,8 +110,8 @@ class SessionRenderer(OnlineRenderer):
                 raise VLLMValidationError(f"{error}.", parameter="messages") from error
 
     def _after_answer(self, params: ChatParams, messages: Sequence[Message], count: int) -> list[int] | None:
-        def render(those: list[Message], generation: bool) -> str:
-            return self._rendered(params, those, add_generation_prompt=generation)
+        def render(conversation: list[Message], generation: bool) -> str:
+            return self._rendered(params, conversation, add_generation_prompt=generation)
 
         with self._turn:
             try:

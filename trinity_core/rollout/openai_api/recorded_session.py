@@ -70,9 +70,9 @@ def prefix_chains(calls: Sequence[Call]) -> list[list[Call]]:
     return chains
 
 
-def _begins(tokens: np.ndarray, those: np.ndarray) -> bool:
-    size = len(those)
-    return size <= len(tokens) and bool(tokens[size - 1] == those[-1]) and np.array_equal(tokens[:size], those)
+def _begins(tokens: np.ndarray, prefix: np.ndarray) -> bool:
+    size = len(prefix)
+    return size <= len(tokens) and bool(tokens[size - 1] == prefix[-1]) and np.array_equal(tokens[:size], prefix)
 
 
 Kept = tuple[Call, Sequence[Message] | None]

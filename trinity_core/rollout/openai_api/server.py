@@ -77,8 +77,8 @@ class ApiServer:
         self._auth = SessionAuth(self.key, self.session_key)
         self.port = self._socket.getsockname()[1]
         started: Future[None] = Future()
-        there = asyncio.get_running_loop()
-        self._served = DaemonThreads("openai-api").submit(asyncio.run, self._serve(there, started))
+        explorer_loop = asyncio.get_running_loop()
+        self._served = DaemonThreads("openai-api").submit(asyncio.run, self._serve(explorer_loop, started))
         self._served.add_done_callback(partial(_ended, started))
         await asyncio.wait_for(asyncio.wrap_future(started), START_SECONDS)
         log.info("the OpenAI API listens on %s:%d", self.host, self.port)
@@ -111,13 +111,13 @@ class ApiServer:
 
     # ---- in the server's thread ----
 
-    async def _serve(self, there: asyncio.AbstractEventLoop, started: Future[None]) -> None:
+    async def _serve(self, explorer_loop: asyncio.AbstractEventLoop, started: Future[None]) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # read by vLLM when it is imported
         from uvicorn import Config, Server
 
         try:
             with lean_imports():
-                app = self._app(there)
+                app = self._app(explorer_loop)
         except (TypeError, ValueError) as error:
             raise TrinityError(f"the OpenAI API cannot be served as configured: {error}") from error
         # h11 limits a request's head, httptools nothing.
@@ -134,11 +134,11 @@ class ApiServer:
         started.set_result(None)
         await serving
 
-    def _app(self, there: asyncio.AbstractEventLoop) -> SessionMiddleware:
+    def _app(self, explorer_loop: asyncio.AbstractEventLoop) -> SessionMiddleware:
         from trinity_core.rollout.openai_api.application import application
         from trinity_core.rollout.openai_api.vllm_handlers import ModelHandlers, ServedModels, model_application
 
-        models = ServedModels([ModelHandlers(model, there) for model in self.models])
+        models = ServedModels([ModelHandlers(model, explorer_loop) for model in self.models])
         if self.served_sessions is not None:
             for session in self.served_sessions.sessions:  # those of an earlier process are open again
                 self.open(session)

@@ -69,12 +69,14 @@ MAX_ANSWERS = 128
 
 
 class ModelHandlers:
-    """vLLM's handlers of the requests to one model, whose pool is used in the event loop `there`."""
+    """vLLM's handlers of the requests to one model, whose pool is used in the event loop `explorer_loop`."""
 
-    def __init__(self, model: ServedModel, there: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, model: ServedModel, explorer_loop: asyncio.AbstractEventLoop) -> None:
         self.model = model
         self._has_logged = False
-        client = PoolClient(_front(model), model.pool, there, model.stop_token_ids, model.names[0], model.recorded)
+        client = PoolClient(
+            _front(model), model.pool, explorer_loop, model.stop_token_ids, model.names[0], model.recorded
+        )
         # An engine that speculates refuses some arguments, and with them all requests of a call; vLLM checks only here.
         client.input_processor.speculative_config = model.speculative_config
         paths = [BaseModelPath(name=name, model_path=model.path) for name in model.names]

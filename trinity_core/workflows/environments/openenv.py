@@ -103,7 +103,7 @@ class OpenEnv:
             ) from None
         return self._step(message["type"], answer)
 
-    def _step(self, asked: str, answer: Any) -> Step:
+    def _step(self, request: str, answer: Any) -> Step:
         match answer:
             case {
                 "type": "observation",
@@ -112,13 +112,13 @@ class OpenEnv:
                 self._shown = self._text(seen)
                 info = {"state": self._shown, "rewarded": reward is not None}
                 return Step(self._shown, float(reward or 0.0), done, info)
-            case {"type": "error", "data": {"code": "VALIDATION_ERROR"} as data} if asked == "step":
+            case {"type": "error", "data": {"code": "VALIDATION_ERROR"} as data} if request == "step":
                 text = f"That is no action. {_reasons(data)}\n{self._shown}".strip()
                 return Step(text, info={"invalid": True, "rewarded": False, "state": self._shown})
             case {"type": "error", "data": {"code": "CAPACITY_REACHED"} as data}:
                 raise _NotNow(f"OpenEnv server {self._url} is full: {data.get('message')}")
             case {"type": "error", "data": data}:
-                raise EnvironmentFailed(f"OpenEnv server {self._url} refuses a {asked}: {str(data)[:300]}")
+                raise EnvironmentFailed(f"OpenEnv server {self._url} refuses a {request}: {str(data)[:300]}")
         raise EnvironmentFailed(f"OpenEnv server {self._url} said {str(answer)[:200]!r}")
 
     def _text(self, seen: Any) -> str:

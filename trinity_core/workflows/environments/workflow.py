@@ -173,11 +173,11 @@ class EnvWorkflow(Workflow):
 
     async def run(self) -> list[Experience]:
         """Return the experiences of all `task.repeat_times` rollouts."""
-        arguments = self.given()
+        arguments = self.env_arguments()
         rollouts = await all_of([self._rollout(arguments, run) for run in range(self.task.repeat_times)])
         return [experience for experiences in rollouts for experience in experiences]
 
-    def given(self) -> EnvArguments:
+    def env_arguments(self) -> EnvArguments:
         return with_columns(self.arguments.model_validate(self.task.workflow_args), self.task.raw)
 
     async def _rollout(self, arguments: EnvArguments, run: int) -> list[Experience]:

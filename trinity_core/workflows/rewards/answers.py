@@ -333,59 +333,63 @@ def without_verifier(answer: str, truth: str) -> bool | None:
     """Return `same` if both are written as plain numbers, else None. Linear time: it runs in the explorer's process."""
     if len(answer) > LONGEST or len(truth) > LONGEST:
         return None
-    given, gold = _number(answer, ""), _number(truth, "")
-    return None if given is None or gold is None or given.percent or gold.percent else _numbers_equal(given, gold, "")
-
-
-def _equal(given: Answer, gold: Answer, question: str) -> bool:
-    if given.name != gold.name:
-        equations = [_formula(side.whole or side.text, question) or "" for side in (given, gold)]
-        if all("=" in equation for equation in equations):
-            given, gold = (Answer("formula", equation, equation) for equation in equations)
-            return _formulas_equal(given, gold)
-    if given.kind == gold.kind and closely(given.text) == closely(gold.text) and given.words == gold.words:
-        return True
-    told, telling = (
-        {begin for word in side.words for begin in (SHORT.get(word, word[:3]), *HAN.findall(word))}
-        for side in (given, gold)
+    number, gold = _number(answer, ""), _number(truth, "")
+    return (
+        None if number is None or gold is None or number.percent or gold.percent else _numbers_equal(number, gold, "")
     )
-    if any(told & group and telling & group and told & group != telling & group for group in TELLING):
+
+
+def _equal(answer: Answer, gold: Answer, question: str) -> bool:
+    if answer.name != gold.name:
+        equations = [_formula(side.whole or side.text, question) or "" for side in (answer, gold)]
+        if all("=" in equation for equation in equations):
+            answer, gold = (Answer("formula", equation, equation) for equation in equations)
+            return _formulas_equal(answer, gold)
+    if answer.kind == gold.kind and closely(answer.text) == closely(gold.text) and answer.words == gold.words:
+        return True
+    answer_words, gold_words = (
+        {begin for word in side.words for begin in (SHORT.get(word, word[:3]), *HAN.findall(word))}
+        for side in (answer, gold)
+    )
+    if any(
+        answer_words & group and gold_words & group and answer_words & group != gold_words & group for group in TELLING
+    ):
         return False
-    match given.kind, gold.kind:
+    match answer.kind, gold.kind:
         case "number", "number":
-            return _numbers_equal(given.value, gold.value, question)
+            return _numbers_equal(answer.value, gold.value, question)
         case "list", "list":
-            return _lists_equal(given.value, gold.value, question)
+            return _lists_equal(answer.value, gold.value, question)
         case "number", "base" if re.search(rf"base[ -]?\$?({gold.value[1]}|\w+)\b", question):
-            return re.sub(r"\s", "", given.text) == gold.value[0]
+            return re.sub(r"\s", "", answer.text) == gold.value[0]
         case ("formula", "formula" | "list" | "number") | ("list" | "number", "formula"):
-            return _formulas_equal(given, gold)
-        case "choice", "choice" if all(re.match(r"\(\w\) \S", side.text) for side in (given, gold)):
-            left, right = (read(side.text[4:], question) for side in (given, gold))
-            return bool(given.value == gold.value) and _equal(left, right, question)
+            return _formulas_equal(answer, gold)
+        case "choice", "choice" if all(re.match(r"\(\w\) \S", side.text) for side in (answer, gold)):
+            left, right = (read(side.text[4:], question) for side in (answer, gold))
+            return bool(answer.value == gold.value) and _equal(left, right, question)
         case "choice", "formula":
-            return bool(given.value == gold.text.lower())
-        case _, "choice" if given.kind != "choice":
-            label = re.match(rf"[(\[]?([A-Ha-h])(?:[.)\]:]{_NO_OTHER_CHOICE}|$)", given.text)
+            return bool(answer.value == gold.text.lower())
+        case _, "choice" if answer.kind != "choice":
+            label = re.match(rf"[(\[]?([A-Ha-h])(?:[.)\]:]{_NO_OTHER_CHOICE}|$)", answer.text)
             return label is not None and label[1].lower() == gold.value
         case _:
-            return given.kind == gold.kind and bool(given.value == gold.value)
+            return answer.kind == gold.kind and bool(answer.value == gold.value)
 
 
-def _numbers_equal(given: Number, gold: Number, question: str) -> bool:
+def _numbers_equal(answer: Number, gold: Number, question: str) -> bool:
     """Compare exactly, up to the rounding of long decimals. `50 %` is 0.5, and 50 where percent are the unit."""
-    readings = [(given.value, gold.value)]
-    if given.percent != gold.percent:
-        share, plain_value = (given, gold.value) if given.percent else (gold, given.value)
+    readings = [(answer.value, gold.value)]
+    if answer.percent != gold.percent:
+        share, plain_value = (answer, gold.value) if answer.percent else (gold, answer.value)
         readings = [(share.value / 100, plain_value)]
         if plain_value.denominator == 1 or abs(plain_value) > 1 or re.search("percent|%", question):
             readings.append((share.value, plain_value))
-    return any(abs(left - right) <= max(given.rounding, gold.rounding) for left, right in readings)
+    return any(abs(left - right) <= max(answer.rounding, gold.rounding) for left, right in readings)
 
 
-def _lists_equal(given: tuple[str, list[str]], gold: tuple[str, list[str]], question: str) -> bool:
+def _lists_equal(answer: tuple[str, list[str]], gold: tuple[str, list[str]], question: str) -> bool:
     """Compare item by item: in order in pairs and intervals, in any order in sets and lists without brackets."""
-    (shape, items), (form, gold_items) = given, gold
+    (shape, items), (form, gold_items) = answer, gold
     if len(items) != len(gold_items) or (shape != form and {shape, form} not in ({"", "()"}, {"", "{}"})):
         return False
     left, right = ([read(item, question) for item in side] for side in (items, gold_items))
@@ -407,18 +411,18 @@ def _lists_equal(given: tuple[str, list[str]], gold: tuple[str, list[str]], ques
     return True
 
 
-def _formulas_equal(given: Answer, gold: Answer, rounding: Fraction = Fraction(0)) -> bool:
+def _formulas_equal(reply: Answer, gold: Answer, rounding: Fraction = Fraction(0)) -> bool:
     """Compare numbers by their values, up to a rounding, and other formulas with math-verify."""
-    letters = [set(re.sub(r"\\[A-Za-z]+", "", formula.text)) for formula in (given, gold)]
+    letters = [set(re.sub(r"\\[A-Za-z]+", "", formula.text)) for formula in (reply, gold)]
     capitals = sorted({c for side in letters for c in side if c.isupper() and c.lower() in side})
     renamed = dict(zip(capitals, sorted(set("abchjklmnopqrstuvwxyz").difference(*letters)), strict=False))
-    truth, answer = _expression(gold, renamed), _expression(given, renamed)
-    if truth is None or answer is None or len(_split(given.text, "=")) != len(_split(gold.text, "=")):
+    truth, answer = _expression(gold, renamed), _expression(reply, renamed)
+    if truth is None or answer is None or len(_split(reply.text, "=")) != len(_split(gold.text, "=")):
         return False
     if _is_astronomic(truth) or _is_astronomic(answer):
         return bool(truth == answer)
     if all(getattr(formula, "is_number", False) for formula in (truth, answer)):
-        rounding = max(rounding, *(getattr(formula.value, "rounding", Fraction(0)) for formula in (given, gold)))
+        rounding = max(rounding, *(getattr(formula.value, "rounding", Fraction(0)) for formula in (reply, gold)))
         return _values_equal(answer, truth, rounding)
     from math_verify import verify
 

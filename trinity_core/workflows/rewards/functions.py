@@ -47,10 +47,10 @@ def reward_of(functions: Functions) -> RewardFn:
     """
 
     def score(*, prompt: str, response: str, task: Mapping[str, Any], **_: Any) -> dict[str, float]:
-        asked = task.get(PROMPT, prompt)
-        completion = response if isinstance(asked, str) else [{"role": "assistant", "content": response}]
+        question = task.get(PROMPT, prompt)
+        completion = response if isinstance(question, str) else [{"role": "assistant", "content": response}]
         columns = {name: [value] for name, value in task.items() if name != PROMPT}
-        inputs = {"prompts": [asked], "completions": [completion], **columns}
+        inputs = {"prompts": [question], "completions": [completion], **columns}
         parts = {name: _value(name, function, inputs) for name, function in functions.items()}
         applicable = {name: value for name, value in parts.items() if value is not None}
         if not applicable:

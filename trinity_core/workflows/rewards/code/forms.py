@@ -16,7 +16,7 @@ from trinity_core.workflows.rewards.code.checks import NothingChecked, checks_so
 class Program:
     """A whole program: its standard input and expected standard output."""
 
-    given: str
+    stdin: str
     expected: str
 
 
@@ -150,24 +150,24 @@ def _cases(tests: Sequence[Mapping[str, Any]], name: str) -> Tests:
     return Tests(tuple(programs), tuple(calls))
 
 
-def _called(name: str, given: Any, expected: Any) -> dict[str, Any]:
+def _called(name: str, inputs: Any, expected: Any) -> dict[str, Any]:
     """Return a call. Arguments are a list, a dict, or text with one JSON value a line, as its result then is, or
     `a = 1, b = 2`, as of LeetCode."""
-    made = {"call": name.removeprefix("Solution()."), "arguments": [], "named": {}, "expected": expected}
-    if isinstance(given, Mapping):
-        return made | {"named": dict(given), "wrapped": True}
-    if isinstance(given, str):
-        if arguments := _named(given):
-            return made | {"named": arguments, "expected": _parsed(expected), "wrapped": False}
+    call = {"call": name.removeprefix("Solution()."), "arguments": [], "named": {}, "expected": expected}
+    if isinstance(inputs, Mapping):
+        return call | {"named": dict(inputs), "wrapped": True}
+    if isinstance(inputs, str):
+        if arguments := _named(inputs):
+            return call | {"named": arguments, "expected": _parsed(expected), "wrapped": False}
         try:
-            made["arguments"] = [json.loads(line) for line in given.splitlines() if line.strip()]
-            made["expected"] = json.loads(expected) if isinstance(expected, str) else expected
+            call["arguments"] = [json.loads(line) for line in inputs.splitlines() if line.strip()]
+            call["expected"] = json.loads(expected) if isinstance(expected, str) else expected
         except ValueError as error:
-            raise DataError(f"a functional test of the row is not JSON: {error}: {given[:80]!r}") from error
-        return made | {"wrapped": not isinstance(expected, str)}
-    if not isinstance(given, Sequence) and not hasattr(given, "tolist"):
-        raise DataError(f"a functional test of the row has {type(given).__name__} in place of a list of arguments")
-    return made | {"arguments": list(given), "wrapped": True}  # APPS and TACO often wrap a result in a list of one
+            raise DataError(f"a functional test of the row is not JSON: {error}: {inputs[:80]!r}") from error
+        return call | {"wrapped": not isinstance(expected, str)}
+    if not isinstance(inputs, Sequence) and not hasattr(inputs, "tolist"):
+        raise DataError(f"a functional test of the row has {type(inputs).__name__} in place of a list of arguments")
+    return call | {"arguments": list(inputs), "wrapped": True}  # APPS and TACO often wrap a result in a list of one
 
 
 def _named(text: Any) -> dict[str, Any]:
@@ -203,10 +203,10 @@ def _python(tests: Sequence[str], name: str, setup: str) -> Tests:
     return Tests(functions=tuple(made))
 
 
-def _program(given: Any, expected: Any) -> Program:
-    if given is None or expected is None:
+def _program(stdin: Any, expected: Any) -> Program:
+    if stdin is None or expected is None:
         raise DataError("a test of the row has null in place of its input or output")
-    return Program(_text(given), _text(expected))
+    return Program(_text(stdin), _text(expected))
 
 
 def _text(value: Any) -> str:

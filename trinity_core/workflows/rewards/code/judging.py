@@ -74,7 +74,7 @@ class Judging:
         for program in tests.programs:
             if self._is_decided(counts):
                 return counts
-            ran = self._program(program.given)
+            ran = self._program(program.stdin)
             counts.add(not ran.exceeded and same_output(ran.output, program.expected), ran.exceeded)
         left = list(tests.functions)
         if self.endpoint and left and not self._is_decided(counts):

@@ -58,10 +58,10 @@ class RemoteAnswer:
         self.used -= type(value) is Remote or isinstance(value, type)  # nothing has been asked of it yet
         return value
 
-    def ask(self, what: str, *arguments: Any) -> Any:
+    def ask(self, request: str, *arguments: Any) -> Any:
         """Send a request to the answer's side. Raises what the answer raises, as the nearest exception known here."""
         try:
-            message = json.dumps([what, encoded(list(arguments), _number_of)])
+            message = json.dumps([request, encoded(list(arguments), _number_of)])
         except RecursionError:
             raise Unjudged("the tests pass a value that is nested too deeply") from None
         try:
