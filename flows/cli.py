@@ -77,7 +77,7 @@ def evaluate(
         str, typer.Option(help="base, latest, missing (those without a score), all, or a step.")
     ] = "latest",
     stage: Annotated[str, typer.Option(help="Stage of a configuration that has several.")] = "",
-    run: Annotated[str, typer.Option(help="Name of a run in its own folder (continue_from_checkpoint: false).")] = "",
+    run: Annotated[str, typer.Option(help="Name of the run to score, if not the configuration's.")] = "",
 ) -> None:
     """Score a model or the checkpoints of a run on the configuration's eval sets."""
     from flows.local.connection import PrefectConnection

@@ -72,8 +72,8 @@ class ModelConfig(Section):
     min_response_tokens: Annotated[Natural, Unit("tokens")] = 1
     """Minimum response length, below `max_response_tokens`; 0 allows empty answers."""
     enable_prompt_truncation: Flag = True
-    """Truncate prompts longer than `max_prompt_tokens` and exclude their experiences from the loss; otherwise such a
-    task is an error."""
+    """Truncate prompts longer than `max_prompt_tokens` and exclude their experiences from the loss; otherwise such
+    rows are rejected, and a longer prompt of a workflow is an error."""
     temperature: NonNegative = 1.0
     """Sampling temperature; 0 is greedy. A task set's `rollout_args` can override it."""
     top_p: PositiveShare = 1.0

@@ -28,7 +28,8 @@ class SynchronizerConfig(Section):
     sync_method: Derived[SyncMethodName] = DERIVED
     """`nccl`: from GPU to GPU; `memory`: through shared memory on one node; `checkpoint`: through the run's folder, the
     only method for modes `explore` and `train`; `champion`: no trainer, mode `serve` follows the project's champion. By
-    default `nccl` in mode `both` (with a LoRA adapter `memory`, on several nodes `checkpoint`), else `checkpoint`."""
+    default `nccl` in mode `both` (with a LoRA adapter `memory`, on several nodes `checkpoint`), else `checkpoint`.
+    Without GPUs, or where engine and trainer share one, `nccl` means `memory`."""
     sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "dynamic_by_explorer", "dynamic_by_trainer"] = (
         "fixed"
     )
