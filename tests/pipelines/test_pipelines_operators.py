@@ -221,12 +221,14 @@ def test_changes_in_place_are_applied_once():
             if e.group == "bad":
                 raise ValueError("bad")
             e.token_rewards -= 0.5
+            e.info["costs"].append(0.5)
         return experiences
 
-    rows = [replace(e, token_rewards=np.zeros(2)) for e in (*_group("a", 1), *_group("bad", 1))]
+    rows = [replace(e, token_rewards=np.zeros(2), info={"costs": []}) for e in (*_group("a", 1), *_group("bad", 1))]
     left, dropped = OperatorPipeline([("cost", cost)]).run(rows)
-    assert [e.token_rewards.tolist() for e in left] == [[-0.5, -0.5]] and list(dropped) == ["bad"]
-    assert rows[0].token_rewards.tolist() == [0, 0]
+    assert [(e.token_rewards.tolist(), e.info) for e in left] == [([-0.5, -0.5], {"costs": [0.5]})]
+    assert list(dropped) == ["bad"]
+    assert (rows[0].token_rewards.tolist(), rows[0].info) == ([0, 0], {"costs": []})
 
 
 def test_a_missing_reward_is_an_error():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -115,7 +116,7 @@ class Experience:
         for name in Experience.__slots__:
             value = getattr(self, name)
             setattr(other, name, value.copy() if isinstance(value, np.ndarray) else value)
-        other.metrics, other.info = dict(self.metrics), dict(self.info)
+        other.metrics, other.info = dict(self.metrics), copy.deepcopy(self.info)
         return other
 
     @property
