@@ -190,6 +190,24 @@ async def test_an_engine_lost_during_a_call_is_replaced(call):
     assert len(engine.heirs[0].calls) == (1 if call == "reset_prefix_cache" else 2)
 
 
+async def test_a_failed_load_ends_when_no_engine_is_loading():
+    """So that the next load does not run beside one of another version."""
+
+    class Slow(FakeEngine):
+        async def load(self, source, version):
+            await asyncio.sleep(0.05)
+            return await super().load(source, version)
+
+    class Gone(FakeEngine):
+        async def load(self, source, version):
+            raise VersionGone(f"version {version} is gone")
+
+    pool = await started(slow := Slow(), Gone())
+    with pytest.raises(VersionGone):
+        await pool.load(SOURCE, 3)
+    assert slow.loaded == [(SOURCE, 3)]
+
+
 async def test_cancelled_request_is_aborted_in_the_engine():
     engine = FakeEngine(seconds=600)
     pool = await started(engine)

@@ -120,8 +120,8 @@ class Engine(ABC):
         """Load `version` of the weights between two tokens, and check that the engine holds it.
 
         Requests in flight continue: their KV cache is recomputed, and each token keeps the version that sampled it.
-        Raises `VersionGone` or `DataError`, without any change, if the weights are not available; `WeightSyncError` if
-        a parameter or a log-prob differs from the trainer's.
+        Raises `VersionGone` or `DataError` if the weights are not available (load another version before sampling: a
+        GPU engine may stay paused), `WeightSyncError` if a parameter or a log-prob differs from the trainer's.
         """
         began = time.perf_counter()
         await self._load(source, version)

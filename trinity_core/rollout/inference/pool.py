@@ -201,9 +201,11 @@ class EnginePool:
             raise self._fault
 
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport:
-        """Load `version` in all engines; return the slowest one's report. Raises what `Engine.load` raises."""
+        """Load `version` in all engines; return the slowest one's report. Raises what `Engine.load` raises, once no
+        engine is loading."""
         self._held = (source, version)
-        reports = await asyncio.gather(*(self._load(slot) for slot in self._slots))
+        results = await asyncio.gather(*(self._load(slot) for slot in self._slots), return_exceptions=True)
+        reports = [_raised_or(result) for result in results]
         self._may_have_cached = any(slot.load for slot in self._slots)
         self._ready.set()
         return max(reports, key=lambda report: report.seconds)
@@ -454,6 +456,12 @@ async def _answer(slot: _Slot, call: Coroutine[Any, Any, T], seconds: float | No
     finally:
         answer.cancel()
         lost.cancel()
+
+
+def _raised_or(result: T | BaseException) -> T:
+    if isinstance(result, BaseException):
+        raise result
+    return result
 
 
 def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
