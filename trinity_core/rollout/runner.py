@@ -164,11 +164,9 @@ class TaskRunner:
     pace: Pace = field(default_factory=Pace)
 
     async def run_step(self, tasks: Sequence[Task], in_waves: bool = False) -> list[Outcome]:
-        """`run` for an explore step, which may end before its slowest tasks (`explorer.over_rollout`)."""
+        """`run` for a round of an explore step, which may end before its slowest tasks (`explorer.over_rollout`)."""
         spare = int(self.over_rollout.ratio * len(tasks))
-        outcomes = await (self._most(tasks, len(tasks) - spare) if spare else self.run(tasks, in_waves=in_waves))
-        self.pace.steps += 1
-        return outcomes
+        return await (self._most(tasks, len(tasks) - spare) if spare else self.run(tasks, in_waves=in_waves))
 
     async def _most(self, tasks: Sequence[Task], enough: int) -> list[Outcome]:
         """Return the outcomes once `enough` tasks have ended and the others have had some time; those that have not

@@ -140,7 +140,9 @@ class TaskSteps:
 
     async def outcomes(self, step: int, version: int) -> list[Outcome]:
         self.schedule.begin(step)
-        return await self.further(step, self.schedule.batch_size)
+        outcomes = await self.further(step, self.schedule.batch_size)
+        self.runner.pace.steps += 1
+        return outcomes
 
     async def further(self, step: int, count: int) -> list[Outcome]:
         """The schedule observes scores as the workflows returned them, before any operator."""
