@@ -100,3 +100,12 @@ def test_file_of_an_older_release_is_continued(tmp_path: Path) -> None:
         record.unlink()
     explore(run_named(tmp_path, path), 2)
     assert lines(path) == (4, 4)
+
+
+def test_step_that_was_half_written_when_the_run_was_killed_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "explored.jsonl"
+    explore(run_named(tmp_path, path), 1, 2)
+    whole = path.read_text()
+    path.write_text(whole[: whole.index("\n", len(whole) // 2 + 1) + 9])  # one line of step 2 and a bit of the next
+    explore(run_named(tmp_path, path))
+    assert path.read_text() == whole

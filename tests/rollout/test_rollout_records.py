@@ -30,9 +30,12 @@ def test_each_step_leaves_a_few_rollouts_to_be_traced(tmp_path: Path, monitor: d
         for run in range(8)
     ]  # fmt: skip
     rollouts = StepRollouts(4, rows, rows, [], {"experiences/kept": 8.0}, spans={"": (1.0, 2.5)})
+    records = StepRecords(config)
+    records.set_seconds(wait=100.0, sleep=20.0, wake=40.0, weight_sync=10.0, generate=7000.0)
     with caplog.at_level("INFO"):
-        StepRecords(config).write(rollouts, {"reward/mean": 0.5}, total_steps=9)
+        records.write(rollouts, {"reward/mean": 0.5}, total_steps=9)
     assert "step 4 of 9: reward/mean 0.5" in caplog.text
+    assert records.last["timing_s/step"] == pytest.approx(170, abs=5), "what comes before the step's work is added"
     written = [
         (step, read_rollouts(path)) for _, step, path in rollout_files(config.job_dir, traces_dir(config.job_dir))
     ]

@@ -13,7 +13,7 @@ from trinity_core.base.timing import StepTimer
 from trinity_core.config import Config
 from trinity_core.config.paths import explored_file, operator_input_file
 from trinity_core.data.experience import Experience
-from trinity_core.exchange.store.archive import Archive, whole_line
+from trinity_core.exchange.store.archive import Archive, lines_of, whole_line
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.run_store import file_owner
 from trinity_core.exchange.store.store import ExperienceStore
@@ -81,7 +81,7 @@ class StepRecords:
         """Write the `numbers` of a step, of so many, with the seconds of each activity, and every few steps a sample of
         rollouts."""
         seconds, self._timer = self._timer.seconds, StepTimer()
-        waited = seconds.get("timing_s/wait", 0.0) + seconds.get("timing_s/weight_sync", 0.0)
+        waited = sum(seconds.get(f"timing_s/{name}", 0.0) for name in ("wait", "sleep", "wake", "weight_sync"))
         seconds["timing_s/step"] = time.perf_counter() - rollouts.began + waited
         self.last = {**numbers, **seconds}
         self.last["experiences_per_second"] = rollouts.numbers["experiences/kept"] / seconds["timing_s/step"]
@@ -175,6 +175,8 @@ class ExploredFile:
         """Make the file hold exactly the explore steps up to `step`."""
         if self._archive is not None:
             self._archive.rewind(step)
+            if len(lines_of(self._archive.path, step)) < len(self._explored(step)):  # killed while it wrote them
+                self._archive.rewind(step - 1)
             self.stored(step)
 
     def stored(self, step: int) -> None:
