@@ -195,7 +195,7 @@ def make_weight_check(learner: Learner, length: int) -> WeightCheck:
     row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(length - 1, dtype=np.bool_))
     micro = build_micro([row], [0], length - 1, learner.cut.packing).to(learner.ranks.device)
     with torch.no_grad(), uncompiled():
-        logprobs, _ = learner.engine(micro, 1.0, False)
+        logprobs, _ = learner.engine(micro, 1.0, "none")
     dtype = str(learner.dtype).removeprefix("torch.")
     return WeightCheck(tuple(tokens.tolist()), tuple(logprobs.tolist()), dtype)
 
