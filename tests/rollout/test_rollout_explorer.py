@@ -34,7 +34,7 @@ from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.exchange.tracking.scores import valid_scores
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.results.audit import audit_runs
-from trinity_core.rollout.explorer import Explorer
+from trinity_core.rollout.explorer import NEWER_THAN_DUE, Explorer
 from trinity_core.rollout.records import StepRecords
 from trinity_core.rollout.runner import OVER_ROLLOUT, EvaluationProgress, FailureWatch, Outcome
 from trinity_core.run.loop import explore
@@ -491,6 +491,24 @@ def test_starts_over_if_its_version_is_removed_during_load(config, engine, store
     assert [version for _, version in engine.loaded] == [1, 1]
 
 
+def test_a_newer_version_than_the_due_one_is_a_warning(config, engine, caplog):
+    """Version 1 disappears between the wait for it and its load."""
+
+    class Late(FakeEngine):
+        async def load(self, source, version):
+            if version == 1:
+                publish(settings, 2)
+                raise VersionGone("version 1 is gone")
+            return await super().load(source, version)
+
+    settings = config(buffer={"total_steps": 2})
+    publish(settings, 0, 1)
+    engine = Late(engine.answer)
+    asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert [version for _, version in engine.loaded] == [0, 2]
+    assert [record.args for record in caplog.records if record.msg == NEWER_THAN_DUE] == [(2, 2, 1)]
+
+
 def test_an_engine_with_other_weights_ends_the_run(config):
     class Lying(FakeEngine):
         async def load(self, source, version):
@@ -870,7 +888,9 @@ def test_operator_input_is_saved(config, engine, odd_tasks_are_dropped, tmp_path
 
 def test_groups_that_are_dropped_are_replaced(config, engine, odd_tasks_are_dropped):
     settings = config(mode="explore", data_processor=odd_tasks_are_dropped, explorer={"max_refill_rounds": 8})
-    summary = asyncio.run(Explorer(settings, [engine]).run(explore))
+    explorer = Explorer(settings, [engine])
+    summary = asyncio.run(explorer.run(explore))
+    assert explorer._open.runner.pace.steps == 4, "rounds of refills are no steps"
     rows = stored(settings).lease(1, 24, 0)
     assert [row.task_index for row in rows] == [2 * number for number in range(12) for _ in range(2)]
     groups = [row.group.split("/")[1:] for row in rows]

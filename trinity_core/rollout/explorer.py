@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -200,9 +200,9 @@ class Explorer:
     def due_version(self, step: int) -> int:
         return SyncSchedule.of(self.config).required_version(step)
 
-    def steps(self) -> Iterator[int]:
-        """Yield the remaining steps, until `stop` or until the trainer has finished."""
-        while not self._is_done and not self._stopping and not self._watch.has_finished():
+    async def steps(self) -> AsyncIterator[int]:
+        """Yield the next step, until `stop` or until the trainer has finished. `store` completes it."""
+        while not self._is_done and not self._stopping and not await asyncio.to_thread(self._watch.has_finished):
             yield self._step + 1
 
     async def version_due(self, step: int) -> int | None:
@@ -241,7 +241,7 @@ class Explorer:
         None after `stop`, and if the trainer has finished. Raises `LineageChanged` if the trainer went back during the
         wait, `TransientFault` after `sync_timeout` seconds.
         """
-        if self._engines_hold(version):
+        if await self._engines_hold(version):
             return 0
         self._state = f"waiting for version {version}"
         if not self.weights.has(version):
@@ -257,13 +257,14 @@ class Explorer:
 
     async def load(self, version: int) -> None:
         """Load `version` into all engines and run their weight checks; does nothing if they hold it."""
-        if self._engines_hold(version) or (version == self.version and self._open.pool.holds_weights):
+        if (version == self.version and self._open.pool.holds_weights) or await self._engines_hold(version):
             return
         self._state = f"loading version {version}"
         await self._load(version, "weight_sync")
 
     async def _load(self, version: int, activity: str) -> None:
         self._has_initial_weights = False
+        due = version
         with self._records.spent(activity):
             for attempt in range(PULL_ATTEMPTS):
                 try:
@@ -277,6 +278,8 @@ class Explorer:
                     if attempt == PULL_ATTEMPTS - 1:
                         raise
                     version = newest
+        if version != due and self.is_synchronous:
+            log.warning(NEWER_THAN_DUE, self._step + 1, version, due)
         self.version = self._open.model.version = version
         self._records.loaded(done)
         if self._rewound_to is not None:
@@ -422,7 +425,7 @@ class Explorer:
 
     async def _load_newest(self) -> None:
         """Load the newest version in the middle of a step; the tokens sampled so far keep their version."""
-        newest = self.weights.latest()
+        newest = await asyncio.to_thread(self.weights.latest)
         if newest is not None and newest > (self.version or 0):
             with suppress(VersionGone):  # the next attempt finds a newer one, or the trainer has gone back
                 await self._load(newest, "weight_sync_in_flight")
@@ -430,14 +433,14 @@ class Explorer:
     def _is_stopping(self) -> bool:
         return self._stopping
 
-    def _engines_hold(self, version: int) -> bool:
+    async def _engines_hold(self, version: int) -> bool:
         """True if the engines started with `version`, so that there is no need to wait for a trainer.
 
         False if there is a checkpoint: the trainer resumes from it and publishes its weights. False if they have slept.
         """
         holds_initial = self._has_initial_weights and self._open.pool.holds_weights
         is_at_start = version == 0 and holds_initial and not self.weights.has(0)
-        return is_at_start and not self._open.store.trainer().committed
+        return is_at_start and not (await asyncio.to_thread(self._open.store.trainer)).committed
 
     @property
     def _watch(self) -> TrainerWatch:

@@ -34,7 +34,7 @@ async def explore(explorer: Explorer) -> None:
     If trainer and engines share a GPU (`cluster.colocate`), a side releases it before it waits for the other, the
     explorer in `version_due`, the trainer in `next_batch`, and acquires it before it continues.
     """
-    for step in explorer.steps():
+    async for step in explorer.steps():
         if explorer.is_synchronous:
             version = await explorer.version_due(step)
         else:
