@@ -24,7 +24,7 @@ class MetricAccumulator:
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        """Name -> `[weighted sum, weight]` of a mean, `[sum, 1 once]` of a total, `[sum w, sum w^2, n]` of an ESS."""
+        """Name -> `[weighted sum, weight]` of a mean, `[sum]` of a total, `[sum w, sum w^2, n]` of an ESS."""
         self.maxima: dict[str, Tensor] = {}
 
     def mean(self, name: str, values: Tensor, mask: Tensor) -> None:

@@ -361,7 +361,7 @@ def check_first_gap(metrics: Mapping[str, float], step: int, config: Config, on_
     if gap is None or metrics.get("staleness/max", math.inf) >= step:  # rows may have no version
         return
     limit = config.algorithm.max_rollout_gap or MAX_FIRST_GAP[_coarser(config, on_gpu)]
-    if not gap <= limit or math.isnan(gap):
+    if not gap <= limit:  # or NaN
         raise TrinityError(
             f"algorithm.max_rollout_gap: in step {step} the log-probs of engine and trainer differ by {gap:.3g} nats a "
             f"token in the mean; with the same weights at most {limit:g} is plausible. Look at what changes them in "
