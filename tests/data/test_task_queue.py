@@ -100,7 +100,7 @@ def test_arrivals_and_resumes_never_change_the_order(tmp_path_factory, arrivals,
                 continue
             drawn += [task.index for task in tasks]
             assert len(tasks) == batch_size or order.is_exhausted
-            position = order.position()
+            position = order.finish_step()
     assert drawn == list(range(added)) and order.is_exhausted
 
 
@@ -129,7 +129,7 @@ def test_a_queue_that_lost_tasks_is_refused(queue):
     tasks = TaskSchedule([opened(queue)], 2, 0)
     tasks.begin(1)
     tasks.draw(2)
-    position = tasks.position()
+    position = tasks.finish_step()
     with sqlite3.connect(queue.path) as anyone:
         anyone.execute(f"DELETE FROM {TABLE}")
     with raising(DataError, key="q"):
@@ -157,7 +157,7 @@ def test_task_is_drawn_once_when_usable_tasks_change(queue, before, now):
     queue.add([{"prompt": "d"}])
     queue.end()
     resumed = schedule(now)
-    resumed.resume(order.position())
+    resumed.resume(order.finish_step())
     assert not resumed.is_exhausted
     resumed.begin(2)
     assert [task.messages[-1]["content"] for task in resumed.draw(3)] == ["d"] and resumed.is_exhausted

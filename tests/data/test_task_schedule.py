@@ -63,7 +63,7 @@ def steps_of(order, plan, first=1):
             for task in further:
                 order.observe(task, score(task, step))
         drawn.append(names(indices))
-        positions.append(json.loads(json.dumps(order.position())))
+        positions.append(json.loads(json.dumps(order.finish_step())))
     return drawn, positions
 
 
@@ -168,7 +168,7 @@ def test_rollouts_of_a_step_are_known_beforehand():
 def test_a_position_of_other_data_is_refused():
     order = schedule([5], "shuffle", 3, 0)
     tasks(order, 1)
-    position = order.position()
+    position = order.finish_step()
     with raising(DataError, key="tasksets"):
         schedule([6], "shuffle", 3, 0).resume(position)
     with raising(DataError, key="batch_size"):
@@ -212,7 +212,7 @@ def test_changed_rows_are_refused(selector, change):
     """Half of an epoch is drawn, then the file is changed, but not its number of rows."""
     order = TaskSchedule([taskset(8, selector)], 4, 0)
     tasks(order, 1)
-    position = json.loads(json.dumps(order.position()))
+    position = json.loads(json.dumps(order.finish_step()))
     changed = taskset(8, selector, name="other" if change == "other rows" else "t")
     changed.config = order.tasksets[0].config
     if change == "reversed":

@@ -341,15 +341,15 @@ def test_wave_begins_after_all_tasks_before_it_end():
 
     async def main():
         runner = TaskRunner(None, RewardPool(1), 2, 5.0)
-        one = runner._one
+        with_retries = runner._with_retries
 
         async def watched(outcome, gate):
             begun.append((outcome.task.index, len(done)))
-            await one(outcome, gate)
+            await with_retries(outcome, gate)
             done.append(outcome.task.index)
             return outcome
 
-        runner._one = watched
+        runner._with_retries = watched
         return await runner.run(tasks, in_waves=True)
 
     outcomes = asyncio.run(main())

@@ -50,7 +50,7 @@ def file_format(file: Path) -> tuple[str, str]:
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, Row | str]]:
-    """Yield the rows of one file. Raises DataError if it cannot be read."""
+    """Yield line number and row, or why the row is unreadable. Raises DataError if the file cannot be read."""
     reader = READERS.get(file_format(file)[1])
     if reader is None:
         raise DataError(f"{file} is not a data file; supported types are {', '.join(sorted(READERS))}", key=str(file))

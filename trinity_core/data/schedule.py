@@ -105,7 +105,7 @@ def _at(points: Mapping[int, float], step: int) -> float:
 class TaskSchedule:
     """Draws the tasks of explore steps. Steps count from 1 and run across epoch boundaries: no task is dropped.
 
-    For each step: `begin`, any number of `draw` and `observe`, `position`. `resume` restores any stored position.
+    For each step: `begin`, any number of `draw` and `observe`, `finish_step`. `resume` restores any stored position.
     """
 
     tasksets: Sequence[Taskset]
@@ -248,8 +248,11 @@ class TaskSchedule:
             rate = math.fsum(scores) / len(scores)
             self._rates[source][task.index].append(min(max(rate, 0.0), 1.0))
 
-    def position(self) -> dict[str, Any]:
-        """Return the position after the step in progress, as JSON, with the settings that it depends on."""
+    def finish_step(self) -> dict[str, Any]:
+        """Let the selectors learn from the step's scores; return the position after it, as JSON.
+
+        The position includes the settings that it depends on.
+        """
         for source, observed in enumerate(self._rates):
             if observed:
                 rates = {row: math.fsum(scores) / len(scores) for row, scores in observed.items()}

@@ -166,13 +166,15 @@ class TaskRunner:
     async def run_step(self, tasks: Sequence[Task], in_waves: bool = False) -> list[Outcome]:
         """`run` for a round of an explore step, which may end before its slowest tasks (`explorer.over_rollout`)."""
         spare = int(self.over_rollout.ratio * len(tasks))
-        return await (self._most(tasks, len(tasks) - spare) if spare else self.run(tasks, in_waves=in_waves))
+        if spare:
+            return await self._run_until_enough(tasks, len(tasks) - spare)
+        return await self.run(tasks, in_waves=in_waves)
 
-    async def _most(self, tasks: Sequence[Task], enough: int) -> list[Outcome]:
+    async def _run_until_enough(self, tasks: Sequence[Task], enough: int) -> list[Outcome]:
         """Return the outcomes once `enough` tasks have ended and the others have had some time; those that have not
         ended are dropped."""
         gate, outcomes = asyncio.Semaphore(self.at_once), [Outcome(task) for task in tasks]
-        calls = {asyncio.ensure_future(self._one(outcome, gate)): outcome for outcome in outcomes}
+        calls = {asyncio.ensure_future(self._with_retries(outcome, gate)): outcome for outcome in outcomes}
         pending = set(calls)
         try:
             while len(calls) - len(pending) < enough:
@@ -218,14 +220,14 @@ class TaskRunner:
     async def _run(self, tasks: Sequence[Task], at_once: int, ended: Callable[[], object]) -> list[Outcome]:
         gate = asyncio.Semaphore(at_once)
 
-        async def one(task: Task) -> Outcome:
-            outcome = await self._one(Outcome(task), gate)
+        async def counted(task: Task) -> Outcome:
+            outcome = await self._with_retries(Outcome(task), gate)
             ended()
             return outcome
 
-        return await all_of([one(task) for task in tasks])
+        return await all_of([counted(task) for task in tasks])
 
-    async def _one(self, outcome: Outcome, gate: asyncio.Semaphore) -> Outcome:
+    async def _with_retries(self, outcome: Outcome, gate: asyncio.Semaphore) -> Outcome:
         async with gate:
             for attempt in range(self.max_retries + 1):
                 outcome.retries = attempt

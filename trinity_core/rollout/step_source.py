@@ -156,7 +156,7 @@ class TaskSteps:
 
     def position(self, step: int) -> dict[str, Any]:
         assert self.taken is not None, "resume comes first"
-        return self.schedule.position() | {TAKEN: asdict(self.taken)}
+        return self.schedule.finish_step() | {TAKEN: asdict(self.taken)}
 
     def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
         """If train steps now take another number of tasks, recount the remaining ones, including those repeated because

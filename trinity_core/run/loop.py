@@ -77,8 +77,8 @@ def run(stage: Stage, frontend: Frontend = PLAIN) -> dict[str, Any] | None:
             "explore": lambda: attempt.explore(explore, frontend.report),
             "train": lambda: attempt.train(train, frontend.report),
         }
-        left = () if attempt.stop_rules.reason else attempt.components
-        components = {name: loop for name, loop in loops.items() if name in left}
+        to_run = () if attempt.stop_rules.reason else attempt.components
+        components = {name: loop for name, loop in loops.items() if name in to_run}
         if "train" in components and attempt.config.evaluates_beside:
             components[BESIDE] = lambda: evaluate_beside(attempt)
         with examined(attempt.config, frontend, attempt.pauses.note_findings):

@@ -44,8 +44,8 @@ class Batch:
     @property
     def excluded(self) -> Tensor:
         """bool [B]: expert rows, unscored answers and truncated prompts; excluded from advantages."""
-        asked = _sampled_groups(self.experiences)
-        out = [e.is_expert or e.is_unscored or e.group not in asked for e in self.experiences]
+        sampled_groups = _sampled_groups(self.experiences)
+        out = [e.is_expert or e.is_unscored or e.group not in sampled_groups for e in self.experiences]
         return torch.tensor(out, device=self.mask.device)
 
     @property

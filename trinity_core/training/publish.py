@@ -226,6 +226,7 @@ def kept_versions(checkpoint: Path, of_adapter: bool = False) -> dict[int, Path]
 
 
 def read_version(path: Path) -> tuple[WeightCheck | None, dict[str, Tensor]]:
+    """Return weight check and tensors of a kept version."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:

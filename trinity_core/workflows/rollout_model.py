@@ -80,7 +80,7 @@ class Completion:
             "versions": self.versions,
             "temperature": self.temperature,
             "truncated": self.finish_reason != "stop",
-            **judged(reward, fields),
+            **with_reward(reward, fields),
         }
         if self.free is not None:
             values["metrics"] = {**values.get("metrics", {}), "guided_tokens": float((~self.free).sum())}
@@ -89,7 +89,7 @@ class Completion:
         return Experience(**values)
 
 
-def judged(reward: Reward | float | None, fields: dict[str, Any]) -> dict[str, Any]:
+def with_reward(reward: Reward | float | None, fields: dict[str, Any]) -> dict[str, Any]:
     """Return `fields` of an experience with its reward. The parts of a `Reward` become metrics.
 
     A verifier's error is counted in the metrics, where `exclude_unscored` finds it, and recorded in `info`.

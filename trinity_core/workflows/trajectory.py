@@ -15,7 +15,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
 from trinity_core.data.turns import Call, continued_prompt, joined, text_after_answer
 from trinity_core.workflows.rewards import Reward
-from trinity_core.workflows.rollout_model import Completion, RolloutModel, judged
+from trinity_core.workflows.rollout_model import Completion, RolloutModel, with_reward
 
 
 def returns(rewards: Sequence[Reward | float | None], discount: float) -> list[Reward | float | None]:
@@ -191,7 +191,7 @@ class Trajectory:
             "metrics": metrics | fields.get("metrics", {}),
             "info": {"prompt": self._asked, "response": response} | fields.get("info", {}),
         }
-        experience = sequence.experience(**judged(reward, fields))
+        experience = sequence.experience(**with_reward(reward, fields))
         experience.truncated = truncated
         if self._calls[0].sample.reason == "prompt_too_long":
             experience.action_mask[:] = False

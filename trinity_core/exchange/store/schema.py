@@ -116,6 +116,8 @@ def tables(namespace: str) -> Tables:
         Column("finished", Boolean, nullable=False, default=False), Column("begun_rows", Integer),
         Column("begun_version", Integer), **BY_KEY,
     )  # fmt: skip
+    """`begun_rows`: rows of the step that the explorer has begun; 0: it waits to begin one; null: without
+    `max_staleness`."""
     steps = Table(
         prefix + "steps", m, Column("explorer", String(200), primary_key=True),
         Column("step", Integer, primary_key=True, autoincrement=False), Column("version", Integer, nullable=False),

@@ -151,7 +151,7 @@ class ExperienceStore:
             if state != [waits_for, False, None]:
                 self._set_explorer(connection, explorer, waiting=waits_for, finished=False)
             return True
-        return False
+        return False  # Unchanged
 
     @again_if_away
     def explored(self, explorer: str, step: int) -> list[Experience]:
@@ -325,7 +325,7 @@ class ExperienceStore:
                 record = json.dumps({"rows": experts, "before": before, "after": after})
             leasing.record_lease(connection, t, step, choice, now, record, strategy.cooldown is not None)
             return leasing.leased_experiences(connection, t, step) + expert_experiences
-        return None
+        return None  # Unchanged
 
     @again_if_away
     def batch(self, step: int) -> list[Experience]:

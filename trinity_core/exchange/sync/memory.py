@@ -178,7 +178,7 @@ class MemoryVersions(WeightVersions):
         specs: Sequence[TensorSpec] | None = None,
         pushed: Mapping[str, TensorDigest] | None = None,
     ) -> VersionRecord:
-        self._own()
+        self._take_publisher_lock()
         if self.root == self._shared:
             _private(self.root)
         else:  # the run's folder, which on a network file system may have another owner
@@ -224,7 +224,7 @@ class MemoryVersions(WeightVersions):
             buffer = mmap.mmap(file.fileno(), record.size, access=mmap.ACCESS_COPY)
         return buffer, read_layout(buffer)
 
-    def _own(self) -> None:
+    def _take_publisher_lock(self) -> None:
         if self._owner is not None:
             return
         sweep(self._shared)

@@ -330,15 +330,15 @@ class EnginePool:
             if pending.growth is not None:
                 self._streamed[pending.requests[0].key] = (slot, pending.growth)
         if self._streamed and (self._looking is None or self._looking.done()):
-            self._looking = self._begin(self._look())
+            self._looking = self._begin(self._poll_streams())
 
-    async def _look(self) -> None:
+    async def _poll_streams(self) -> None:
         while self._streamed:
             await asyncio.sleep(STREAM_SECONDS)
             slots = {slot.index: slot for slot, _ in self._streamed.values() if slot.replacing is None}
-            await asyncio.gather(*(self._look_into(slot) for slot in slots.values()))
+            await asyncio.gather(*(self._poll(slot) for slot in slots.values()))
 
-    async def _look_into(self, slot: _Slot) -> None:
+    async def _poll(self, slot: _Slot) -> None:
         counts = {key: growth.known for key, (its, growth) in self._streamed.items() if its is slot}
         lost = slot.lost
         try:
@@ -425,12 +425,12 @@ class EnginePool:
         held = None
         while self._held is not None and held != self._held:  # the others may load a newer version meanwhile
             held = self._held
-            await _answer(slot, self._load_newest(slot, *held), self.load_seconds, "loaded the weights")
+            await _answer(slot, self._load_held(slot, *held), self.load_seconds, "loaded the weights")
 
     async def _start(self, slot: _Slot) -> None:
         await _answer(slot, slot.handle.start(), START_SECONDS, "started")
 
-    async def _load_newest(self, slot: _Slot, source: WeightSource, version: int) -> None:
+    async def _load_held(self, slot: _Slot, source: WeightSource, version: int) -> None:
         """Load the version that the other engines hold, or the newest if it is gone. Each token has its version.
 
         The newest one may be older if the trainer goes back to a checkpoint: the explorer then starts over.

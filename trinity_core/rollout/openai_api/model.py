@@ -17,7 +17,7 @@ from trinity_core.rollout.inference.pool import EnginePool
 from trinity_core.rollout.openai_api.recorded_session import RecordedSession, SessionTerms
 from trinity_core.rollout.openai_api.server import ApiServer
 from trinity_core.workflows.rewards import Reward
-from trinity_core.workflows.rollout_model import RecordingModel, RolloutModel, judged
+from trinity_core.workflows.rollout_model import RecordingModel, RolloutModel, with_reward
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -103,7 +103,7 @@ class OpenSession:
             own = {"prompt": texts[0], "response": texts[1], SESSION: self.session.name, ANSWERS: sequence.answers}
             details["info"] = own | details.get("info", {})
             details["metrics"] = {"response_length": float(sequence.mask.sum())} | details.get("metrics", {})
-            rows.append(sequence.experience(**judged(reward, details)))
+            rows.append(sequence.experience(**with_reward(reward, details)))
         return rows
 
 
