@@ -528,3 +528,17 @@ def test_a_verdict_cannot_be_forged_at_an_endpoint(endpoint, code):
 def test_an_answer_that_ends_its_tests_at_an_endpoint_gets_no_verdict(endpoint):
     with pytest.raises(SandboxFailed):
         judged(ENDS_ITS_TESTS, MBPP, sandbox=endpoint)
+
+
+def test_each_test_has_the_cpu_time_of_its_own_limit():
+    """One process serves all tests, which need more CPU together than ten times the limit of one."""
+    busy = """
+        import time
+        def f(x):
+            end = time.process_time() + 0.2
+            while time.process_time() < end:
+                pass
+            return x
+    """
+    tests = [f"assert f({number}) == {number}" for number in range(20)]
+    assert judged(busy, tests, time_limit=0.3, total_seconds=60).parts["accuracy"] == 1.0

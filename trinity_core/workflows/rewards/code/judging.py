@@ -18,6 +18,7 @@ from typing import Any
 from trinity_core.base.waits import is_readable
 from trinity_core.workflows.rewards.code.forms import Tests
 from trinity_core.workflows.rewards.code.sandbox import (
+    BUSY,
     LOOK_SECONDS,
     START_SECONDS,
     CodeLimits,
@@ -121,7 +122,7 @@ class Judging:
             answer = Sandbox(
                 SCRIPT | ANSWER_SIDE | {"solution.py": self.code},
                 python("sandbox_rpc.py", "answer_side", str(theirs.fileno())),
-                self.limits,
+                replace(self.limits, cpu_seconds=self.total_seconds + BUSY * self.limits.seconds),
                 descriptors=[theirs.fileno()],
             )
             tester = Sandbox(

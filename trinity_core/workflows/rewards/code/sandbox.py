@@ -71,12 +71,14 @@ class SandboxFailed(Exception):
 @dataclass(frozen=True)
 class CodeLimits:
     seconds: float = 6.0
-    """Time limit, without waits for a CPU."""
+    """Time limit, of each test if a program serves several, without waits for a CPU."""
     memory_bytes: int = 1 << 30
     """Memory of all its processes together."""
     disk_bytes: int = 64 << 20
     processes: int = 16
     output_bytes: int = 16 << 20
+    cpu_seconds: float | None = None
+    """CPU time of the whole program; None: what suffices for `seconds`."""
 
 
 @dataclass
@@ -206,7 +208,7 @@ class Sandbox:
             "nproc": self.limits.processes,
             "nofile": 128,
             "core": 0,
-            "cpu": int(self.limits.seconds * BUSY) + 1,
+            "cpu": int(self.limits.cpu_seconds or self.limits.seconds * BUSY) + 1,
         }
         privileges = ["setpriv", "--no-new-privs", "--pdeathsig", "KILL"]
         if os.geteuid() == 0:
