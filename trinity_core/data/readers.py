@@ -128,9 +128,7 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[int, Row | str]]:
     with _text(file, newline="") as lines:
         for separator in (delimiter, *DELIMITERS):
             lines.seek(0)
-            reader = csv.reader(
-                lines, delimiter=separator, strict=True
-            )  # else an unclosed quote swallows all lines after it
+            reader = csv.reader(lines, delimiter=separator, strict=True)
             header = next(reader, [])
             if len(header) > 1 or not any(other in header[0] for other in DELIMITERS if header):
                 break
@@ -143,14 +141,15 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[int, Row | str]]:
             try:
                 fields = next(reader, None)
             except csv.Error as error:
-                yield reader.line_num, f"the row that begins in line {first} is not CSV: {error}"
+                for number in range(first, reader.line_num + 1):  # an unclosed quote takes all lines after it
+                    yield number, f"the row that begins in line {first} is not CSV: {error}"
                 continue
             if fields is None:
                 return
             if fields and len(fields) != len(header):
-                yield reader.line_num, f"the line does not have the header's {len(header)} columns"
+                yield first, f"the line does not have the header's {len(header)} columns"
             elif fields:
-                yield reader.line_num, dict(zip(header, fields, strict=True))
+                yield first, dict(zip(header, fields, strict=True))
 
 
 def _parquet(file: Path) -> Iterator[tuple[int, Row | str]]:
