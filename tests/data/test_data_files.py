@@ -1,6 +1,8 @@
 import gzip
 import json
 from csv import writer as csv_writer
+from datetime import date
+from decimal import Decimal
 from functools import partial
 
 import pytest
@@ -10,7 +12,7 @@ from sqlalchemy import JSON, Column, Integer, MetaData, Table, create_engine
 from trinity_core.base.errors import DataError
 from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
-from trinity_core.data.files import read_rows, stream_rows
+from trinity_core.data.files import fingerprint, read_rows, stream_rows
 
 ROWS = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
 
@@ -263,18 +265,18 @@ def test_a_csv_field_may_be_long(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "broken, kept, line, reason",
+    "broken, kept, lost, reason",
     [
-        ('b,"2\nc,3\nd,4\n', ["a"], 5, "the row that begins in line 3 is not CSV: unexpected end of data"),
-        ('b,"2\nc,"3\nd,4\n', ["a", "d"], 4, "the row that begins in line 3 is not CSV: ',' expected after '\"'"),
+        ('b,"2\nc,3\nd,4\n', ["a"], [3, 4, 5], "the row that begins in line 3 is not CSV: unexpected end of data"),
+        ('b,"2\nc,"3\nd,4\n', ["a", "d"], [3, 4], "the row that begins in line 3 is not CSV: ',' expected after '\"'"),
     ],
     ids=["never closed", "closed in the next row"],
 )
-def test_unclosed_csv_quote_is_reported(tmp_path, broken, kept, line, reason):
+def test_unclosed_csv_quote_costs_each_line_that_it_takes(tmp_path, broken, kept, lost, reason):
     (tmp_path / "train.csv").write_text(f"question,answer\na,1\n{broken}")
     read = read_rows(str(tmp_path))
     assert [row["question"] for row in read.rows] == kept
-    assert [(row.location.line, row.reason) for row in read.rejected] == [(line, reason)]
+    assert [(row.location.line, row.reason) for row in read.rejected] == [(line, reason) for line in lost]
 
 
 @pytest.mark.parametrize(
@@ -546,3 +548,10 @@ def test_a_column_of_class_names_stays_though_the_file_says_that_it_has_numbers(
     table = parquet.read_table(tmp_path / "train.parquet")
     parquet.write_table(table.set_column(0, "label", pyarrow.array(["neg", "pos"])), tmp_path / "train.parquet")
     assert [row["label"] for row in read_rows(str(tmp_path)).rows] == ["neg", "pos"]
+
+
+@pytest.mark.parametrize("one, other", [
+    (Decimal("1.0"), Decimal("2.0")), (date(2020, 1, 1), date(2021, 1, 1)), (b"a", b"b"),
+])  # fmt: skip
+def test_the_fingerprint_covers_values_that_json_lacks(one, other):
+    assert fingerprint([{"a": one}]) == fingerprint([{"a": one}]) != fingerprint([{"a": other}])

@@ -11,9 +11,13 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 from trinity_core.base.errors import DataError, closest
 from trinity_core.base.files import expanded
@@ -70,8 +74,15 @@ def fingerprint(rows: Iterable[Row]) -> str:
     """Return a hash of rows in order: 12 hexadecimal digits."""
     mark = hashlib.blake2b(digest_size=6)
     for row in rows:
-        mark.update(json.dumps(row, default=lambda value: type(value).__name__).encode())
+        mark.update(json.dumps(row, default=_value_text).encode())
     return mark.hexdigest()
+
+
+def _value_text(value: Any) -> str:
+    """Return a text for a value of a database or of Arrow that JSON lacks; the type alone if it has no text of its
+    own."""
+    kind = type(value).__name__
+    return f"{kind}:{value!r}" if isinstance(value, Decimal | date | time | timedelta | bytes | UUID) else kind
 
 
 def read_rows(
