@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
 
-from trinity_core.base.errors import TrinityError
+from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
 from trinity_core.config.sync_schedule import SyncSchedule
@@ -234,3 +234,33 @@ def test_changes_in_place_are_applied_once():
 def test_a_missing_reward_is_an_error():
     with raising(TrinityError, key="reward"):
         dynamic_sampling([*_group("a", 1, 0), replace(_group("b", 1)[0], reward=None)])
+
+
+def test_a_server_that_is_away_costs_no_group():
+    """Also when the groups are tried one by one, because another one is at fault."""
+
+    def asks(experiences):
+        groups = {e.group for e in experiences}
+        if "bad" in groups:
+            raise ValueError("bad")
+        raise TransientFault("the server is away")
+
+    with pytest.raises(TransientFault):
+        OperatorPipeline([("asks", asks)]).run([*_group("bad", 1), *_group("b", 1)])
+
+
+def test_only_steps_without_any_success_count_towards_the_end_of_the_run():
+    """Each operator counts alone: the second one works in every step."""
+
+    def sometimes(experiences):
+        if any(e.group == "bad" for e in experiences):
+            raise ValueError("bad")
+        return experiences
+
+    pipeline = OperatorPipeline([("sometimes", sometimes), ("fine", list)])
+    for _ in range(20):
+        assert pipeline.run(_group("bad", 1))[0] == []
+        assert len(pipeline.run(_group("good", 1))[0]) == 1
+    with pytest.raises(ValueError, match="bad"):
+        for _ in range(20):
+            pipeline.run(_group("bad", 1))

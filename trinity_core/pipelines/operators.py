@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
 from statistics import pstdev
@@ -161,8 +161,8 @@ class OperatorPipeline:
     """The operators of a run, in order, each with its name."""
 
     operators: Sequence[tuple[str, Callable[[list[Experience]], list[Experience]]]]
-    in_a_row: int = 0
-    """Number of groups an operator failed on since the last step that kept one."""
+    failed_in_a_row: Counter[int] = field(default_factory=Counter)
+    """Position of an operator → groups on which it failed since the last step in which it worked on one."""
     running: str = ""
 
     @property
@@ -199,11 +199,13 @@ class OperatorPipeline:
         wrong: list[FailedGroup] = []
         try:
             left = operator(_copies(experiences))
+            if experiences:
+                self.failed_in_a_row[index] = 0
         except TransientFault:
             raise
         except Exception as error:
             log.warning("the experience operator '%s' fails; groups are tried one by one", name, exc_info=error)
-            fine, wrong = self._tried(name, operator, experiences, error)
+            fine, wrong = self._tried(index, operator, experiences, error)
             left = operator(_copies(fine)) if fine else []
         for failure in wrong:
             failed(failure)
@@ -214,21 +216,24 @@ class OperatorPipeline:
         return left
 
     def _tried(
-        self, name: str, operator: Callable[[list[Experience]], list[Experience]], experiences: list[Experience],
+        self, index: int, operator: Callable[[list[Experience]], list[Experience]], experiences: list[Experience],
         error: Exception,
     ) -> tuple[list[Experience], list[FailedGroup]]:  # fmt: skip
         """Run the operator on each group alone; return the experiences of groups that succeed, and the failed
         groups."""
+        name = self.names[index]
         wrong: dict[str, FailedGroup] = {}
         for group in _groups(experiences):
             try:
                 operator(_copies([e for e in experiences if e.group == group]))
+            except TransientFault:
+                raise
             except Exception as fault:
                 log.debug("the experience operator '%s' fails with group %s", name, group, exc_info=fault)
                 wrong[group] = FailedGroup(group, name, fault)
         fine = [e for e in experiences if e.group not in wrong]
-        self.in_a_row = 0 if fine else self.in_a_row + len(wrong)
-        if not wrong or self.in_a_row >= FAILED_IN_A_ROW:
+        self.failed_in_a_row[index] = 0 if fine else self.failed_in_a_row[index] + len(wrong)
+        if not wrong or self.failed_in_a_row[index] >= FAILED_IN_A_ROW:
             raise error
         return fine, list(wrong.values())
 
