@@ -136,8 +136,15 @@ def test_texts_of_experiences_stay_as_their_tokens_are(server):
     args = {"operators": [{"whitespace_normalization_mapper": {"text_key": "response"}}]}
     one = pipeline([OperatorConfig(name="data_juicer", args=args)], data_juicer_server=server)
     with raising(TrinityError, key="response"):
-        one.in_a_row = 7
+        one.failed_in_a_row[0] = 7
         one.run([_experience("it  is 4. ", 0)])
+
+
+@installed
+def test_a_column_of_numbers_and_texts_is_refused(server):
+    for rows in ([{"text": "A"}, {"text": 1}], [{"text": 1}, {"text": "A"}]):
+        with pytest.raises(TrinityError):
+            process_rows(rows, server, [{"words_num_filter": {"min_num": 1}}])
 
 
 def test_a_configuration_of_data_juicer_gives_operators(tmp_path, caplog):

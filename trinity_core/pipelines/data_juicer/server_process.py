@@ -42,7 +42,10 @@ def process(rows: list[dict[str, Any]], operators: list[dict[str, Any]]) -> list
         loaded = load_ops([{name: {"num_proc": 1, **args} for name, args in step.items()} for step in operators])
     except (TypeError, ValueError, ImportError) as error:
         raise ValueError(f"Data-Juicer cannot make the operators: {error}") from error
-    dataset = NestedDataset.from_list(rows)
+    try:
+        dataset = NestedDataset.from_list(rows)
+    except (TypeError, ValueError) as error:  # Arrow's errors are either
+        raise ValueError(f"Data-Juicer cannot take the rows: {error}") from error
     for operator, step in zip(loaded, operators, strict=True):
         try:
             dataset = dataset.process([operator], open_monitor=False) if len(dataset) else dataset
