@@ -369,3 +369,11 @@ def test_a_language_that_is_none_is_refused(tmp_path, lang):
 def test_two_duplicate_filters_do_not_share_memory(tmp_path: Path) -> None:
     same = operator("duplicate_filter", input_keys=["question"])
     assert questions_left(tmp_path, asked("a", "b", "a"), same, same) == ["a", "b"]
+
+
+def test_each_slice_of_a_split_is_a_data_set_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path / "in/train.jsonl", asked(*"abcdef"))
+    slices = {"train[:2]": ["a", "b"], "train[2:]": ["c", "d", "e", "f"], "train": list("abcdef")}
+    for split, expected in slices.items():
+        dataset = curate(TaskPipeline([str(tmp_path / "in")], split=split), tmp_path / "out")
+        assert [row["question"] for row in output(dataset.folder)] == expected

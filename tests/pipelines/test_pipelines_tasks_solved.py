@@ -10,6 +10,7 @@ import pytest
 from raising import raising
 
 from trinity_core.base.errors import InputError
+from trinity_core.base.plugins import load_plugins
 from trinity_core.config import OperatorConfig
 from trinity_core.pipelines.tasks import TaskPipeline, curate
 from trinity_core.pipelines.tasks.asking import REWRITE
@@ -91,3 +92,34 @@ def test_arguments_that_cannot_work_are_refused(name: str, args: dict[str, objec
     all_args = {"api_or_hf_model": "qwen", "base_url": "http://there/v1"} | args
     with raising(InputError, key=key):
         made_operator(OperatorConfig(name=name, args=all_args))
+
+
+def test_a_reference_that_cannot_be_read_costs_its_row_and_asks_nothing_twice(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    rows = [{"question": name, "answer": "" if name == "half" else "#### 7"} for name in ("always", "half", "never")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    args = {"api_or_hf_model": "qwen", "base_url": "http://there/v1", "samples": 4}
+    operators = [OperatorConfig(name="pass_rate_filter", args=args)]
+    dataset = curate(TaskPipeline([str(path)], operators), tmp_path / "out", solver := Solver(solves))
+    assert (dataset.rows, dataset.rejected, len(solver.asked)) == (2, 1, 12)
+
+
+def test_reward_functions_of_plugins_judge_and_count(tmp_path: Path) -> None:
+    """Workers import the plugin folder; an edited function is another data set."""
+    plugin = tmp_path / "plugins" / "mine_for_rates.py"
+    plugin.parent.mkdir()
+    plugin.write_text(
+        "from trinity_core.workflows import REWARD_FNS\n\n\n"
+        "@REWARD_FNS.register('always_right')\ndef always_right(**_):\n    return 1.0\n"
+    )
+    load_plugins(plugin.parent)
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:3]))
+    args = {"api_or_hf_model": "qwen", "base_url": "http://there/v1", "samples": 2, "reward_fn": "always_right"}
+    pipeline = TaskPipeline([str(path)], [OperatorConfig(name="pass_rate_filter", args=args)])
+    first = curate(pipeline, tmp_path / "out", Solver(solves), plugin_dir=str(plugin.parent))
+    rows = [json.loads(line) for line in (first.folder / "train.jsonl").read_text().splitlines()]
+    assert [row["pass_rate"] for row in rows] == [1.0, 1.0, 1.0]
+    plugin.write_text(plugin.read_text().replace("1.0", "0.5"))
+    again = curate(pipeline, tmp_path / "out", Solver(solves), plugin_dir=str(plugin.parent))
+    assert again.folder != first.folder

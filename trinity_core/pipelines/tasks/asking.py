@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeGuard
 
 from annotated_types import Ge, Gt, Le
 
-from trinity_core.base.errors import InputError
+from trinity_core.base.errors import DataError, InputError
 from trinity_core.data.files import Row
 from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question, TaskModels, asked_model
 from trinity_core.pipelines.tasks.task_operator import (
@@ -19,10 +20,11 @@ from trinity_core.pipelines.tasks.task_operator import (
     TaskOperator,
     Unusable,
     checked_keys,
+    plugin_file,
     text_of,
 )
 from trinity_core.workflows import REWARD_FNS
-from trinity_core.workflows.rewards.base import RewardItem
+from trinity_core.workflows.rewards.base import Reward, RewardItem
 from trinity_core.workflows.rewards.judge import last_object
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
 from trinity_core.workflows.rewards.pool import RewardPool
@@ -160,6 +162,7 @@ class Solving(AskingOperator):
     def __init__(
         self, name: str, models: TaskModels | None, asked: AskedModel, keys: tuple[str, str],
         reward: tuple[str, Mapping[str, Any], float], system_prompt: str, temperature: float, max_tokens: int | None,
+        plugin_dir: str | None,
     ) -> None:  # fmt: skip
         """`keys`: columns of task and reference answer. `reward`: function, arguments, and the minimum reward of a
         correct answer."""
@@ -167,13 +170,18 @@ class Solving(AskingOperator):
         self._keys = keys
         self._reward_fn, self._reward_args, self._right = reward
         self._system, self._temperature, self._max_tokens = system_prompt, temperature, max_tokens
-        self._pool = RewardPool()
+        self._pool = RewardPool(plugin_dir=plugin_dir)
         REWARD_FNS.resolve(self._reward_fn)
         if self._reward_fn in MODEL_REWARDS:
             raise InputError(
                 f"{name}: {self._reward_fn} asks a model itself; choose a reward function that does not",
                 key="reward_fn",
             )
+
+    @property
+    def files(self) -> Sequence[Path]:
+        source = plugin_file(REWARD_FNS.resolve(self._reward_fn))
+        return (source,) if source else ()
 
     def close(self) -> None:
         self._pool.close()
@@ -187,22 +195,36 @@ class Solving(AskingOperator):
             for seed in range(samples)
         ]
         answers = self.ask(asked)
+        by_task = _shares(answers, samples)
         items = [
-            RewardItem(answer, row.get(self._keys[1]), prompt, row, self._reward_args)
-            for (prompt, row), sampled in zip(tasks, _shares(answers, samples), strict=True)
-            for answer in sampled
-            if not isinstance(answer, NoAnswer)
+            [
+                RewardItem(answer, row.get(self._keys[1]), prompt, row, self._reward_args)
+                for answer in sampled
+                if not isinstance(answer, NoAnswer)
+            ]
+            for (prompt, row), sampled in zip(tasks, by_task, strict=True)
         ]
-        verdicts = iter(self._pool.score_sync(self._reward_fn, items))
         rates: list[float | Unusable] = []
-        for sampled in _shares(answers, samples):
-            rewards = [next(verdicts) for answer in sampled if not isinstance(answer, NoAnswer)]
+        for sampled, rewards in zip(by_task, self._scored(items), strict=True):
+            if isinstance(rewards, Unusable):
+                rates.append(rewards)
+                continue
             judged = [sum(reward.parts.values()) >= self._right for reward in rewards if reward.parts is not None]
             errors = [reward.error for reward in rewards if reward.error] + [
                 answer.why for answer in sampled if isinstance(answer, NoAnswer)
             ]
             rates.append(sum(judged) / len(judged) if judged else Unusable(f"no answer could be judged: {errors[0]}"))
         return rates
+
+    def _scored(self, items: Sequence[Sequence[RewardItem]]) -> list[list[Reward] | Unusable]:
+        """Return the rewards of each task's answers; a reference that cannot be read makes only its task unusable."""
+        try:
+            rewards = iter(self._pool.score_sync(self._reward_fn, [item for answers in items for item in answers]))
+            return [[next(rewards) for _ in answers] for answers in items]
+        except DataError as error:
+            if len(items) == 1:
+                return [Unusable(str(error))]
+            return [rewards for answers in items for rewards in self._scored([answers])]
 
 
 def _shares(answers: Sequence[str | NoAnswer], size: int) -> list[Sequence[str | NoAnswer]]:
@@ -234,12 +256,13 @@ class PassRateFilter(Solving):
         api_key_env: str | None = None,
         temperature: Annotated[float, Ge(0)] = 1.0,
         max_tokens: Annotated[int, Ge(1)] | None = None,
+        plugin_dir: str | None = None,
     ) -> None:
         name = "pass_rate_filter"
         asked = asked_model(name, api_or_hf_model, base_url, api_key_env)
         reward = (reward_fn, reward_fn_args or {}, right)
         super().__init__(
-            name, models, asked, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens
+            name, models, asked, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens, plugin_dir
         )
         if max_rate < min_rate:
             raise InputError(f"{name}: max_rate {max_rate:g} is below min_rate {min_rate:g}", key="max_rate")
@@ -279,12 +302,13 @@ class RewriteMapper(Solving):
         api_key_env: str | None = None,
         temperature: Annotated[float, Ge(0)] = 1.0,
         max_tokens: Annotated[int, Ge(1)] | None = None,
+        plugin_dir: str | None = None,
     ) -> None:
         name = "rewrite_mapper"
         asked = asked_model(name, api_or_hf_model, base_url, api_key_env)
         reward = (reward_fn, reward_fn_args or {}, right)
         super().__init__(
-            name, models, asked, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens
+            name, models, asked, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens, plugin_dir
         )
         self._rewrites, self._checks, self._agreement = rewrites, checks, min_agreement
 

@@ -29,7 +29,7 @@ from trinity_core.base.runlock import lock_path, one_at_a_time
 from trinity_core.config import AuxiliaryModelConfig, Config, OperatorConfig
 from trinity_core.config.paths import output_root, reads_output, uses_pipeline
 from trinity_core.config.schema.buffer import TasksetConfig
-from trinity_core.data.files import RejectedRow, Row, RowLocation, data_files, stream_rows
+from trinity_core.data.files import RejectedRow, Row, RowLocation, data_files, is_slice, stream_rows
 from trinity_core.data.rejected import LISTED
 from trinity_core.data.values import number_of
 from trinity_core.pipelines.data_juicer.client import Processes
@@ -84,17 +84,23 @@ class CuratedDataset:
 
 
 def curate(
-    pipeline: TaskPipeline, root: Path, models: TaskModels | None = None, data_juicer: Processes | None = None
+    pipeline: TaskPipeline,
+    root: Path,
+    models: TaskModels | None = None,
+    data_juicer: Processes | None = None,
+    plugin_dir: str | None = None,
 ) -> CuratedDataset:
     """Return the pipeline's data set below `root`: read if it exists, continued if it was begun, otherwise created.
 
-    `models` answer operators that ask some; `data_juicer` has Data-Juicer's operators.
+    `models` answer operators that ask some; `data_juicer` has Data-Juicer's operators; workers that score answers
+    import `plugin_dir`.
 
     Waits while another process or thread creates it. Raises TrinityError if an input is missing, an operator does not
     exist, too many rows are rejected, or no row is left; TransientFault if the wait gets too long.
     """
     operators = [
-        made_operator(config, number, models, data_juicer) for number, config in enumerate(pipeline.operators, 1)
+        made_operator(config, number, models, data_juicer, plugin_dir)
+        for number, config in enumerate(pipeline.operators, 1)
     ]
     files = [file for path in pipeline.inputs for file in data_files(path, pipeline.split)]
     choices = {
@@ -103,6 +109,7 @@ def curate(
         "target_size": pipeline.target_size,
         "max_rejected_share": pipeline.max_rejected_share,
         "split": [pipeline.test_share, pipeline.seed],
+        **({"slice": pipeline.split} if is_slice(pipeline.split) else {}),
         **({"models": dict(pipeline.models)} if pipeline.models else {}),
     }
     name = fingerprint(files, pipeline.operators, operators, choices)
@@ -126,13 +133,14 @@ def made_operator(
     number: int = 1,
     models: TaskModels | None = None,
     data_juicer: Processes | None = None,
+    plugin_dir: str | None = None,
 ) -> TaskOperator:
     """Create the operator, labelled by its position and name, so that operators of one kind have separate memories.
 
     Raises TrinityError for an unknown name and for arguments that do not fit each other.
     """
     kind = TASK_OPERATORS.resolve(configured.name)
-    available = {"models": models, "data_juicer_server": data_juicer}
+    available = {"models": models, "data_juicer_server": data_juicer, "plugin_dir": plugin_dir}
     inputs = {name: value for name, value in available.items() if TASK_OPERATORS.uses(configured.name, name)}
     operator = kind(**{**configured.args, **inputs})
     operator.label = f"{number} {configured.name}"
@@ -329,7 +337,8 @@ def curated_tasks(config: Config, models: TaskModels | None = None) -> CuratedDa
     """Return the output of the configuration's pipeline: created, continued, or found. Raises TrinityError as `curate`
     does."""
     with closing_data_juicer(config) as data_juicer:
-        dataset = curate(configured_pipeline(config), output_root(config), models, data_juicer)
+        pipeline, root = configured_pipeline(config), output_root(config)
+        dataset = curate(pipeline, root, models, data_juicer, config.plugin_dir)
     lost = "".join(f", {number} dropped by {operator}" for operator, number in dataset.dropped.items())
     aside = f", {dataset.rejected} rejected ({dataset.folder / 'rejected.jsonl'})" if dataset.rejected else ""
     test = f" and {dataset.test_rows} for tests" if dataset.test_rows else ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +36,8 @@ class Memory(Protocol):
         """Remember a key. Return True if `operator` had not seen it before."""
 
 
-INPUTS = ("models", "data_juicer_server")
-"""`models`: a `TaskModels`; `data_juicer_server`: a `Processes`."""
+INPUTS = ("models", "data_juicer_server", "plugin_dir")
+"""`models`: a `TaskModels`; `data_juicer_server`: a `Processes`; `plugin_dir`: the run's, or None."""
 
 
 class TaskOperator:
@@ -110,8 +110,9 @@ def fingerprint(
 ) -> str:
     """Return 16 hex digits over contents, in order, without file names: a moved data set keeps its fingerprint.
 
-    A plugin's operator counts with the source of its module, so that an edited one runs again; modules that it imports
-    do not count. Our own operators count by `FORMAT`: an update that does not change them repeats nothing.
+    A plugin's operator or reward function counts with the source of its module, so that an edited one runs again;
+    modules that it imports do not count. Our own operators count by `FORMAT`: an update that does not change them
+    repeats nothing.
     """
     parts = {
         "format": FORMAT,
@@ -131,5 +132,12 @@ def fingerprint(
 
 
 def _source(kind: type[TaskOperator]) -> str:
-    source = None if kind.__module__.startswith(OURS) else inspect.getsourcefile(kind)
-    return file_digest(Path(source)) if source else f"{kind.__module__}.{kind.__qualname__}"
+    source = plugin_file(kind)
+    return file_digest(source) if source else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def plugin_file(part: Any) -> Path | None:
+    """Return the file of the module that defines an operator or a reward function; None if it is one of ours."""
+    module: str = part.__module__
+    file = None if module.startswith(OURS) else getattr(sys.modules.get(module), "__file__", None)
+    return Path(file) if file else None
