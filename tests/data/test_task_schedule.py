@@ -181,11 +181,12 @@ def test_a_position_of_other_data_is_refused():
         (taskset(5, "sequential"), "task_selector.selector_type"),
         (taskset(5, "difficulty_based", seed=2), "task_selector.seed"),
         (taskset(5, "difficulty_based", seed=1, m=8), "task_selector.kwargs"),
-        (taskset(5, "difficulty_based", seed=1, m=4), None),
+        (taskset(5, "difficulty_based", seed=1, m=4, lamb=0.2), "task_selector.kwargs"),
+        (taskset(5, "difficulty_based", seed=1, lamb=0.3, m=4), None),
     ],
 )
 def test_a_position_of_another_selector_is_refused(now, key):
-    order = TaskSchedule([taskset(5, "difficulty_based", seed=1, m=4)], 3, 0)
+    order = TaskSchedule([taskset(5, "difficulty_based", seed=1, m=4, lamb=0.3)], 3, 0)
     ((_,), (position,)) = steps_of(order, [[3]])
     changed = TaskSchedule([now], 3, 0)
     if key is None:

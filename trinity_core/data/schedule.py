@@ -350,6 +350,10 @@ class TaskSchedule:
         return settings
 
 
+def _text(key: str, value: Any) -> str:
+    return json.dumps(value, sort_keys=key != "tasksets")  # the order of task sets counts
+
+
 def check_order(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise DataError if a setting that determines the order of rows differs from the recorded one.
 
@@ -358,7 +362,7 @@ def check_order(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     changed = [
         f"{key} was {was[key]}, is {value}"
         for key, value in now.items()
-        if key in was and json.dumps(was[key]) != json.dumps(value)  # as text: the order of task sets counts
+        if key in was and _text(key, was[key]) != _text(key, value)
     ]
     if changed:
         raise DataError(
@@ -379,7 +383,7 @@ def open_tasksets(
     prompts = PromptCheck(encoder, longest) if encoder else None
     configured = inputs.eval_tasksets if is_eval else inputs.tasksets
     return [
-        QueueTaskset.of(config, taskset, prompts)
+        QueueTaskset.of(config, taskset, prompts, rejected_rows)
         if taskset.storage_type == "queue"
         else Taskset.open(taskset, config.seed, is_eval, prompts, rejected_rows)
         for taskset in configured
