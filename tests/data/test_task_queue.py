@@ -1,5 +1,6 @@
 """Task sets that grow during a run: the table, reading it, and the order of draws."""
 
+import json
 import sqlite3
 
 import pytest
@@ -8,8 +9,10 @@ from hypothesis import strategies as st
 from raising import raising
 
 from trinity_core.base.errors import DataError
+from trinity_core.config import config_from_dict
 from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
 from trinity_core.data.files import RowLocation
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.task_queue import QueueTaskset, TaskQueue
 from trinity_core.data.taskset import PromptCheck, Taskset
@@ -122,6 +125,24 @@ def test_a_queue_is_mixed_with_other_tasks_by_weight(queue):
     tasks = order.draw(4)
     assert sorted(task.taskset for task in tasks) == ["file", "q"] and order.is_exhausted
     assert len({task.group for task in tasks + order.draw(2)}) >= len(tasks)
+
+
+def test_bad_tasks_are_recorded_once(queue, tmp_path):
+    queue.add([{"prompt": "a"}, {"question": "no prompt"}])
+    config = config_from_dict({
+        "mode": "explore", "checkpoint_root_dir": str(tmp_path), "model": {"model_path": "/m", "max_model_len": 16},
+        "buffer": {"total_steps": 9, "explorer_input": {"taskset": {
+            "name": "q", "storage_type": "queue", "path": str(queue.path), "subset_name": queue.name,
+        }}},
+    })  # fmt: skip
+    (taskset,) = config.buffer.explorer_input.tasksets
+    for _ in range(2):
+        opened = QueueTaskset.of(config, taskset, rejected_rows=RejectedRows(folder=tmp_path / "rejected"))
+    assert len(opened) == 1
+    queue.add([{"question": "no prompt either"}])
+    opened.grow()
+    lines = [json.loads(line) for line in (tmp_path / "rejected/q.jsonl").read_text().splitlines()]
+    assert [line["line"] for line in lines] == [2, 3]
 
 
 def test_a_queue_that_lost_tasks_is_refused(queue):

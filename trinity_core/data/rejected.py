@@ -46,7 +46,7 @@ class RejectedRows:
 
         Raises DataError, naming the first rows and reasons, if none is left or more than `max_share` are rejected.
         """
-        path = self._write(name, rejected)
+        path = self.write(name, rejected)
         if problem := self.problem(name, rejected, kept):
             raise DataError(problem, key=name)
         if rejected:
@@ -72,7 +72,7 @@ class RejectedRows:
             path = self.folder / f"{quote(name, safe='')}.jsonl"
             when_room(lambda: _append(path, rejected), path)
 
-    def _write(self, name: str, rejected: Sequence[RejectedRow]) -> Path | None:
+    def write(self, name: str, rejected: Sequence[RejectedRow]) -> Path | None:
         """Write the file of rejected rows and return it; without any, delete the file of an earlier start and return
         None."""
         if self.folder is None:

@@ -9,12 +9,11 @@ order of tasks never changes. The task `null` ends the queue.
 from __future__ import annotations
 
 import json
-import logging
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from trinity_core.config.paths import task_queue_path
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.data.files import RejectedRow, Row, RowLocation
 from trinity_core.data.formats import has_column
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, reference_checks, row_problems
 from trinity_core.data.values import row_problem
 
@@ -141,26 +141,32 @@ def read_tasks(lines: Iterable[str]) -> list[Row]:
     return tasks
 
 
-logger = logging.getLogger(__name__)
-
-
 @dataclass(slots=True)
 class QueueTaskset(Taskset):
-    """The tasks that have arrived so far. Bad ones are rejected and logged as they arrive."""
+    """The tasks that have arrived so far. Bad ones are rejected, logged and recorded as they arrive."""
 
     queue: TaskQueue | None = None
     prompts: PromptCheck | None = None
+    rejected_rows: RejectedRows = field(default_factory=RejectedRows)
     ended: bool = False
     """True if the queue has ended."""
     last: int = 0
 
     @classmethod
-    def of(cls, config: Config, taskset: TasksetConfig, prompts: PromptCheck | None = None) -> QueueTaskset:
+    def of(
+        cls,
+        config: Config,
+        taskset: TasksetConfig,
+        prompts: PromptCheck | None = None,
+        rejected_rows: RejectedRows | None = None,
+    ) -> QueueTaskset:
         """Return the task set of a run, with the tasks that have arrived. Raises DataError if the queue cannot be
         used."""
         queue = queue_of(config, taskset)
         queue.create()
         opened = cls(taskset, [], [], seed=config.seed, queue=queue, prompts=prompts)
+        opened.rejected_rows = rejected_rows or RejectedRows()
+        opened.rejected_rows.write(opened.name, [])  # each start reads all tasks
         opened.grow()
         return opened
 
@@ -194,14 +200,16 @@ class QueueTaskset(Taskset):
         answered = any(has_column(row, form.response_key) for row in (self.rows or rows)[:1])
         kinds = reference_checks(self.config)
         problems = iter(row_problems(rows, form, answered, (), self.prompts, needs_prompt(self.config), kinds))
+        rejected: list[RejectedRow] = []
         for location, row in read:
             problem = row if isinstance(row, DataError) else next(problems)
             if problem is None and not isinstance(row, DataError):
                 self.rows.append(row)
                 self.locations.append(location)
             else:
-                self.rejected.append(RejectedRow(location, str(problem)))
-                logger.warning("Data set '%s': a task is rejected: %s", self.name, self.rejected[-1])
+                rejected.append(RejectedRow(location, str(problem)))
+        self.rejected += rejected
+        self.rejected_rows.append(self.name, rejected)
 
     def features(self) -> np.ndarray:
         """None, as the order is that of arrival."""
