@@ -12,7 +12,7 @@ from trinity_core.base.errors import DataError, RewardError, TrinityError
 from trinity_core.base.threads import DaemonThreads, InterruptibleThreads
 from trinity_core.base.waits import poll
 from trinity_core.workflows.rewards import RewardItem, RewardPool
-from trinity_core.workflows.rewards.base import FAST_PATHS
+from trinity_core.workflows.rewards.base import FAST_PATHS, Reward
 
 PLUGIN = """
 import functools, os, time
@@ -200,6 +200,12 @@ def test_an_accuracy_that_is_no_share_names_the_reward_function(pool, monkeypatc
     monkeypatch.setitem(FAST_PATHS, "by_order", lambda **_: {"accuracy": float("nan")})
     with pytest.raises(RewardError, match=r"'by_order'.*nan"):
         pool.score_sync("by_order", items("1"))
+
+
+def test_an_accuracy_beside_the_reward_is_a_share_too():
+    assert Reward({"score": -1.0}, counts={"accuracy": 1.0}).metrics["accuracy"] == 1.0
+    with raising(TrinityError, key="accuracy"):
+        Reward({"score": -1.0}, counts={"accuracy": 87.5})
 
 
 def test_worker_that_died_idle_is_replaced(plugins):

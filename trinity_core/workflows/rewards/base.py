@@ -152,16 +152,17 @@ class Reward:
     def __post_init__(self) -> None:
         if (self.parts is None) == (self.error is None):
             raise TrinityError("a Reward has either parts or an error", key="error")
-        if self.parts is None or "accuracy" not in self.parts:
-            return
-        accuracy = self.parts["accuracy"]
-        if not -ROUNDING <= accuracy <= 1 + ROUNDING:
-            raise TrinityError(
-                f"the reward's part 'accuracy' is {accuracy!r}, but it is the share of right answers, from 0 to 1: "
-                "give a penalty or a bonus as a part of another name",
-                key="accuracy",
-            )
-        object.__setattr__(self, "parts", {**self.parts, "accuracy": min(1.0, max(0.0, accuracy))})
+        for name, numbers in (("parts", self.parts), ("counts", self.counts)):
+            if not numbers or "accuracy" not in numbers:
+                continue
+            accuracy = numbers["accuracy"]
+            if not -ROUNDING <= accuracy <= 1 + ROUNDING:
+                raise TrinityError(
+                    f"the reward's part 'accuracy' is {accuracy!r}, but it is the share of right answers, from 0 to 1: "
+                    "give a penalty or a bonus as a part of another name",
+                    key="accuracy",
+                )
+            object.__setattr__(self, name, {**numbers, "accuracy": min(1.0, max(0.0, accuracy))})
 
     @property
     def value(self) -> float | None:
