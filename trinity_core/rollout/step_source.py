@@ -298,7 +298,7 @@ async def sample_step(
     """
     outcomes = await steps.outcomes(step, version)
     is_last = step == steps.total_steps or steps.is_exhausted
-    failures.check(step, outcomes, is_last)
+    await asyncio.to_thread(failures.check, step, outcomes, is_last)
     goal = sum(outcome.dropped != OVER_ROLLOUT for outcome in outcomes)
     timer = BusyTimer()
     with timer:
@@ -308,7 +308,7 @@ async def sample_step(
         further = await steps.further(step, missing) if missing > 0 else []
         if not further:
             break
-        failures.note(further)
+        await asyncio.to_thread(failures.note, further)
         with timer:
             added, by_operator = await run_operators(operators, further, failures.rejected_rows)
         outcomes, experiences, dropped = outcomes + further, experiences + added, dropped | by_operator
@@ -318,7 +318,7 @@ async def sample_step(
             "explore step %d has %d of %d groups after %d tasks (explorer.max_refill_rounds: %d)",
             step, goal - missing, goal, len(outcomes), rounds,
         )  # fmt: skip
-    failures.check_left(step, experiences, operators.names, is_last)
+    await asyncio.to_thread(failures.check_left, step, experiences, operators.names, is_last)
     return SampledStep(outcomes, experiences, dropped | dropped_whole(outcomes), timer.seconds)
 
 
@@ -352,7 +352,7 @@ async def run_operators(
         for group in failed
         if group.group in tasks  # an operator may have added it
     ]
-    rejected_rows.append("experience_operators", rows)
+    await asyncio.to_thread(rejected_rows.append, "experience_operators", rows)
     return left
 
 
