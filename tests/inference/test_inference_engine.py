@@ -269,6 +269,9 @@ def test_a_sequence_too_long_to_score_is_refused_alone(tiny_engine):
     most = tiny_engine.settings.max_model_len - 1
     with raising(InputError, key="model.max_model_len"):
         asyncio.run(tiny_engine.score([7] * (most + 1)))
+    for refused in ([], [10**9, 7]):
+        with pytest.raises(TrinityError):
+            asyncio.run(tiny_engine.score(refused))
     assert len(asyncio.run(tiny_engine.score([7] * most))) == most - 1
 
 

@@ -15,8 +15,16 @@ from rollout.fakes import FakeEngine
 
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.exchange.sync.versions import VersionGone, open_versions
-from trinity_core.rollout.inference.pool import EnginePool, assign
-from trinity_core.rollout.inference.requests import EngineLost, Request, Sample, SampleBatch, Sampling, WeightSource
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.inference.requests import (
+    EngineLost,
+    Request,
+    Sample,
+    SampleBatch,
+    Sampling,
+    WeightSource,
+    assign,
+)
 from trinity_core.rollout.inference.settings import EngineSettings
 
 SOURCE = WeightSource("memory", "somewhere")
@@ -206,6 +214,53 @@ async def test_a_failed_load_ends_when_no_engine_is_loading():
     with pytest.raises(VersionGone):
         await pool.load(SOURCE, 3)
     assert slow.loaded == [(SOURCE, 3)]
+
+
+@pytest.mark.parametrize(("answers", "restarts"), [(True, 0), (False, 4)])
+async def test_an_engine_that_scores_is_not_lost_however_many_sequences_wait(answers, restarts):
+    """One after the other, as an engine on the CPU does."""
+
+    class Scoring(FakeEngine):
+        async def score(self, tokens):
+            async with turn:
+                await (asyncio.sleep(0.02) if answers else asyncio.Event().wait())
+            return [0.0]
+
+        async def successor(self, model_path):
+            return self
+
+    turn = asyncio.Lock()
+    pool = await started(Scoring(), patience=0.2)
+    scores = await asyncio.gather(*(pool.score([1, 2]) for _ in range(40)), return_exceptions=True)
+    assert [score == [0.0] for score in scores] == [answers] * 40 and pool.restarts == restarts
+
+
+async def test_a_call_from_another_event_loop_replaces_no_engine():
+    pool = await started(FakeEngine(seconds=0.1))
+    busy = asyncio.create_task(pool.generate(ask("w")))
+    await asyncio.sleep(0.02)
+    with pytest.raises(RuntimeError):
+        await asyncio.to_thread(asyncio.run, pool.generate(ask("other")))
+    await busy
+    assert pool.restarts == 0
+
+
+async def test_requests_cancelled_while_an_engine_is_replaced_are_not_sampled():
+    class Slow(FakeEngine):
+        async def start(self):
+            await ready.wait()
+            return 0.0
+
+    ready, heir = asyncio.Event(), Slow()
+    pool = await started(engine := succeeded_by(FakeEngine(dies_in=(0,)), lambda: heir))
+    task = asyncio.create_task(pool.generate(ask("w")))
+    await until(lambda: engine.calls and pool.restarts)
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.wait([task])
+    ready.set()
+    assert len(await pool.generate(ask("next"))) == 2
+    assert [request.key for call in heir.calls for request in call] == ["next/0", "next/1"]
 
 
 async def test_cancelled_request_is_aborted_in_the_engine():

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trinity_core.base.errors import TrinityError
 from trinity_core.base.threads import DaemonThreads
 from trinity_core.exchange.sync.versions import VersionGone, open_versions
 from trinity_core.rollout.inference import vllm_types
@@ -69,10 +68,8 @@ class AsyncLLMEngine(Engine):
         return SampleBatch.pack(await asyncio.gather(*(self._sample(request) for request in requests)))
 
     async def _sample(self, request: Request) -> Sample:
-        from vllm.exceptions import VLLMValidationError
-
         prompt = vllm_types.tokens_prompt(request.prompt.tolist())
-        try:
+        with vllm_types.refusals():
             async for output in self._vllm.generate(
                 prompt, vllm_types.sampling_params(request), request.key, lora_request=self._adapter
             ):
@@ -80,8 +77,6 @@ class AsyncLLMEngine(Engine):
                     sample = vllm_types.sample(output.outputs[0], self.version)
                     self._finished_tokens += len(sample.tokens)
                     return sample
-        except (ValueError, VLLMValidationError) as error:
-            raise TrinityError(f"the engine refuses a request: {error}") from error
         return vllm_types.ABORTED
 
     async def abort(self, keys: Sequence[str]) -> None:
@@ -133,8 +128,9 @@ class AsyncLLMEngine(Engine):
         prompt = vllm_types.tokens_prompt(tokens)
         scores: Any = None
         key = f"score-{uuid4().hex}"
-        async for output in self._vllm.generate(prompt, vllm_types.score_params(), key, lora_request=self._adapter):
-            scores = output.prompt_logprobs if output.prompt_logprobs is not None else scores
+        with vllm_types.refusals():
+            async for output in self._vllm.generate(prompt, vllm_types.score_params(), key, lora_request=self._adapter):
+                scores = output.prompt_logprobs if output.prompt_logprobs is not None else scores
         return vllm_types.prompt_logprobs(scores)
 
     # ---- weights that the trainer pushes; see `trinity_core.exchange.sync.nccl` ----

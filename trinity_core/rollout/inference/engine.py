@@ -167,8 +167,11 @@ class Engine(ABC):
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Return the log-probs (temperature 1, nats) of tokens 1 … of a sequence, each given the tokens before it.
 
-        Raises `InputError` for a sequence that leaves no room for the token that vLLM samples after it.
+        Raises `InputError` for an empty sequence, and for one that leaves no room for the token that vLLM samples after
+        it.
         """
+        if not len(tokens):
+            raise InputError("an empty sequence cannot be scored", key="tokens")
         most = self.settings.max_model_len - 1
         if len(tokens) > most:
             raise InputError(

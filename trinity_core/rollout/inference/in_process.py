@@ -237,19 +237,18 @@ class InProcessEngine(Engine):
         return self._engine
 
     def _add(self, call: _Call, requests: Sequence[Request]) -> None:
-        from vllm.exceptions import VLLMValidationError
-
         if not call.future.set_running_or_notify_cancel():
             return
         for slot, request in enumerate(requests):
             prompt = vllm_types.tokens_prompt(request.prompt.tolist())
             try:
-                self._vllm.add_request(
-                    request.key, prompt, vllm_types.sampling_params(request), lora_request=self._adapter
-                )
-            except (ValueError, VLLMValidationError) as error:
+                with vllm_types.refusals():
+                    self._vllm.add_request(
+                        request.key, prompt, vllm_types.sampling_params(request), lora_request=self._adapter
+                    )
+            except TrinityError as error:
                 self._abort([earlier.key for earlier in requests[:slot]])
-                call.future.set_exception(TrinityError(f"the engine refuses a request: {error}"))
+                call.future.set_exception(error)
                 return
             self._waiting[request.key] = (call, slot)
 
@@ -281,7 +280,8 @@ class InProcessEngine(Engine):
         """Step the engine until the sequence is scored; other requests in flight continue."""
         prompt = vllm_types.tokens_prompt(tokens)
         key = f"score-{time.monotonic_ns()}"
-        self._vllm.add_request(key, prompt, vllm_types.score_params(), lora_request=self._adapter)
+        with vllm_types.refusals():
+            self._vllm.add_request(key, prompt, vllm_types.score_params(), lora_request=self._adapter)
         while True:
             for output in self._vllm.step():
                 if output.request_id == key:

@@ -16,10 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from heapq import heapify, heapreplace
 from typing import Any, TypeVar
 
 from trinity_core.base.errors import TransientFault, TrinityError
@@ -34,6 +33,7 @@ from trinity_core.rollout.inference.requests import (
     Sample,
     WeightSource,
     WeightSyncReport,
+    assign,
 )
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,8 @@ class _Slot:
     handle: Engine
     load: int = 0
     scoring: int = 0
+    scored: int = 0
+    """Scoring requests answered so far."""
     loading: bool = False
     """True while weights are loaded; the engine samples nothing then."""
     replacing: asyncio.Task[None] | None = None
@@ -160,12 +162,29 @@ class EnginePool:
                 continue
             handle, slot.scoring = slot.handle, slot.scoring + 1
             try:
-                return await _answer(slot, handle.score(tokens), self.patience, "scored a sequence")
+                return await self._scored(slot, handle.score(tokens))
             except EngineLost as lost:
                 if slot.handle is handle:
                     self._replace(slot, lost)
             finally:
                 slot.scoring -= 1
+
+    async def _scored(self, slot: _Slot, call: Coroutine[Any, Any, list[float]]) -> list[float]:
+        """Return the engine's answer. Raises EngineLost if it answers no scoring request at all for `patience`."""
+        scoring = asyncio.ensure_future(call)
+        try:
+            while True:
+                scored_before = slot.scored
+                try:
+                    scores = await _answer(slot, asyncio.shield(scoring), self.patience, "scored a sequence")
+                except EngineLost:
+                    if scoring.done() or slot.lost.is_set() or not (slot.loading or slot.scored > scored_before):
+                        raise
+                else:
+                    slot.scored += 1
+                    return scores
+        finally:
+            scoring.cancel()
 
     async def _samples(self, requests: Sequence[Request], growth: GrowingSample | None = None) -> list[Sample]:
         self.check()
@@ -205,7 +224,11 @@ class EnginePool:
         engine is loading."""
         self._held = (source, version)
         results = await asyncio.gather(*(self._load(slot) for slot in self._slots), return_exceptions=True)
-        reports = [_raised_or(result) for result in results]
+        reports: list[WeightSyncReport] = []
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            reports.append(result)
         self._may_have_cached = any(slot.load for slot in self._slots)
         self._ready.set()
         return max(reports, key=lambda report: report.seconds)
@@ -292,10 +315,12 @@ class EnginePool:
         try:
             if slot.replacing is not None:
                 await slot.replacing
+                batch = [pending for pending in batch if not pending.future.done()]  # others were cancelled meanwhile
             if slot.watching is None or slot.watching.done():
                 slot.watching = self._begin(self._watch(slot))
             self._look_at(slot, batch)
-            samples = (await _answer(slot, slot.handle.generate(requests))).unpack()
+            asked = [request for pending in batch for request in pending.requests]
+            samples = (await _answer(slot, slot.handle.generate(asked))).unpack()
         except EngineLost as lost:
             self._replace(slot, lost)
             self._again(batch)
@@ -444,7 +469,7 @@ class EnginePool:
             await slot.handle.load(source, newest)
 
 
-async def _answer(slot: _Slot, call: Coroutine[Any, Any, T], seconds: float | None = None, done: str = "") -> T:
+async def _answer(slot: _Slot, call: Awaitable[T], seconds: float | None = None, done: str = "") -> T:
     """Return the engine's answer. Raises EngineLost on timeout (`done` describes the call), or once the pool has given
     up on it."""
     answer, lost = asyncio.ensure_future(call), asyncio.ensure_future(slot.lost.wait())
@@ -452,33 +477,12 @@ async def _answer(slot: _Slot, call: Coroutine[Any, Any, T], seconds: float | No
         await asyncio.wait({answer, lost}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             return answer.result()
+        if lost.done():
+            lost.result()  # raises in another event loop than the pool's
         raise EngineLost("it was given up" if lost.done() else f"it has not {done} within {seconds:g} s")
     finally:
         answer.cancel()
         lost.cancel()
-
-
-def _raised_or(result: T | BaseException) -> T:
-    if isinstance(result, BaseException):
-        raise result
-    return result
-
-
-def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
-    """Assign batches to engines, each to the least loaded one (the first of several); return the indices for each
-    engine.
-
-    `sizes`: requests of each batch (a `PendingRequests`), which is never split. `loads`: requests in flight in each
-    engine.
-    """
-    least = [(load, engine) for engine, load in enumerate(loads)]
-    heapify(least)
-    shares: list[list[int]] = [[] for _ in loads]
-    for pending, size in enumerate(sizes):
-        load, engine = least[0]
-        shares[engine].append(pending)
-        heapreplace(least, (load + size, engine))
-    return shares
 
 
 def _retrieve_error(task: asyncio.Task[None]) -> None:

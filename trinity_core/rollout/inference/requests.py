@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heapreplace
 from typing import Any, Literal
 
 import numpy as np
@@ -264,3 +265,20 @@ class PendingRequests:
     def fail(self, error: Exception) -> None:
         if not self.future.done():
             self.future.set_exception(error)
+
+
+def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
+    """Assign batches to engines, each to the least loaded one (the first of several); return the indices for each
+    engine.
+
+    `sizes`: requests of each batch (a `PendingRequests`), which is never split. `loads`: requests in flight in each
+    engine.
+    """
+    least = [(load, engine) for engine, load in enumerate(loads)]
+    heapify(least)
+    shares: list[list[int]] = [[] for _ in loads]
+    for pending, size in enumerate(sizes):
+        load, engine = least[0]
+        shares[engine].append(pending)
+        heapreplace(least, (load + size, engine))
+    return shares

@@ -6,6 +6,8 @@ Imports vllm inside functions only, so that processes without an engine can impo
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,6 +191,17 @@ def _sizes(settings: EngineSettings) -> dict[str, Any]:
     """Return config.json's entries for the language model, under the common names."""
     text = text_config(settings)
     return text.to_dict() | {name: getattr(text, name) for name in text.attribute_map}  # GPT-2's n_head and the like
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Within this context, what vLLM refuses raises TrinityError, which concerns the request and not the engine."""
+    from vllm.exceptions import VLLMValidationError
+
+    try:
+        yield
+    except (ValueError, VLLMValidationError) as error:
+        raise TrinityError(f"the engine refuses a request: {error}") from error
 
 
 def check_model(model_path: str) -> None:
