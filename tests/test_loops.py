@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from trinity_core.base.threads import Bridge, Loop
+from trinity_core.rollout.workflow_loops import WorkflowLoop
 
 
 @pytest.fixture
@@ -81,3 +82,23 @@ def test_errors_and_cancellations_cross(there: Loop) -> None:
         assert await asyncio.to_thread(cancelled.wait, 10)
 
     asyncio.run(main())
+
+
+def test_a_plain_run_may_start_an_event_loop_of_its_own():
+    """`asyncio.run` in a workflow's thread: what it asks of the explorer's models runs in the explorer's loop."""
+
+    async def asked():
+        return asyncio.get_running_loop()
+
+    async def workflow():
+        return await asyncio.to_thread(asyncio.run, loops.outside(asked()))
+
+    async def explorer():
+        try:
+            return await loops.run(workflow(), 60.0), asyncio.get_running_loop()
+        finally:
+            loops.close()
+
+    loops = WorkflowLoop()
+    used, home = asyncio.run(explorer())
+    assert used is home

@@ -81,10 +81,14 @@ class WorkflowLoop:
         return call.result()
 
     async def outside(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` of a workflow in the explorer's own loop. Calls made in one turn arrive in one turn."""
-        if self._lane is not None and asyncio.get_running_loop() is self._lane.loop:
-            return await self._lane.outward.call(work)
-        return await work
+        """Run `work` of a workflow in the explorer's own loop. Calls made in one turn of the workflows' loop arrive in
+        one turn; a workflow's plain `run` may also call from a loop of its own (`asyncio.run`)."""
+        lane, loop = self._lane, asyncio.get_running_loop()
+        if lane is None or loop is lane.home:
+            return await work
+        if loop is lane.loop:
+            return await lane.outward.call(work)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, lane.home))
 
     def close(self) -> None:
         if self._lane is not None:
@@ -106,7 +110,7 @@ class _Lane:
     """A thread with the event loop in which workflows run, and the calls in both directions."""
 
     def __init__(self, home: Loop) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.home, self.loop = home, asyncio.new_event_loop()
         self.inward, self.outward = Bridge(home, self.loop), Bridge(self.loop, home)
         self._is_left = False
         self._thread = threading.Thread(target=self._run, name="workflows", daemon=True)
@@ -139,5 +143,5 @@ class _Lane:
             try:
                 self.loop.run_forever()
             except BaseException as error:
-                log.debug("workflows go on", exc_info=error)
+                log.debug("workflows continue", exc_info=error)
         self.loop.close()
