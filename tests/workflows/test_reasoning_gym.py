@@ -22,7 +22,7 @@ from workflows.workflow_helpers import make_task
 from trinity_core.base.errors import DataError
 from trinity_core.workflows import ENVIRONMENTS, EnvironmentFailed, RewardItem, RewardPool, run_workflow
 from trinity_core.workflows.environments.process import HOSTS
-from trinity_core.workflows.environments.reasoning import EVALUATED, reasoning_gym_reward, rows
+from trinity_core.workflows.environments.reasoning import EVALUATED, is_evaluable, reasoning_gym_reward, rows
 from trinity_core.workflows.environments.workflow import EnvArguments
 from trinity_core.workflows.rewards.countdown import countdown_reward
 
@@ -206,3 +206,8 @@ def test_tasks_and_examples_of_a_lake(monkeypatch, tmp_path):
         assert row["messages"][0] == {"role": "user", "content": f"Play.\n{lake.reset(0)[0]}"}
         moves = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
         assert len(moves) == 6 and [lake.step(move)[1] for move in moves][-1] == 1.0
+
+
+@pytest.mark.parametrize("answer", ["[[0]]*7**9", "[0]*9**10", "2*([1,2]*3)", "'a'*9**9", "(1,2)*5"])
+def test_answers_that_grow_a_list_are_not_evaluated(answer):
+    assert not is_evaluable(answer) and is_evaluable("[2*3, x*(1+2)]")

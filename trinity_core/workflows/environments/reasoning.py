@@ -48,6 +48,11 @@ def _is_harmless(node: ast.AST) -> bool:
             return name in FUNCTIONS
         case ast.Name(id=name):
             return "_" not in name
+        case ast.BinOp(op=ast.Mult()):  # a list or a text times a number may take all memory
+            return not any(
+                isinstance(part, ast.List | ast.Tuple) or isinstance(getattr(part, "value", None), str | bytes)
+                for part in ast.walk(node)
+            )
         case ast.BinOp(op=ast.Pow(), right=exponent):
             return _exponent(exponent) is not None or any(isinstance(part, ast.Name) for part in ast.walk(exponent))
         case _:
