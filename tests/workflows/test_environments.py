@@ -204,6 +204,25 @@ def test_wrong_arguments_are_refused(args, key):
         EnvArguments.model_validate(args)
 
 
+def test_an_episode_that_ends_at_its_reset_is_a_failure(monkeypatch):
+    class Over:
+        def reset(self, seed):
+            return "", 0.0, True, {}
+
+        def step(self, action):
+            raise AssertionError("the episode is over")
+
+        def tools(self):
+            return []
+
+        def close(self):
+            pass
+
+    monkeypatch.setitem(ENVIRONMENTS, "over", Over)
+    with pytest.raises(EnvironmentFailed, match="reset"):
+        play("x", environment="over")
+
+
 def test_an_environment_without_a_method_is_refused_before_the_run(monkeypatch):
     class Half:
         def reset(self, seed):

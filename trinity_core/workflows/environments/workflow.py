@@ -185,6 +185,8 @@ class EnvWorkflow(Workflow):
         limit = arguments.reply_seconds
         async with opened(arguments, task.raw) as environment:
             episode = Episode(await step_of(environment.reset, limit, seed_of(task)))
+            if episode.first.done:
+                raise EnvironmentFailed(f"{environment.reset.__qualname__} ended the episode before its first action")
             tools = as_tools(await called(environment.tools, limit))
             trajectory = Trajectory(
                 self.model,
