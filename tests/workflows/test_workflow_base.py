@@ -15,6 +15,7 @@ from trinity_core.workflows import (
     Workflow,
     load_plugins,
 )
+from trinity_core.workflows.rollout_model import RolloutModel
 
 CIRCLE: list = []
 CIRCLE.append(CIRCLE)
@@ -161,6 +162,13 @@ def test_workflow_cannot_change_its_task(monkeypatch):
     assert len(row["messages"]) == 1 and task.workflow_args == task.reward_fn_args == {"seen": []}
 
 
+class WholeModel:
+    """Has whatever is asked of it."""
+
+    def __getattr__(self, name):
+        return name
+
+
 def test_a_recording_model_keeps_what_it_answered():
     async def rollout():
         model = RecordingModel(ScriptedModel("a", "bb"))
@@ -173,6 +181,8 @@ def test_a_recording_model_keeps_what_it_answered():
     history = model.extract_experience_from_history()
     assert [one.response_length for one in history] == [2, 3, 2, 2]
     assert model.extract_experience_from_history() == []
+    members = {name for name in dir(RolloutModel) if not name.startswith("_")} | set(RolloutModel.__annotations__)
+    assert all(hasattr(RecordingModel(WholeModel()), name) for name in members)
 
 
 def test_plugins_register_their_workflows(tmp_path):

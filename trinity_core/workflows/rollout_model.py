@@ -211,13 +211,9 @@ class RecordingModel:
         self.model = model
         self._history: list[Experience] = []
 
-    @property
-    def tokenizer(self) -> Any:
-        return self.model.tokenizer
-
-    @property
-    def max_model_len(self) -> int:
-        return self.model.max_model_len
+    def __getattr__(self, name: str) -> Any:
+        """Return what the model has besides its answers."""
+        return getattr(self.model, name)
 
     async def chat(
         self, messages: Sequence[dict[str, Any]], n: int = 1, tools: Any = None, **args: Any
@@ -226,18 +222,6 @@ class RecordingModel:
 
     async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **args: Any) -> list[Completion]:
         return self._kept(await self.model.generate(prompt_tokens, n, **args))
-
-    async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
-        return await self.model.logprobs(tokens)
-
-    def prompt_tokens(self, messages: Sequence[dict[str, Any]], tools: Any = None, **args: Any) -> Sequence[int]:
-        return self.model.prompt_tokens(messages, tools, **args)
-
-    def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, **args: Any) -> str:
-        return self.model.render(messages, tools, **args)
-
-    def message(self, answer: Completion, tools: Any = None) -> dict[str, Any]:
-        return self.model.message(answer, tools)
 
     def chat_sync(
         self, messages: Sequence[dict[str, Any]], n: int = 1, tools: Any = None, **args: Any

@@ -190,8 +190,9 @@ class ApiModel(RecordingModel):
                 for experience in recorded:
                     experience.turn = 0
             history += recorded
-            if clear_history:
-                del self._own
+            del self._own
+            if not clear_history:
+                self._history += recorded
         return history
 
     def end(self) -> SessionCounts:
