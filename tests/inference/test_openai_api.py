@@ -385,6 +385,8 @@ def test_fixed_agent_seed_does_not_make_rollouts_equal(api):
 def test_defaults_apply_to_requests_that_say_nothing(api):
     greedy = api.session(defaults={"temperature": 0.0})
     assert len({answer(api.client(greedy)).choices[0].message.content for _ in range(3)}) == 1
+    null = {"temperature": None}
+    assert len({answer(api.client(greedy), extra_body=null).choices[0].message.content for _ in range(3)}) == 1
 
 
 def test_an_auxiliary_model_answers_and_is_not_recorded(tiny_engine, tiny_folder):

@@ -130,7 +130,8 @@ class ModelHandlers:
         """Set the session's sampling arguments and seed in a request."""
         if getattr(request, "use_beam_search", False):
             raise VLLMValidationError("a session samples; leave out use_beam_search", parameter="use_beam_search")
-        terms, requested = exchange.session.terms, request.model_fields_set
+        terms = exchange.session.terms
+        requested = {name for name in request.model_fields_set if getattr(request, name) is not None}
         defaults = {name: value for name, value in terms.defaults.items() if name not in requested}
         for name, value in {**defaults, **terms.pinned}.items():
             if name in type(request).model_fields:
