@@ -10,6 +10,7 @@ import pytest
 from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, traces_dir
+from trinity_core.rollout.inference.requests import WeightSyncReport
 from trinity_core.rollout.records import StepRecords, StepRollouts
 
 
@@ -31,6 +32,14 @@ def test_each_step_leaves_a_few_rollouts_to_be_traced(tmp_path: Path, monitor: d
     ]  # fmt: skip
     rollouts = StepRollouts(4, rows, rows, [], {"experiences/kept": 8.0}, spans={"": (1.0, 2.5)})
     records = StepRecords(config)
+    records.loaded(WeightSyncReport(1, 5.0, 1e-3, 2.0))
+    records.loaded(WeightSyncReport(2, 1.0, 1e-5, 0.5))
+    numbers = records.numbers(rollouts, 0)
+    sync = {
+        name: numbers[name]
+        for name in ("weight_sync/check_gap", "timing_s/weight_sync_engine", "timing_s/weight_check")
+    }
+    assert list(sync.values()) == [1e-3, 6.0, 2.5], "several loads in a step"
     records.set_seconds(wait=100.0, sleep=20.0, wake=40.0, weight_sync=10.0, generate=7000.0)
     with caplog.at_level("INFO"):
         records.write(rollouts, {"reward/mean": 0.5}, total_steps=9)

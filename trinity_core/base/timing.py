@@ -92,5 +92,9 @@ class StepTimer:
         try:
             yield
         finally:
-            key = f"timing_s/{name}"
-            self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
+            self.add(name, time.perf_counter() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add to `timing_s/<name>`."""
+        key = f"timing_s/{name}"
+        self.seconds[key] = self.seconds.get(key, 0.0) + seconds

@@ -54,6 +54,8 @@ class StepRecords:
         self._source = explorer_source(config.explorer.name)
         self._traced = config.monitor.traces_per_step if config.monitor.monitor_type == "mlflow" else 0
         self._timer = StepTimer()
+        self._gaps: list[float] = []
+        """Gaps of the weight checks since the last step."""
 
     @property
     def _metrics(self) -> MetricsFile:
@@ -67,13 +69,16 @@ class StepRecords:
         self._timer.seconds |= {f"timing_s/{name}": seconds for name, seconds in activities.items()}
 
     def loaded(self, done: WeightSyncReport) -> None:
-        """Record what the engines report about a load and its weight check."""
-        self.set_seconds(weight_sync_engine=done.seconds, weight_check=done.check_seconds)
+        """Record what the engines report about a load and its weight check; a step may have several."""
+        self._timer.add("weight_sync_engine", done.seconds)
+        self._timer.add("weight_check", done.check_seconds)
         if done.gap is not None:
-            self.last[GAP] = done.gap
+            self._gaps.append(done.gap)
 
     def numbers(self, rollouts: StepRollouts, engine_restarts: int) -> dict[str, float]:
         """Return the metrics of a step, without those of storing it."""
+        if self._gaps:
+            self.last[GAP], self._gaps = max(self._gaps), []
         gap = {name: value for name, value in self.last.items() if name == GAP}
         return rollouts.numbers | gap | self._timer.seconds | {"engine_restarts": float(engine_restarts)}
 
