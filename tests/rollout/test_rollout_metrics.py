@@ -177,6 +177,7 @@ def test_answers_of_a_task_are_stored_together():
     ])  # fmt: skip
     assert (first.task, first.scores, first.prompt) == (3, [1.0, 0.0], "How many?")
     assert first.answers[0].endswith("#### 9") and len(first.answers[0]) == 400
+    assert first.answers[1:] == [""], "as many answers as scores"
     assert second.scores == [0.5]
     assert outcome(error=Unanswered("away"), index=5).failed
     assert task_answers([outcome(error=Unanswered("away"), index=5)])[0].scores == [None]

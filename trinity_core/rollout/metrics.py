@@ -147,7 +147,7 @@ def task_answers(outcomes: Sequence[Outcome]) -> list[TaskAnswers]:
                 location=task.location,
                 scores=[score for outcome in of_task for score in _scores(outcome)],
                 prompt=prompts[0][:SHOWN] if prompts else "",
-                answers=[str(turns[-1].info.get("response", ""))[-SHOWN:] for turns in runs],
+                answers=[text for outcome in of_task for text in _answer_texts(outcome)],
             )
         )
     return stored
@@ -158,6 +158,13 @@ def _by_task(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     for outcome in outcomes:
         tasks[outcome.task.index].append(outcome)
     return list(tasks.values())
+
+
+def _answer_texts(outcome: Outcome) -> list[str]:
+    """Return the end of each answer, as many as `_scores`."""
+    if outcome.failed:
+        return [""] * outcome.task.repeat_times
+    return [str(turns[-1].info.get("response", ""))[-SHOWN:] for turns in runs_of(outcome.of_task)]
 
 
 def _scores(outcome: Outcome) -> list[float | None]:
