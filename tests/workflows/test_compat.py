@@ -6,6 +6,7 @@ import asyncio
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from workflows.workflow_helpers import run as play_scripted
 from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.base.layout import JobLayout
 from trinity_core.base.plugins import load_plugins
+from trinity_core.compat.workflow import StepWiseRewardWorkflow
 from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import load_tokenizer
@@ -547,3 +549,20 @@ def test_arguments_of_a_reward_class_are_those_of_its_init(plugin):
         assert pool.score_sync("lengths", [RewardItem("abc", args={"scale": 2.0})])[0].parts["length"] == 6.0
         with pytest.raises(TrinityError):
             pool.score_sync("lengths", [RewardItem("abc", args={"scal": 2.0})])
+
+
+def test_plain_steps_may_run_an_event_loop():
+    class Awaiting(StepWiseRewardWorkflow):
+        max_step_num = 2
+
+        def step(self, step_num):
+            asyncio.run(asyncio.sleep(0))
+            return True
+
+        def reward(self, exps, step_num):
+            asyncio.run(asyncio.sleep(0))
+            return float(step_num)
+
+    answer = lambda: SimpleNamespace(eid=SimpleNamespace(step=None), reward=None)  # noqa: E731
+    model = SimpleNamespace(get_openai_client=lambda: None, extract_experience_from_history=lambda: [answer()])
+    assert [one.reward for one in Awaiting(task=None, model=model).run()] == [0.0, 1.0]

@@ -304,7 +304,12 @@ class StepWiseRewardWorkflow(Workflow):
         return float(self.reward(exps, **of))  # type: ignore[attr-defined]  # a subclass writes it
 
     def run(self) -> list[Experience]:
-        return asyncio.run(self.run_async())
+        """`run_async` without an event loop: `step` and `reward` are plain functions, which may start one."""
+        try:
+            self.run_async().send(None)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+        raise TypeError(f"{type(self).__name__} awaits in a step: derive it from Async{type(self).__base__.__name__}")
 
     async def run_async(self) -> list[Experience]:
         """Return the answers of all steps, numbered by step."""
