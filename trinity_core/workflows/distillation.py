@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
@@ -13,7 +12,7 @@ from pydantic import field_validator
 from trinity_core.base.errors import DataError, InputError, TrinityError
 from trinity_core.base.signatures import Arguments
 from trinity_core.data.experience import Experience
-from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow
+from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, all_of
 from trinity_core.workflows.builtin import BoxedArguments, MathBoxedWorkflow
 from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
@@ -87,7 +86,7 @@ class DistillMathWorkflow(MathBoxedWorkflow, Distilling):
         """Return `repeat_times` experiences with the teacher's log-probs."""
         teacher = self.teacher
         completions = await self.answers()
-        taught = await asyncio.gather(*(self._taught(teacher, completion) for completion in completions))
+        taught = await all_of([self._taught(teacher, completion) for completion in completions])
         rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
         return self.distilled(completions, taught, rewards)
 
@@ -188,7 +187,7 @@ class SelfDistillWorkflow(Distilling):
         completions = await self.answers()
         rewards = await self._rewards_of(completions)
         shown = [self._demonstration(run, completions, rewards) for run in range(len(completions))]
-        taught = await asyncio.gather(*(self._taught(one, text) for one, text in zip(completions, shown, strict=True)))
+        taught = await all_of([self._taught(one, text) for one, text in zip(completions, shown, strict=True)])
         experiences = self.distilled(completions, taught, rewards)
         for experience, text in zip(experiences, shown, strict=True):
             experience.metrics["has_demonstration"] = float(text is not None)

@@ -20,6 +20,7 @@ from trinity_core.rollout.inference.pool import EnginePool
 from trinity_core.rollout.inference.requests import Request, Sample, Sampling
 from trinity_core.rollout.inference.settings import EngineSettings
 from trinity_core.rollout.inference.tool_parsing import ToolCallReader
+from trinity_core.workflows.base import all_of
 from trinity_core.workflows.rollout_model import Completion, FinishReason, RolloutModel, opened_thought, plain_message
 
 
@@ -114,8 +115,8 @@ class EngineModel(RolloutModel):
         ]
         if settings.structured_output is not None:
             longest, pairs = self.limits.max_model_len, zip(requests, samples, strict=True)
-            free = asyncio.gather(*(self.outside(free_tokens(self.pool, *pair, longest)) for pair in pairs))
-            for completion, mask in zip(completions, await free, strict=True):
+            free = await all_of([self.outside(free_tokens(self.pool, *pair, longest)) for pair in pairs])
+            for completion, mask in zip(completions, free, strict=True):
                 completion.free = mask
         return completions
 

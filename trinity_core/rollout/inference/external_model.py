@@ -30,6 +30,7 @@ from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Tool
 from trinity_core.data.messages import Message, with_text_arguments
+from trinity_core.workflows.base import all_of
 from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rollout_model import Completion, RolloutModel, plain_message
 
@@ -291,7 +292,7 @@ class ExternalModel(RolloutModel):
         sampled_with = self.usual | {name: value for name, value in sampling.items() if value is not None}
         bodies = [self._body(messages, tools, None if seeds is None else seeds[run], sampled_with) for run in range(n)]
         queueing = uncounted()
-        answers = await asyncio.gather(*(self.outside(self.endpoint.ask(body, queueing)) for body in bodies))
+        answers = await all_of([self.outside(self.endpoint.ask(body, queueing)) for body in bodies])
         return [self._completion(answer) for answer in answers]
 
     async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **_: Any) -> list[Completion]:
