@@ -475,11 +475,8 @@ class Explorer:
         """Raises `LineageChanged`, and writes no score, if the trainer is no longer in `lineage` (None: any)."""
         self._state = f"evaluating version {version}"
         resources, began = self._open, time.perf_counter()
-        numbers: dict[str, float] = {}
-        for taskset in resources.eval_tasksets:
-            outcomes = await resources.evaluated(taskset, version)
-            numbers |= eval_numbers(taskset.name, outcomes)
-            await asyncio.to_thread(self._records.evaluated, taskset.name, version, outcomes)
+        outcomes = {taskset.name: await resources.evaluated(taskset, version) for taskset in resources.eval_tasksets}
+        numbers = {name: number for of_set in outcomes.items() for name, number in eval_numbers(*of_set).items()}
         numbers["eval/seconds"] = time.perf_counter() - began
         if missing := unscored_sets(numbers):
             log.warning(
@@ -489,6 +486,8 @@ class Explorer:
         metrics = MetricsFile(self.config.job_dir, "eval")
         if lineage is not None and await asyncio.to_thread(resources.store.lineage) != lineage:
             raise LineageChanged(f"the trainer went back while version {version} was evaluated")
+        for name, answered in outcomes.items():
+            await asyncio.to_thread(self._records.evaluated, name, version, answered)
         await asyncio.to_thread(metrics.write, version, numbers, made_with=made_with)
         log.info("scores of step %d: %s", version, scores_text(by_eval_set(self.config, numbers)))
         self._evaluated = version
