@@ -174,7 +174,7 @@ def make_model(scale: Scale, name: str = "", size: Any = None) -> str:
 
 
 def part_paths(scale: Scale) -> Result:
-    """Packed against padded log-probs and gradients, and attention alone against torch's kernels."""
+    """Packed against padded log-probs and gradients."""
     from trinity_core.training.micro import build_micro
     from trinity_core.training.packing import ATTENTION
     from trinity_core.training.policy import FastPaths, Policy, find_fast_paths, load_causal_lm
@@ -200,67 +200,6 @@ def part_paths(scale: Scale) -> Result:
         out[f"{name}_gradient_gap"] = float((plain[1] - packed[1]).norm() / plain[1].norm())
         tolerance = 1e-3 if dtype == torch.float32 else 0.1
         assert out[f"{name}_logprob_gap"] < tolerance and out[f"{name}_gradient_gap"] < tolerance, out
-    return out | attention_times(scale)
-
-
-def attention_times(scale: Scale) -> Result:
-    """Milliseconds of forward and backward of one layer's attention, each kernel on the same rows; or why not."""
-    from trinity_core.training.micro import build_micro
-    from trinity_core.training.packing import attention
-
-    rows = random_rows(scale, 400)
-    before, after = scale.rows[2:]
-    device, dtype = scale.device, torch.float32 if scale.device.type == "cpu" else torch.bfloat16
-    heads, kv_heads, length = scale.model.heads, scale.model.key_value_heads, before + after
-    channels = scale.model.hidden_size // heads
-    packed = build_micro(rows, range(len(rows)), after).to(device).inputs
-
-    def inputs(batch: int, tokens: int) -> list[torch.Tensor]:
-        shapes = [(batch, count, tokens, channels) for count in (heads, kv_heads, kv_heads)]
-        return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
-
-    whole, layer = inputs(len(rows), length), torch.nn.Module()
-    short = inputs(1, packed.tokens.shape[1])
-    flat = [x.detach().transpose(1, 2).flatten(0, 1).requires_grad_() for x in whole]
-    ends = torch.arange(0, (len(rows) + 1) * length, length, device=device, dtype=torch.int32)
-
-    def varlen() -> torch.Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
-        q, k, v = (x if x.shape[1] == heads else x.repeat_interleave(heads // kv_heads, 1) for x in flat)
-        return varlen_attn(q, k, v, ends, ends, length, length, window_size=(-1, 0))
-
-    compiled: list[Any] = []
-
-    def flex() -> torch.Tensor:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        if not compiled:
-            mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, length, length, device=device.type)
-            kernel = torch.compile(flex_attention) if device.type == "cuda" else flex_attention
-            compiled.extend((kernel, mask))
-        return compiled[0](*whole, block_mask=compiled[1], enable_gqa=True)
-
-    def flash() -> torch.Tensor:  # on an H100 torch prefers cuDNN's kernel
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-            return sdpa(*whole, is_causal=True, enable_gqa=True)
-
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    kernels: dict[str, tuple[Callable[[], torch.Tensor], Sequence[torch.Tensor]]] = {
-        "packed": (lambda: attention(layer, *short, None, packed=packed.masked(dtype))[0], short),
-        "packed_by_length": (lambda: attention(layer, *short, None, packed=packed)[0], short),
-        "preferred": (lambda: sdpa(*whole, is_causal=True, enable_gqa=True), whole),
-        "flash": (flash, whole),
-        "varlen": (varlen, flat),
-        "flex": (flex, whole),
-    }
-    out: Result = {}
-    for name, (kernel, leaves) in kernels.items():
-        try:
-            both = lambda kernel=kernel, leaves=leaves: torch.autograd.grad(kernel().sum(), leaves)  # noqa: E731
-            out[f"{name}_ms"] = timed(both, device) * 1e3
-        except (RuntimeError, ImportError, TypeError, ValueError) as error:
-            out[f"{name}_ms"] = f"not here: {str(error).splitlines()[0]}"
     return out
 
 

@@ -18,17 +18,18 @@ import json
 import math
 import os
 import random
+import re
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
+import psutil
 import yaml
-from peaks import peaks_of
 
 from trinity_core.config import config_from_dict
 from trinity_core.data.tiny import TinySize, make_model, make_problems, make_untrained, write_jsonl
@@ -44,6 +45,8 @@ PARAMETERS = (1e6, 1e8)
 """The model's size is drawn evenly on a logarithmic scale."""
 PROMPT_TOKENS = 64
 """The longest prompt of the problems has about as many."""
+LOOK_SECONDS = 0.1
+"""Between two looks at the peaks that Linux keeps; what a process takes after the last one is missed."""
 
 
 def draw(number: int) -> tuple[TinySize, dict[str, Any]]:
@@ -116,13 +119,12 @@ def _work(parameters: int, settings: dict[str, Any]) -> float:
     return 6.0 * models * parameters * rows * (PROMPT_TOKENS / 2 + settings["model"]["max_response_tokens"])
 
 
-def run(number: int, log: Path, making: Lock) -> dict[str, Any]:
-    """Run configuration `number`; what is added to the results. Models are made one after another."""
+def run(number: int, log: Path) -> dict[str, Any]:
+    """Run configuration `number`; what is added to the results."""
     size, settings = draw(number)
     with tempfile.TemporaryDirectory(prefix=f"plan-{number}-") as name:
         folder = Path(name)
-        with making:
-            make_model(folder / "model", number, size)
+        make_model(folder / "model", number, size)
         write_jsonl(folder / "data" / "train.jsonl", make_problems(number, 64, 1, 1)["train"])
         tree = with_paths(settings, folder)
         (folder / "run.yaml").write_text(yaml.safe_dump(tree))
@@ -130,8 +132,23 @@ def run(number: int, log: Path, making: Lock) -> dict[str, Any]:
         code, peaks = peaks_of(command, log, TORCHDYNAMO_DISABLE="1")
         return {
             "number": number, "code": code, "size": asdict(size), "settings": settings,
-            "peaks": [asdict(peak) for peak in peaks if peak.bytes > 150e6],
+            "peaks": peaks,
         }  # fmt: skip
+
+
+def peaks_of(command: Sequence[str], log: Path, **environment: str) -> tuple[int, dict[str, int]]:
+    """Run a command with its output in `log`; its exit code, and the largest peak (VmHWM, bytes) by process title."""
+    peaks: dict[str, int] = {}
+    with log.open("w") as output:
+        started = psutil.Popen(command, stdout=output, stderr=output, env=os.environ | environment)
+        while started.poll() is None:
+            for process in started.children(recursive=True):
+                with suppress(psutil.Error, OSError):  # it has ended meanwhile
+                    title, status = " ".join(process.cmdline()), Path(f"/proc/{process.pid}/status").read_text()
+                    if peak := re.search(r"VmHWM:\s+(\d+)", status):
+                        peaks[title] = max(int(peak[1]) * 1024, peaks.get(title, 0))
+            time.sleep(LOOK_SECONDS)
+    return started.returncode, peaks
 
 
 def with_paths(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -149,20 +166,6 @@ def with_paths(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def collect(numbers: Sequence[int], results: Path, together: int) -> None:
-    """Run these configurations, a limited number at a time, and add each to the results as it ends."""
-    writing, making = Lock(), Lock()
-
-    def add(number: int) -> None:
-        outcome = run(number, results.with_suffix(f".{number}.log"), making)
-        with writing, results.open("a") as file:
-            file.write(json.dumps(outcome) + "\n")
-        print(f"{number}: ended with {outcome['code']}", flush=True)
-
-    with ThreadPoolExecutor(together) as threads:
-        list(threads.map(add, numbers))
-
-
 def judge(runs: Sequence[dict[str, Any]]) -> None:
     """Print each measured peak, its estimate and their ratio, and how many configurations are estimated."""
     right = 0
@@ -170,7 +173,7 @@ def judge(runs: Sequence[dict[str, Any]]) -> None:
         ratios = []
         for process in estimates(run):
             title = "ray::InProcessEngine" if process.kind == ENGINE else "ray::TrainerActor"
-            measured = max(peak["bytes"] for peak in run["peaks"] if peak["title"].startswith(title))
+            measured = max(peak for name, peak in run["peaks"].items() if name.startswith(title))
             ratios.append(total(process.memory) / measured)
             told = f"plan {total(process.memory) >> 20:6,} MiB, measured {measured >> 20:6,} MiB"
             print(f"{run['number']:3}  {process.kind:15} {told}, ratio {ratios[-1]:.2f}")
@@ -205,11 +208,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="File of JSON lines.")
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--most", type=int, default=30, help="Runs of this call.")
-    parser.add_argument("--together", type=int, default=1, help="Runs at a time; peaks do not depend on it.")
     args = parser.parse_args()
     done = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
     missing = [number for number in range(args.count) if number not in {run["number"] for run in done}]
-    collect(missing[: args.most], args.results, args.together)
+    for number in missing[: args.most]:
+        outcome = run(number, args.results.with_suffix(f".{number}.log"))
+        with args.results.open("a") as file:
+            file.write(json.dumps(outcome) + "\n")
+        print(f"{number}: ended with {outcome['code']}", flush=True)
     ended = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
     judge([run for run in ended if not run["code"]])
 

@@ -1,18 +1,16 @@
 """What a checkpoint costs the steps during which it is written: the wait at the end of a step, and the next steps.
 
-One rank, or several over gloo, train a model with random weights on the same rollouts. Rounds of steps with and without
-a save alternate. A step may wait at most 10 % of its own time.
+A model with random weights is trained on the same rollouts. Rounds of steps with and without a save alternate. A step
+may wait at most 10 % of its own time.
 
-    python benchmarks/save_beside.py [--ranks 2] [--size large --rows 4 --rounds 1]
+    python benchmarks/save_beside.py [--size large --rows 4 --rounds 1]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,19 +23,17 @@ SIZES = {"tiny": (), "small": (512, 1536, 8, 8, 4), "large": (1024, 4096, 18, 16
 """Fields of `TinySize`: 0.9, 20 and 270 million parameters."""
 
 
-def savepoints_of(folder: Path, size: object, rank: int, ranks: int, port: int) -> tuple:
+def savepoints_of(folder: Path, size: str) -> tuple:
     """A learner of a new model and its checkpoints."""
     from trinity_core.config import config_from_dict
-    from trinity_core.data.tiny import make_model
+    from trinity_core.data.tiny import TinySize, make_model
     from trinity_core.training.checkpoint import Savepoints
-    from trinity_core.training.distributed import any_rank, join, meeting_point
+    from trinity_core.training.distributed import join, meeting_point
     from trinity_core.training.learner import Learner
 
     model = folder / "model"
-    group = join(rank, ranks, *(("127.0.0.1", port) if port else meeting_point()), use_gpu=False)
-    if rank == 0:
-        make_model(model, 0, size)
-    any_rank(False, group)
+    make_model(model, 0, TinySize(*SIZES[size]))
+    ranks = join(0, 1, *meeting_point(), use_gpu=False)
     config = config_from_dict(
         {
             "name": "run", "mode": "train", "checkpoint_root_dir": str(folder),
@@ -48,8 +44,8 @@ def savepoints_of(folder: Path, size: object, rank: int, ranks: int, port: int) 
             "buffer": {"batch_size": 16, "total_steps": 1000, "trainer_input": {"experience_buffer": {"name": "b"}}},
         }
     )  # fmt: skip
-    learner = Learner(config, 1000, group)
-    return learner, Savepoints(config, group, learner.engine.module.lm)
+    learner = Learner(config, 1000, ranks)
+    return learner, Savepoints(config, ranks, learner.engine.module.lm)
 
 
 def measure(learner: object, savepoints: object, rounds: int, count: int) -> dict[str, float]:
@@ -71,9 +67,8 @@ def measure(learner: object, savepoints: object, rounds: int, count: int) -> dic
         began = time.perf_counter()
         savepoints.save(learner, step, None)
         copied = time.perf_counter()
-        for _ in range(3):  # as many on every rank
-            is_written = savepoints.writer._written.done()
-            train("beside" if number >= 0 and not is_written else None)
+        while not savepoints.writer._written.done():
+            train("beside" if number >= 0 else None)
         savepoints.writer.until_written()
         print(f"round {number}: copied in {copied - began:.2f} s", flush=True)  # the first pays for new memory
         if number >= 0:
@@ -85,43 +80,21 @@ def measure(learner: object, savepoints: object, rounds: int, count: int) -> dic
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--rows", type=int, default=128, help="rollouts of a step, of about 40 tokens each")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.rank is None:
-        return start(args)
-    from trinity_core.data.tiny import TinySize
-
-    size = TinySize(*SIZES[args.size])
-    learner, savepoints = savepoints_of(args.folder, size, args.rank, args.ranks, args.port)
-    if args.rank > 0:
-        measure(learner, savepoints, args.rounds, args.rows)
-        return 0
-    seconds = measure(learner, savepoints, args.rounds, args.rows)
-    written = sum(file.stat().st_size for file in savepoints.layout.root.glob("global_step_*/**/*") if file.is_file())
-    print(f"{args.ranks} rank(s), checkpoints of {written / 1e6:.0f} MB")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with tempfile.TemporaryDirectory() as folder:
+        learner, savepoints = savepoints_of(Path(folder), args.size)
+        seconds = measure(learner, savepoints, args.rounds, args.rows)
+        files = [file for file in savepoints.layout.root.glob("global_step_*/**/*") if file.is_file()]
+        print(f"checkpoints of {sum(file.stat().st_size for file in files) / 1e6:.0f} MB")
     for name, value in seconds.items():
         print(f"{name:8}{value * 1e3:9.1f} ms {value / seconds['alone']:7.2f} steps")
     wait = seconds["copy"] / seconds["alone"]
     print(f"a step waits {wait:.1%} of itself (aim: at most {LIMIT:.0%})")
     return int(wait > LIMIT)
-
-
-def start(args: argparse.Namespace) -> int:
-    """Start the ranks on one thread's share of the cores each; the exit code of the first."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1] if args.ranks > 1 else 0
-    threads = max(1, len(os.sched_getaffinity(0)) // args.ranks)
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *sys.argv, "--port", str(port), "--folder", folder]
-        started = [subprocess.Popen([*command, "--rank", str(rank)], env=environment) for rank in range(args.ranks)]
-        return max(process.wait() for process in started)
 
 
 if __name__ == "__main__":

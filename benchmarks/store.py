@@ -1,35 +1,27 @@
-"""Durable puts and leases of the experience store against raw SQLite and TransferQueue, measured alternately.
+"""Durable puts and leases of the experience store against raw SQLite, measured alternately.
 
 A put stores a batch of experiences (64 tokens each, in groups of up to 8), a lease takes one for a train step. Raw
 SQLite is one table: a put is one transaction of INSERTs of the same bytes, a lease one SELECT and one UPDATE; no
 positions of explorers, no lineages, no record of what was leased to whom. Both are measured with settings that survive
 a power cut (`synchronous=FULL`: each commit waits for the disk), and with settings that survive a killed process
-(NORMAL, which runs use between two checkpoints). The claim: with FULL at least 0.7 of raw SQLite. TransferQueue keeps
-experiences in memory: it survives neither. It runs in an environment of its own, made from
-requirements/transferqueue.txt where it is missing.
+(NORMAL, which runs use between two checkpoints). The claim: with FULL at least 0.7 of raw SQLite.
 
     python benchmarks/store.py
-    python benchmarks/store.py --without-peer
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sqlite3
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-from measured import BUILD, ROOT
+from measured import ROOT
 from sqlalchemy import URL, Engine, event
 
 from trinity_core.config.paths import STORE_BACKENDS
@@ -44,14 +36,6 @@ WARM_UP = 600
 """Experiences before the clock starts: by then each write-ahead log has its final size. Growing a file takes longer to
 sync than writing to one, and raw SQLite, which writes less, would grow its log throughout."""
 Batch = list[Experience]
-
-
-class Queue(Protocol):
-    """What is measured."""
-
-    def put(self, number: int, batch: Batch) -> None: ...
-
-    def lease(self, number: int, rows: int) -> Batch: ...
 
 
 class DurableSQLite(SQLite):
@@ -119,7 +103,7 @@ def batch_of(rows: int, number: int) -> Batch:
     ]
 
 
-def rates(make: Callable[[Path], Queue], rows: int, rounds: int, disk: Path) -> tuple[float, float]:
+def rates(make: Callable[[Path], Ours | Raw], rows: int, rounds: int, disk: Path) -> tuple[float, float]:
     """Puts and leases a second."""
     warm_up = max(WARM_UP // rows, 2)
     batches = [batch_of(rows, number) for number in range(warm_up + rounds)]
@@ -137,27 +121,11 @@ def rates(make: Callable[[Path], Queue], rows: int, rounds: int, disk: Path) -> 
         return rounds / (put - began), rounds / (time.perf_counter() - put)
 
 
-def peer(rounds: int) -> dict[str, list[float]]:
-    """Puts and leases a second of TransferQueue, by batch size."""
-    target = BUILD / "transferqueue"
-    if not target.exists():
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
-        subprocess.run([*pip, "-r", "requirements/transferqueue.txt"], check=True, cwd=ROOT)
-    command = [sys.executable, "benchmarks/peers/transferqueue.py", str(PROMPT), str(RESPONSE), str(rounds)]
-    environment = {**os.environ, "PYTHONPATH": str(target)}
-    done = subprocess.run([*command, *map(str, BATCHES)], cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
-    found: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200, help="puts and leases of each measurement")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--disk", type=Path, default=ROOT, help="a folder on the disk to measure")
-    parser.add_argument("--without-peer", action="store_true")
     args = parser.parse_args()
     print("                     batch   puts/s    raw  ratio   leases/s    raw  ratio")
     for full in (True, False):
@@ -179,9 +147,6 @@ def main() -> None:
                 + (f"  (claim: at least {CLAIM})" if full else ""),
                 flush=True,
             )
-    if not args.without_peer:
-        for rows, (puts, leases) in peer(args.rounds).items():
-            print(f"{'TransferQueue':20}{int(rows):6d}{puts:9.0f}{'':14}{leases:11.0f}    (in memory)")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,6 @@ DeepSpeed). The plain loop is what one would write in twenty lines: pad, forward
 AdamW. Ours computes each prompt once for all its rollouts, and linear layers compute no padding. The claim: at most
 0.7.
 
-It also prints what the host does for a micro-batch (operations that torch dispatches), compiled and not, with and
-without the KL's reference; and the arithmetic of a step by two counts, see `Work`. `gpu.py` shows both counts as shares
-of a GPU's peak, with kernels and synchronisations.
-
     python benchmarks/training_part.py --threads 1
 """
 
@@ -97,35 +93,6 @@ def work_of(learner: Any, rows: list) -> Work:
     return Work(len(micros), 6.0 * lm.num_parameters() * sum(len(row.tokens) for row in rows), computed)
 
 
-def dispatched(work: Callable[[], object]) -> int:
-    """How many operations torch dispatches."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        work()
-    assert recorded.profiler is not None and recorded.profiler.kineto_results is not None
-    return sum(event.name().startswith("aten::") for event in recorded.profiler.kineto_results.events())
-
-
-def print_host_work(rows: list) -> None:
-    first = 0.0
-    for name, overrides in {
-        "not compiled": ("trainer.torch_compile=false",),
-        "compiled": (),
-        "not compiled, with KL": ("trainer.torch_compile=false", "algorithm.kl_loss_fn=k2"),
-    }.items():
-        learner = our_learner(*overrides)
-        for step in (1, 2):
-            learner.step(rows, step)
-        work, operations = work_of(learner, rows), dispatched(lambda learner=learner: learner.step(rows, 3))
-        first = first or operations
-        print(
-            f"{name}: {work.micro_batches} micro-batch(es), {operations / work.micro_batches:.0f} operations each "
-            f"({operations / first:.2f} of the first); "
-            f"{work.counted / 1e9:.1f} GFLOP counted, {work.computed / 1e9:.1f} computed"
-        )
-
-
 def plain_step(rows: list, model_path: str) -> Callable[[int], object]:
     """A step of the plain loop."""
     import torch
@@ -176,7 +143,6 @@ def main() -> None:
         f"{len(rows)} rollouts, {args.threads} thread(s): ours {statistics.median(ours):.3f} s, plain loop "
         f"{statistics.median(plain):.3f} s, median ratio of {len(ours)} pairs {ratio:.2f} (claim: at most 0.70)"
     )
-    print_host_work(rows)
 
 
 if __name__ == "__main__":

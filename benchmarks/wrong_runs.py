@@ -417,7 +417,6 @@ def clean_config(made: Mapping[str, str], folder: Path, number: int) -> Path:
     del settings["plugin_dir"]
     settings |= {"name": f"clean-{number}-{algorithm}-{style or 'data'}", "seed": number}
     settings["algorithm"]["algorithm_type"] = algorithm
-    settings["algorithm"]["algorithm_type"] = algorithm
     sft = {"name": "sft", "path": made["data"], "split": "sft", **COLUMNS}
     if style:
         settings["synchronizer"]["sync_style"] = style

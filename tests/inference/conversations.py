@@ -1,5 +1,4 @@
-"""Random conversations of agents through the OpenAI API, and the trainer's log-probs of their recordings. Shared by
-tests and `benchmarks/api_logprobs.py`."""
+"""Random conversations of agents through the OpenAI API, and the trainer's log-probs of their recordings."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def test_raw_completions_continue_token_ids(api, tiny_engine):
 
 
 def test_random_conversations_agree_with_the_trainer(talking, tiny_folder):
-    """Tools, streams, cut and rewritten answers, branches; many at once. `benchmarks/api_logprobs.py` has 1,000."""
+    """Tools, streams, cut and rewritten answers, branches; many at once."""
     sessions = converse_all(talking, 30)
     differences = gaps(sessions, str(tiny_folder))
     assert np.abs(differences).max() <= 1e-5

@@ -6,7 +6,7 @@ answers), or if it does not load weights in time.
 
 On the CPU all workflows that call `generate` in the same turn of the event loop share one call to each engine, whose
 batch then depends only on the tasks. On a GPU, whose kernels do not repeat the last bits anyway, each group is a call
-of its own and returns when its own answers have ended: else all would wait for the slowest (`benchmarks/convoy.py`).
+of its own and returns when its own answers have ended: else all would wait for the slowest.
 
 The queue is unbounded: workflows wait for their samples, so `runner_per_model` limits the requests in flight.
 """

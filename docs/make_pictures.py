@@ -1,7 +1,7 @@
 """Make the pictures of Studio in `docs/pictures` from the runs below a folder of checkpoints, with headless Chromium.
 
-    python benchmarks/pictures.py --checkpoints checkpoints --run Trinity-Flows/quickstart_rft
-    python benchmarks/pictures.py --pipeline http://127.0.0.1:4200/runs/flow-run/ID     # while `trinity up` runs here
+    python docs/make_pictures.py --checkpoints checkpoints --run Trinity-Flows/quickstart_rft
+    python docs/make_pictures.py --pipeline http://127.0.0.1:4200/runs/flow-run/ID     # while `trinity up` runs here
 
 The second one is of a pipeline on Prefect's page, `prefect_pipeline`.
 
@@ -78,7 +78,7 @@ def wait_for(address: str) -> None:
     deadline = time.monotonic() + 60
     while True:
         try:
-            urlopen(address, timeout=5).close()
+            urlopen(address, timeout=5).close()  # noqa: S310 - this machine's server
         except OSError:
             if time.monotonic() > deadline:
                 raise
