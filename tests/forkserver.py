@@ -1,4 +1,4 @@
-"""Child processes of tests that are killed amid their work."""
+"""Child processes of tests that are killed at work."""
 
 from __future__ import annotations
 

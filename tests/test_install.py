@@ -160,8 +160,8 @@ def test_every_requirement_is_pinned(kind: str) -> None:
 
 def pins(kind: str) -> dict[str, str]:
     """Package → version in a pinned file."""
-    found = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / f"requirements/{kind}.txt").read_text(), re.M)
-    return {normalised(name): version for name, version in found}
+    pins = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / f"requirements/{kind}.txt").read_text(), re.M)
+    return {normalised(name): version for name, version in pins}
 
 
 def test_no_two_gpu_packages_bring_the_same_file(tmp_path: Path) -> None:

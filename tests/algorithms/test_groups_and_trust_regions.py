@@ -67,7 +67,7 @@ def test_dro_is_the_policy_gradient_with_a_quadratic_leash(logp, old, a, beta):
 
 @pytest.mark.parametrize("name", ["dppo", "dro"])
 def test_ratio_is_to_the_rollouts_policy(name):
-    """Old log-probs of the trainer do not matter where there are the rollout's; no correction is applied."""
+    """Old log-probs of the trainer do not matter if the rollout's are recorded; no correction is applied."""
     inputs = {"logprobs": torch.tensor([[-1.0]]), "mask": MASK, "advantages": torch.tensor([[2.0]])}
     rollout = torch.tensor([[-1.1]])
     expected, _ = POLICY_LOSSES[name](**inputs, old_logprobs=rollout)

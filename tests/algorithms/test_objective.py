@@ -443,7 +443,7 @@ def test_a_loss_gets_every_input_that_the_registry_lists(name, with_rollouts, mo
 
 
 def test_entropy_coefficient_follows_its_target_and_is_restored():
-    """Skywork-OR1: it grows below the target and acts only there; a resumed run goes on with both."""
+    """Skywork-OR1: it grows below the target and acts only there; a resumed run keeps both."""
     args = {"entropy_coef": 0.01, "target_entropy": 0.5, "entropy_coef_step": 0.004}
     spec = spec_of("grpo", entropy_loss_fn_args=args, **NO_KL)
     objective = Objective(spec)
@@ -464,11 +464,11 @@ def test_bonus_of_an_adaptive_coefficient_is_in_the_loss_once_it_acts():
     objective = Objective(spec_of("grpo", entropy_loss_fn_args=args, **NO_KL))
     losses = []
     for _ in range(2):
-        tally = MetricAccumulator()
+        accumulator = MetricAccumulator()
         weights = objective.weights(inputs["mask"])
         taken = {name: inputs[name] for name in ("logprobs", "mask", "entropy")}
-        losses.append(float(objective.loss(tally, weights, advantages=torch.zeros(ROWS, LENGTH), **taken)))
-        metrics = objective.after_batch(tally.metrics(), ROWS)
+        losses.append(float(objective.loss(accumulator, weights, advantages=torch.zeros(ROWS, LENGTH), **taken)))
+        metrics = objective.after_batch(accumulator.metrics(), ROWS)
     mean = float(inputs["entropy"][inputs["mask"]].mean())
     assert metrics["entropy_mean"] == pytest.approx(mean, rel=1e-5)
     assert losses[0] == 0 and losses[1] == pytest.approx(-0.105 * mean, rel=1e-5)

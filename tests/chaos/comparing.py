@@ -18,7 +18,7 @@ TIMED = ("timing_s/", "weight_sync/", "tokens_per_second", "experiences_per_seco
 
 
 def first_difference(expected: Path, found: Path, steps: int) -> str:
-    """Of two runs' folders, in the order in which the numbers come to be: rollouts, then what was trained on them."""
+    """Of two runs' folders, in the order of their making: rollouts, then what was trained on them."""
     for difference in _differences(expected, found, steps):
         return difference
     return "no token, log-prob, reward or metric differs: the weights differ from the optimizer or the checkpoint on"

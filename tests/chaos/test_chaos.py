@@ -25,7 +25,7 @@ ADAPTER = (
 )
 TURNS = ("cluster.colocate=true", "synchronizer.sync_interval=2", "synchronizer.sync_timeout=120")
 HANGING = ("buffer.default_workflow_type=stopping", "explorer.engine_timeout=5")
-"""The engine stops once, amid the second explore step."""
+"""The engine stops once, during the second explore step."""
 
 
 def numbers_of(run: ChaosRun, step: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Settings without effect, and settings that others change: a notice says so, by key and code."""
+"""Settings without effect, and settings that others change: a notice with key and code."""
 
 from __future__ import annotations
 

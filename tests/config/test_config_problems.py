@@ -619,10 +619,10 @@ def test_a_grammar_needs_the_temperature_at_which_an_answer_is_scored(
 
 def test_continued_pre_training_reads_texts() -> None:
     buffer = "buffer.trainer_input.experience_buffer"
-    given = {"mode": "train", "algorithm": {"algorithm_type": "cpt"}}
+    tree = {"mode": "train", "algorithm": {"algorithm_type": "cpt"}}
     overrides = (f"{buffer}.path=texts.jsonl", f"{buffer}.storage_type=file")
-    assert problems(given, overrides=overrides) == []
-    reported = problems(given, overrides=(*overrides, f"{buffer}.format.prompt_type=messages"))
+    assert problems(tree, overrides=overrides) == []
+    reported = problems(tree, overrides=(*overrides, f"{buffer}.format.prompt_type=messages"))
     assert [problem.key for problem in reported] == [f"{buffer}.format.prompt_type"]
 
 

@@ -538,6 +538,6 @@ def test_added_tokens_that_write_turns_stay_text(unflagged: Family) -> None:
 
     usual = added(encoder.prompt(plain).tokens)
     written = set(usual) | {encoder.tokenizer.eos_token_id}
-    found = added(encoder.prompt([said("user", text)]).tokens)
-    assert [token for token in found if token in written] == usual
-    assert added(encode(encoder.tokenizer, encoder.render([said("user", text)], prompt=True))) == found
+    specials = added(encoder.prompt([said("user", text)]).tokens)
+    assert [token for token in specials if token in written] == usual
+    assert added(encode(encoder.tokenizer, encoder.render([said("user", text)], prompt=True))) == specials

@@ -79,7 +79,7 @@ def prefect_api(shared_folder: Path) -> Iterator[str]:
         fcntl.flock(users, fcntl.LOCK_SH)
         os.environ.update(client_environment(shared_api(root), root))
         refresh_global_settings_context()  # other tests' modules may have imported Prefect, which read its settings
-        setup_logging()  # else the first flow does, amid a test, and removes the handlers by which that one listens
+        setup_logging()  # else the first flow does, during a test, and removes the handlers by which that one listens
         yield os.environ["PREFECT_API_URL"]
         APILogWorker.drain_all(timeout=10)  # what is left of them would look for the server until it gives up
         EventsWorker.drain_all(timeout=10)

@@ -67,7 +67,7 @@ class Person:
         await self.page.until(shown, f"{title} is {' or '.join(states)}", RUN_SECONDS)
 
     async def drawn(self, steps: int) -> None:
-        """Wait until a line of the chosen run's charts has a point for each of so many steps."""
+        """Wait until a line of the chosen run's charts has that many points."""
         lines = "[...document.querySelectorAll('[data-testid=stVegaLiteChart] .mark-line path')]"
         points = f"Math.max(0, ...{lines}.map(e => e.getAttribute('d').split(/[ML]/).length - 1))"
         await self.page.until(f"{points} >= {steps}", f"a chart has {steps} points", RUN_SECONDS)

@@ -94,7 +94,7 @@ def test_a_retry_goes_on_where_the_fault_was(prefect_api: str, tmp_path: Path, a
 
 
 def test_a_killed_flow_goes_on_where_it_was(prefect_api: str, tmp_path: Path) -> None:
-    """SIGKILL amid the third chunk of 1024 rows; the flow that is started again repeats that chunk alone."""
+    """SIGKILL during the third chunk of 1024 rows; the flow that is started again repeats that chunk alone."""
     from flows.curate import curate
 
     file, plugins = written(tmp_path, "dies_once"), tmp_path / "plugins"

@@ -103,8 +103,8 @@ def test_a_person_approves_a_promotion(
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline:
                 for run in client.read_flow_runs(**paused):
-                    given = {"promote": said, "reason": "looks good"}
-                    if client.resume_flow_run(run.id, run_input=given).status.value == "ACCEPT":
+                    answer = {"promote": said, "reason": "looks good"}
+                    if client.resume_flow_run(run.id, run_input=answer).status.value == "ACCEPT":
                         return
                 time.sleep(0.2)
 

@@ -169,7 +169,7 @@ def stored(root: Path, count: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_three_rounds_of_which_one_is_poisoned(tmp_path: Path, prefect_api: str) -> None:
-    """The first is killed in training and goes on; the endpoint follows each champion without a restart."""
+    """The first is killed in training and resumes; the endpoint follows each champion without a restart."""
     tiny = make_tiny(tmp_path / "tiny", seed=0, count_train=3 * USERS, count_test=800, count_sft=1000)
     data = {"path": str(tiny.data), "split": "sft", "format": {"prompt_key": "question", "response_key": "answer"}}
     warm_up = common(tmp_path, tiny.model) | {"name": "warm"}

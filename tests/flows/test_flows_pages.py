@@ -1,4 +1,4 @@
-"""Pages beside Prefect's: how they are served, and what is said if they are not."""
+"""Pages beside Prefect's: how they are served, and the warning if they are not."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ def test_a_worker_can_give_the_flow_all_its_parameters(deployment: dict[str, Any
         for parameter in parameters
         if parameter.default is not inspect.Parameter.empty
     }
-    given = defaults | deployment["parameters"]
-    assert flow.validate_parameters(given) == given
-    assert all((ROOT / file).exists() for file in given.get("configs") or [given["config"]])
+    parameters = defaults | deployment["parameters"]
+    assert flow.validate_parameters(parameters) == parameters
+    assert all((ROOT / file).exists() for file in parameters.get("configs") or [parameters["config"]])
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["entrypoint"] + "/" + each["name"])
@@ -131,9 +131,9 @@ def test_wrong_main_settings_are_refused_before_a_run(wrong: str, value: Any) ->
 
 def test_main_settings_become_overrides_and_empty_ones_do_not() -> None:
     config = str(ROOT / "configs/quickstart/quickstart.yaml")
-    given = with_main_settings(["seed=7"], "rft", lr=2e-7, batch_size=4, total_steps=None)
-    assert given == ["seed=7", "stages.rft.algorithm.optimizer.lr=2e-07", "stages.rft.buffer.batch_size=4"]
-    warm_up, rft = stages(load_config(config, given))
+    overrides = with_main_settings(["seed=7"], "rft", lr=2e-7, batch_size=4, total_steps=None)
+    assert overrides == ["seed=7", "stages.rft.algorithm.optimizer.lr=2e-07", "stages.rft.buffer.batch_size=4"]
+    warm_up, rft = stages(load_config(config, overrides))
     assert (rft.algorithm.optimizer.lr, rft.buffer.batch_size, rft.seed) == (2e-7, 4, 7)
     assert warm_up.algorithm.optimizer.lr != 2e-7
     assert with_main_settings([], "rft", name="mine", lr=0.1) == [

@@ -35,7 +35,7 @@ def summary(out: Path, **others: Any) -> dict[str, Any]:
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """Name -> what it is and, where there is one, the command that opens it."""
+    """Name -> its description, and the command that opens it if it has one."""
     commands: dict[str, list[str]] = {}
     name = ""
     for line in text.strip().splitlines():
@@ -88,7 +88,7 @@ def test_make_takes_a_folder_with_any_name(tmp_path: Path) -> None:
         (tmp_path / name).write_text('#!/bin/sh\n[ $# -eq 0 ] || printf "%s\\n" "$@"\n')
         (tmp_path / name).chmod(0o755)
     (tmp_path / "Makefile").write_text((root / "Makefile").read_text())
-    given = "my runs/it's $HOME"
-    command = ["make", "--no-print-directory", "quickstart", f"OUT={given.replace('$', '$$')}"]
+    name = "my runs/it's $HOME"
+    command = ["make", "--no-print-directory", "quickstart", f"OUT={name.replace('$', '$$')}"]
     said = subprocess.check_output(command, cwd=tmp_path, text=True)
-    assert said.splitlines()[-4:] == ["--out", given, "--seed", "42"]
+    assert said.splitlines()[-4:] == ["--out", name, "--seed", "42"]

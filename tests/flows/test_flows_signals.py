@@ -1,4 +1,4 @@
-"""`trinity run` when it is told to stop, and when its Prefect server is killed, with light actors.
+"""`trinity run` on SIGTERM and SIGINT, and when its Prefect server is killed, with light actors.
 
 A notice to one process alone: `test_training_worker.py`, `test_run_attempt.py`.
 """

@@ -114,7 +114,7 @@ def test_a_component_that_fails_for_good_ends_the_others(prefect_api: str) -> No
     [(KeyboardInterrupt(), "CANCELLED"), (SystemExit(TERMINATED), "CANCELLED"), (SystemExit(1), "CRASHED")],
 )
 def test_only_a_signal_cancels_a_command(end: BaseException, state: str, prefect_api: str) -> None:
-    """And its stage. The user's code may exit by itself."""
+    """And its stage. The user's code may call `exit`."""
     runs = []
 
     @flow

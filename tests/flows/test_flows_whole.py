@@ -120,7 +120,7 @@ class Deployed(ChaosRun):
         return [flow for raylet in raylets if (flow := raylet.parent())]
 
     def _ended(self) -> bool:
-        """Asked each second at most, once there is a summary. A run that is killed is started again by itself, and
+        """Asked each second at most, once there is a summary. A run that is killed restarts on its own, and
         nobody else does."""
         now = time.monotonic()
         self._began = self._began or now
@@ -199,7 +199,7 @@ def trained_steps(job: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def survivor(deployed: Deployed) -> Deployed:
     """Its pipeline has ended, after kills of a trainer's worker before the first checkpoint; verifiers; the flow's
-    process, with which all others go; engine and explorer at once amid a sync; and the trainer amid
+    process, with which all others go; engine and explorer at once during a sync; and the trainer during
     its last save, when there is nothing left to explore until it is back. Nobody does anything after that.
 
     The pipeline is slow until the flow is killed.
@@ -311,7 +311,7 @@ def test_all_checkpoints_are_converted(survivor: Deployed) -> None:
 
 def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders: TinyFolders, tmp_path: Path) -> None:
     """In a browser: a configuration from another, a run of it, its curves, *Cancel* and *Retry*, which another
-    worker takes. The run goes on when that one or Prefect's server is killed, until `down` ends it."""
+    worker takes. The run continues when that one or Prefect's server is killed, until `down` ends it."""
     recipe = (ROOT / "configs/sft/sft.yaml").read_text()
     (deployed.root / "recipe.yaml").write_text(recipe)
     (deployed.root / "runs/quickstart").mkdir(parents=True)

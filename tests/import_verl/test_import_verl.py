@@ -112,7 +112,7 @@ def test_guide_ppo_script_is_the_guide_recipe(tmp_path: Path) -> None:
     for name in ("optimizer", "micro_batch_size", "gradient_checkpointing", "model_path"):
         assert getattr(ours.critic, name) == getattr(theirs.critic, name), name
     assert ours.micro_batch_size == theirs.micro_batch_size == 16
-    assert not ours.use_dynamic_bsz, "veRL counts rows unless it is told to count tokens"
+    assert not ours.use_dynamic_bsz, "veRL counts rows unless it is set to count tokens"
 
 
 def test_guide_grpo_script_is_the_guide_recipe() -> None:

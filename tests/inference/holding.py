@@ -14,10 +14,10 @@ SECONDS = 60.0
 
 
 @contextmanager
-def held_amid(engine, tokens: int, once: bool = False) -> Iterator[threading.Event]:
+def held_midway(engine, tokens: int, once: bool = False) -> Iterator[threading.Event]:
     """Once `tokens` tokens are sampled, set the event; each further step (or only the next) waits until the weights
     change."""
-    amid = threading.Event()
+    midway = threading.Event()
     step, held = engine._step, set()
     count = lambda: engine._finished_tokens + vllm_types.tokens_in_flight(engine._vllm)  # noqa: E731
     sampled = count()
@@ -26,7 +26,7 @@ def held_amid(engine, tokens: int, once: bool = False) -> Iterator[threading.Eve
         step()
         if count() - sampled <= tokens:
             return
-        amid.set()
+        midway.set()
         held.add(engine.version)
         if len(held) == 1:
             deadline = time.monotonic() + SECONDS
@@ -35,4 +35,4 @@ def held_amid(engine, tokens: int, once: bool = False) -> Iterator[threading.Eve
             held.update([None] if once else [])
 
     with mock.patch.object(engine, "_step", step_and_wait):
-        yield amid
+        yield midway

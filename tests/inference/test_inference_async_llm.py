@@ -196,7 +196,7 @@ async def main(model, method, folder):
     before = (await engine.generate(requests("a"))).unpack()
     scores = await engine.score([*range(5), *before[0].tokens.tolist()])
     long = Request("long", np.arange(5, dtype=np.int32), Sampling(max_tokens=50), 1)
-    amid = asyncio.create_task(engine.generate([long]))
+    midway = asyncio.create_task(engine.generate([long]))
     report = await engine.load(WeightSource(method, folder), 1)
     after = (await engine.generate(requests("b"))).unpack()
     print(json.dumps({
@@ -206,7 +206,7 @@ async def main(model, method, folder):
         "same": before[0].tokens.tolist() == after[0].tokens.tolist(),
         "version": report.version,
         "check": report.gap,
-        "amid": (await amid).unpack()[0].versions.tolist(),
+        "midway": (await midway).unpack()[0].versions.tolist(),
     }))
     await engine.stop()
 
@@ -248,5 +248,5 @@ def test_vllm_in_its_own_processes_samples_scores_and_loads(tiny_folder, tiny_mo
     [report] = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     assert report["lengths"] == [8, 8, 8] and report["gap"] < 1e-4
     assert (report["version"], report["versions"], report["same"]) == (1, [[0], [1]], False)
-    assert report["amid"] == sorted(report["amid"]) and report["amid"][-1] == 1
+    assert report["midway"] == sorted(report["midway"]) and report["midway"][-1] == 1
     assert report["check"] < 1e-4

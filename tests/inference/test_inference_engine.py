@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from inference.holding import held_amid
+from inference.holding import held_midway
 from raising import raising
 
 from trinity_core.base.errors import InputError, TransientFault, TrinityError, WeightSyncError
@@ -254,9 +254,9 @@ def test_missing_version_leaves_the_engine_unchanged(tiny_engine, tmp_path):
 def test_aborted_request_returns_no_tokens(tiny_engine):
     async def give_up():
         long = requests(2, Sampling(max_tokens=200, min_tokens=200), name="long")
-        with held_amid(tiny_engine, 20, once=True) as amid:
+        with held_midway(tiny_engine, 20, once=True) as midway:
             running = asyncio.create_task(tiny_engine.generate(long))
-            await asyncio.to_thread(amid.wait, 60)
+            await asyncio.to_thread(midway.wait, 60)
             await tiny_engine.abort(["long/1"])
             return (await running).unpack()
 

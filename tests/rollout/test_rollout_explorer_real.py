@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from inference.holding import held_amid
+from inference.holding import held_midway
 from rollout.exploring import config_of, explored, logprobs_of
 
 from trinity_core.config.paths import api_address_file
@@ -154,9 +154,9 @@ def test_answers_in_flight_take_up_new_weights(
 
     async def main():
         publish(0, tiny_model)
-        with held_amid(tiny_engine, 16 * 20) as amid:
+        with held_midway(tiny_engine, 16 * 20) as midway:
             running = asyncio.create_task(Explorer(config, [tiny_engine]).run(explore))
-            while not amid.is_set() and not running.done():
+            while not midway.is_set() and not running.done():
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(publish, 1, other)
             return await running

@@ -1,4 +1,4 @@
-"""Rounds of improvement: which feedback each one takes, what it records, and how it goes on after a kill."""
+"""Rounds of improvement: which feedback each one takes, what it records, and how it resumes after a kill."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def recipe(tmp_path: Path, tiny_folders: TinyFolders) -> Path:
 
 @pytest.fixture
 def run(recipe: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Runs a round whose gate says what it is told to; None kills it before."""
+    """Runs a round with this verdict of the gate; None kills it before."""
 
     def with_verdict(verdict: str | None, at_least: int = 2, feedback: Sequence[str] = ()) -> dict[str, Any]:
         def pipeline(config: Config, *_: Any, **__: Any) -> None:

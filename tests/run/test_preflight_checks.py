@@ -64,7 +64,7 @@ def problems(run_file: Path, *overrides: str) -> dict[str, str]:
 
 
 def on_node(run_file, numbers, *overrides):
-    """Keys of the problems that a node of a joined cluster finds, which runs so many processes of each kind."""
+    """Keys of the problems that a node of a joined cluster finds, which runs these numbers of processes."""
     findings = checks.unready_node(load_checked(run_file, overrides), 0, numbers, reads=TRAINER in numbers)
     return [finding.key for finding in findings if finding.severity == "error"]
 
@@ -211,8 +211,8 @@ def test_packages_of_a_base_in_4_bits_are_told(run_file, monkeypatch):
         assert [finding.key for finding in absent] == ["model.lora_configs[0].load_in_4bit"] * (there != names)
         assert all(name in absent[0].message for name in names - there)
         for kind in (ENGINE, TRAINER, REWARDS):
-            found = "model.lora_configs[0].load_in_4bit" in on_node(run_file, {kind: 1}, *lora)
-            assert found is (there != names and kind != REWARDS)
+            reported = "model.lora_configs[0].load_in_4bit" in on_node(run_file, {kind: 1}, *lora)
+            assert reported is (there != names and kind != REWARDS)
     assert "model.lora_configs[0].load_in_4bit" not in problems(run_file, *lora[:2])
 
 
@@ -299,8 +299,8 @@ def hub(monkeypatch, tmp_path):
     ],
 )
 def test_a_name_on_the_hub_is_asked_for(hub, run_file, name, code):
-    found = checks.validate(run_file, [f"model.model_path='{name}'"], offline=False).problems
-    assert [(problem.key, problem.code) for problem in found] == ([("model.model_path", code)] if code else [])
+    reported = checks.validate(run_file, [f"model.model_path='{name}'"], offline=False).problems
+    assert [(problem.key, problem.code) for problem in reported] == ([("model.model_path", code)] if code else [])
 
 
 def test_a_data_set_on_the_hub_is_asked_for(hub, run_file):
@@ -489,8 +489,8 @@ def test_tokens_of_the_first_rows_have_embeddings(run_file, other_model, tmp_pat
 def test_answers_of_the_first_rows_are_rendered(run_file, tmp_path, row, is_usable):
     talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
     settings = [*SFT, f"{EXPERIENCES}.path={written(tmp_path, {'messages': talk, **row})}"]
-    found = problems(run_file, *settings, f"model.custom_chat_template='{TEMPLATE}'")
-    assert set(found) == (set() if is_usable else {f"{EXPERIENCES}.format"}), found
+    reported = problems(run_file, *settings, f"model.custom_chat_template='{TEMPLATE}'")
+    assert set(reported) == (set() if is_usable else {f"{EXPERIENCES}.format"}), reported
 
 
 @pytest.mark.parametrize(
@@ -606,5 +606,5 @@ def test_rows_after_the_first_may_be_usable(run_file, tmp_path, usable):
     talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
     long = {"messages": [{"role": "user", "content": "hm " * 200}, talk[1]]}
     path = written(tmp_path, *[long] * 40, *[{"messages": talk}] * usable)
-    found = problems(run_file, *SFT, f"{EXPERIENCES}.path={path}")
-    assert set(found) == (set() if usable else {f"{EXPERIENCES}.format"}), found
+    reported = problems(run_file, *SFT, f"{EXPERIENCES}.path={path}")
+    assert set(reported) == (set() if usable else {f"{EXPERIENCES}.format"}), reported

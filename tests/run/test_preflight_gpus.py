@@ -224,8 +224,8 @@ def test_a_node_is_asked_for_its_own_processes_alone(tmp_path: Path, monkeypatch
     config = config_of(f"model.model_path={tmp_path}", "cluster.gpu_per_node=8", "trainer.zero_stage=2", *OFFLOAD)
     for workers, keys in ((0, []), (1, ["model.model_path"]), (7, ["model.model_path", KEY])):
         numbers = {TRAINER: workers, REWARDS: 1}
-        found = [f.key for f in checks.unready_node(config, 8, numbers, reads=workers == 7) if f.severity == "error"]
-        assert found == keys
+        findings = checks.unready_node(config, 8, numbers, reads=workers == 7)
+        assert [finding.key for finding in findings if finding.severity == "error"] == keys
 
 
 def test_a_fixed_cache_takes_the_place_of_an_engines_share(tmp_path: Path) -> None:

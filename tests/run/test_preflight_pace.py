@@ -71,7 +71,7 @@ def supervised(folders: TinyFolders, **changed: Any) -> dict[str, Any]:
 
 
 def lines(seconds: list[float], began: float) -> list[MetricLine]:
-    """A run whose first step ends 10 s after its beginning, and each later one after so many seconds."""
+    """A run whose first step ends 10 s after its beginning, and each later one `seconds` after it."""
     ends = [began + 10 + sum(seconds[:count]) for count in range(len(seconds) + 1)]
     trained = [
         MetricLine(step, "trainer", end, {"timing_s/update_actor": 1.5, "timing_s/lay_out": 0.25})

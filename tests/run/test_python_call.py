@@ -318,7 +318,7 @@ def contents(folder):
 @pytest.mark.campaign
 @pytest.mark.slow
 def test_the_notebook_runs_and_its_run_goes_on(tmp_path):
-    """In a loop that runs, as in a notebook. How a run goes on is tested on real parts elsewhere."""
+    """In a loop that runs, as in a notebook. How a run resumes is tested on real parts elsewhere."""
     cells = [cell["source"] for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     code = "\n".join("".join(cell) for cell in cells)
     again = """

@@ -211,7 +211,7 @@ def test_tracking_that_opens_after_the_end_is_closed(
 def test_a_part_that_was_asked_to_end_is_recorded_as_its_run_ended(
     tmp_path: Path, error: BaseException, state: str
 ) -> None:
-    """The part itself, whose thread no signal reaches, is told the same in both cases."""
+    """The part itself, whose thread no signal reaches, sees the same in both cases."""
     begun = threading.Event()
 
     class Asked(CancelToken):

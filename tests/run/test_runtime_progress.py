@@ -17,7 +17,7 @@ from trinity_core.exchange.tracking.progress import ActorWaits, ProgressReport
 
 
 class Actor:
-    """Answers when it is told to."""
+    """Answers once it is released."""
 
     def __init__(self) -> None:
         self.asked: list[Future[dict[str, Any]]] = []

@@ -66,7 +66,7 @@ def test_the_timeline_says_when_each_actor_was_at_work(undisturbed: Undisturbed)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_failed_asynchronous_run_leaves_no_process(undisturbed: Undisturbed) -> None:
-    """Every task of the second explore step fails: one line says so, and the exit code is 1."""
+    """Every task of the second explore step fails: one line reports it, and the exit code is 1."""
     run, done = undisturbed.run, undisturbed.done
     assert done.returncode == 1
     [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

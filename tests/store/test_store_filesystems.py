@@ -1,4 +1,4 @@
-"""Where a SQLite store may lie: on a local file system only. Its type is told by the table of mounts."""
+"""Where a SQLite store may lie: on a local file system only. The table of mounts has its type."""
 
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace

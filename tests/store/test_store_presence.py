@@ -207,7 +207,7 @@ def test_a_look_at_explorers_reads_no_history(tmp_path):
     with ExperienceStore.open(tmp_path / "store.db") as store:
 
         def instructions(steps):
-            """Of SQLite, in hundreds, for a look when there are so many steps; the last two have no row."""
+            """SQLite operations of a look, in hundreds, with that number of steps; the last two have no row."""
             t, count = store._tables, itertools.count()
             record = {"explorer": "a", "version": 0, "position": "{}", "tasks": 1}
             with store._database.write() as connection:

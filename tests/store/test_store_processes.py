@@ -132,7 +132,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_stopped_writer_is_waited_for_and_named(tmp_path, monkeypatch, caplog, ends):
-    """It holds SQLite's lock until it goes on, or is gone."""
+    """It holds SQLite's lock until it continues or dies."""
     monkeypatch.setattr(sqlite, "LOOK_SECONDS", 0.2)
     monkeypatch.setattr(waits, "FIRST_SECONDS", 0.1)
     url = f"sqlite:///{tmp_path}/s.db"

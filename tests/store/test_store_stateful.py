@@ -217,7 +217,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(rows=st.integers(1, 6), whole=st.booleans(), forget=st.booleans())
     def train(self, rows, whole, forget):
-        """`whole`: takes an explore step in place of so many rows."""
+        """`whole`: takes an explore step in place of rows."""
         step, nothing_more = self.trained + 1, self.nothing_more
         batch = self.trainer.lease(step, rows, self.trained, whole_step=whole)
         rest = self.queue[sum(map(len, self.history)) :]

@@ -79,8 +79,8 @@ def test_an_agent_runs_an_experiment_finds_its_fault_and_stops_it(tiny_folders, 
             while "eval-leak" not in findings and time.monotonic() < end:
                 await asyncio.sleep(1)
                 if (await called(session, "status", run="p/agents"))["score"] is not None:
-                    found = await called(session, "doctor", run="p/agents")
-                    findings = [finding["check"] for run in found["runs"].values() for finding in run]
+                    answer = await called(session, "doctor", run="p/agents")
+                    findings = [finding["check"] for run in answer["runs"].values() for finding in run]
             assert "eval-leak" in findings
             assert (await called(session, "rollouts", run="p/agents", count=2))[0]["prompt"]
             metrics = await called(session, "metrics", run="p/agents", names=["explorer/reward/mean"], last=2)
@@ -126,7 +126,7 @@ def test_over_http_the_server_asks_for_the_key(tmp_path):
 
 
 def test_a_run_that_is_slow_to_begin_is_no_unknown_one(tmp_path, monkeypatch):
-    """An agent that is told of an error would start it once more."""
+    """An agent that sees an error would start the run once more."""
     checked = {"accepted": True, "flow": "rft", "run": "p/slow", "job_dir": str(tmp_path / "p/slow")}
     monkeypatch.setattr(Tools, "validate", lambda *_: checked)
     monkeypatch.setattr("studio.mcp_server.start_run", lambda *_: False)

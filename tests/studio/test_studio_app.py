@@ -103,7 +103,7 @@ def test_text_edited_by_hand_fills_the_fields(folder: Path) -> None:
     page.text_area[0].set_value(TEXT.replace("grpo", "ppo")).run()
     assert field(page, "algorithm_type").value == "ppo"  # type: ignore[attr-defined]
     page.text_area[0].set_value("name: [").run()
-    assert not page.exception and page.error, "what is no YAML is said, and can be mended"
+    assert not page.exception and page.error, "invalid YAML is reported and can be fixed"
     press(page, "Undo changes")
     assert not page.error and page.text_area[0].value == TEXT
 

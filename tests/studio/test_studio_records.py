@@ -1,4 +1,4 @@
-"""What the runs page shows of runs: curves over one another, the way of a checkpoint."""
+"""What the runs page shows of runs: curves over one another, the origin of a checkpoint."""
 
 from __future__ import annotations
 

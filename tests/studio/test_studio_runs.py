@@ -361,7 +361,7 @@ def test_a_run_that_does_not_begin_says_its_last_line(tmp_path: Path, monkeypatc
 
 
 def test_a_run_is_started_once_it_has_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process goes on, and can be cancelled from then on."""
+    """Its process continues, and can be cancelled from then on."""
     job = tmp_path / "p/one"
     begin = "import sys, time; from pathlib import Path; "
     begin += "from trinity_core.exchange.tracking.run_record import record_start; "

@@ -238,7 +238,7 @@ def test_wandb_offline_keeps_its_run_and_no_key(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_wandb_runs_of_one_process_stay_apart(tmp_path: Path) -> None:
-    """A trainer and an explorer beside each other: what one ends, the other goes on with."""
+    """A trainer and an explorer beside each other: what one ends, the other continues."""
     args = {"mode": "offline"}
     trainer = RunInfo("p", "n", tmp_path / "p" / "n", args=args)
     writers = [open_writer("wandb", info, tmp_path) for info in (trainer, replace(trainer, explorer="explorer"))]
@@ -274,7 +274,7 @@ def test_flows_that_start_at_the_same_time_share_a_run(root: Path) -> None:
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_the_load_of_the_machine_is_tracked(root: Path, monkeypatch: pytest.MonkeyPatch, is_on: bool) -> None:
-    """Until the run ends; further where it is resumed; not at all if MLflow is told so."""
+    """Until the run ends; further where it is resumed; not at all if MLflow is set so."""
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", str(is_on).lower())
     info, client, name = RunInfo("p", "n", root / "p" / "n"), mlflow_client(root), "system/cpu_utilization_percentage"

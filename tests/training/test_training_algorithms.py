@@ -111,7 +111,7 @@ def test_a_held_out_loss_is_measured_and_nothing_is_learned_from_it(make_config,
     for name, part in (("train", rows[:16]), ("test", rows[16:])):
         write_jsonl(tmp_path / f"{name}.jsonl", part)
     form = "{prompt_key: question, response_key: answer, chosen_key: answer, rejected_key: rejected}"
-    inputs, trained, given = "buffer__trainer_input__", {}, {}
+    inputs, trained, losses = "buffer__trainer_input__", {}, {}
     for name in ("without", "with"):
         settings = {f"{inputs}experience_buffer__path": tmp_path / "train.jsonl", "explorer__eval_interval": 3}
         settings |= {f"{inputs}experience_buffer__format": form, "algorithm__optimizer__lr": 0.01}
@@ -122,11 +122,11 @@ def test_a_held_out_loss_is_measured_and_nothing_is_learned_from_it(make_config,
             algorithm, name, buffer__total_steps=STEPS, buffer__train_batch_size=8, model__max_model_len=200, **settings
         )
         run(config)
-        trained[name], given[name] = tensors(config, "actor", "model"), metrics(config)
+        trained[name], losses[name] = tensors(config, "actor", "model"), metrics(config)
     assert all(torch.equal(trained["with"][name], trained["without"][name]) for name in trained["without"])
-    measured = {int(step["step"]): step["eval/test/loss"] for step in given["with"] if "eval/test/loss" in step}
+    measured = {int(step["step"]): step["eval/test/loss"] for step in losses["with"] if "eval/test/loss" in step}
     assert measured.keys() == {3, STEPS}
-    assert all("eval/test/loss" not in step for step in given["without"])
+    assert all("eval/test/loss" not in step for step in losses["without"])
     lm = AutoModelForCausalLM.from_pretrained(convert(config.job_dir / f"global_step_{STEPS}"))
     expected = held_out_loss(algorithm, lm, AutoModelForCausalLM.from_pretrained(config.model.model_path), config)
     assert measured[STEPS] == pytest.approx(expected, rel=1e-4)

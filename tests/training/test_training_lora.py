@@ -121,8 +121,8 @@ def test_only_the_adapter_is_trained_and_the_reference_is_the_base(
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "ppo"])
 def test_training_changes_only_the_adapter(learner: Any, make_config: Any, ranks: Ranks, algorithm: str) -> None:
     """The initial loss is that of the whole model."""
-    rows, given = (make_batch(7), {}) if algorithm == "ppo" else (make_answers(7, repeats=2), {PATH: "rows"})
-    one, whole = learner(algorithm, **given), Learner(make_config(algorithm, **given), 4, ranks)
+    rows, overrides = (make_batch(7), {}) if algorithm == "ppo" else (make_answers(7, repeats=2), {PATH: "rows"})
+    one, whole = learner(algorithm, **overrides), Learner(make_config(algorithm, **overrides), 4, ranks)
     base = {name: tensor.clone() for name, tensor in base_weights(one.engine)}
     loss, expected = (trained.step(rows, 1)["actor/final_loss"] for trained in (one, whole))
     assert loss == pytest.approx(expected, rel=1e-5)

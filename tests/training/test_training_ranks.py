@@ -148,7 +148,7 @@ def test_workers_train_as_one(trained, tiny_model, tmp_path):
                 torch.testing.assert_close(result["weights"][model + name], weight.detach(), atol=absolute, rtol=0)
     # A sum of two gradients has one order.
     pair = [torch.load(tmp_path / file, weights_only=True) for file in ("float32_0_2.pt", "two_micro_batches_1.pt")]
-    assert [[step["experience/micro_batches"] for step in each["metrics"]] for each in pair] == [[1, 1], [2, 2]]
+    assert [[step["experience/micro_batches"] for step in rank["metrics"]] for rank in pair] == [[1, 1], [2, 2]]
     for name, weight in pair[0]["weights"].items():
         assert torch.equal(weight, pair[1]["weights"][name]), name
 

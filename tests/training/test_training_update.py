@@ -139,20 +139,20 @@ def test_logprobs_use_the_sampling_temperature(learner):
 def test_rows_have_log_probs_at_their_own_temperature(learner, monkeypatch, at_once):
     """Log-probs, entropies and gradients of a mixed micro-batch equal those of its rows at one temperature each."""
     monkeypatch.setattr("trinity_core.training.policy.LOGITS_AT_ONCE", at_once)
-    module, given = learner().engine.module, [(None, 0.5, 2.0)[i % 3] for i in range(16)]
+    module, temperatures = learner().engine.module, [(None, 0.5, 2.0)[i % 3] for i in range(16)]
     head = module.lm.get_output_embeddings().weight
 
-    def found(temperatures, chosen):
+    def found(own, chosen):
         rows = make_batch(1)
-        for row, temperature in zip(rows, temperatures, strict=True):
+        for row, temperature in zip(rows, own, strict=True):
             row.temperature = temperature
         micro = build_micro(rows, range(16), max(row.response_length for row in rows))
         grids = [micro.grid(values)[chosen] for values in module(micro, 1.3, "loss")]
         return grids + [torch.autograd.grad(grid.sum(), head, retain_graph=True)[0] for grid in grids]
 
     for temperature in (None, 0.5, 2.0):
-        chosen = [i for i in range(16) if given[i] == temperature]
-        for mixed, alone in zip(found(given, chosen), found([temperature] * 16, chosen), strict=True):
+        chosen = [i for i in range(16) if temperatures[i] == temperature]
+        for mixed, alone in zip(found(temperatures, chosen), found([temperature] * 16, chosen), strict=True):
             torch.testing.assert_close(mixed, alone, atol=1e-5, rtol=1e-4)
 
 
@@ -283,8 +283,8 @@ def _unscored(experience):
 )
 def test_rewards_that_never_differ_within_a_group_give_one_warning(learner, caplog, algorithm, rewards, warnings, flat):
     """`None`: the step's rewards differ."""
-    given = {"buffer__trainer_input__experience_buffer__path": "given.jsonl"} if algorithm == "sft" else {}
-    one, signal = learner(algorithm, **given), RewardSignal()
+    overrides = {"buffer__trainer_input__experience_buffer__path": "given.jsonl"} if algorithm == "sft" else {}
+    one, signal = learner(algorithm, **overrides), RewardSignal()
     for step, reward in enumerate(rewards, 1):
         batch = [replace(e, reward=e.reward if reward is None else float(reward)) for e in make_batch(step)]
         signal.note(batch, one.step(batch, step))

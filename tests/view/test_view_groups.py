@@ -48,7 +48,7 @@ def found(store, wanted: GroupFilter, limit: int = 100) -> list[str]:
         names += [group["group"] for group in page.groups]
         if page.before is None:
             return names
-        assert before is None or page.before < before, "a page goes on where the last one ended"
+        assert before is None or page.before < before, "a page begins where the last one ended"
         before = page.before
 
 

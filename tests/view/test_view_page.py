@@ -60,7 +60,7 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
 
 
 def test_the_page_refuses_what_it_is_not_for(run_folder, serving) -> None:
-    """Writing, and what there is not; models' text cannot become code. Strangers: tests/test_gate.py."""
+    """Writing, and what is missing; models' text cannot become code. Strangers: tests/test_gate.py."""
     with serving(run_folder) as address, httpx.Client(base_url=address) as client:
         page = client.get("/")
         assert "script-src 'self'" in page.headers["content-security-policy"]
@@ -192,7 +192,9 @@ async def _two_versions(page) -> None:
     await page.until("document.querySelectorAll('.pane').length === 2")
     left, right = await page.text(".pane.left"), await page.text(".pane:not(.left)")
     assert "step 0" in left and "It is 5." in left and "step 6" in right and NASTY in right
-    assert "style 0.500" in right and "brief 0" in right and "truncated" not in right, "a fault is said if there is one"
+    assert "style 0.500" in right and "brief 0" in right and "truncated" not in right, (
+        "faults show only if there are any"
+    )
     assert not await page.value("!!document.querySelector('#group script, #group img')")
     await choose(page, "source", "")
     await page.until(f"{ROWS}.length === 14")

@@ -36,7 +36,7 @@ ODD = '''
 import os, subprocess, sys, time
 
 class Odd:
-    """Does what it is told."""
+    """Obeys its actions."""
 
     def __init__(self, started=None):
         self.started = started

@@ -62,8 +62,8 @@ def tools_url():
 
 
 def play(url, *turns, repeat_times=1, **args):
-    given = {"url": url, "observation_key": "text", **args}
-    return played("openenv", given, turns, repeat_times)
+    arguments = {"url": url, "observation_key": "text", **args}
+    return played("openenv", arguments, turns, repeat_times)
 
 
 def call(url, *turns, repeat_times=1):

@@ -143,9 +143,9 @@ def test_a_verifier_that_hangs_is_killed():
 
 
 def test_a_process_of_its_own_is_the_default_and_can_be_declined():
-    given = {"environment": "reasoning_gym", "environment_args": {"dataset": "chain_sum"}}
-    assert EnvArguments.model_validate(given).separate
-    assert not EnvArguments.model_validate(given | {"process": False}).separate
+    arguments = {"environment": "reasoning_gym", "environment_args": {"dataset": "chain_sum"}}
+    assert EnvArguments.model_validate(arguments).separate
+    assert not EnvArguments.model_validate(arguments | {"process": False}).separate
     assert not EnvArguments.model_validate({"environment": "openenv"}).separate
 
 

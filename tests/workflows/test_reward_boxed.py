@@ -134,13 +134,13 @@ async def test_a_thought_that_the_prompt_opens_counts(tiny_folder, end, opened, 
 
 def test_overlong_answers_lose_what_dapo_takes():
     pytest.importorskip("math_verify")
-    given = {"max_response_length": 100, "cache_length": 20, "penalty_factor": 0.5, "enable_overlong_penalty": True}
-    items = [RewardItem("Answer: 5", "5", args=given, response_tokens=tokens) for tokens in (0, 80, 90, 100, 500)]
+    arguments = {"max_response_length": 100, "cache_length": 20, "penalty_factor": 0.5, "enable_overlong_penalty": True}
+    items = [RewardItem("Answer: 5", "5", args=arguments, response_tokens=tokens) for tokens in (0, 80, 90, 100, 500)]
     with closing(RewardPool(1)) as pool:
         rewards = pool.score_sync("math_dapo_reward", items)
         assert [reward.metrics["format"] for reward in rewards] == pytest.approx([0.0, 0.0, -0.25, -0.5, -0.5])
         with raising(DataError, key="response_tokens"):
-            pool.score_sync("math_dapo_reward", [RewardItem("Answer: 5", "5", args=given)])
+            pool.score_sync("math_dapo_reward", [RewardItem("Answer: 5", "5", args=arguments)])
 
 
 def test_the_boxed_workflow_asks_for_a_box():

@@ -174,8 +174,8 @@ def test_comparisons_without_a_verdict_are_left_out():
 
 
 def test_a_reward_model_scores_the_whole_conversation():
-    given = [item("So."), item("So." * 30), item("So.", scale=2.0, offset=-1.0)]
-    first, long, scaled = scored("reward_model", given)
+    items = [item("So."), item("So." * 30), item("So.", scale=2.0, offset=-1.0)]
+    first, long, scaled = scored("reward_model", items)
     assert first.parts == {"reward_model": 7.0} and scaled.value == 13.0 and long.error == "too long"
 
 

@@ -23,12 +23,12 @@ CIRCLE.append(CIRCLE)
 
 def test_math_workflow_scores_all_repeats_of_one_call():
     model = ScriptedModel("#### 2", "#### 3", "two")
-    given = make_task()
-    experiences = run(given, model)
+    task = make_task()
+    experiences = run(task, model)
     messages, n, tools, args = model.asked[0]
     assert len(model.asked) == 1 and n == 3 and tools is None
     assert messages == [{"role": "user", "content": "1+1?"}]
-    assert args == {"temperature": 0.7, "seeds": given.rollout_seeds(), "chat_template": None}
+    assert args == {"temperature": 0.7, "seeds": task.rollout_seeds(), "chat_template": None}
     assert [one.reward for one in experiences] == [1, 0, 0]
     assert [one.run for one in experiences] == [0, 1, 2]
     first = experiences[0]

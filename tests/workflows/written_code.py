@@ -312,8 +312,8 @@ TEST_FORMS = {
     "guarded by __main__": "if __name__ == '__main__':\n    assert add(1, 2) == 3\n",
     "pytest.main": "import pytest\ndef test_a():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n"
     "    raise SystemExit(pytest.main([__file__]))\n",
-    "raises by itself": "if add(1, 2) != 3:\n    raise ValueError('wrong')",
-    "exits by itself": "import sys\nfor a in (1, 2):\n    if add(a, 2) != a + 2:\n        print('FAIL')\n"
+    "raises an error": "if add(1, 2) != 3:\n    raise ValueError('wrong')",
+    "exits": "import sys\nfor a in (1, 2):\n    if add(a, 2) != a + 2:\n        print('FAIL')\n"
     "        sys.exit(1)",
     "prints what failed": "try:\n    assert add(1, 2) == 3\n    print('passed')\nexcept AssertionError:\n"
     "    print('failed')",
