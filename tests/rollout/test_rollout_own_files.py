@@ -93,15 +93,6 @@ def test_file_in_the_folder_moves_with_the_run(tmp_path: Path) -> None:
     assert lines(path) == (2, 2) and lines(tmp_path / "b/p/r/buffer/explored.jsonl") == (4, 4)
 
 
-def test_file_of_an_older_release_is_continued(tmp_path: Path) -> None:
-    path = tmp_path / "out" / "explored.jsonl"
-    explore(run_named(tmp_path, path), 1)
-    for record in path.parent.glob(".*"):
-        record.unlink()
-    explore(run_named(tmp_path, path), 2)
-    assert lines(path) == (4, 4)
-
-
 def test_step_that_was_half_written_when_the_run_was_killed_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "out" / "explored.jsonl"
     explore(run_named(tmp_path, path), 1, 2)

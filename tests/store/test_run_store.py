@@ -11,11 +11,10 @@ from store_helpers import make_rows
 
 from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.layout import JobLayout
-from trinity_core.config import Config, config_from_dict, store_url
+from trinity_core.config import Config, config_from_dict
 from trinity_core.exchange.checkpoints.commit import begin, commit
 from trinity_core.exchange.store.database import namespaces
 from trinity_core.exchange.store.run_store import identify, open_run_store
-from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.results.audit import audit_runs
 from trinity_core.run.stage import resume_step
 
@@ -108,29 +107,6 @@ def test_checkpoint_named_before_a_crash_is_resumed(tmp_path: Path) -> None:
     (folder / "weights").write_text("1")
     commit(JobLayout(config.job_dir), 1, folder)
     assert resume_step(config, PARTS) == 1
-
-
-@pytest.mark.parametrize("moved", [False, True])
-def test_run_of_an_older_release_keeps_its_rows(tmp_path: Path, moved: bool) -> None:
-    old = run_at(tmp_path / "old")
-    with ExperienceStore.open(store_url(old), str(old.job_dir)) as store:
-        store.put("explorer", 1, {}, make_rows(2), 0)
-    if moved:
-        shutil.move(tmp_path / "old", tmp_path / "new")
-    config = run_at(tmp_path / ("new" if moved else "old"))
-    assert len(audit_runs(config.job_dir)) == 1, "before it is started again"
-    assert explored(config) == 1
-    assert namespaces(store_url(config)) == [str(old.job_dir)]
-    assert len(audit_runs(config.job_dir)) == 1
-
-
-def test_older_release_is_found_in_a_shared_database(tmp_path: Path, shared: str) -> None:
-    old, new = run_at(tmp_path / "old", shared), run_at(tmp_path / "new", shared)
-    with ExperienceStore.open(shared, str(old.job_dir)) as store:
-        store.put("explorer", 1, {}, make_rows(2), 0)
-    assert explored(new) == 0
-    JobLayout(old.job_dir).create()
-    assert explored(old) == 1
 
 
 def test_copied_run_goes_on_by_itself(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ SHORT = 4096
 """Range in bytes below which lines are read one by one."""
 EVERY_STEP = 2**63 - 1
 HEADER = re.compile(rb'\{"step": (\d+), "group": ("(?:[^"\\]|\\.)*"), ')
-"""How `as_line` begins a line; older versions put the workflow's `info` first."""
+"""How `as_line` begins a line."""
 
 
 def first_line_of(file: IO[bytes], step: int) -> int:
@@ -125,23 +125,19 @@ class Archive:
         """
         if self._owner:
             with clear_errors("writing", self.path):
-                self._claim(is_mine=step > 0 or "run" not in self._owner)
+                self._claim()
         self._last, size = self._kept(step)
         if self.path.exists() and size < self.path.stat().st_size:
             with clear_errors("writing", self.path):
                 os.truncate(self.path, size)
                 sync_file(self.path)
 
-    def _claim(self, is_mine: bool) -> None:
-        """Record the owner of the file. `is_mine`: true if a file without a record, from an older release, may be this
-        owner's.
-
-        That is so in the run's own folder, or if the run has begun already.
-        """
+    def _claim(self) -> None:
+        """Record the owner of the file."""
         record = self.path.with_name(f".{self.path.name}.owner.json")
         with one_at_a_time(record.with_suffix(".lock")):
             recorded = read_json(record) if self.path.exists() else self._owner
-            if recorded is None and (is_mine or not self.path.stat().st_size):
+            if recorded is None and not self.path.stat().st_size:
                 recorded = self._owner
             if recorded != self._owner:
                 writer = ", ".join(f"{key} {value}" for key, value in (recorded or {}).items()) or "an unknown process"

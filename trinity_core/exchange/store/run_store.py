@@ -20,7 +20,7 @@ from trinity_core.base.files import from_record, write_json
 from trinity_core.base.layout import JobLayout
 from trinity_core.base.runlock import one_at_a_time
 from trinity_core.config import Config, store_url
-from trinity_core.exchange.store.database import is_of_one_machine, namespaces, parsed_url
+from trinity_core.exchange.store.database import is_of_one_machine, parsed_url
 from trinity_core.exchange.store.presence import SEEN_SECONDS
 from trinity_core.exchange.store.store import ExperienceStore
 
@@ -35,7 +35,7 @@ class Identity:
 
     id: str
     namespace: str
-    """Namespace of its tables in the store's database. In older releases this was the folder's path."""
+    """Namespace of its tables in the store's database."""
     folder: str
     """The folder's path, links resolved, when the run last started."""
     inode: int
@@ -159,24 +159,4 @@ def _branched(identity: Identity, config: Config) -> Identity:
 
 def _first(config: Config) -> Identity:
     new = uuid4().hex
-    adopted = _of_older_release(config)
-    namespace = f"{new}/{config.project}/{config.name}" if adopted is None else adopted
-    return Identity(new, namespace, "", 0)
-
-
-def _of_older_release(config: Config) -> str | None:
-    """Return the namespace that an older release gave to the run in this folder, if any."""
-    folder = config.job_dir
-    if config.is_supervised or not JobLayout(folder).buffer.is_dir():
-        return None
-    url = store_url(config)
-    parsed = parsed_url(url)
-    if is_of_one_machine(url) and not Path(parsed.database or "").exists():
-        return None
-    names_of_runs = namespaces(url)
-    mine = [
-        name for name in names_of_runs if name and Path(name).is_absolute() and Path(name).resolve() == folder.resolve()
-    ]
-    if not mine and len(names_of_runs) == 1 and is_own_file(url, folder):
-        mine = names_of_runs  # the folder was moved
-    return mine[0] if mine else None
+    return Identity(new, f"{new}/{config.project}/{config.name}", "", 0)
