@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from trinity_core.config import config_from_dict
+from trinity_core.config import Config, config_from_dict
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.sync.versions import open_versions
 from trinity_core.exchange.sync.weight_check import WeightCheck
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.run.loop import explore
 
+COLUMNS = {"prompt_key": "question", "response_key": "answer"}
+
+
+def run_of(root: Path, policy: Path, taskset: dict[str, Any], /, **sections: Any) -> Config:
+    """A GRPO run below `root` with two answers a task and no evaluations; `sections` are laid over it."""
+    tree: dict[str, Any] = {
+        "project": "p",
+        "name": "n",
+        "checkpoint_root_dir": str(root),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "model": {"model_path": str(policy), "max_model_len": 128},
+        "buffer": {"explorer_input": {"taskset": {"format": COLUMNS, **taskset}}},
+        "explorer": {"eval_interval": 0},
+        "synchronizer": {"sync_method": "checkpoint"},
+    }
+    for name, section in sections.items():
+        tree[name] = tree.get(name, {}) | section if isinstance(section, dict) else section
+    return config_from_dict(tree)
+
+
+def rows_of(config: Config, engine, *auxiliary) -> list:
+    """Explore to the end; return the rows in the store."""
+    asyncio.run(Explorer(config, [engine], [[helper] for helper in auxiliary]).run(explore))
+    with closing(open_run_store(config)) as store:
+        return store.lease(1, 64, 1)
+
 
 def config_of(tiny_folders, root, name):
-    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
-    return config_from_dict({
-        "project": "p",
-        "name": name,
-        "checkpoint_root_dir": str(root),
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
-        "model": {"model_path": str(tiny_folders.model), "max_model_len": 128, "max_response_tokens": 16},
-        "buffer": {"batch_size": 4, "total_steps": 2, "explorer_input": {"taskset": taskset}},
-        "explorer": {"runner_per_model": 4, "eval_interval": 0},
-        "synchronizer": {"sync_method": "memory"},
-    })  # fmt: skip
+    return run_of(
+        root, tiny_folders.model, {"path": str(tiny_folders.data)}, name=name,
+        algorithm={"repeat_times": 4}, model={"max_response_tokens": 16}, buffer={"batch_size": 4, "total_steps": 2},
+        explorer={"runner_per_model": 4}, synchronizer={"sync_method": "memory"},
+    )  # fmt: skip
 
 
 def logprobs_of(model, tokens: np.ndarray) -> np.ndarray:

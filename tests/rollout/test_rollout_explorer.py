@@ -15,11 +15,11 @@ import pytest
 import torch
 from filelock import FileLock
 from raising import raising
+from rollout.exploring import COLUMNS, run_of
 from rollout.fakes import FakeEngine
 
 from trinity_core.base.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.base.layout import JobLayout
-from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience, from_json, to_bytes
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.task import Task
@@ -46,38 +46,17 @@ from trinity_core.workflows import WORKFLOWS, Reward, Workflow
 @pytest.fixture
 def config(tiny_folders, tmp_path):
     """A run of 4 steps of 3 tasks with 2 answers each, on the small data set."""
+    data = str(tiny_folders.data)
+    held_out = {"name": "small", "path": data, "split": "test", "format": COLUMNS}
+    inputs = {"taskset": {"path": data, "format": COLUMNS}, "eval_tasksets": [held_out]}
 
-    def make(**sections):
-        tree = {
-            "project": "p",
-            "name": "n",
-            "checkpoint_root_dir": str(tmp_path),
-            "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
-            "model": {"model_path": str(tiny_folders.model), "max_model_len": 128, "max_response_tokens": 24},
-            "buffer": {
-                "batch_size": 3,
-                "total_steps": 4,
-                "explorer_input": {
-                    "taskset": {
-                        "path": str(tiny_folders.data),
-                        "format": {"prompt_key": "question", "response_key": "answer"},
-                    },
-                    "eval_tasksets": [
-                        {
-                            "name": "small",
-                            "path": str(tiny_folders.data),
-                            "split": "test",
-                            "format": {"prompt_key": "question", "response_key": "answer"},
-                        }
-                    ],
-                },
-            },
-            "explorer": {"eval_on_startup": False, "eval_interval": 0, "max_retry_times": 0},
-            "synchronizer": {"sync_method": "checkpoint", "sync_interval": 1, "sync_timeout": 30},
-        }
-        for name, section in sections.items():
-            tree[name] = tree.get(name, {}) | section if isinstance(section, dict) else section
-        return config_from_dict(tree)
+    def make(buffer=(), explorer=(), synchronizer=(), **sections):
+        return run_of(
+            tmp_path, tiny_folders.model, {}, **sections, model={"max_response_tokens": 24},
+            buffer={"batch_size": 3, "total_steps": 4, "explorer_input": inputs} | dict(buffer),
+            explorer={"eval_on_startup": False, "eval_interval": 0, "max_retry_times": 0} | dict(explorer),
+            synchronizer={"sync_interval": 1, "sync_timeout": 30} | dict(synchronizer),
+        )  # fmt: skip
 
     return make
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import closing
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,20 +11,17 @@ import numpy as np
 import pytest
 from endpoint_server import Reply, completion, serving
 from raising import raising
+from rollout.exploring import rows_of, run_of
 
 from trinity_core.base.errors import EndpointError, TransientFault, TrinityError
 from trinity_core.base.threads import call_in
 from trinity_core.compat.workflow import PlayedWorkflow
-from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
-from trinity_core.exchange.store.run_store import open_run_store
-from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.inference.reward_engine import RewardEngine, RewardEngines, batches, is_reward_model
 from trinity_core.rollout.resources import Judges, apart
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoop
-from trinity_core.run.loop import explore
 from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow
 from trinity_core.workflows.rewards.models import ModelRewards
 
@@ -33,26 +29,12 @@ TALK = [{"role": "user", "content": "Tom has 3 apples."}, {"role": "assistant", 
 ROW = partial(Experience, np.arange(4), 2, np.ones(2, bool))
 
 
-def config_of(tiny_folders, root, *auxiliary, workflow="math_workflow", algorithm="grpo", **buffer):
-    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
-    inputs = {"taskset": taskset, "default_workflow_type": workflow, **buffer}
-    return config_from_dict({
-        "project": "p",
-        "name": "judged",
-        "checkpoint_root_dir": str(root),
-        "mode": "explore",
-        "algorithm": {"algorithm_type": algorithm, "repeat_times": 2},
-        "model": {"model_path": str(tiny_folders.model), "max_model_len": 160, "max_response_tokens": 8},
-        "buffer": {"batch_size": 2, "total_steps": 1, "explorer_input": inputs},
-        "explorer": {"eval_interval": 0, "auxiliary_models": [{"model_path": str(path)} for path in auxiliary]},
-        "synchronizer": {"sync_method": "checkpoint"},
-    })  # fmt: skip
-
-
-def explored(config, engine, *auxiliary):
-    asyncio.run(Explorer(config, [engine], [[helper] for helper in auxiliary]).run(explore))
-    with closing(open_run_store(config)) as store:
-        return store.lease(1, 64, 1)
+def config_of(tiny_folders, root, *auxiliary, workflow="math_workflow"):
+    return run_of(
+        root, tiny_folders.model, {"path": str(tiny_folders.data), "default_workflow_type": workflow}, mode="explore",
+        model={"max_model_len": 160, "max_response_tokens": 8}, buffer={"batch_size": 2, "total_steps": 1},
+        explorer={"auxiliary_models": [{"model_path": str(path)} for path in auxiliary]},
+    )  # fmt: skip
 
 
 def score_alone(folder, messages) -> float:
@@ -191,7 +173,7 @@ def test_a_reward_model_that_nothing_asks_is_named(tiny_folders, tmp_path, rewar
 @pytest.mark.slow
 def test_answers_are_scored_by_a_reward_model(tiny_folders, tiny_engine, tmp_path, reward_folder):
     config = config_of(tiny_folders, tmp_path, reward_folder, workflow="math_rm_workflow")
-    rows = explored(config, tiny_engine, RewardEngine(str(reward_folder), 160))
+    rows = rows_of(config, tiny_engine, RewardEngine(str(reward_folder), 160))
     assert len(rows) == 4
     for row in rows:
         talk = [{"role": "user", "content": row.info["prompt"]}, {"role": "assistant", "content": row.info["response"]}]
@@ -202,4 +184,4 @@ def test_answers_are_scored_by_a_reward_model(tiny_folders, tiny_engine, tmp_pat
 def test_unparsable_judge_answer_is_an_error(tiny_folders, tiny_engine, tmp_path):
     config = config_of(tiny_folders, tmp_path, tiny_folders.model, workflow="rubric_judge_workflow")
     with pytest.raises(TrinityError):  # nothing of the run has a verdict
-        explored(config, tiny_engine, tiny_engine)
+        rows_of(config, tiny_engine, tiny_engine)

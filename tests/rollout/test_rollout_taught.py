@@ -3,21 +3,16 @@ problem."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
+from rollout.exploring import rows_of, run_of
 from rollout.taught import RIGHT, ROW, WRONG, teach
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from trinity_core.config import config_from_dict
-from trinity_core.exchange.store.run_store import open_run_store
-from trinity_core.rollout.explorer import Explorer
-from trinity_core.run.loop import explore
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.learner import Learner
 from trinity_core.workflows.builtin import BOX_PROMPT
@@ -36,30 +31,17 @@ def taught(engine_of, tiny_folder, tmp_path_factory):
 def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), **taskset):
     data = root / "train.jsonl"
     data.write_text(json.dumps(ROW) + "\n")
-    tasks = {"path": str(data), "format": {"prompt_key": "question", "response_key": "answer"}, **taskset}
-    return config_from_dict({
-        "project": "p",
-        "name": workflow,
-        "checkpoint_root_dir": str(root),
-        "mode": "explore",
-        "algorithm": {"algorithm_type": algorithm, "repeat_times": 2},
-        "model": {"model_path": str(policy), "max_model_len": 512, "max_response_tokens": 24},
-        "buffer": {"batch_size": 1, "total_steps": 6, "explorer_input": {
-            "taskset": tasks, "default_workflow_type": workflow}},
-        "explorer": {"eval_interval": 0, "auxiliary_models": [{"model_path": str(path)} for path in auxiliary]},
-        "synchronizer": {"sync_method": "checkpoint"},
-    })  # fmt: skip
-
-
-def explored(config, engine, *auxiliary):
-    asyncio.run(Explorer(config, [engine], [[helper] for helper in auxiliary]).run(explore))
-    with closing(open_run_store(config)) as store:
-        return store.lease(1, 64, 1)
+    return run_of(
+        root, policy, {"path": str(data), "default_workflow_type": workflow, **taskset}, name=workflow, mode="explore",
+        algorithm={"algorithm_type": algorithm}, model={"max_model_len": 512, "max_response_tokens": 24},
+        buffer={"batch_size": 1, "total_steps": 6},
+        explorer={"auxiliary_models": [{"model_path": str(path)} for path in auxiliary]},
+    )  # fmt: skip
 
 
 def test_an_engine_judges_the_answers_of_an_engine(taught, tmp_path):
     folder, engine = taught
-    rows = explored(config_of(folder, tmp_path, "rubric_judge_workflow", auxiliary=[folder]), engine, engine)
+    rows = rows_of(config_of(folder, tmp_path, "rubric_judge_workflow", auxiliary=[folder]), engine, engine)
     assert len(rows) == 12 and {row.info["response"] for row in rows} == {RIGHT, WRONG}
     assert all(row.reward == (row.info["response"] == RIGHT) and row.action_mask.all() for row in rows)
     assert not any(row.metrics["verifier_errors"] for row in rows)
@@ -70,7 +52,7 @@ def test_tokens_that_a_grammar_forced_carry_no_loss(taught, tmp_path):
     nothing, and the recorded log-probs are the policy's own."""
     sampling = {"temperature": 1.0, "structured_output": {"choice": [WRONG]}}
     settings = {"rollout_args": sampling, "default_reward_fn_type": "math_reward"}
-    rows = explored(config_of(taught[0], tmp_path, "math_workflow", **settings), taught[1])
+    rows = rows_of(config_of(taught[0], tmp_path, "math_workflow", **settings), taught[1])
     model = AutoModelForCausalLM.from_pretrained(taught[0], dtype=torch.float64)
     assert len(rows) == 12
     for row in rows:
@@ -87,7 +69,7 @@ def test_a_teachers_logprobs_reach_the_loss(taught, tiny_folder, tiny_engine, tm
     config = config_of(
         tiny_folder, tmp_path, "on_policy_distill_math_workflow", algorithm="on_policy_distill", auxiliary=[taught[0]]
     ).with_values({"model.max_model_len": 200})
-    rows = explored(config, tiny_engine, taught[1])
+    rows = rows_of(config, tiny_engine, taught[1])
     student, teacher = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64) for folder in (tiny_folder, taught[0])
     )
@@ -138,7 +120,7 @@ def test_a_teacher_with_other_tokens_scores_the_text(taught, bytes_teacher, tiny
         tiny_folder, tmp_path, "on_policy_distill_math_workflow", algorithm="on_policy_distill",
         auxiliary=[taught[0], bytes_teacher[0]], workflow_args=args,
     ).with_values({"model.max_model_len": 200})  # fmt: skip
-    rows = explored(config, tiny_engine, taught[1], bytes_teacher[1])
+    rows = rows_of(config, tiny_engine, taught[1], bytes_teacher[1])
     model = AutoModelForCausalLM.from_pretrained(bytes_teacher[0], dtype=torch.float64)
     ours, theirs = (AutoTokenizer.from_pretrained(folder) for folder in (tiny_folder, bytes_teacher[0]))
     messages = [{"role": "system", "content": BOX_PROMPT}, {"role": "user", "content": ROW["question"]}]
@@ -170,7 +152,7 @@ def test_the_policy_with_a_demonstration_teaches_the_policy_without(tiny_folder,
         algorithm=algorithm,
         workflow_args={"hint": "{question} {demonstration}!"},
     ).with_values({"model.max_model_len": 200})
-    rows = explored(config, tiny_engine)
+    rows = rows_of(config, tiny_engine)
     model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float64)
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
     hinted = tokenizer.apply_chat_template(
