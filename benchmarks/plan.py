@@ -154,7 +154,7 @@ def peaks_of(command: Sequence[str], log: Path, **environment: str) -> tuple[int
 def with_paths(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The settings as a run of the model and the data in `folder`."""
     taskset = {
-        "name": "train", "path": str(folder / "data"), "split": "train", "default_workflow_type": "math_workflow",
+        "name": "train", "path": str(folder / "data"), "split": "train", "default_reward_fn_type": "math_reward",
         "format": {"prompt_key": "question", "response_key": "answer"},
     }  # fmt: skip
     return {
