@@ -27,7 +27,6 @@ from trinity_core.exchange.sync.memory import memory_root
 from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.results.audit import audit_runs
 
-ROOT = Path(__file__).parent.parent.parent
 POLL_SECONDS = 0.005
 LONGEST_ATTEMPT = 540.0
 """Seconds without a kill; an attempt that takes longer hangs."""

@@ -10,8 +10,6 @@ import pytest
 
 from trinity_core.config.rules.explorer import REASONING_PARSERS, TOOL_CALL_PARSERS
 
-RECIPE = Path(__file__).parents[2] / "configs/gsm8k/gsm8k.yaml"
-
 
 def registered(package: str, table: str) -> list[str]:
     """The keys of a table in vLLM's source, which takes 20 s to import."""

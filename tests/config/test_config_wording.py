@@ -9,7 +9,6 @@ import pytest
 from trinity_core.config import ConfigError, config_from_text
 
 GOOD = (Path(__file__).parent / "documents/quick_start.yaml").read_text()
-BUFFER = "buffer.trainer_input.experience_buffer"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ EXPERIENCES = "buffer.trainer_input.experience_buffer"
 ENGINES = "explorer.rollout_model"
 VERL = "trainer.trainer_config"
 ACTOR = f"{VERL}.actor_rollout_ref.actor"
-EXPERTS = "buffer.trainer_input.auxiliary_buffers.sft={path: x}"
 
 
 def made(*overrides: str, **sections: Any) -> Config:

@@ -118,13 +118,6 @@ def attempts(job_dir: Path) -> list[int]:
     return [json.loads(line)["from"] for line in (job_dir / "attempts.jsonl").read_text().splitlines()]
 
 
-def run_rft(folder: Path, name: str, *overrides: str) -> Any:
-    """The final state of one flow run."""
-    from flows.rft import rft
-
-    return rft(config=str(written(folder, name)), overrides=list(overrides), return_state=True)
-
-
 @contextmanager
 def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Prefect's loggers, which pass nothing on, are heard too."""

@@ -583,19 +583,6 @@ def test_sessions_end_with_their_workflow(api, speaker, monkeypatch):
         assert caught.value.status_code == 410
 
 
-# ---- mode serve ----
-
-
-def post(api, path, value):
-    address = api.server.base_url().removesuffix("/v1") + path
-    return httpx.post(address, json=value, headers={"Authorization": f"Bearer {api.server.key}"}, timeout=30)
-
-
-def chat(base_url, messages):
-    client = openai.OpenAI(base_url=base_url, api_key="sk-kept", max_retries=0)
-    return client.chat.completions.create(model="policy", messages=messages).choices[0].message
-
-
 def test_guided_answers_to_one_prompt_are_rollouts_too(api, speaker, monkeypatch):
     """A grammar chose all of their tokens, so none counts."""
     say(speaker, *['hm</think>{"a": 1}'] * 3)

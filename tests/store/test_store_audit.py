@@ -44,7 +44,6 @@ stages:
       explorer_input: {{taskset: {{path: data.jsonl}}}}
       trainer_input: {{experience_buffer: {{path: "{url}", storage_type: queue}}}}
 """
-ROOT = Path(__file__).parent.parent.parent
 GONE = "RuntimeError: the tool is gone"
 COUNTED = {
     "tasks_drawn": 30, "experiences_produced": 60, "trained": 12, "dropped": 6, "failed": 6, "pending": 6, "lost": 0,
