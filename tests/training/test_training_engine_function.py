@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from packed_outcomes import save_random
 from raising import raising
 
 from trinity_core.base.errors import TrinityError
@@ -120,12 +121,7 @@ def test_dynamic_frequencies_are_refused_beyond_their_positions(tiny_folder: Pat
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_soft_caps_that_a_sample_does_not_show_are_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     """Initial weights: attention scores and logits are far below the caps."""
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    Gemma2ForCausalLM(Gemma2Config(**sizes, num_key_value_heads=1, head_dim=16, vocab_size=64)).save_pretrained(
-        tmp_path
-    )
+    save_random("gemma2", tmp_path, num_key_value_heads=1, head_dim=16)
     fast_paths = find_fast_paths(lm := load_causal_lm(str(tmp_path), dtype))
     assert not fast_paths.packing and not fast_paths.own_head
     assert lm.config._attn_implementation == "eager"

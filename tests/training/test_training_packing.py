@@ -12,7 +12,7 @@ import torch
 from batches import VOCABULARY, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_outcomes import attend_by_length, outcome
+from packed_outcomes import assert_as_alone, attend_by_length, outcome, save_random
 from raising import raising
 from torch.nn.attention import _registry, current_flash_attention_impl, restore_flash_attention_impl
 from triton.errors import TritonError
@@ -100,21 +100,13 @@ def test_repeated_heads_equal_grouped_query_attention():
 
 
 def test_logprobs_align_with_their_tokens(lm):
-    """Compared with transformers' own forward, row by row."""
     rows = make_batch(2)
-    width = max(e.response_length for e in rows)
-    micro = build_micro(rows, range(len(rows)), width).to(torch.device("cpu"))
+    micro = build_micro(rows, range(len(rows)), max(e.response_length for e in rows)).to(torch.device("cpu"))
     lm.set_attn_implementation("trinity_packed")
     with torch.no_grad():
         grid = micro.grid(Policy(lm, FastPaths(True, True))(micro, 1.0, "none")[0])
-        lm.set_attn_implementation("eager")
-        for row, e in enumerate(rows):
-            logprobs = lm(torch.tensor(e.tokens[None]).long()).logits[0].log_softmax(-1)
-            for t in range(width):
-                expected = 0.0
-                if t < e.response_length and e.action_mask[t]:
-                    expected = float(logprobs[e.prompt_length + t - 1, int(e.tokens[e.prompt_length + t])])
-                assert float(grid[row, t]) == pytest.approx(expected, abs=1e-5)
+    lm.set_attn_implementation("eager")
+    assert_as_alone(grid, rows, lm)
 
 
 def test_gradient_checkpointing_changes_nothing(lm):
@@ -154,13 +146,8 @@ def test_fast_paths_are_tried_before_use(tiny_model):
 
 
 def test_sliding_window_of_all_layers_is_detected(tmp_path):
-    """Mistral names no layer types. Compared with its own forward on single rows longer than the window."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = MistralConfig(**sizes, num_key_value_heads=1, vocab_size=VOCABULARY, sliding_window=16)
-    torch.manual_seed(0)
-    MistralForCausalLM(config).save_pretrained(tmp_path)
+    """Mistral names no layer types. The rows are longer than the window."""
+    save_random("mistral", tmp_path, num_key_value_heads=1, sliding_window=16)
     fast_paths = find_fast_paths(lm := load_causal_lm(str(tmp_path), torch.float32))
     assert fast_paths == FastPaths(packing=False, own_head=True)
     rng = np.random.default_rng(0)
@@ -172,12 +159,7 @@ def test_sliding_window_of_all_layers_is_detected(tmp_path):
     plain = load_causal_lm(str(tmp_path), torch.float32)
     plain.set_attn_implementation("eager")
     with torch.no_grad():
-        grid = micro.grid(Policy(lm, fast_paths)(micro, 1.0, "none")[0])
-        for row, e in enumerate(rows):
-            tokens = torch.tensor(e.tokens).long()
-            logprobs = plain(tokens[None]).logits[0, 9:-1].log_softmax(-1)
-            expected = logprobs.gather(-1, tokens[10:, None])[:, 0].float()
-            torch.testing.assert_close(grid[row, : len(expected)], expected, atol=1e-5, rtol=0)
+        assert_as_alone(micro.grid(Policy(lm, fast_paths)(micro, 1.0, "none")[0]), rows, plain)
     assert find_fast_paths(load_causal_lm(str(tmp_path), torch.float32, overrides={"sliding_window": None})).packing
 
 
@@ -193,14 +175,10 @@ MODELS = {
 
 @pytest.mark.parametrize(("kind", "packing"), [("deepseek_v3", True), ("gpt_oss", False)])
 def test_attention_of_other_shapes(kind, packing, tmp_path):
-    """Values of another size than keys; sinks and windows, for which transformers has no SDPA. Compared with each
-    model's own forward on single rows."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """Values of another size than keys; sinks and windows, for which transformers has no SDPA."""
+    from transformers import AutoModelForCausalLM
 
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, vocab_size=VOCABULARY, num_key_value_heads=2, **sizes, **MODELS[kind])
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    save_random(kind, tmp_path, num_key_value_heads=2, **MODELS[kind])
     lm = load_causal_lm(str(tmp_path), torch.float32)
     fast_paths = find_fast_paths(lm)
     assert fast_paths == FastPaths(packing, own_head=True)
@@ -210,11 +188,7 @@ def test_attention_of_other_shapes(kind, packing, tmp_path):
     logprobs.sum().backward()
     assert all(p.grad.isfinite().all() for p in lm.parameters() if p.grad is not None)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
-    for row, e in zip(micro.grid(logprobs.detach()), rows, strict=False):
-        tokens, start = torch.tensor(e.tokens).long(), e.prompt_length
-        own = plain(tokens[None]).logits[0, start - 1 : -1].log_softmax(-1).gather(-1, tokens[start:, None])[:, 0]
-        expected = own.detach().float() * torch.tensor(e.action_mask)
-        torch.testing.assert_close(row[: len(expected)], expected, atol=1e-5, rtol=0)
+    assert_as_alone(micro.grid(logprobs.detach()), rows, plain)
     if packing:
         with raising(TrinityError, key="trainer.ulysses_sequence_parallel_size"):
             install(lm, SequenceGroup(0, 2, None))
@@ -274,26 +248,17 @@ def test_attention_named_in_a_models_folder_is_not_used(tiny_model, reads, tmp_p
     assert lm.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "opt", "qwen2"])
-def test_dropout_is_off_in_training(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "dropout"),
+    [
+        ("gpt2", {"attn_pdrop": 0.5}),
+        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "layerdrop": 0.5, "dropout": 0.5, "attention_dropout": 0.5}),
+        ("qwen2", {"num_key_value_heads": 1, "attention_dropout": 0.5}),
+    ],
+)
+def test_dropout_is_off_in_training(kind, dropout, tmp_path):
     """Probabilities in modules (GPT-2), in attributes of layers (OPT), or passed to attention (Qwen2)."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    sizes = {
-        "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "attn_pdrop": 0.5},
-        "opt": {
-            "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "layerdrop": 0.5,
-            "word_embed_proj_dim": 32, "dropout": 0.5, "attention_dropout": 0.5,
-        },
-        "qwen2": {
-            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-            "num_key_value_heads": 1, "attention_dropout": 0.5,
-        },
-    }[kind]  # fmt: skip
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=VOCABULARY, **sizes)).save_pretrained(
-        tmp_path
-    )
+    save_random(kind, tmp_path, **dropout)
     lm = load_causal_lm(str(tmp_path), torch.float32)
     fast_paths = find_fast_paths(lm)
     assert fast_paths == FastPaths(packing=True, own_head=True)
@@ -306,23 +271,13 @@ def test_dropout_is_off_in_training(kind, tmp_path):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("kind", ["mixtral", "phimoe"])
-def test_router_noise_is_off_in_training(kind, checkpointing, tmp_path):
+@pytest.mark.parametrize(("kind", "noise"), [("mixtral", {}), ("phimoe", {"input_jitter_noise": 0.3})])
+def test_router_noise_is_off_in_training(kind, noise, checkpointing, tmp_path):
     """Mixtral adds noise to the router's input; Phi-MoE also samples its experts."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    moe = {
-        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.3,
-    }  # fmt: skip
-    sizes = {
-        "mixtral": moe,
-        "phimoe": moe | {"input_jitter_noise": 0.3},
-    }[kind]  # fmt: skip
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=VOCABULARY, **sizes)).save_pretrained(
-        tmp_path
-    )
+    experts = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.3}
+    save_random(kind, tmp_path, **experts, **noise)
     lm = load_causal_lm(str(tmp_path), torch.float32)
     if checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
