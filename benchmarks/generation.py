@@ -16,11 +16,14 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from trinity_core.rollout.inference.settings import EngineSettings
 
@@ -37,7 +40,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--block", type=int)
     parser.add_argument("--spin", type=int, default=0, help="turns that idle OpenMP threads spin; a run has none")
     parser.add_argument("--no-ray", action="store_true", help="the engine in this process")
-    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -54,50 +56,27 @@ def prompts(args: argparse.Namespace) -> list[list[int]]:
     return [encoder.prompt([{"role": "user", "content": q}]).tokens for q in questions(args.data, args.tasks)]
 
 
-def peer(args: argparse.Namespace) -> None:
-    """Answers each line of standard input with one round's (seconds, tokens)."""
-    from vllm import LLM, SamplingParams
+@cache
+def bare(model: Path) -> Any:
+    """vLLM as it comes, with all defaults of its own but the memory for its cache."""
+    from vllm import LLM
 
     made = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
-    llm = LLM(str(args.model), dtype="float32", max_model_len=512, disable_log_stats=True, **made)
-    prompt_tokens = [{"prompt_token_ids": tokens} for tokens in prompts(args)]
-    for round_number in sys.stdin:
-        sampling = SamplingParams(n=args.repeats, max_tokens=args.max_new, seed=int(round_number))
-        began = time.perf_counter()
-        outputs = llm.generate(prompt_tokens, sampling, use_tqdm=False)
-        seconds = time.perf_counter() - began
-        print(json.dumps([seconds, sum(len(o.token_ids) for output in outputs for o in output.outputs)]), flush=True)
+    return LLM(str(model), dtype="float32", max_model_len=512, disable_log_stats=True, **made)
 
 
-class Peer:
-    """The peer in a process of its own, asleep while ours runs."""
+def bare_round(args: argparse.Namespace, number: int) -> float:
+    """Tokens/s of a round of `LLM.generate`."""
+    from vllm import SamplingParams
 
-    def __init__(self, args: argparse.Namespace, environment: dict[str, str]) -> None:
-        command = [sys.executable, __file__, "--peer", "--model", str(args.model), "--data", str(args.data)]
-        numbers = {"--tasks": args.tasks, "--repeats": args.repeats, "--max-new": args.max_new}
-        self.process = subprocess.Popen(
-            command + [part for name, value in numbers.items() for part in (name, str(value))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
-
-    def round(self, number: int) -> tuple[float, int]:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(f"{number}\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            if line.startswith("["):
-                return tuple(json.loads(line))
-        raise SystemExit("the peer ended")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+    llm, prompt_tokens = bare(args.model), [{"prompt_token_ids": tokens} for tokens in prompts(args)]
+    sampling = SamplingParams(n=args.repeats, max_tokens=args.max_new, seed=number)
+    began = time.perf_counter()
+    outputs = llm.generate(prompt_tokens, sampling, use_tqdm=False)
+    return sum(len(o.token_ids) for output in outputs for o in output.outputs) / (time.perf_counter() - began)
 
 
-async def ours(args: argparse.Namespace, settings: EngineSettings, other: Peer) -> list[tuple[float, float]]:
+async def ours(args: argparse.Namespace, settings: EngineSettings, other: Executor) -> list[tuple[float, float]]:
     """Pairs of tokens/s: ours, the peer's."""
     from trinity_core.data.chat import ChatEncoder
     from trinity_core.data.tokenizer import load_tokenizer, stop_tokens
@@ -127,9 +106,9 @@ async def ours(args: argparse.Namespace, settings: EngineSettings, other: Peer) 
             for answer in group:
                 answer.experience(reward=0.0)
         mine = (pool.tokens - before) / (time.perf_counter() - began)
-        seconds, tokens = other.round(number)
+        theirs = other.submit(bare_round, args, number).result()
         if number >= 2:
-            pairs.append((mine, tokens / seconds))
+            pairs.append((mine, theirs))
     await pool.stop()
     return pairs
 
@@ -149,9 +128,6 @@ def _engine(settings: EngineSettings, args: argparse.Namespace) -> object:
 
 def main() -> None:
     args = arguments()
-    if args.peer:
-        peer(args)
-        return
     if args.model is None:
         from trinity_core.data.tiny import make_tiny
 
@@ -165,15 +141,14 @@ def main() -> None:
         block_size=args.block,
     )
     spinning = {"GOMP_SPINCOUNT": str(args.spin)}
-    # The peer: vLLM as it comes, but in one process and with the same threads, spinning no longer.
+    # The peer in one process, asleep while ours runs, with the same threads, spinning no longer.
     environment = {"OMP_NUM_THREADS": str(args.threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | spinning
-    if args.no_ray:
-        os.environ.update(settings.environment() | spinning)
-    other = Peer(args, environment | {"VLLM_LOGGING_LEVEL": "ERROR"})
-    try:
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:
+        with mock.patch.dict(os.environ, environment | {"VLLM_LOGGING_LEVEL": "ERROR"}):
+            other.submit(bare_round, args, 0).result()
+        if args.no_ray:
+            os.environ.update(settings.environment() | spinning)
         pairs = asyncio.run(ours(args, settings, other))
-    finally:
-        other.close()
     mine, peers = (statistics.median(side) for side in zip(*pairs, strict=True))
     ratio = statistics.median(a / b for a, b in pairs)
     rollouts = args.tasks * args.repeats
