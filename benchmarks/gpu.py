@@ -2,7 +2,7 @@
 
 Each part is a process with its own time limit, which writes OUT/PART.json at once, even if it fails, and prints what it
 has seen as it goes. A call has a limit too: parts for which no time is left are cut, and say so. A part that lacks a
-package says so. Without a GPU nothing is done, unless `--tiny` runs the parts at a small size on the CPU.
+package says so. Without a GPU, nothing is done, unless `--tiny` runs the parts at a small size on the CPU.
 `gpu_bundles.sh` makes what a bare machine without a network needs.
 
     python benchmarks/gpu.py --call training      torch, transformers, DeepSpeed

@@ -220,7 +220,7 @@ if ray.is_initialized() and ray.get_gpu_ids() and torch.cuda.is_available():
 
 def on_small_gpu(scale: Scale, recipe: str, model: str, gb: int, *overrides: str) -> Result:
     """Two steps of a recipe with random weights, whose answers all run to their limit, on as much of the GPU as one of
-    so many GB has: seconds and memory; then a third step, resumed."""
+    `gb` GB has: seconds and memory; then a third step, resumed."""
     from trinity_core.config.training import GPU_CONTEXT
     from trinity_core.data.tiny import make_tiny
 

@@ -279,7 +279,7 @@ def undisturbed(tmp_path_factory, tiny_folders):
 
 @pytest.fixture(scope="session")
 def postgresql_url() -> Iterator[str]:
-    """A server of our own on a socket in a temporary folder; skipped where there is no PostgreSQL."""
+    """A server of our own on a socket in a temporary folder; skipped without PostgreSQL."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     initdb = programs[-1] if programs else shutil.which("initdb")
     if not initdb:

@@ -1,4 +1,4 @@
-"""Expect an error by its class and by what it is about, whatever its words."""
+"""Expect an error by its class and by its key, whatever its words."""
 
 from __future__ import annotations
 

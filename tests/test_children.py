@@ -24,7 +24,7 @@ import ctypes, os, subprocess, sys, time
 from trinity_core.base.errors import DataError
 
 class Served:
-    """Does what it is asked for."""
+    """Obeys its calls."""
 
     def __init__(self, place, number=0):
         self.place, self.number = place, number
@@ -253,4 +253,4 @@ def test_children_die_with_a_parent_that_is_killed(target: str, tmp_path: Path, 
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     assert all(map(gone, pids))
-    assert state == "busy" or (tmp_path / "closed").exists(), "an idle one has the time to close what it holds"
+    assert state == "busy" or (tmp_path / "closed").exists(), "an idle one has the time to close its files"

@@ -453,8 +453,8 @@ def test_entropy_coefficient_follows_its_target_and_is_restored():
     assert used == pytest.approx([0, 0.014, 0.018, 0, 0, 0, 0])
     resumed = Objective(spec)
     resumed.load_state(objective.state())
-    for each in (objective, resumed):
-        assert each.after_batch({"entropy_mean": 0.2}, 8)["entropy_coef"] == pytest.approx(0.002)
+    for one in (objective, resumed):
+        assert one.after_batch({"entropy_mean": 0.2}, 8)["entropy_coef"] == pytest.approx(0.002)
     assert resumed.state() == objective.state()
 
 

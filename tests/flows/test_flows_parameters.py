@@ -39,7 +39,7 @@ def test_first_deployment_to_try_exists_and_needs_no_gpu(made, tmp_path, monkeyp
         Path("runs/quickstart/model").mkdir(parents=True)
     *_, deployment, _ = first_try(gpus=False).split()
     assert ("trinity tiny" in first_try(gpus=False)) is not made
-    names = {f"{flow_of(each).name}/{each['name']}": each for each in DEPLOYMENTS}
+    names = {f"{flow_of(one).name}/{one['name']}": one for one in DEPLOYMENTS}
     assert names[deployment]["parameters"]["config"] == "configs/quickstart/quickstart.yaml"
     assert first_try(gpus=True).split()[3] in names
 

@@ -1,4 +1,4 @@
-"""Stages as subflows: each is found again by what it is, says which file it came from, and how it ended."""
+"""Stages as subflows: each is found again, names its file, and says how it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run has had enough: by its evaluations, and by what it has spent."""
+"""When a run has had enough: by its evaluations, and by its spending."""
 
 from __future__ import annotations
 

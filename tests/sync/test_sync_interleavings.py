@@ -254,7 +254,7 @@ def ended(run: Run, state: State) -> bool:
 
 
 HELP = ("crash", "restart", "late")
-"""What nobody may count on: a run must come to its end without."""
+"""What nobody may count on: a run must end without."""
 
 
 def explored(run: Run) -> dict[State, list[tuple[str, State]]]:

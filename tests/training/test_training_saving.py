@@ -134,8 +134,8 @@ def test_what_changes_the_state_waits_for_the_copy_of_a_gpu(
     learner = Learner(make_config(**overrides), 4, ranks)
     learner.step(make_batch(1), 1)
     expected, folder = tmp_path / "expected", tmp_path / "beside"
-    for each in (expected, folder):
-        each.mkdir()
+    for saved in (expected, folder):
+        saved.mkdir()
     save(learner, 1, expected)
     engines = list(engines_by_folder(learner).values())
     streams = [Late() for _ in engines]

@@ -44,8 +44,8 @@ STOP = """(() => {
     const around = [e, e.parentElement, e.parentElement.parentElement].map((each) => getComputedStyle(each))
     const isArea = ["IFRAME", "MAIN", "CANVAS"].includes(e.tagName)
     const hasCaret = e.tagName === "TEXTAREA" || (e.tagName === "INPUT" && e.type !== "checkbox")
-    const given = e.ariaLabel || e.innerText || e.labels?.[0]?.innerText
-    const name = given || e.title || e.placeholder || (isArea && e.tagName)
+    const label = e.ariaLabel || e.innerText || e.labels?.[0]?.innerText
+    const name = label || e.title || e.placeholder || (isArea && e.tagName)
     const shown = isArea || hasCaret
         || around.some((style) => style.outlineStyle !== "none" || style.boxShadow !== "none")
     return {name: (name || "").trim(), shown, html: e.outerHTML.slice(0, 300)}
@@ -194,7 +194,7 @@ class Page:
             await self.call("Input.dispatchMouseEvent", type=kind, **where)
 
     async def fill(self, element: str, text: str) -> None:
-        """Click into a field, put a text in place of what it holds, and press Enter."""
+        """Click into a field, put a text in place of its own, and press Enter."""
         await self.click(element)
         await self.value(f"({element}).select(), true")
         await self.type(text)
@@ -245,7 +245,7 @@ class Browser:
 
 @cache
 def browser() -> Browser:
-    """The browser; the test is skipped where there is no Chromium."""
+    """The browser; the test is skipped without Chromium."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("Chromium is not installed (Debian's package: chromium)")
@@ -256,7 +256,7 @@ def browser() -> Browser:
 async def opened(
     address: str, folder: Path, most_seconds: float = 10 * SECONDS, is_ours: bool = True
 ) -> AsyncIterator[Page]:
-    """A page in a tab of its own; skipped where there is no Chromium.
+    """A page in a tab of its own; skipped without Chromium.
 
     One of ours may say nothing in the browser's console, where requests that fail stand too. What it shows when an
     assertion fails is in `folder`, as `failed.png`. The browser enters a key in the address (`//user:password@`), and
