@@ -11,7 +11,11 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from trinity_core.base.registry import Registry
 from trinity_core.config import Config, config_from_dict, config_from_text, load_config, stages, to_yaml
+from trinity_core.config.arguments import fitting
+from trinity_core.config.findings import Report
+from trinity_core.config.source import parse
 from trinity_core.config.validation import exact
 from trinity_core.config.yaml_text import parse_value
 
@@ -45,6 +49,29 @@ def test_text_keeps_its_spelling(text: str) -> None:
     written = config_from_text(f"{head}\nname: {text}\n{rest.partition(chr(10))[2]}")
     assert written.name == text
     assert config_from_text(to_yaml(written)) == written
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_under_another_systems_key_keeps_its_spelling(text: str, tmp_path: Path) -> None:
+    """Trinity-RFT's `monitor.name`: the run's folder must not be called 1.1."""
+    lines = [line for line in GOOD.splitlines() if not line.startswith("name:")]
+    (tmp_path / "run.yaml").write_text("\n".join([*lines, f"monitor: {{name: {text}}}"]))
+    assert load_config(tmp_path / "run.yaml").name == text
+    assert load_config(tmp_path / "run.yaml", [f"monitor.name={text}0"]).name == f"{text}0"
+
+
+def test_text_among_arguments_keeps_its_spelling() -> None:
+    class Names(BaseModel):
+        one: str
+        several: list[str]
+
+    (source := parse("a: {one: 1.10, several: [007, yes]}", section=None)).valid_tree()
+    report = Report(source.places)
+    assert fitting(Registry("part"), Names, "part", source.tree["a"], "a", report) == {
+        "one": "1.10",
+        "several": ["007", "yes"],
+    }
+    assert report.problems == []
 
 
 def test_interpolated_text_keeps_its_spelling() -> None:

@@ -15,10 +15,11 @@ from trinity_core.base.errors import closest
 from trinity_core.base.registry import Registry, registry_of
 from trinity_core.base.signatures import arguments_model
 from trinity_core.config.algorithm_types import PARTS
+from trinity_core.config.fields import Type, type_below
 from trinity_core.config.findings import Finding, Report
 from trinity_core.config.resolve import draws_by
 from trinity_core.config.schema import Config
-from trinity_core.config.source import key_of
+from trinity_core.config.source import join_key, key_of
 from trinity_core.config.validation import exact, finding_of
 
 MONITOR = "monitor.monitor_type"
@@ -74,8 +75,9 @@ def _fitting(
 ) -> dict[str, Any]:
     if model is None:
         return dict(args)
+    args = _as_written(args, Type(exact(model), (), False), key, report)
     try:
-        values = exact(model).model_validate(dict(args)).model_dump(exclude_unset=True)
+        values = exact(model).model_validate(args).model_dump(exclude_unset=True)
         return {name: values[name] for name in args}
     except ValidationError as error:
         faults = error.errors(include_url=False)
@@ -91,6 +93,16 @@ def _fitting(
         else:
             report.add(finding_of(path, fault["input"], fault))
     return dict(args)
+
+
+def _as_written(value: Any, typed: Type | None, key: str, report: Report) -> Any:
+    """Return arguments with the values of texts as they are written: `1.10` and not `1.1`."""
+    if isinstance(value, Mapping):
+        parts = ((name, part, type_below(typed, name)) for name, part in value.items())
+        return {name: _as_written(part, below, join_key(key, name), report) for name, part, below in parts}
+    if isinstance(value, list):
+        return [_as_written(part, type_below(typed, i), join_key(key, i), report) for i, part in enumerate(value)]
+    return report.as_text(key, value) if typed is not None and typed.plain is str else value
 
 
 def _section_at(model: type[BaseModel], path: Iterable[str | int]) -> type[BaseModel]:

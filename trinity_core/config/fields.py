@@ -81,7 +81,7 @@ class Type:
     def entry(self) -> Type | None:
         """The type of the entries in a list of any length or a mapping; None for other types."""
         args, origin = get_args(self.plain), get_origin(self.plain)
-        is_dict, is_list = origin is dict, origin is tuple and args[-1] is Ellipsis
+        is_dict, is_list = origin is dict, origin is list or (origin is tuple and args[-1] is Ellipsis)
         return type_of(args[1] if is_dict else args[0]) if is_dict or is_list else None
 
     @property
@@ -97,12 +97,18 @@ def type_of(annotation: Any) -> Type:
         if get_origin(plain) is Annotated:
             plain, *metadata = get_args(plain)
             extras = (*metadata, *extras)
-        elif get_origin(plain) in (types.UnionType, Union):
-            (plain,) = (option for option in get_args(plain) if option is not type(None))
-            optional = True
+        elif options := _options(plain):
+            plain, optional = options[0], True
         else:
             break
     return Type(plain, extras, optional)
+
+
+def _options(kind: Any) -> list[Any]:
+    """Return the T of `T | None`; nothing for other types."""
+    options = [option for option in get_args(kind) if option is not type(None)]
+    is_union = get_origin(kind) in (types.UnionType, Union)
+    return options if is_union and len(options) == 1 else []
 
 
 @functools.cache

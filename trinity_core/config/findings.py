@@ -44,6 +44,8 @@ class SourceLocation:
     line: int | None = None
     key: str = ""
     """The key as written, if that is another spelling of the setting."""
+    text: str = ""
+    """A number, true or false as it is written, such as `1.10`, in case it turns out to be the value of a text."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file or ""
@@ -139,6 +141,11 @@ class Report:
             problem for problem in self.problems if problem.code == "duplicate-key" or not is_within(problem.key, key)
         ]
 
+    def as_text(self, key: str, value: Any) -> Any:
+        """Return the value of a text setting as it is written: `1.10` and not `1.1`."""
+        location = self._locate(key)[1]
+        return location.text if location is not None and location.text and isinstance(value, int | float) else value
+
     def check(self) -> None:
         if self.problems:
             raise ConfigError(sorted(self.problems, key=lambda problem: (problem.file or "", problem.line or 0)))
@@ -159,9 +166,14 @@ class Report:
         return key, self.places.get(self.stage or "") or self.places.get("")
 
 
+def parts_of(key: str) -> list[str]:
+    """`a.b[0].c` → `a`, `b`, `0`, `c`."""
+    return key.replace("[", ".").replace("]", "").split(".")
+
+
 def value_at(tree: Any, path: str | Sequence[str | int]) -> Any:
     """Return the value at a path, or at a key such as `a.b`, `a[0].b` or `a.0.b`; None if there is none."""
-    for part in path.replace("[", ".").replace("]", "").split(".") if isinstance(path, str) else path:
+    for part in parts_of(path) if isinstance(path, str) else path:
         if isinstance(tree, Mapping):
             tree = tree.get(part)
         elif isinstance(tree, list | tuple) and str(part).isdecimal() and int(part) < len(tree):
@@ -174,7 +186,7 @@ def value_at(tree: Any, path: str | Sequence[str | int]) -> Any:
 def conflict(config: Any, key: str, message: str, *rests_on: str, code: Code = "conflict", meant: str = "") -> Finding:
     """Return a finding about the value at a key of `config`; `meant` is the suggestion."""
     value: Any = config
-    for part in key.replace("[", ".").replace("]", "").split("."):
+    for part in parts_of(key):
         value = getattr(value, part, None) if not isinstance(value, Mapping | tuple) else value_at(value, [part])
     return Finding(key, value, code, message, rests_on, meant)
 

@@ -10,7 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +105,7 @@ class _Walk:
         Raises YAMLError, and ValueError or LookupError for a text that does not fit its tag.
         """
         if isinstance(node, yaml.ScalarNode):
-            is_number = node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool")
-            keeps_text = is_number and not node.style and typed is not None and typed.plain is str
+            keeps_text = typed is not None and typed.plain is str and _plain_text(node)
             return node.value if keeps_text else self._checked(self.loader.construct_object(node), key, node)
         if isinstance(node, yaml.MappingNode) and node.tag == f"{TAG}map":
             self._merge(node, key)
@@ -121,7 +120,7 @@ class _Walk:
         values = {}
         for name, name_node, value in entries:
             path = join_key(key, name)
-            self._places[path] = self._place(name_node)
+            self._places[path] = replace(self._place(name_node), text=_plain_text(value))
             values[name] = self.value(value, path, type_below(typed, name))
         return values if isinstance(node, yaml.MappingNode) else list(values.values())
 
@@ -249,9 +248,8 @@ def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str) -> 
     owner[path[-1]] = None if node is None else walk.value(node, key, type_at(Config, path))
     new = walk.source({})
     others = {name: location for name, location in source.places.items() if not is_below(name, key)}
-    source.places = (
-        others | {name: location for name, location in new.places.items() if name} | {key: SourceLocation(file)}
-    )
+    below = {name: location for name, location in new.places.items() if name}
+    source.places = others | below | {key: SourceLocation(file, text=_plain_text(node))}
     # A key that the file gives twice stays wrong whatever is laid on it.
     stays = [
         problem for problem in source.problems if problem.code == "duplicate-key" or not is_within(problem.key, key)
@@ -269,6 +267,12 @@ def _composed(raw: str) -> yaml.Node | None:
     if "#" in raw and (node is None or (isinstance(node, yaml.ScalarNode) and not node.style)):
         return yaml.compose(json.dumps(raw.strip(), ensure_ascii=False), Loader)
     return node
+
+
+def _plain_text(node: yaml.Node | None) -> str:
+    """Return the text of an unquoted number, true or false; "" for other nodes."""
+    is_plain = isinstance(node, yaml.ScalarNode) and not node.style
+    return node.value if is_plain and node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool") else ""
 
 
 def _inherit(source: YamlSource, parts: Sequence[str]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from trinity_core.base.errors import closest
-from trinity_core.config.fields import Type, types_of
-from trinity_core.config.findings import Finding, Report, value_at
+from trinity_core.config.fields import Type, type_at, types_of
+from trinity_core.config.findings import Finding, Report, parts_of, value_at
 from trinity_core.config.foreign.actions import (
     OFF,
     Action,
@@ -185,6 +185,8 @@ class _Translation:
             return
         at, there = join_key(key, name), node.get(name)
         if there is None:
+            typed = None if rest else type_at(Config, parts_of(at))
+            value = self._report.as_text(written, value) if typed is not None and typed.plain is str else value
             there = node[name] = {} if rest or isinstance(value, dict) else value
             if written in places:
                 places.setdefault(at, replace(places[written], key=places[written].key or written))
