@@ -43,11 +43,10 @@ _BACKEND: Keys = {
 
 
 def _adapter(rank: Any, model: Mapping[str, Any]) -> list[dict[str, Any]]:
-    targets = model.get("target_modules") or "all-linear"
-    path, alpha = model.get("lora_adapter_path"), model.get("lora_alpha", 16)
-    adapter = {"path": path, "lora_rank": rank, "lora_alpha": alpha, "target_modules": targets}
-    excluded = model.get("exclude_modules")
-    return [adapter | ({"exclude_modules": excluded} if excluded else {})]
+    targets, alpha = model.get("target_modules") or "all-linear", model.get("lora_alpha", 16)
+    optional = {"path": model.get("lora_adapter_path"), "exclude_modules": model.get("exclude_modules")}
+    adapter = {"lora_rank": rank, "lora_alpha": alpha, "target_modules": targets}
+    return [adapter | {name: value for name, value in optional.items() if value}]
 
 
 def _steps(steps: Any, _: Mapping[str, Any]) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from trinity_core.config.foreign.run_keys import NOT_CORRECTED, correction
-from trinity_core.config.import_verl.draft import NOT_HERE, Draft
-from trinity_core.config.import_verl.keys import ACTOR, ROLLOUT
+from trinity_core.config.import_verl.draft import Draft
+from trinity_core.config.import_verl.keys import ACTOR, CORRECTION, ROLLOUT
 
 _SAME = ("grpo", "rloo", "remax")
 _ESTIMATORS = {
@@ -43,7 +44,8 @@ _ARGUMENTS = (
 )
 """veRL's key, the argument here, and the advantages (or losses, or means) that take it."""
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
-_CORRECTION, _CONTROL = "algorithm.rollout_correction", "algorithm.kl_ctrl"
+_CONTROL: Mapping[str, Any] = {"kl_coef": 0.001, "target_kl": 0.1, "horizon": 10000}
+"""Arguments of the KL penalty, in veRL's section `algorithm.kl_ctrl`, and veRL's defaults."""
 
 
 def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
@@ -126,19 +128,18 @@ def _divergences(draft: Draft) -> None:
         ("kl_penalty_fn", penalised, in_reward, "algorithm.kl_penalty", "kl"),
         ("kl_loss_fn", lost, in_loss, f"{ACTOR}.kl_loss_type", "low_var_kl"),
     ):
-        estimator = draft.get(key, usual)
-        if on and str(estimator) not in _KL:
-            nearest = _KL.get(str(estimator).removesuffix("+"), "k1")
+        estimator = str(draft.get(key, usual))
+        nearest = _KL.get(estimator.removesuffix("+"), "k1")
+        if on and estimator not in _KL:
             draft.leave(key, f"this estimator of KL is not here: {nearest} was written")
-        written = _KL.get(str(estimator).removesuffix("+"), "k1") if on else "none"
-        draft.put(f"algorithm.{name}", written, key if on else switch)
-    arguments = {"kl_coef": 0.001, "type": "", "target_kl": 0.1, "horizon": 10000}
-    control = {name: draft.get(f"{_CONTROL}.{name}", usual) or usual for name, usual in arguments.items()}
-    if penalised and control["type"] != "adaptive":
-        control = {"kl_coef": draft.get(f"{_CONTROL}.kl_coef", 0.001)}
-    for name, value in control.items() if penalised else ():
-        native = "adaptive" if name == "type" else name
-        draft.put(f"algorithm.kl_penalty_fn_args.{native}", value == "adaptive" or value, f"{_CONTROL}.{name}")
+        draft.put(f"algorithm.{name}", nearest if on else "none", key if on else switch)
+    kind, section = draft.get("algorithm.kl_ctrl.type"), "algorithm.kl_penalty_fn_args"
+    if penalised and kind == "adaptive":
+        draft.put(f"{section}.adaptive", True, "algorithm.kl_ctrl.type")
+    for name, usual in _CONTROL.items():
+        value = draft.get(f"algorithm.kl_ctrl.{name}", usual)
+        if penalised and (name == "kl_coef" or kind == "adaptive"):
+            draft.put(f"{section}.{name}", value, f"algorithm.kl_ctrl.{name}")
     weight = draft.get(f"{ACTOR}.kl_loss_coef", 0.001)
     if lost:
         draft.put("algorithm.kl_loss_fn_args.kl_coef", weight, f"{ACTOR}.kl_loss_coef")
@@ -148,13 +149,13 @@ def _correction(draft: Draft, loss: str, interval: int) -> None:
     """Write the rollout correction. veRL corrects nothing by default, but each mini-batch's ratio is to the sampling
     policy. The loss `reinforce` (veRL's gpg) has no ratio."""
     for name in NOT_CORRECTED:
-        if draft.get(f"{_CORRECTION}.{name}"):
-            draft.leave(f"{_CORRECTION}.{name}", NOT_HERE)
+        if draft.get(f"{CORRECTION}.{name}"):
+            draft.leave(f"{CORRECTION}.{name}")
     bypass = _bypasses(draft)
-    if bypass and draft.get(f"{_CORRECTION}.loss_type", "ppo_clip") != "ppo_clip":
-        draft.leave(f"{_CORRECTION}.loss_type", "a loss without a clip is a policy_loss_fn of its own")
-    key, level = draft.first((f"{_CORRECTION}.rollout_is", "algorithm.rollout_is_level"))
-    threshold, cap = draft.first((f"{_CORRECTION}.rollout_is_threshold", "algorithm.rollout_is_threshold"))
+    if bypass and draft.get(f"{CORRECTION}.loss_type", "ppo_clip") != "ppo_clip":
+        draft.leave(f"{CORRECTION}.loss_type", "a loss without a clip is a policy_loss_fn of its own")
+    key, threshold = f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_is_threshold"
+    level, cap = draft.get(key), draft.get(threshold)
     if level is None:
         threshold = key = f"{ACTOR}.tis_imp_ratio_cap"
         cap = draft.get(key, -1)
@@ -162,25 +163,20 @@ def _correction(draft: Draft, loss: str, interval: int) -> None:
     if bypass or level not in ("token", "sequence"):
         clipped = loss != "reinforce" and (bypass or interval > 1)
         origin = f"the policy that sampled each of {interval} mini-batches" if clipped else "veRL corrects nothing here"
-        draft.put(_CORRECTION, "bypass" if clipped else "none", bypass or origin)
+        draft.put(CORRECTION, "bypass" if clipped else "none", bypass or origin)
         return
     settings = correction({"rollout_is": level, "rollout_is_threshold": cap})
     if not isinstance(settings, Mapping):
         draft.leave(threshold, "two bounds are those of single tokens here")
-        settings = {_CORRECTION: f"tis_{level}"}
+        settings = {CORRECTION: f"tis_{level}"}
     for native, value in settings.items():
         draft.put(native.removeprefix("/"), value, threshold if "_args" in native else key)
 
 
 def _bypasses(draft: Draft) -> str:
     """Return the key that makes the rollouts' log-probs the old ones, or ""."""
-    key, asked = draft.first((f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.bypass_old_logprob_for_rollout"))
+    asked, key = f"{CORRECTION}.bypass_mode", "async_training.use_rollout_log_probs"
     computed = draft.get("async_training.compute_prox_log_prob", False)
-    uses_rollout_logprobs = draft.get("async_training.use_rollout_log_probs", True)
-    if asked is True:
-        return key
-    return (
-        "async_training.use_rollout_log_probs"
-        if draft.verl.is_fully_async and uses_rollout_logprobs and not computed
-        else ""
-    )
+    if draft.get(asked) is True:
+        return asked
+    return key if draft.get(key, True) and draft.verl.is_fully_async and not computed else ""

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trinity_core.config.fields import sections, setting_at, settings
-from trinity_core.config.foreign.actions import Action, Below, Dropped, Moved, is_among
+from trinity_core.config.foreign.actions import Action, Below, Dropped, Moved, Refusal, is_among
+from trinity_core.config.foreign.names import instead_of
 from trinity_core.config.foreign.run_keys import ANYWHERE
 from trinity_core.config.foreign.table import KEYS, ROOT
-from trinity_core.config.import_verl.keys import CONVERTED, COUNTERPARTS, RENAMED
+from trinity_core.config.import_verl.keys import COUNTERPARTS, RENAMED
 from trinity_core.config.import_verl.read import Unread, VerlRun
 from trinity_core.config.schema import Config, VerlConfig
 from trinity_core.config.yaml_text import dump_line
 
 OFF: tuple[Any, ...] = (None, False, "", [], {}, "???", "None", -1)
 """Values that request nothing."""
-NOT_HERE = "no such setting here (docs/porting.md)"
 _KEY = re.compile(r"[a-z_]+(\.\w+)+")
 
 
@@ -45,7 +45,7 @@ class Draft:
     def __post_init__(self) -> None:
         values = dict(self.verl.values)
         self.renamed: dict[str, str] = {}
-        for new, old in RENAMED.items():
+        for new, old in RENAMED[self.verl.is_sft].items():
             for key in [key for key in values if key == new or (new.endswith(".") and key.startswith(new))]:
                 if values.get(target := f"{old}{key[len(new) :]}") is None:
                     values[target], self.renamed[target] = values.pop(key), key
@@ -99,7 +99,10 @@ class Draft:
             section = section.setdefault(segment, {})
         section[name] = self.written(value, origin)
 
-    def leave(self, key: str, reason: str) -> None:
+    def leave(self, key: str, reason: str = "") -> None:
+        """List a key as left out; by default because there is no such setting here."""
+        instead = instead_of(key)
+        reason = reason or f"no such setting here ({f'instead: {instead}' if instead else 'docs/porting.md'})"
         self.used.add(key)
         value = self.verl.values.get(key)
         name, text = self.renamed.get(key, key), _short(value.text if isinstance(value, Unread) else value)
@@ -124,7 +127,10 @@ class Draft:
                 self.get(key)
                 self.put(native, "???", key)
                 continue
-            value = _converted(native, action, self.get(key, defaults.get(key)))
+            value = self._converted(key, action, self.get(key, defaults.get(key)))
+            if isinstance(value, Refusal):
+                self.leave(key, value.why)
+                continue
             default = next((_verl_defaults()[prefix] for prefix in prefixes(key) if prefix in _verl_defaults()), OFF)
             if value is None or (native.startswith(ROOT) and value == default):
                 continue
@@ -140,10 +146,8 @@ class Draft:
 
     def _counterpart(self, key: str) -> tuple[str, Action | None]:
         """Return our key for a veRL key, and the action that leads to it; an empty key if there is none."""
-        if native := COUNTERPARTS[self.verl.is_sft].get(key):
-            return native, None
         for prefix in prefixes(key):
-            action = _actions().get(prefix)
+            action = COUNTERPARTS[self.verl.is_sft].get(prefix) or _actions().get(prefix)
             if isinstance(action, Moved):
                 to = f"{action.to[0]}{key[len(prefix) :]}"
                 if to.startswith("/"):
@@ -155,11 +159,21 @@ class Draft:
                 break
         return "", None
 
+    def _converted(self, key: str, action: Action | None, value: Any) -> Any:
+        """Return veRL's value in our notation; None if it requests nothing, a Refusal if nothing here does it."""
+        if not isinstance(action, Moved) or value is None or is_among(value, action.unset):
+            return None if isinstance(action, Moved) else value
+        if action.convert is None:
+            return value
+        above = f"{key.rpartition('.')[0]}."
+        stated = ((name, other) for name, other in self.verl.values.items() if not isinstance(other, Unread))
+        return action.convert(value, {n.removeprefix(above): other for n, other in stated if n.startswith(above)})
+
     def absent(self) -> None:
         """List the remaining keys that request anything."""
         for key, value in self.verl.values.items():
             if key not in self.used and value not in OFF and not self._is_off(key, value):
-                self.leave(key, NOT_HERE)
+                self.leave(key)
 
     def _is_off(self, key: str, value: Any) -> bool:
         """True if a key has no effect in veRL either, or asks for what is done anyway."""
@@ -225,15 +239,6 @@ def prefixes(key: str) -> Iterator[str]:
     while key:
         yield key
         key = key.rpartition(".")[0]
-
-
-def _converted(native: str, action: Action | None, value: Any) -> Any:
-    """Return veRL's value in our notation; None if it requests nothing."""
-    if value is None or (isinstance(action, Moved) and is_among(value, action.unset)):
-        return None
-    if isinstance(action, Moved) and action.convert is not None:
-        return action.convert(value, {})
-    return CONVERTED[native](value) if native in CONVERTED else value
 
 
 def _short(value: Any, limit: int = 60) -> str:

@@ -6,12 +6,13 @@ Follows the guide "align with veRL": a veRL mini-batch is a batch here, and a ve
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from trinity_core.config.import_verl.algorithm import write_algorithm
 from trinity_core.config.import_verl.draft import Draft
-from trinity_core.config.import_verl.keys import ACTOR, DEFAULTS, ENGINE, ROLLOUT
+from trinity_core.config.import_verl.keys import ACTOR, DEFAULTS, ENGINE, OVERLONG, ROLLOUT, VALIDATION
 
 _MINI, _ASYNC = f"{ACTOR}.ppo_mini_batch_size", "async_training"
 _PER_STEP = ("trainer.total_training_steps", "trainer.critic_warmup", f"{ACTOR}.optim.lr_warmup_steps")
@@ -55,7 +56,6 @@ def write_reinforced(draft: Draft) -> None:
     interval = (_async_batches if draft.verl.is_fully_async else _batches)(draft, rollouts)
     if not write_algorithm(draft, rollouts, interval):
         draft.used |= {key for key in draft.verl.values if key.startswith("critic.")}
-    write_adapter(draft, "actor_rollout_ref.model")
     steps = draft.whole(f"{_ASYNC}.require_batches", 1) if draft.verl.is_fully_async else interval
     draft.rows(DEFAULTS[""], dict.fromkeys(_PER_STEP, steps) | dict.fromkeys(_PER_SYNC, interval))
     # Long prompts are rejected here unless they are truncated; veRL filters them first.
@@ -65,43 +65,26 @@ def write_reinforced(draft: Draft) -> None:
     _tasks(draft)
     _filter(draft)
     _gpus(draft)
-    # veRL counts rows unless told to count tokens; here it is the other way round.
-    values, dynamic = draft.verl.values, f"{ACTOR}.use_dynamic_bsz"
-    if values.get(dynamic) is None and values.get(f"{ACTOR}.ppo_micro_batch_size_per_gpu") is not None:
-        draft.put("trainer.use_dynamic_bsz", False, dynamic)
     _restricted_sampling(draft)
     if draft.get(f"{ROLLOUT}.name", "vllm") != "vllm":
         draft.leave(f"{ROLLOUT}.name", "the engines are vLLM's")
-    write_run(draft)
+    write_run(draft, DEFAULTS[""])
     if draft.get("trainer.val_only", False):
         draft.put("mode", "bench", "trainer.val_only")
     draft.absent()
 
 
-def write_adapter(draft: Draft, section: str) -> None:
-    """Write the LoRA adapter that a model section requests, with veRL's defaults."""
-    names = {"lora_rank": 0, "lora_alpha": 16, "target_modules": "all-linear", "lora_adapter_path": None}
-    asked = {name: draft.get(f"{section}.{name}", default) for name, default in names.items()}
-    if asked["lora_rank"]:
-        path = asked.pop("lora_adapter_path")
-        further = {"path": path, "exclude_modules": draft.get(f"{section}.exclude_modules")}
-        asked |= {name: value for name, value in further.items() if value}
-        draft.put("model.lora_configs", [asked], f"{section}.lora_rank and others")
-
-
-def write_run(draft: Draft) -> None:
+def write_run(draft: Draft, defaults: Mapping[str, Any]) -> None:
+    # veRL counts rows of a micro-batch unless told to count tokens; here it is the other way round.
+    dynamic, stated = f"{ACTOR}.use_dynamic_bsz", {**defaults, **draft.verl.values}
+    if stated.get(dynamic) is None and stated.get(f"{ACTOR}.ppo_micro_batch_size_per_gpu") is not None:
+        draft.put("trainer.use_dynamic_bsz", False, dynamic)
     loggers = draft.get("trainer.logger", ["console", "wandb"])
     names = [str(name) for name in (loggers if isinstance(loggers, list) else [loggers])]
     if name := next((_TRACKERS[name] for name in names if name in _TRACKERS), ""):
         draft.put("monitor.monitor_type", name, "trainer.logger")
     elif names != ["console"]:
         draft.leave("trainer.logger", "trackers are mlflow, wandb and tensorboard; mlflow is used")
-    resumes = draft.get("trainer.resume_mode")
-    if resumes == "disable":
-        draft.put("continue_from_checkpoint", False, "trainer.resume_mode")
-    elif resumes == "resume_path":
-        draft.leave("trainer.resume_mode", "a run resumes from its own checkpoint; see model.model_path for others")
-        draft.used.add("trainer.resume_from_path")
     if (folder := draft.get("trainer.default_local_dir")) is not None:
         folder_in_it = "/".join(str(draft.get(f"trainer.{name}")) for name in ("project_name", "experiment_name"))
         root = str(folder).removesuffix("/").removesuffix(folder_in_it).removesuffix("/") or "."
@@ -250,18 +233,17 @@ def _tasks(draft: Draft) -> None:
 
 def _validation(draft: Draft) -> dict[str, Any]:
     """Return the sampling arguments of an evaluation; greedy by default, as in veRL."""
-    key = f"{ROLLOUT}.val_kwargs"
-    temperature, sampled = draft.get(f"{key}.temperature", 0), draft.get(f"{key}.do_sample", False)
+    temperature, key = draft.get(f"{VALIDATION}.temperature", 0), f"{VALIDATION}.temperature"
+    if not draft.get(f"{VALIDATION}.do_sample", False):
+        temperature, key = 0, f"{VALIDATION}.do_sample"
+    top_k = draft.get(f"{VALIDATION}.top_k", -1)
     sampling = {
-        "temperature": draft.written(
-            temperature if sampled else 0, f"{key}.{'temperature' if sampled else 'do_sample'}"
-        )
+        "temperature": draft.written(temperature, key),
+        "top_p": draft.written(draft.get(f"{VALIDATION}.top_p", 1.0), f"{VALIDATION}.top_p"),
+        "top_k": draft.written(-1 if top_k in (0, False) else top_k, f"{VALIDATION}.top_k"),
     }
-    for name, off in (("top_p", 1.0), ("top_k", -1)):
-        value = draft.get(f"{key}.{name}", off)
-        value = off if name == "top_k" and isinstance(value, int) and value <= 0 else value
-        sampling[name] = draft.written(value, f"{key}.{name}")
-    return {"repeat_times": draft.written(draft.get(f"{key}.n", 1), f"{key}.n"), "rollout_args": sampling}
+    repeats = draft.written(draft.get(f"{VALIDATION}.n", 1), f"{VALIDATION}.n")
+    return {"repeat_times": repeats, "rollout_args": sampling}
 
 
 def _reward(draft: Draft) -> dict[str, Any]:
@@ -285,23 +267,16 @@ def _reward(draft: Draft) -> dict[str, Any]:
 
 def _dapo(draft: Draft) -> dict[str, Any]:
     arguments = {"wrong_score": draft.written(-1.0, "veRL's score of a wrong answer")}
-    for section in (
-        "reward_model.reward_kwargs.overlong_buffer_cfg",
-        "reward_model.overlong_buffer",
-        "custom_reward_function.overlong_buffer",
-    ):
-        enabled, length, factor, _ = (
-            draft.get(f"{section}.{name}") for name in ("enable", "len", "penalty_factor", "log")
-        )
-        if enabled and length is not None:
-            longest = draft.get("data.max_response_length", 512)
-            arguments |= {
-                "enable_overlong_penalty": draft.written(True, f"{section}.enable"),
-                "max_response_length": draft.written(longest, "data.max_response_length"),
-                "cache_length": draft.written(length, f"{section}.len"),
-                "penalty_factor": draft.written(1.0 if factor is None else factor, f"{section}.penalty_factor"),
-            }
-    draft.get("reward_model.reward_kwargs.max_resp_len")
+    enabled, length, factor = (draft.get(f"{OVERLONG}.{name}") for name in ("enable", "len", "penalty_factor"))
+    draft.used |= {f"{OVERLONG}.log", "reward_model.reward_kwargs.max_resp_len"}
+    if enabled and length is not None:
+        longest = draft.get("data.max_response_length", 512)
+        arguments |= {
+            "enable_overlong_penalty": draft.written(True, f"{OVERLONG}.enable"),
+            "max_response_length": draft.written(longest, "data.max_response_length"),
+            "cache_length": draft.written(length, f"{OVERLONG}.len"),
+            "penalty_factor": draft.written(1.0 if factor is None else factor, f"{OVERLONG}.penalty_factor"),
+        }
     reward = draft.written("math_dapo_reward", "reward_model.reward_manager")
     return {"default_reward_fn_type": reward, "reward_fn_args": arguments}
 

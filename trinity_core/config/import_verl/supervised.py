@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trinity_core.config.foreign.table import ROOT
 from trinity_core.config.import_verl.draft import Draft
 from trinity_core.config.import_verl.keys import DEFAULTS
-from trinity_core.config.import_verl.reinforced import data_sets, write_adapter, write_run
+from trinity_core.config.import_verl.reinforced import data_sets, write_run
 
 
 def write_supervised(draft: Draft) -> None:
@@ -16,26 +15,20 @@ def write_supervised(draft: Draft) -> None:
     for key in ("data.val_files", "trainer.test_freq"):
         if draft.get(key) not in (None, -1):
             draft.leave(key, "the loss on held-out rows is not computed: evaluate checkpoints with `trinity evaluate`")
-    write_adapter(draft, "model")
-    draft.rows({**DEFAULTS["sft"], **DEFAULTS.get(draft.verl.program.rpartition(".")[2], {})})
+    defaults = {**DEFAULTS["sft"], **DEFAULTS.get(draft.verl.program.rpartition(".")[2], {})}
+    draft.rows(defaults)
     _data(draft)
-    key, rows = draft.first(("data.micro_batch_size_per_gpu", "data.micro_batch_size"))
-    by_tokens = draft.get("data.use_dynamic_bsz", draft.verl.program.endswith(".sft_trainer"))
-    if not by_tokens and isinstance(rows, int) and rows > 0:
-        draft.put("trainer.use_dynamic_bsz", False, f"by {key}")
-        draft.put(f"{ROOT}.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", rows, key)
     for native, option, key, default in (
         ("node_num", "nnodes", "trainer.nnodes", 1),
         ("gpu_per_node", "nproc_per_node", "trainer.n_gpus_per_node", 8),
     ):
         count = draft.verl.launcher.get(option, "")
-        asked = draft.get(key) if count.isdigit() else draft.whole(key, default)
-        draft.put(
-            f"cluster.{native}", int(count) if count.isdigit() else asked, f"torchrun --{option}" if count else key
-        )
+        number = int(count) if count.isdigit() else draft.whole(key, default)
+        draft.put(f"cluster.{native}", number, f"torchrun --{option}" if count else key)
+        draft.used.add(key)
     if draft.tree["cluster"]["node_num"].value > 1:
         draft.put("cluster.ray_address", "auto", "the cluster that veRL is started on")
-    write_run(draft)
+    write_run(draft, defaults)
     if draft.get("data.truncation") in ("left", "right"):
         draft.leave("data.truncation", "a row that is too long is rejected, not cut")
     draft.absent()
