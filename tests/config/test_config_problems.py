@@ -105,7 +105,7 @@ TABLE = [
     mistake(
         "two-spellings",
         f"{BUFFER}.reuse_cooldown_time=60 & {BUFFER}.replay_buffer={{enable: true, reuse_cooldown_time: 30}}",
-        key=f"{BUFFER}.replay_buffer.reuse_cooldown_time",
+        key=f"{BUFFER}.reuse_cooldown_time",
     ),
     mistake("conflict", "synchronizer.max_staleness=1 & algorithm.sample_strategy=priority"),
     mistake(
@@ -143,8 +143,8 @@ TABLE = [
     mistake("out-of-range", "seed=4294967296"),
     mistake(
         "two-spellings",
-        f"{INPUT}.taskset.task_selector.seed=1 & {INPUT}.taskset.data_selector.seed=1",
-        key=f"{INPUT}.taskset.data_selector",
+        f"{INPUT}.taskset.task_selector.seed=1 & {INPUT}.taskset.data_selector.seed=2",
+        key=f"{INPUT}.taskset.data_selector.seed",
     ),
     mistake("two-spellings", f"{INPUT}.taskset.weight_by_step={{1: 1}} & {INPUT}.taskset.weight=1"),
     mistake("out-of-range", f"{INPUT}.taskset.weight_by_step={{1: 1, 0: 2}}"),

@@ -183,13 +183,13 @@ def draws_by(config: Config) -> str:
 
 def replay_args(config: Config) -> dict[str, Any] | None:
     """Return the buffer's options as arguments of the sample strategy `priority`; None if there are none."""
-    buffer = config.buffer.trainer_input.experience_buffer
-    replay, cooldown = buffer.replay_buffer, buffer.reuse_cooldown_time
-    if replay.enable or buffer.use_priority_queue:
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer
+    cooldown = {"reuse_cooldown_time": replay.reuse_cooldown_time}
+    if replay.enable:
         priority = {"priority_fn": replay.priority_fn, "priority_fn_args": dict(replay.priority_fn_args)}
-        return {"reuse_cooldown_time": replay.reuse_cooldown_time or cooldown, "seed": config.seed, **priority}
+        return {**cooldown, "seed": config.seed, **priority}
     if _drawn_by(config.algorithm) == "priority":
-        return {"reuse_cooldown_time": cooldown}
+        return cooldown
     return None
 
 
@@ -202,12 +202,10 @@ def _drawn_by(algorithm: AlgorithmConfig) -> str:
 def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInputConfig:
     """Join all training task sets in one list, and fill each from the defaults around it."""
     explorer_input = buffer.explorer_input
-    workflow = explorer_input.default_workflow_type or buffer.default_workflow_type
-    reward = explorer_input.default_reward_fn_type or buffer.default_reward_fn_type
 
     def completed(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
         by_trainer = registry_of("algorithm.policy_loss_fn").uses(algorithm.policy_loss_fn or "none", "divergences")
-        scored = (_scored(taskset, workflow, reward, by_trainer) for taskset in tasksets)
+        scored = (_scored(taskset, explorer_input, by_trainer) for taskset in tasksets)
         return tuple(
             taskset.model_copy(
                 update={
@@ -217,8 +215,6 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
                         taskset.format, taskset.default_workflow_type or "", taskset.workflow_args
                     ),
                     "rollout_args": _sampling(taskset.rollout_args, model),
-                    "task_selector": taskset.data_selector or taskset.task_selector,
-                    "data_selector": None,
                 }
             )
             for index, taskset in enumerate(scored)
@@ -233,13 +229,14 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     )
 
 
-def _scored(taskset: TasksetConfig, workflow: str | None, reward: str | None, by_trainer: bool) -> TasksetConfig:
+def _scored(taskset: TasksetConfig, usual: ExplorerInputConfig, by_trainer: bool) -> TasksetConfig:
     """Return the task set with its workflow and reward function.
 
     A `math_workflow` without a reward function asks for reasoning (`with_think`), as Trinity-RFT's does. `by_trainer`:
     the trainer computes the distributions of a `self_distill_workflow`'s teacher.
     """
-    workflow, reward = taskset.default_workflow_type or workflow, taskset.default_reward_fn_type or reward
+    workflow = taskset.default_workflow_type or usual.default_workflow_type
+    reward = taskset.default_reward_fn_type or usual.default_reward_fn_type
     args = taskset.workflow_args
     if workflow is None:
         workflow, reward = DEFAULT_WORKFLOW, reward or DEFAULT_REWARD

@@ -96,9 +96,9 @@ def missing_names(config: Config) -> list[Finding]:
 
 def _typed(config: Config, report: Report, imports: bool) -> Config:
     """Return the configuration with typed arguments; unsuitable ones are reported and kept as given."""
-    for key, section in ((INPUT, config.buffer.explorer_input), ("buffer", config.buffer)):
-        _resolved(WORKFLOWS, section.default_workflow_type, f"{key}.default_workflow_type", report, imports)
-        _resolved(REWARD_FNS, section.default_reward_fn_type, f"{key}.default_reward_fn_type", report, imports)
+    usual = config.buffer.explorer_input
+    _resolved(WORKFLOWS, usual.default_workflow_type, f"{INPUT}.default_workflow_type", report, imports)
+    _resolved(REWARD_FNS, usual.default_reward_fn_type, f"{INPUT}.default_reward_fn_type", report, imports)
     values: dict[str, Any] = {
         f"{INPUT}.{name}": [_typed_taskset(config, key, taskset, report, imports) for key, taskset in tasksets]
         for name, tasksets in (("tasksets", training_tasksets(config)), ("eval_tasksets", eval_tasksets(config)))
@@ -385,10 +385,8 @@ def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:
 
 def _place(config: Config, key: str, name: str, value: str | None) -> str:
     """Return the key under which a task set's default was given: its own, or that of an outer section."""
-    for above, section in ((INPUT, config.buffer.explorer_input), ("buffer", config.buffer)):
-        if value is not None and getattr(section, name) == value:
-            return f"{above}.{name}"
-    return f"{key}.{name}"
+    is_usual = value is not None and getattr(config.buffer.explorer_input, name) == value
+    return f"{INPUT if is_usual else key}.{name}"
 
 
 def _resolved(registry: Registry[T], name: str | None, key: str, report: Report, imports: bool) -> T | None:

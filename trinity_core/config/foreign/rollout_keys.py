@@ -49,7 +49,7 @@ _ENGINE: Keys = {
 }
 KEYS: Mapping[type[Any], Keys] = {
     schema.BufferConfig: {
-        **_CHOSEN,
+        **moved("default_workflow_type default_reward_fn_type", "explorer_input.*", yields=True),
         **unset("train_batch_size", 0),
         **noted("max_retry_times"),
         **moved("expert_data_ratio", "/algorithm.sample_strategy_args.expert_data_ratio"),
@@ -70,12 +70,15 @@ KEYS: Mapping[type[Any], Keys] = {
     schema.TasksetConfig: {
         **_DATA,
         **_CHOSEN,
+        **moved("data_selector", "task_selector"),
         **unset("subset_name", ""),
         **unset("path"),
         **noted("max_read_timeout use_priority_queue reuse_cooldown_time replay_buffer"),
     },
     schema.ExperienceBufferConfig: {
         **_DATA,
+        **moved("use_priority_queue", "replay_buffer.enable", unset=(False,)),
+        **moved("reuse_cooldown_time", "replay_buffer.*"),
         **noted("data_selector task_selector", {"selector_type": "shuffle"}),
         **noted("default_workflow_type default_reward_fn_type rollout_args workflow_args reward_fn_args repeat_times"),
         "replay_buffer_kwargs": Below(

@@ -148,8 +148,12 @@ def betas(_: Any, optimizer: Values, __: Values) -> Values:
 
 
 BETAS: Keys = dict.fromkeys(("beta1", "beta2"), Rewritten(betas))
-_FULLY_ASYNC = {"sync_style": "trainer_driven", "sync_in_flight": True}
-"""The explorer never waits, and engines load each version in mid-generation."""
+_STYLES: Mapping[str, Values] = {
+    "dynamic_by_explorer": {"sync_style": "explorer_driven"},
+    "dynamic_by_trainer": {"sync_style": "trainer_driven"},
+    # The explorer never waits, and engines load each version in mid-generation.
+    "fully_async": {"sync_style": "trainer_driven", "sync_in_flight": True},
+}
 _FSDP, _CRITIC_FSDP = "actor_rollout_ref.actor.fsdp_config", "critic.model.fsdp_config"
 _REF_FSDP = "actor_rollout_ref.ref.fsdp_config"
 
@@ -214,7 +218,7 @@ KEYS: Mapping[type[Any], Keys] = {
         **noted("dtype", "auto"),
     },
     schema.SynchronizerConfig: {
-        "sync_style": Rewritten(lambda style, *_: _FULLY_ASYNC if style == "fully_async" else None),
+        "sync_style": Rewritten(lambda style, *_: _STYLES.get(str(style))),
         **moved("sync_iteration_interval explorer_sync_interval trainer_sync_interval", "sync_interval"),
         **noted("ray_namespace"),
     },

@@ -69,11 +69,8 @@ def _spelled_twice(written: Config) -> Iterator[Finding]:
         ),
     ]
     for key, taskset in tasks.written_tasksets(written):
-        selects = taskset.task_selector != tasks.TaskSelectorConfig()
-        twice += [
-            (f"{key}.data_selector", "task_selector", taskset.data_selector is not None and selects),
-            (f"{key}.weight_by_step", "weight", taskset.weight is not None and taskset.weight_by_step),
-        ]
+        both = taskset.weight is not None and taskset.weight_by_step
+        twice.append((f"{key}.weight_by_step", "weight", both))
     for key, other, is_given in twice:
         if is_given:
             yield conflict(written, key, f"give this or {other}, not both.", code="two-spellings")

@@ -32,10 +32,6 @@ def experience_rules(config: Config) -> Iterator[Finding]:
     for key, buffer in sources.items():
         if SEVERAL in (buffer.path or "") and (buffer.storage_type != "file" or config.mode == "explore"):
             yield conflict(config, f"{key}.path", ONE_PATH, f"{key}.storage_type", "mode")
-    replay, other = inputs.experience_buffer.replay_buffer, inputs.experience_buffer.reuse_cooldown_time
-    if replay.enable and replay.reuse_cooldown_time and other and replay.reuse_cooldown_time != other:
-        message = f"is {replay.reuse_cooldown_time:g}, but {BUFFER}.reuse_cooldown_time is {other:g}; give one of them."
-        yield conflict(config, f"{BUFFER}.replay_buffer.reuse_cooldown_time", message, code="two-spellings")
     yield from _auxiliary(config)
     yield from _experts(config)
     yield from repeated_names("buffers", [(f"{key}.name", buffer.name) for key, buffer in sources.items()])

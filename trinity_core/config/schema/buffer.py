@@ -127,18 +127,15 @@ class TasksetConfig(Section):
     rollout_args: RolloutArgs = Field(default_factory=RolloutArgs)
     """Sampling of responses to these tasks."""
     default_workflow_type: Derived[str] = DERIVED
-    """Workflow of these tasks; by default that of `explorer_input`, then of `buffer`, then `math_workflow`."""
+    """Workflow of these tasks; by default that of `explorer_input`, then `math_workflow`."""
     default_reward_fn_type: str | None = None
-    """Reward function of these tasks; by default that of `explorer_input`, then of `buffer`, then the workflow's
-    own."""
+    """Reward function of these tasks; by default that of `explorer_input`, then the workflow's own."""
     workflow_args: Args = EMPTY
     """Arguments of the workflow."""
     reward_fn_args: Args = EMPTY
     """Arguments of the reward function."""
     task_selector: TaskSelectorConfig = Field(default_factory=TaskSelectorConfig)
     """Order of the tasks."""
-    data_selector: TaskSelectorConfig | None = None
-    """Another spelling of `task_selector`, which replaces it on loading."""
     weight: NonNegative | None = None
     """Weight of this task set in each explore step, relative to other task sets; by default all tasks of all task sets
     are equally likely. Give it for all training task sets or for none."""
@@ -248,10 +245,6 @@ class ExperienceBufferConfig(Section):
     max_read_timeout: Seconds = 1800.0
     """How long the trainer waits for experiences before it continues with fewer (queue). If there are none at all, it
     waits up to 24 times as long while an explorer is active."""
-    use_priority_queue: Flag = False
-    """Draw experiences by priority: `replay_buffer` with its default arguments."""
-    reuse_cooldown_time: Seconds | None = None
-    """Time after which an experience may be used again; null means never (priority queue)."""
     replay_buffer: ReplayBufferConfig = Field(default_factory=ReplayBufferConfig)
     """Training on experiences by priority, and repeatedly."""
 
@@ -286,7 +279,3 @@ class BufferConfig(Section):
     """Tasks."""
     trainer_input: TrainerInputConfig = Field(default_factory=TrainerInputConfig)
     """Experiences."""
-    default_workflow_type: str | None = None
-    """Workflow of task sets without their own."""
-    default_reward_fn_type: str | None = None
-    """Reward function of task sets without their own."""

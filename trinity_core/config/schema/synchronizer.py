@@ -19,7 +19,6 @@ from trinity_core.config.types import (
 
 SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven"]
 """Determines which side decides when weights are synchronised."""
-BY_EXPLORER = ("explorer_driven", "dynamic_by_explorer")
 
 
 class SynchronizerConfig(Section):
@@ -30,12 +29,10 @@ class SynchronizerConfig(Section):
     only method for modes `explore` and `train`; `champion`: no trainer, mode `serve` follows the project's champion. By
     default `nccl` in mode `both` (with a LoRA adapter `memory`, on several nodes `checkpoint`), else `checkpoint`.
     Without GPUs, or where engine and trainer share one, `nccl` means `memory`."""
-    sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "dynamic_by_explorer", "dynamic_by_trainer"] = (
-        "fixed"
-    )
-    """`fixed`: at predetermined steps. `explorer_driven` (or `dynamic_by_explorer`): the explorer takes the newest
-    weights every `sync_interval` explore steps. `trainer_driven` (or `dynamic_by_trainer`): the trainer publishes every
-    `sync_interval` train steps, and the explorer takes them before its next step."""
+    sync_style: SyncStyle = "fixed"
+    """`fixed`: at predetermined steps. `explorer_driven`: the explorer takes the newest weights every `sync_interval`
+    explore steps. `trainer_driven`: the trainer publishes every `sync_interval` train steps, and the explorer takes
+    them before its next step."""
     sync_interval: Steps = 1
     """Steps between weight syncs: explore steps if the explorer decides, else train steps."""
     sync_offset: StepsOrNone = 0
@@ -57,6 +54,4 @@ class SynchronizerConfig(Section):
         It depends only on the configuration: a run keeps its style if another method takes over for lack of GPUs.
         """
         pushed = self.sync_method in SYNC_METHODS and SYNC_METHODS[self.sync_method].vllm_backend
-        if self.sync_style == "fixed":
-            return "fixed"
-        return "explorer_driven" if self.sync_style in BY_EXPLORER and not pushed else "trainer_driven"
+        return "trainer_driven" if self.sync_style == "explorer_driven" and pushed else self.sync_style
