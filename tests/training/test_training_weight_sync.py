@@ -127,7 +127,7 @@ def test_push_ends_when_the_run_stops_or_no_explorer_waits(versions: PushedVersi
         publisher.publish(4, CHECK)
 
 
-@pytest.mark.parametrize(("style", "waits"), [("fixed", True), ("dynamic_by_explorer", False)])
+@pytest.mark.parametrize(("style", "waits"), [("fixed", True), ("explorer_driven", False)])
 def test_push_waits_for_explorers_in_fixed_style_only(
     make_config: Any, style: str, waits: bool, monkeypatch: Any, versions: PushedVersions
 ) -> None:
@@ -280,7 +280,7 @@ def test_versions_in_a_checkpoint_are_only_those_still_needed(make_config: Any, 
     ("style", "due"),
     [
         ("fixed", [3, 6]),
-        ("dynamic_by_trainer", [3, 6]),
+        ("trainer_driven", [3, 6]),
         ("explorer_driven", [1, 2, 3, 4, 5, 6]),
     ],
 )

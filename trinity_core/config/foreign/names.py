@@ -69,6 +69,8 @@ INSTEAD = {
     "tiled_mlp.enabled": "trainer.gradient_checkpointing",
     "strategy": "trainer.zero_stage; DeepSpeed trains",
     "trainer_strategy": "trainer.zero_stage; DeepSpeed trains",
+    "trainer_type": "trainer.zero_stage; DeepSpeed trains",
+    "engine_type": "leave it out: the engines are vLLM's",
     "tinker.enable": "trainer.zero_stage; DeepSpeed trains",
     "optimizer": "leave it out: the optimizer is AdamW (algorithm.optimizer)",
     "optimizer_type": "leave it out: the optimizer is AdamW (algorithm.optimizer)",

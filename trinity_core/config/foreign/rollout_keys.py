@@ -44,6 +44,7 @@ _DATA: Keys = {
     **moved("subset", "subset_name"),
 }
 _ENGINE: Keys = {
+    **refused("engine_type", "vllm", "vllm_async"),
     **noted("use_v1", True),
     **noted("enable_chunked_prefill ray_namespace sync_method"),
 }

@@ -258,6 +258,7 @@ KEYS: Mapping[type[Any], Keys] = {
     },
     schema.TrainerConfig: {
         "trainer_strategy": Rewritten(strategy),
+        **refused("trainer_type", "verl", "deepspeed"),
         **unset("max_token_len_per_gpu"),
         **unset("max_checkpoints_to_keep", 0),
         **moved("ppo_max_token_len_per_gpu", "max_token_len_per_gpu"),

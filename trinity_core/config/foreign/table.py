@@ -25,7 +25,8 @@ def accepted_keys(section: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
     """Yield the other keys that a section accepts, each with a sentence, and with the key here if it is just another
     spelling."""
     for name, action in KEYS.get(section, {}).items():
-        if name not in types_of(section) and not (isinstance(action, Dropped) and action.refused):
+        is_refused = isinstance(action, Dropped) and action.refused and not action.default
+        if name not in types_of(section) and not is_refused:
             target = action.to[0].lstrip("./") if isinstance(action, Moved) else ""
             text = f"Same as `{target}`." if target else "Without effect (docs/porting.md)."
             yield name, text, action.setting if isinstance(action, Moved) else ""

@@ -33,8 +33,6 @@ from trinity_core.config.types import (
 class RolloutModelConfig(Section):
     """The engines that generate. GPUs needed: `engine_num * tensor_parallel_size`."""
 
-    engine_type: Literal["vllm", "vllm_async"] = "vllm"
-    """Inference engine; both names mean vLLM."""
     engine_num: Count = 1
     """Number of engines."""
     tensor_parallel_size: Annotated[Count, Unit("GPUs")] = 1

@@ -51,8 +51,6 @@ class LoopKeys(Section):
 
     name: str = "trainer"
     """Name of the trainer."""
-    trainer_type: Literal["verl", "deepspeed"] = "verl"
-    """Backend; both names mean the same here."""
     save_interval: StepsOrNone = 100
     """Steps between checkpoints; 0 means only at the end. The last step is always saved."""
     total_steps: Steps | None = None
