@@ -47,6 +47,14 @@ class Moved:
     yields: bool = False
     """True if the target key wins if both are given; otherwise two different values are an error."""
 
+    def keys(self, value: Any, section: Mapping[str, Any], *_: Any) -> Mapping[str, Any] | Refusal:
+        """Return the value by target key, as `Rewritten.keys` does; {} if it means "not given"."""
+        is_given = value is not None and not is_among(value, self.unset)
+        converted = self.convert(value, section) if self.convert and is_given else value
+        if isinstance(converted, Refusal):
+            return converted
+        return dict.fromkeys(self.to, converted) if is_given and converted is not None else {}
+
     @property
     def setting(self) -> str:
         """The absolute target key if the value moves there unchanged; else ""."""
@@ -60,6 +68,7 @@ class Spelled:
     refused."""
 
     values: Mapping[Any, Any]
+    yields = True
 
     def keys(self, value: Any, *_: Any) -> Mapping[str, Any] | Refusal | None:
         """Return the value here, as `Rewritten.keys` does."""
@@ -78,6 +87,7 @@ class Rewritten:
     """
 
     keys: Callable[[Any, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any] | Refusal | None]
+    yields = True
 
 
 @dataclass(frozen=True)

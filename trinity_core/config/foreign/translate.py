@@ -101,14 +101,8 @@ class _Translation:
     def _apply(self, action: Action, name: str, value: Any, chain: Chain) -> None:
         """Take a foreign key out of the tree, and do with its value what the action says."""
         key = join_key(chain[-1][0], name)
-        if isinstance(action, Spelled | Rewritten) and value is not None:
+        if isinstance(action, Moved | Spelled | Rewritten) and value is not None:
             self._rewrite(action, name, value, chain)
-        elif isinstance(action, Moved):
-            is_given = value is not None and not is_among(value, action.unset)
-            moved = action.convert(value, self._section_of(chain)) if action.convert and is_given else value
-            is_moved = is_given and moved is not None
-            targets = moved if isinstance(moved, Refusal) else dict.fromkeys(action.to, moved) if is_moved else {}
-            self._set(name, value, targets, chain, action.yields)
         elif isinstance(action, Below) and isinstance(value, dict):
             chain[-1][1].pop(name)
             if isinstance(action.rest, Dropped) and value.keys() - action.keys.keys():
@@ -139,12 +133,12 @@ class _Translation:
             if (action := section.keys.get(name, rest)) is not None:
                 self._apply(action, name, value, chain)
 
-    def _rewrite(self, action: Spelled | Rewritten, name: str, value: Any, chain: Chain) -> None:
-        if value is None and isinstance(action, Rewritten):
-            return
-        result = action.keys(value, self._section_of(chain), self._values)
+    def _rewrite(self, action: Moved | Spelled | Rewritten, name: str, value: Any, chain: Chain) -> None:
+        """Replace a key by what it stands for; null stands for itself unless a `Spelled` has it."""
+        is_null = value is None and isinstance(action, Rewritten)
+        result = None if is_null else action.keys(value, self._section_of(chain), self._values)
         if result is not None:
-            self._set(name, value, result, chain)
+            self._set(name, value, result, chain, action.yields)
 
     def _section_of(self, chain: Chain) -> Mapping[str, Any]:
         """Return the innermost section as it was before this walk, with what a stage inherits."""
@@ -156,9 +150,7 @@ class _Translation:
         nothing = f"has no counterpart here (it is {show(value)}). {_advice(key)}."
         self._report.add(Finding(key, value, "unsupported-key", refusal.why or nothing))
 
-    def _set(
-        self, name: str, value: Any, result: Mapping[str, Any] | Refusal, chain: Chain, yields: bool = True
-    ) -> None:
+    def _set(self, name: str, value: Any, result: Mapping[str, Any] | Refusal, chain: Chain, yields: bool) -> None:
         """Take a key out of the tree, and set the values of other keys (as in `Moved`) that it stands for.
 
         An existing value stays; unless `yields`, a different value is reported.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trinity_core.config.fields import sections, setting_at, settings
-from trinity_core.config.foreign.actions import Action, Below, Dropped, Moved, Refusal, is_among
+from trinity_core.config.foreign.actions import Action, Below, Dropped, Moved, Refusal
 from trinity_core.config.foreign.names import instead_of
 from trinity_core.config.foreign.run_keys import ANYWHERE
 from trinity_core.config.foreign.table import KEYS, ROOT
@@ -161,13 +161,12 @@ class Draft:
 
     def _converted(self, key: str, action: Action | None, value: Any) -> Any:
         """Return veRL's value in our notation; None if it requests nothing, a Refusal if nothing here does it."""
-        if not isinstance(action, Moved) or value is None or is_among(value, action.unset):
-            return None if isinstance(action, Moved) else value
-        if action.convert is None:
+        if not isinstance(action, Moved):
             return value
         above = f"{key.rpartition('.')[0]}."
         stated = ((name, other) for name, other in self.verl.values.items() if not isinstance(other, Unread))
-        return action.convert(value, {n.removeprefix(above): other for n, other in stated if n.startswith(above)})
+        keys = action.keys(value, {n.removeprefix(above): other for n, other in stated if n.startswith(above)})
+        return keys if isinstance(keys, Refusal) else next(iter(keys.values()), None)
 
     def absent(self) -> None:
         """List the remaining keys that request anything."""
