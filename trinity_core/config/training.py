@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from trinity_core.config.schema import Config, OptimizerConfig
 from trinity_core.config.schema.trainer import LearnerKeys
 from trinity_core.config.schema.verl import CriticKeys
-from trinity_core.config.types import Args
+from trinity_core.config.types import Args, Section
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -48,11 +48,11 @@ GPU_CONTEXT = 3 << 29
 Assumed, not measured."""
 
 
-class CriticSettings(CriticKeys):
-    """How the critic is trained: keys that are read unchanged, and those below."""
+class UpdateSettings(Section):
+    """How a model is trained, the policy or the critic."""
 
-    model_path: str
     optimizer: OptimizerConfig
+    grad_clip: float
     epochs: int
     """Updates per batch."""
     use_dynamic_bsz: bool
@@ -64,32 +64,28 @@ class CriticSettings(CriticKeys):
     torch_compile: bool | None
     """None: on GPUs, where rows are packed."""
     param_offload: bool
+    """True if weights are in host memory between uses, under ZeRO 3; a reference model's under any."""
     optimizer_offload: bool
+    """True if the optimizer's state is in host memory, under ZeRO 2 and 3."""
     model_overrides: Args
+    """Changes to the model's own configuration."""
+
+
+class CriticSettings(CriticKeys, UpdateSettings):
+    """How the critic is trained: keys that are read unchanged, and those below."""
+
+    model_path: str
     warmup_steps: int
     """Initial steps in which only the critic is trained."""
 
 
-class TrainSettings(LearnerKeys):
+class TrainSettings(LearnerKeys, UpdateSettings):
     """How the policy is trained: keys of `trainer` that are read unchanged, and those below."""
 
-    optimizer: OptimizerConfig
-    epochs: int
-    """Updates per batch."""
-    micro_batch_size: int | None
-    """Rows per micro-batch and worker if `use_dynamic_bsz` is false; None: as many as tokens allow."""
-    max_tokens: int
-    """Tokens per micro-batch and worker."""
     reference_micro_batch_size: int | None
     reference_max_tokens: int
     """Tokens per micro-batch in a forward pass of the reference model."""
-    param_offload: bool
-    """True if weights are in host memory between uses; the policy's under ZeRO 3, the reference model's under any."""
-    optimizer_offload: bool
-    """True if the optimizer's state is in host memory, under ZeRO 2 and 3."""
     reference_offload: bool
-    model_overrides: Args
-    """Changes to the model's own configuration."""
     save_huggingface: Literal["always", "last", "never"]
     """Which checkpoints also contain the model in Hugging Face format."""
     critic: CriticSettings | None

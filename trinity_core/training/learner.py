@@ -30,7 +30,7 @@ from trinity_core.base.processes import freeing_at_once
 from trinity_core.base.timing import StepTimer
 from trinity_core.config.resolve import sampling_temperature
 from trinity_core.config.schema import Config, ModelConfig
-from trinity_core.config.training import CriticSettings, TrainSettings, dtype_of, train_settings
+from trinity_core.config.training import CriticSettings, UpdateSettings, dtype_of, train_settings
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.checkpoints.beginning import model_name
 from trinity_core.exchange.store.archive import RowAdvantage
@@ -308,7 +308,7 @@ def _actor(name: str) -> str:
     return name if "/" in name else f"actor/{name}"
 
 
-def _make_ready(lm: Any, settings: TrainSettings | CriticSettings, stage: int, ranks: Ranks) -> FastPaths:
+def _make_ready(lm: Any, settings: UpdateSettings, stage: int, ranks: Ranks) -> FastPaths:
     """Apply the settings to a loaded model and return its fast paths. Collective."""
     if stage < 3:
         lm.to(ranks.device)  # under ZeRO 3 a device holds only its part
@@ -325,23 +325,19 @@ def _make_ready(lm: Any, settings: TrainSettings | CriticSettings, stage: int, r
     return fast_paths
 
 
-def _schedule(settings: TrainSettings | CriticSettings, total_steps: int) -> LearningRateSchedule:
+def _schedule(settings: UpdateSettings, total_steps: int) -> LearningRateSchedule:
     optimizer = settings.optimizer
     warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps)
     return LearningRateSchedule(optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio)
 
 
-def _limits(
-    settings: TrainSettings | CriticSettings, rows_per_unit: int, fast_paths: FastPaths, ranks: Ranks
-) -> MicroBatchLimits:
+def _limits(settings: UpdateSettings, rows_per_unit: int, fast_paths: FastPaths, ranks: Ranks) -> MicroBatchLimits:
     rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
     largest_mask = fast_paths.largest_mask if ranks.sequence is None else None  # only packed rows can be split
     return MicroBatchLimits(settings.max_tokens * ranks.sharing, rows, rows_per_unit, fast_paths.packing, largest_mask)
 
 
-def _engine_settings(
-    settings: TrainSettings | CriticSettings, stage: int, dtype: torch.dtype
-) -> TrainingEngineSettings:
+def _engine_settings(settings: UpdateSettings, stage: int, dtype: torch.dtype) -> TrainingEngineSettings:
     optimizer = settings.optimizer
     return TrainingEngineSettings(
         optimizer.betas, optimizer.eps, optimizer.weight_decay, settings.grad_clip, stage, dtype,

@@ -82,17 +82,10 @@ def m2po(loss: Any, algorithm: Values, _: Values) -> Values | Refusal | None:
     return {f"/algorithm.{part}": part_name for part, part_name in parts.items()}
 
 
-CORRECTIONS = {"none": "none", "token": "tis_token", "sequence": "tis_sequence"}
-BYPASSES = ("bypass_mode", "bypass_old_logprob_for_rollout")
-NOT_CORRECTED = (
-    "rollout_rs",
-    "rollout_is_threshold_lower",
-    "rollout_token_veto_threshold",
-    "rollout_is_batch_normalize",
-)
-"""Keys of veRL's section `rollout_correction` that change the loss and have no counterpart."""
+_CORRECTIONS = {"none": "none", "token": "tis_token", "sequence": "tis_sequence"}
+_BYPASSES = ("bypass_mode", "bypass_old_logprob_for_rollout")
 _CORRECTED_BY = (
-    *BYPASSES,
+    *_BYPASSES,
     "rollout_is",
     "rollout_is_threshold",
     "rollout_rs_threshold",
@@ -100,7 +93,7 @@ _CORRECTED_BY = (
     "loss_type",
     "use_policy_gradient",
 )
-"""Keys of that section that are used, or have no effect on their own."""
+"""Keys of veRL's section `rollout_correction` that are used, or have no effect on their own."""
 
 
 def correction(section: Any, *_: Values) -> Values | Refusal | None:
@@ -111,7 +104,7 @@ def correction(section: Any, *_: Values) -> Values | Refusal | None:
     if not isinstance(section, Mapping):
         return None
     asked = {key: value for key, value in section.items() if value not in (None, False)}
-    bypasses = any(asked.get(key) is True for key in BYPASSES)
+    bypasses = any(asked.get(key) is True for key in _BYPASSES)
     has_other_loss = asked.get("loss_type", "ppo_clip") != "ppo_clip" or "use_policy_gradient" in asked
     level, cap = asked.get("rollout_is", "none"), asked.get("rollout_is_threshold")
     bounds: list[Any] = cap.split("_") if isinstance(cap, str) else [cap]
@@ -121,7 +114,7 @@ def correction(section: Any, *_: Values) -> Values | Refusal | None:
         return _BYPASS
     if "rollout_is" not in section:
         return {}
-    name = CORRECTIONS.get(level, level) if isinstance(level, str) else level
+    name = _CORRECTIONS.get(level, level) if isinstance(level, str) else level
     args = "/algorithm.rollout_correction_args"
     if len(bounds) == 1:
         capped = {} if cap is None or name == "none" else {f"{args}.cap": cap}

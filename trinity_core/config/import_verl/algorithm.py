@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trinity_core.config.foreign.run_keys import NOT_CORRECTED, correction
+from trinity_core.config.foreign.run_keys import correction
 from trinity_core.config.import_verl.draft import Draft
 from trinity_core.config.import_verl.keys import ACTOR, CORRECTION, ROLLOUT
 
@@ -148,9 +148,6 @@ def _divergences(draft: Draft) -> None:
 def _correction(draft: Draft, loss: str, interval: int) -> None:
     """Write the rollout correction. veRL corrects nothing by default, but each mini-batch's ratio is to the sampling
     policy. The loss `reinforce` (veRL's gpg) has no ratio."""
-    for name in NOT_CORRECTED:
-        if draft.get(f"{CORRECTION}.{name}"):
-            draft.leave(f"{CORRECTION}.{name}")
     bypass = _bypasses(draft)
     if bypass and draft.get(f"{CORRECTION}.loss_type", "ppo_clip") != "ppo_clip":
         draft.leave(f"{CORRECTION}.loss_type", "a loss without a clip is a policy_loss_fn of its own")

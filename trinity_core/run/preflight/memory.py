@@ -20,11 +20,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trinity_core.base.registry import registry_of
-from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, train_settings
+from trinity_core.config import Config, LoraConfig, train_settings
 from trinity_core.config.schema import AuxiliaryModelConfig
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
-from trinity_core.config.training import AT_ONCE_ON_CPU, DTYPE_BYTES, GPU_CONTEXT, MAX_LIVE, REDUCE_BUCKET, dtype_of
+from trinity_core.config.training import (
+    AT_ONCE_ON_CPU,
+    DTYPE_BYTES,
+    GPU_CONTEXT,
+    MAX_LIVE,
+    REDUCE_BUCKET,
+    UpdateSettings,
+    dtype_of,
+)
 from trinity_core.exchange.sync.versions import version_count
 from trinity_core.hosting.placement import Placement, sync_method
 from trinity_core.rollout.inference.settings import (
@@ -197,7 +205,7 @@ class MicroBatch:
     """Elements of the largest attention mask, which exists only during its pass."""
 
 
-def micro_batch_of(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatch:
+def micro_batch_of(config: Config, settings: UpdateSettings, workers: int) -> MicroBatch:
     """Return bounds for rows of any lengths within the limits: answers shorter than the limit fill the token budget."""
     prompt, response = config.model.max_prompt_tokens, config.model.max_response_tokens
     rows, longest = config.buffer.train_batch_size, prompt + response
@@ -391,7 +399,7 @@ def zero_stage_that_fits(config: Config, placement: Placement, gpu_memory: int) 
 def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
     settings, on_gpu = train_settings(config), placement.on_gpu
     workers = ProcessEstimate(TRAINER, placement.trainers, placement.trainer_gpus, placement.trainer_threads)
-    trained: list[tuple[str, str, TrainSettings | CriticSettings]] = [("policy", config.model.model_path, settings)]
+    trained: list[tuple[str, str, UpdateSettings]] = [("policy", config.model.model_path, settings)]
     trained += [("critic", settings.critic.model_path, settings.critic)] if settings.critic else []
     models = []
     for name, path, its in trained:
@@ -430,7 +438,7 @@ def _published_versions(config: Config) -> int:
 
 
 def _trained(
-    name: str, shape: ModelShape, config: Config, settings: TrainSettings | CriticSettings, placement: Placement
+    name: str, shape: ModelShape, config: Config, settings: UpdateSettings, placement: Placement
 ) -> TrainedModel:
     dtype, workers, on_gpu = trainer_dtype(config, placement.on_gpu), placement.trainers, placement.on_gpu
     stage = train_settings(config).zero_stage_for(workers, dtype)
