@@ -138,20 +138,11 @@ def _compiles(config: Config) -> bool | None:
 def _critic(config: Config) -> CriticSettings:
     verl = config.trainer.trainer_config
     critic, actor = verl.critic, verl.actor_rollout_ref.actor
-    optim = critic.optim
     dynamic = config.trainer.use_dynamic_bsz if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
     return CriticSettings(
         **_same(critic, CriticKeys),
         model_path=config.model.critic_model_path,
-        optimizer=OptimizerConfig(
-            lr=optim.lr,
-            weight_decay=optim.weight_decay,
-            betas=optim.betas,
-            lr_warmup_steps=max(optim.lr_warmup_steps, 0),
-            lr_warmup_steps_ratio=optim.lr_warmup_steps_ratio,
-            warmup_style=optim.warmup_style,
-            min_lr_ratio=optim.min_lr_ratio or 0.0,
-        ),
+        optimizer=critic.optim,
         epochs=critic.ppo_epochs or actor.ppo_epochs,
         use_dynamic_bsz=dynamic,
         micro_batch_size=critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,

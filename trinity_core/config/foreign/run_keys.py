@@ -141,6 +141,12 @@ def betas(_: Any, optimizer: Values, __: Values) -> Values:
 
 
 BETAS: Keys = dict.fromkeys(("beta1", "beta2"), Rewritten(betas))
+OPTIMIZER: Keys = {
+    **unset("lr_warmup_steps", -1),
+    **unset("min_lr_ratio warmup_style"),
+    **moved("lr_scheduler_type", "warmup_style"),
+    **BETAS,
+}
 _STYLES: Mapping[str, Values] = {
     "dynamic_by_explorer": {"sync_style": "explorer_driven"},
     "dynamic_by_trainer": {"sync_style": "trainer_driven"},
@@ -243,12 +249,7 @@ KEYS: Mapping[type[Any], Keys] = {
         "policy_loss_fn_args": Below(_LOSS_ARGS),
         "advantage_fn_args": Below(_ADVANTAGE_ARGS),
     },
-    schema.OptimizerConfig: {
-        **unset("lr_warmup_steps", -1),
-        **unset("min_lr_ratio warmup_style"),
-        **moved("lr_scheduler_type", "warmup_style"),
-        **BETAS,
-    },
+    schema.OptimizerConfig: OPTIMIZER,
     schema.TrainerConfig: {
         "trainer_strategy": Rewritten(strategy),
         **refused("trainer_type", "verl", "deepspeed"),

@@ -24,7 +24,7 @@ from trinity_core.config.foreign.actions import (
     switched,
     unset,
 )
-from trinity_core.config.foreign.run_keys import BETAS, OPTIMIZER_NAMES, correction, strategy
+from trinity_core.config.foreign.run_keys import OPTIMIZER, OPTIMIZER_NAMES, correction, strategy
 from trinity_core.config.schema import VerlConfig
 from trinity_core.config.schema import verl as schema
 
@@ -67,13 +67,12 @@ _ANY_MODEL: Keys = {
     **refused("enable_activation_offload"),
 }
 _OPTIM: Keys = {
-    **moved("lr_scheduler_type", "warmup_style"),
+    **OPTIMIZER,
     **refused("optimizer", *OPTIMIZER_NAMES),
     **refused("override_optimizer_config"),
     **refused("num_cycles", 0.5),
     **noted("optimizer_impl lr_decay_style weight_decay_incr_style", "torch.optim", "constant"),
     **silent("_target_ zero_indexed_step use_checkpoint_opt_param_scheduler lr_wsd_decay_style"),
-    **BETAS,
 }
 KEYS: Mapping[type[Any], Keys] = {
     VerlConfig: {
@@ -105,7 +104,7 @@ KEYS: Mapping[type[Any], Keys] = {
         **moved("lr weight_decay betas lr_warmup_steps_ratio min_lr_ratio warmup_style", _OF_OPTIMIZER, yields=True),
         **moved("lr_warmup_steps", _OF_OPTIMIZER, convert=_steps, yields=True),
     },
-    schema.VerlCriticOptim: _OPTIM | unset("warmup_style"),
+    schema.VerlCriticOptim: _OPTIM,
     schema.VerlCheckpoint: {
         **silent("_target_ strict mbridge_config"),
         **noted("load_contents", ["model", "optimizer", "extra"]),

@@ -9,20 +9,18 @@ from typing import Literal
 
 from pydantic import Field
 
+from trinity_core.config.schema.algorithm import OptimizerConfig
 from trinity_core.config.types import (
     DERIVED,
     EMPTY,
     Args,
-    Betas,
     Count,
     Derived,
     Flag,
-    Integer,
     Many,
     NonNegative,
     Positive,
     Section,
-    Share,
     StepsOrNone,
     Tokens,
 )
@@ -96,23 +94,11 @@ class VerlActorRolloutRef(Section):
     """The reference model."""
 
 
-class VerlCriticOptim(Section):
+class VerlCriticOptim(OptimizerConfig):
     """The critic's optimizer."""
 
     lr: Positive = 1e-5
     """Peak learning rate."""
-    weight_decay: NonNegative = 0.01
-    """Decoupled weight decay."""
-    betas: Betas = (0.9, 0.999)
-    """Decay rates of the running means."""
-    lr_warmup_steps: Integer = -1
-    """Warm-up steps; a negative number means that `lr_warmup_steps_ratio` applies."""
-    lr_warmup_steps_ratio: Share = 0.0
-    """Warm-up as a share of all steps."""
-    min_lr_ratio: Share | None = None
-    """Final learning rate as a share of `lr`; null means 0."""
-    warmup_style: Literal["constant", "cosine", "linear"] = "constant"
-    """Learning rate after the warm-up."""
 
 
 class VerlCriticModel(Section):
