@@ -272,12 +272,13 @@ def guessed_format(rows: Sequence[Row], use: str) -> dict[str, str]:
     best, most = {}, len(rows) / 2
     for keys in _candidates(rows, use):
         form = FormatConfig.model_validate(keys)
-        if (count := sum(_readable(row, form, use) for row in rows)) > most:
+        if (count := sum(is_readable(row, form, use) for row in rows)) > most:
             best, most = keys, count
     return best
 
 
-def _readable(row: Row, form: FormatConfig, use: str) -> bool:
+def is_readable(row: Row, form: FormatConfig, use: str) -> bool:
+    """True if a row has what a data set of this use (`FORMATS`) needs."""
     try:
         FORMATS[use](row, form)
     except DataError:

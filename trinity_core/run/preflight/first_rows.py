@@ -19,7 +19,7 @@ from trinity_core.config.schema.buffer import ExperienceBufferConfig, FormatConf
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.files import RejectedRow, Row, Rows, data_files, is_local, looks_local, read_rows
-from trinity_core.data.inspection import supervised_inputs
+from trinity_core.data.inspection import FORMATS, supervised_inputs
 from trinity_core.data.joined import input_row, inputs_of
 from trinity_core.data.supervised import Kind, read_supervised
 from trinity_core.data.taskset import PromptCheck, Taskset
@@ -145,8 +145,7 @@ def _unusable_answers(
     config: Config, key: str, buffer: ExperienceBufferConfig, kind: Kind, encoder: ChatEncoder | None
 ) -> Iterator[Finding]:
     if encoder is None:
-        convert: Callable[..., object] = formats.preference if kind == "preferences" else formats.demonstration
-        read: Read = partial(_converted, buffer, buffer.name, lambda row: convert(row, buffer.format))
+        read: Read = partial(_converted, buffer, buffer.name, lambda row: FORMATS[kind](row, buffer.format))
     else:
         read = partial(read_supervised, buffer, encoder, kind, config.model.max_model_len)
     yield from _usable(key, buffer, read)

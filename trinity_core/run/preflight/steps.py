@@ -12,8 +12,8 @@ from trinity_core.config.resolve import shares
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.config.training import RETENTION
 from trinity_core.data import formats
-from trinity_core.data.files import Row, data_files, is_local, looks_local, read_rows
-from trinity_core.data.inspection import supervised_inputs
+from trinity_core.data.files import data_files, is_local, looks_local, read_rows
+from trinity_core.data.inspection import is_readable, supervised_inputs
 from trinity_core.data.lengths import explore_steps, training_steps
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.taskset import Taskset
@@ -63,16 +63,8 @@ def _supervised(config: Config) -> Steps:
         return Steps(None, "batches are mixed from several data sets")
     ((_, buffer, kind),) = supervised_inputs(config)
     _check_readable([(buffer.storage_type or "file", buffer.path or "", buffer.split, buffer.subset_name)])
-    read = formats.preference if kind == "preferences" else formats.demonstration
-
-    def is_usable(row: Row) -> bool:
-        try:
-            read(row, buffer.format)
-        except DataError:
-            return False
-        return True
-
-    usable = [row for row in read_rows(buffer.path or "", buffer.split, buffer.subset_name).rows if is_usable(row)]
+    read = read_rows(buffer.path or "", buffer.split, buffer.subset_name).rows
+    usable = [row for row in read if is_readable(row, buffer.format, kind)]
     if buffer.format.prompt_type == "text":
         texts = [formats.demonstration(row, buffer.format).text or "" for row in usable]
         longest = config.model.max_model_len or 0
