@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from trinity_core.base.errors import TrinityError
 
 Severity = Literal["error", "warning", "notice"]
@@ -137,9 +139,7 @@ class Report:
 
     def forget(self, key: str) -> None:
         """Drop the problems of a key without effect and of the keys below it, except keys given twice."""
-        self.problems = [
-            problem for problem in self.problems if problem.code == "duplicate-key" or not is_within(problem.key, key)
-        ]
+        self.problems = without(self.problems, key)
 
     def as_text(self, key: str, value: Any) -> Any:
         """Return the value of a text setting as it is written: `1.10` and not `1.1`."""
@@ -152,17 +152,12 @@ class Report:
 
     def _locate(self, key: str) -> tuple[str, SourceLocation | None]:
         """Return the key as written (within its stage if given there), and its location or its nearest parent's."""
-        candidates = [f"{self.stage}.{key}", key] if self.stage else [key]
-        for candidate in candidates:
-            if candidate in self.places:
-                return self.places[candidate].key or candidate, self.places[candidate]
-        parent = key
-        while parent := _parent(parent):
-            if self.stage and f"{self.stage}.{parent}" in self.places:
-                location = self.places[f"{self.stage}.{parent}"]
-                return f"{location.key or f'{self.stage}.{parent}'}{key[len(parent) :]}", location
-            if parent in self.places:
-                return f"{self.places[parent].key or parent}{key[len(parent) :]}", self.places[parent]
+        part = key
+        while part:
+            for name in (f"{self.stage}.{part}", part) if self.stage else (part,):
+                if (location := self.places.get(name)) is not None:
+                    return f"{location.key or name}{key[len(part) :]}", location
+            part = _parent(part)
         return key, self.places.get(self.stage or "") or self.places.get("")
 
 
@@ -176,6 +171,8 @@ def value_at(tree: Any, path: str | Sequence[str | int]) -> Any:
     for part in parts_of(path) if isinstance(path, str) else path:
         if isinstance(tree, Mapping):
             tree = tree.get(part)
+        elif isinstance(tree, BaseModel):
+            tree = getattr(tree, str(part), None)
         elif isinstance(tree, list | tuple) and str(part).isdecimal() and int(part) < len(tree):
             tree = tree[int(part)]
         else:
@@ -185,10 +182,12 @@ def value_at(tree: Any, path: str | Sequence[str | int]) -> Any:
 
 def conflict(config: Any, key: str, message: str, *rests_on: str, code: Code = "conflict", meant: str = "") -> Finding:
     """Return a finding about the value at a key of `config`; `meant` is the suggestion."""
-    value: Any = config
-    for part in parts_of(key):
-        value = getattr(value, part, None) if not isinstance(value, Mapping | tuple) else value_at(value, [part])
-    return Finding(key, value, code, message, rests_on, meant)
+    return Finding(key, value_at(config, key), code, message, rests_on, meant)
+
+
+def without(problems: Iterable[Finding], key: str) -> list[Finding]:
+    """Return the problems of other keys than this one and those below it, and all keys given twice."""
+    return [problem for problem in problems if problem.code == "duplicate-key" or not is_within(problem.key, key)]
 
 
 def is_below(key: str, path: str) -> bool:

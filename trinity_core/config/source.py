@@ -18,7 +18,16 @@ import yaml
 from pydantic import BaseModel
 
 from trinity_core.config.fields import Type, type_at, type_below
-from trinity_core.config.findings import Code, ConfigError, Finding, SourceLocation, is_below, is_within, value_at
+from trinity_core.config.findings import (
+    Code,
+    ConfigError,
+    Finding,
+    SourceLocation,
+    is_below,
+    is_within,
+    value_at,
+    without,
+)
 from trinity_core.config.schema import Config
 from trinity_core.config.yaml_text import Loader, shortened
 
@@ -251,10 +260,7 @@ def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str) -> 
     below = {name: location for name, location in new.places.items() if name}
     source.places = others | below | {key: SourceLocation(file, text=_plain_text(node))}
     # A key that the file gives twice stays wrong whatever is laid on it.
-    stays = [
-        problem for problem in source.problems if problem.code == "duplicate-key" or not is_within(problem.key, key)
-    ]
-    source.problems = stays + new.problems
+    source.problems = without(source.problems, key) + new.problems
     source.refers |= new.refers
 
 
@@ -271,8 +277,9 @@ def _composed(raw: str) -> yaml.Node | None:
 
 def _plain_text(node: yaml.Node | None) -> str:
     """Return the text of an unquoted number, true or false; "" for other nodes."""
-    is_plain = isinstance(node, yaml.ScalarNode) and not node.style
-    return node.value if is_plain and node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool") else ""
+    if not isinstance(node, yaml.ScalarNode) or node.style:
+        return ""
+    return node.value if node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool") else ""
 
 
 def _inherit(source: YamlSource, parts: Sequence[str]) -> None:
