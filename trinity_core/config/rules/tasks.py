@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 
 from trinity_core.config.findings import Finding, conflict, repeated_names
@@ -84,18 +83,12 @@ def _weights(config: Config) -> Iterator[Finding]:
 
 
 def _unfilled(weights: list[dict[int, float]]) -> int | None:
-    """Return a step at which all weights are 0, or None. Weights are interpolated linearly."""
+    """Return a step at which all weights are 0, or None; between two such steps of a data set they are linear."""
+    import numpy as np
 
-    def zero(points: dict[int, float], step: int) -> bool:
-        steps = sorted(points)
-        index = bisect_right(steps, step)
-        around = {steps[max(index - 1, 0)]} if step in points else set(steps[max(index - 1, 0) : index + 1])
-        return all(points[neighbour] == 0 for neighbour in around)
-
-    for step in sorted({step for points in weights for step in points}):
-        if all(zero(points, step) for points in weights):
-            return step
-    return None
+    steps = sorted({step for points in weights for step in points})
+    at_steps = [np.interp(steps, sorted(points), [points[step] for step in sorted(points)]) for points in weights]
+    return next((step for step, total in zip(steps, np.sum(at_steps, axis=0), strict=True) if not total), None)
 
 
 def _queues(config: Config) -> Iterator[Finding]:
