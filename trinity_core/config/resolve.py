@@ -42,7 +42,6 @@ def resolve(config: Config) -> Config:
     """Return a copy with all derived settings filled."""
     model = _model(config.model)
     algorithm = _algorithm(config.algorithm, model)
-    steps = config.buffer.total_steps or config.trainer.total_steps
     auxiliary_models = tuple(_auxiliary(auxiliary, model) for auxiliary in config.explorer.auxiliary_models)
     return config.model_copy(
         update={
@@ -50,9 +49,9 @@ def resolve(config: Config) -> Config:
             "ray_namespace": config.ray_namespace or f"{config.project}/{config.name}",
             "algorithm": algorithm,
             "model": model,
-            "buffer": _buffer(config.buffer, algorithm, model, steps),
+            "buffer": _buffer(config.buffer, algorithm, model),
             "explorer": config.explorer.model_copy(update={"auxiliary_models": auxiliary_models}),
-            "trainer": _trainer(config.trainer, steps),
+            "trainer": _trainer(config.trainer),
             "synchronizer": _synchronizer(config.synchronizer, config),
         }
     )
@@ -118,7 +117,7 @@ def most_repeats(buffer: BufferConfig, algorithm: AlgorithmConfig) -> int:
     return max((taskset.repeat_times or usual for taskset in buffer.explorer_input.training), default=usual)
 
 
-def _buffer(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig, steps: int | None) -> BufferConfig:
+def _buffer(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> BufferConfig:
     """Derive one batch size from the other; with `mix`, expert data comes on top of what is explored."""
     per_task = most_repeats(buffer, algorithm) / (1 - expert_share(algorithm))
     batch_size = buffer.batch_size or max(int((buffer.train_batch_size or 0) / per_task), 1)
@@ -126,7 +125,6 @@ def _buffer(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig
         update={
             "batch_size": batch_size,
             "train_batch_size": buffer.train_batch_size or round(batch_size * per_task),
-            "total_steps": buffer.total_steps or steps,
             "explorer_input": _explorer_input(buffer, algorithm, model),
             "trainer_input": _trainer_input(buffer.trainer_input, algorithm),
         }
@@ -278,15 +276,13 @@ def _trainer_input(trainer_input: TrainerInputConfig, algorithm: AlgorithmConfig
     )
 
 
-def _trainer(trainer: TrainerConfig, steps: int | None) -> TrainerConfig:
-    """Copy `total_steps` to both of its places; the critic uses gradient checkpointing if the policy does."""
+def _trainer(trainer: TrainerConfig) -> TrainerConfig:
+    """Let the critic use gradient checkpointing if the policy does."""
     verl = trainer.trainer_config
-    saves = verl.critic.model.enable_gradient_checkpointing
-    update: dict[str, Any] = {"total_steps": trainer.total_steps or steps}
-    if saves is None:
-        key = "critic.model.enable_gradient_checkpointing"
-        update["trainer_config"] = verl.with_values({key: trainer.gradient_checkpointing})
-    return trainer.model_copy(update=update)
+    if verl.critic.model.enable_gradient_checkpointing is not None:
+        return trainer
+    key = "critic.model.enable_gradient_checkpointing"
+    return trainer.model_copy(update={"trainer_config": verl.with_values({key: trainer.gradient_checkpointing})})
 
 
 def _synchronizer(synchronizer: SynchronizerConfig, config: Config) -> SynchronizerConfig:

@@ -215,7 +215,7 @@ def inherited(above: Mapping[str, Any], of_stage: Mapping[str, Any]) -> Tree:
     if isinstance(algorithm, dict) and isinstance(usual, dict):
         same = algorithm.get("algorithm_type") in (None, usual.get("algorithm_type", Config().algorithm.algorithm_type))
         base["algorithm"] = usual if same else {name: usual[name] for name in usual if name == "optimizer"}
-    lengths = (("buffer", "total_steps"), ("buffer", "total_epochs"), ("trainer", "total_steps"))
+    lengths = (("buffer", "total_steps"), ("buffer", "total_epochs"))
     if any(isinstance(of_stage.get(section), dict) and name in of_stage[section] for section, name in lengths):
         for section, name in lengths:
             if isinstance(base.get(section), dict):

@@ -27,6 +27,8 @@ from trinity_core.run.nodes import software
 
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
 """Sections of a configuration that determine a run's result."""
+FORMER = {"trainer.total_steps"}
+"""What earlier releases recorded beside the setting that it stood for."""
 HASHED = 256 << 20
 """Largest file whose contents are compared; for larger files only the size is, which takes no time."""
 
@@ -53,7 +55,8 @@ def differences(recorded: Any, now: Mapping[str, Any], kind: str) -> list[str]:
     if not isinstance(recorded, dict) or "folder" not in recorded:
         return [kind]
     present = now[kind]
-    candidates = (recorded[kind], _moved(recorded[kind], recorded["folder"], now["folder"]))
+    settings = {name: value for name, value in recorded[kind].items() if name not in FORMER}
+    candidates = (settings, _moved(settings, recorded["folder"], now["folder"]))
     return min(
         (
             sorted(name for name in earlier.keys() | present.keys() if earlier.get(name) != present.get(name))

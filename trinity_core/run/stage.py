@@ -268,7 +268,7 @@ def _resumed(stage: Stage, step: int, components: set[str]) -> Stage:
         lora, has_rows = config.model.lora, not config.is_supervised and _has_rows(config)
         adapter, forget = lora.path if lora is not None else None, partial(_forget_weights, config, components)
         begin_from(config.job_dir, config.model.model_path, has_rows, adapter, forget)
-    steps = config.trainer.total_steps or config.buffer.total_steps
+    steps = config.buffer.total_steps
     if steps and step > steps:
         stage = replace(stage, warnings=(*stage.warnings, BEYOND % (config.job_dir, step, steps)))
     began = other_beginning(config.job_dir, step, config.model.model_path) if step else None

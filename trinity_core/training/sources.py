@@ -296,9 +296,8 @@ def open_expert(config: Config) -> tuple[ExpertSource | None, dict[str, Any]]:
 
 def total_steps(config: Config, source: BatchSource) -> int:
     """Return the number of train steps: `total_steps` if set, else `total_epochs` over the data."""
-    configured = config.trainer.total_steps or config.buffer.total_steps
-    if configured is not None:
-        return configured
+    if config.buffer.total_steps is not None:
+        return config.buffer.total_steps
     if isinstance(source, SupervisedSource):
         return source.data.steps(config.buffer.total_epochs, source.rows)
     if not config.buffer.explorer_input.tasksets:

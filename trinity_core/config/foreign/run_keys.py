@@ -255,6 +255,7 @@ KEYS: Mapping[type[Any], Keys] = {
         **refused("trainer_type", "verl", "deepspeed"),
         **unset("max_token_len_per_gpu"),
         **unset("max_checkpoints_to_keep", 0),
+        **moved("total_steps", "/buffer.*"),
         **moved("ppo_max_token_len_per_gpu", "max_token_len_per_gpu"),
         **moved("actor_grad_clip", "grad_clip", yields=True),
         **moved("actor_clip_ratio", "/algorithm.policy_loss_fn_args.clip_range"),

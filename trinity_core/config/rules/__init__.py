@@ -74,10 +74,6 @@ def _spelled_twice(written: Config) -> Iterator[Finding]:
     for key, other, is_given in twice:
         if is_given:
             yield conflict(written, key, f"give this or {other}, not both.", code="two-spellings")
-    steps, other_steps = written.buffer.total_steps, written.trainer.total_steps
-    if None not in (steps, other_steps) and steps != other_steps:
-        message = f"is {other_steps}, but buffer.total_steps is {steps}; give one of them."
-        yield conflict(written, "trainer.total_steps", message, code="two-spellings")
 
 
 def _names(config: Config) -> Iterator[Finding]:

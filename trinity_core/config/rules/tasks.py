@@ -111,7 +111,7 @@ def _queues(config: Config) -> Iterator[Finding]:
             yield conflict(config, f"{key}.weight", message, code="missing")
     if queues and config.mode in ("both", "explore", "train") and config.buffer.total_steps is None:
         message = "must be given: the number of a queue's tasks is unknown."
-        yield conflict(config, "buffer.total_steps", message, "trainer.total_steps", code="missing")
+        yield conflict(config, "buffer.total_steps", message, code="missing")
     if queues and config.synchronizer.max_staleness is not None:
         message = "must be left out with a queue of tasks: the time of their arrival is unknown."
         yield conflict(config, "synchronizer.max_staleness", message)

@@ -14,7 +14,6 @@ from trinity_core.config.types import (
     Integer,
     NonNegative,
     Section,
-    Steps,
     StepsOrNone,
     Tokens,
 )
@@ -53,8 +52,6 @@ class LoopKeys(Section):
     """Name of the trainer."""
     save_interval: StepsOrNone = 100
     """Steps between checkpoints; 0 means only at the end. The last step is always saved."""
-    total_steps: Steps | None = None
-    """Another place for `buffer.total_steps`."""
     save_strategy: Literal["single_thread", "single_process", "single_node", "unrestricted"] = "unrestricted"
     """How many workers may write a checkpoint at once."""
     save_hf_checkpoint: Literal["always", "last", "never"] = "never"

@@ -95,7 +95,6 @@ def trial_of(config: Config, folder: Path) -> Config:
         "checkpoint_root_dir": str(folder),
         "continue_from_checkpoint": True,
         "buffer.total_steps": STEPS,
-        "trainer.total_steps": STEPS,
         "buffer.explorer_input.eval_tasksets": [],
         "explorer.api_port": 0,
         "trainer.save_interval": 0,

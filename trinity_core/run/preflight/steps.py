@@ -33,9 +33,8 @@ class Steps:
 
 def steps_of(config: Config) -> Steps:
     """Return the steps of a stage that explores or trains. Rows that may later prove too long are counted."""
-    configured = config.buffer.total_steps or config.trainer.total_steps
-    if configured:
-        return Steps(configured)
+    if config.buffer.total_steps:
+        return Steps(config.buffer.total_steps)
     try:
         if config.is_supervised:
             return _supervised(config)
