@@ -63,22 +63,6 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Spelled:
-    """A setting known here, some of whose values are called otherwise, mean "not given" (None, as null does), or are
-    refused."""
-
-    values: Mapping[Any, Any]
-    yields = True
-
-    def keys(self, value: Any, *_: Any) -> Mapping[str, Any] | Refusal | None:
-        """Return the value here, as `Rewritten.keys` does."""
-        other = next((new for old, new in self.values.items() if is_among(value, (old,))), None)
-        if other is None and value is not None and not is_among(value, self.values):
-            return None
-        return other if isinstance(other, Refusal) else {} if other is None else {"*": other}
-
-
-@dataclass(frozen=True)
 class Rewritten:
     """Becomes several settings.
 
@@ -87,6 +71,8 @@ class Rewritten:
     """
 
     keys: Callable[[Any, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any] | Refusal | None]
+    of_null: bool = False
+    """True if the function is asked about null, too."""
     yields = True
 
 
@@ -99,7 +85,7 @@ class Below:
     """Action for unlisted keys; a `Dropped` takes them together. None leaves them to the schema."""
 
 
-Action = Dropped | Moved | Spelled | Rewritten | Below
+Action = Dropped | Moved | Rewritten | Below
 Keys = dict[str, Action]
 SILENT = Dropped(is_told=False)
 
@@ -122,9 +108,22 @@ def moved(names: str, *to: str, **options: Any) -> Keys:
     return {name: Moved(tuple(key.replace("*", name) for key in to), **options) for name in names.split()}
 
 
+def spelled(values: Mapping[Any, Any]) -> Rewritten:
+    """Return the action for a known setting of which null, and values that map to None, mean "not given", and others
+    are called otherwise or refused."""
+
+    def keys(value: Any, *_: Any) -> Mapping[str, Any] | Refusal | None:
+        other = next((new for old, new in values.items() if is_among(value, (old,))), None)
+        if other is None and value is not None and not is_among(value, values):
+            return None
+        return other if isinstance(other, Refusal) else {} if other is None else {"*": other}
+
+    return Rewritten(keys, of_null=True)
+
+
 def unset(names: str, *values: Any) -> Keys:
     """Return known settings for which null and these values mean "not given"."""
-    return dict.fromkeys(names.split(), Spelled(dict.fromkeys(values)))
+    return dict.fromkeys(names.split(), spelled(dict.fromkeys(values)))
 
 
 def switched(names: str, *default: Any, by: str = "enable", refused: bool = True) -> Keys:

@@ -10,14 +10,14 @@ from trinity_core.config.foreign.actions import (
     Below,
     Keys,
     Moved,
-    Spelled,
     moved,
     noted,
     refused,
+    spelled,
     unset,
 )
 
-_WORKFLOW = Spelled({
+_WORKFLOW = spelled({
     "": None,
     "async_simple_workflow": "simple_workflow",
     "async_math_boxed_workflow": "math_boxed_workflow",
@@ -26,7 +26,7 @@ _WORKFLOW = Spelled({
     "tool_call_workflow": "toolcall_workflow",
 })  # fmt: skip
 """Trinity-RFT's further names for the same workflow; here all workflows are asynchronous."""
-_REWARD = Spelled({"": None, "math_boxed_reward_naive_dapo": "math_dapo_reward"})
+_REWARD = spelled({"": None, "math_boxed_reward_naive_dapo": "math_dapo_reward"})
 """The latter is scored by math-verify here, where Trinity-RFT compares normalised texts."""
 _CHOSEN: Keys = {"default_workflow_type": _WORKFLOW, "default_reward_fn_type": _REWARD}
 

@@ -15,10 +15,10 @@ from trinity_core.config.foreign.actions import (
     Moved,
     Refusal,
     Rewritten,
-    Spelled,
     moved,
     noted,
     refused,
+    spelled,
     switched,
     unset,
 )
@@ -201,7 +201,7 @@ ANYWHERE: Keys = {
 KEYS: Mapping[type[Any], Keys] = {
     schema.Config: {
         **unset("checkpoint_root_dir", ""),
-        "mode": Spelled({"colocate": "both"}),
+        "mode": spelled({"colocate": "both"}),
         **moved("algorithm_type", "algorithm.algorithm_type"),
     },
     schema.ModelConfig: {
@@ -233,11 +233,11 @@ KEYS: Mapping[type[Any], Keys] = {
         **moved("input_buffers", "inputs", convert=_paths),
         **moved("output_buffer", "output.path", convert=_path),
     },
-    schema.OperatorConfig: {"name": Spelled({"human_preference_annotation_mapper": Refusal(_ASK)})},
+    schema.OperatorConfig: {"name": spelled({"human_preference_annotation_mapper": Refusal(_ASK)})},
     TaskOutputConfig: noted("name storage_type split subset_name format"),
     schema.ExperiencePipelineConfig: refused("output"),
     schema.AlgorithmConfig: {
-        "algorithm_type": Spelled({"grpo_verl": "grpo"}),
+        "algorithm_type": spelled({"grpo_verl": "grpo"}),
         "policy_loss_fn": Rewritten(m2po),
         **moved("add_strategy", "advantage_fn"),
         **moved("add_strategy_args", "advantage_fn_args"),
@@ -245,7 +245,7 @@ KEYS: Mapping[type[Any], Keys] = {
         **moved("gamma lam", "advantage_fn_args.*"),
         "bypass_old_logprobs": Rewritten(lambda asked, *_: {"rollout_correction": "bypass"} if asked is True else {}),
         "rollout_correction": Rewritten(correction),
-        "sample_strategy": Spelled({"warmup": "default"}),
+        "sample_strategy": spelled({"warmup": "default"}),
         "policy_loss_fn_args": Below(_LOSS_ARGS),
         "advantage_fn_args": Below(_ADVANTAGE_ARGS),
     },

@@ -20,7 +20,6 @@ from trinity_core.config.foreign.actions import (
     Moved,
     Refusal,
     Rewritten,
-    Spelled,
     is_among,
 )
 from trinity_core.config.foreign.names import instead_of
@@ -90,7 +89,7 @@ class _Translation:
         choices = {choice.lower(): choice for choice in typed.choices}
         if isinstance(value, str) and value not in typed.choices and value.lower() in choices:
             node[name] = value = choices[value.lower()]
-        if isinstance(action, Spelled | Rewritten):
+        if isinstance(action, Rewritten):
             self._rewrite(action, name, value, chain)
         elif isinstance(action, Below) and isinstance(value, dict):
             self._inner(action, (*chain, (join_key(key, name), value)))
@@ -101,7 +100,7 @@ class _Translation:
     def _apply(self, action: Action, name: str, value: Any, chain: Chain) -> None:
         """Take a foreign key out of the tree, and do with its value what the action says."""
         key = join_key(chain[-1][0], name)
-        if isinstance(action, Moved | Spelled | Rewritten) and value is not None:
+        if isinstance(action, Moved | Rewritten) and value is not None:
             self._rewrite(action, name, value, chain)
         elif isinstance(action, Below) and isinstance(value, dict):
             chain[-1][1].pop(name)
@@ -133,10 +132,11 @@ class _Translation:
             if (action := section.keys.get(name, rest)) is not None:
                 self._apply(action, name, value, chain)
 
-    def _rewrite(self, action: Moved | Spelled | Rewritten, name: str, value: Any, chain: Chain) -> None:
-        """Replace a key by what it stands for; null stands for itself unless a `Spelled` has it."""
-        is_null = value is None and isinstance(action, Rewritten)
-        result = None if is_null else action.keys(value, self._section_of(chain), self._values)
+    def _rewrite(self, action: Moved | Rewritten, name: str, value: Any, chain: Chain) -> None:
+        """Replace a key by what it stands for."""
+        if value is None and isinstance(action, Rewritten) and not action.of_null:
+            return
+        result = action.keys(value, self._section_of(chain), self._values)
         if result is not None:
             self._set(name, value, result, chain, action.yields)
 
