@@ -23,6 +23,7 @@ from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.files import data_files, is_local
 from trinity_core.data.joined import inputs_of
 from trinity_core.data.lengths import rollouts_taken
+from trinity_core.exchange.tracking.writers import leaves
 from trinity_core.run.nodes import software
 
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
@@ -44,8 +45,8 @@ def made_from(config: Config) -> dict[str, Any]:
     outcome, sync = ({name: tree[name] for name in names if name in tree} for names in (OUTCOME, ("synchronizer",)))
     return {
         "folder": os.path.realpath("."),
-        "settings": dict(_leaves(outcome)),
-        "inputs": dict(_leaves(sync)) | {os.path.realpath(file): _contents(file) for file in _files(config)},
+        "settings": dict(leaves(outcome, entry="[{}]")),
+        "inputs": dict(leaves(sync)) | {os.path.realpath(file): _contents(file) for file in _files(config)},
     }
 
 
@@ -74,18 +75,6 @@ def _moved(value: Any, old: str, new: str) -> Any:
         return [_moved(item, old, new) for item in value]
     is_inside = isinstance(value, str) and f"{value}{os.sep}".startswith(f"{old}{os.sep}")
     return new + value[len(old) :] if is_inside else value
-
-
-def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all leaves with dotted keys."""
-    for key, value in tree.items():
-        name = f"{above}.{key}" if above and key[:1] != "[" else f"{above}{key}"
-        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            value = {f"[{index}]": item for index, item in enumerate(value)}
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, name)
-        else:
-            yield name, value
 
 
 def _files(config: Config) -> Iterator[Path]:

@@ -154,14 +154,15 @@ def flatten(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in leaves(without_secrets(dict(config))) if value not in empty}
 
 
-def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value that is neither a section nor a list of sections, with its dotted key."""
-    if isinstance(value, Mapping):
+def leaves(value: Any, prefix: str = "", entry: str = ".{}") -> Iterator[tuple[str, Any]]:
+    """Yield each value that is neither a section nor a list of sections, with its dotted key, in which `entry` is the
+    form of a position in a list."""
+    if isinstance(value, Mapping) and (value or not prefix):
         for name, part in value.items():
-            yield from leaves(part, f"{prefix}.{name}" if prefix else str(name))
+            yield from leaves(part, f"{prefix}.{name}" if prefix else str(name), entry)
     elif isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         for position, part in enumerate(value):
-            yield from leaves(part, f"{prefix}.{position}")
+            yield from leaves(part, prefix + entry.format(position), entry)
     else:
         yield prefix, value
 
