@@ -309,7 +309,7 @@ class StepWiseRewardWorkflow(Workflow):
             self.run_async().send(None)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]
-        raise TypeError(f"{type(self).__name__} awaits in a step: derive it from Async{type(self).__base__.__name__}")
+        raise TypeError(f"{type(self).__name__} awaits in a step: derive it from the Async class")
 
     async def run_async(self) -> list[Experience]:
         """Return the answers of all steps, numbered by step."""
