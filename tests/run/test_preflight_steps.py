@@ -66,6 +66,13 @@ def test_supervised_epochs_fill_the_last_batch(data):
     assert steps_of(sft(data)) == Steps(8, "3 epochs of 10 rows")
 
 
+def test_held_out_rows_take_no_steps(data):
+    stage = sft(data)
+    held_out = stage.buffer.trainer_input.experience_buffer.with_values({"held_out": True})
+    both = stage.with_values({"buffer.trainer_input.auxiliary_buffers": {"test": held_out}})
+    assert steps_of(both) == steps_of(stage)
+
+
 def test_reason_is_given_for_unknown_steps(data, monkeypatch):
     monkeypatch.setattr(steps, "MOST_BYTES", 100)
     for config in (rft("openai/gsm8k"), sft(data / "later"), rft(data)):

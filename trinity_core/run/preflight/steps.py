@@ -60,7 +60,7 @@ def _explored(config: Config) -> Steps:
 def _supervised(config: Config) -> Steps:
     if len(shares(config)) > 1:
         return Steps(None, "batches are mixed from several data sets")
-    ((_, buffer, kind),) = supervised_inputs(config)
+    (_, buffer, kind), *_ = supervised_inputs(config)  # others are held out
     _check_readable([(buffer.storage_type or "file", buffer.path or "", buffer.split, buffer.subset_name)])
     read = read_rows(buffer.path or "", buffer.split, buffer.subset_name).rows
     usable = [row for row in read if is_readable(row, buffer.format, kind)]
