@@ -95,6 +95,9 @@ def test_a_trial_touches_nothing_of_the_run(tiny_folders: TinyFolders, tmp_path:
     assert tmp_path in trial.job_dir.parents and trial.buffer.total_steps == STEPS
     assert not trial.buffer.explorer_input.eval_tasksets and not trial.monitor.prometheus_port
     assert not trial.explorer.api_port
+    beside = {"explorer.eval_beside_training": True, "monitor.stop.tokens": 9}
+    beside_trial = trial_of(config.with_values(beside), tmp_path)
+    assert not beside_trial.explorer.eval_beside_training and beside_trial.monitor.stop.tokens is None
     assert trial.buffer.trainer_input.experience_buffer.path is None
     saved = {"experience_pipeline": {"save_input": True, "input_save_path": str(tmp_path / "mine.jsonl")}}
     assert operator_input_file(trial_of(config_from_dict(tree(tiny_folders, data_processor=saved)), tmp_path)) is None

@@ -30,7 +30,7 @@ from trinity_core.base.files import cache_folder, clear_errors, read_json, write
 from trinity_core.base.processes import cores, stop
 from trinity_core.base.waits import poll
 from trinity_core.config import Config, public_dict, stages, to_yaml
-from trinity_core.config.schema.monitor import PauseConfig
+from trinity_core.config.schema.monitor import PauseConfig, StopConfig
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics, series
 from trinity_core.hosting.gpus import survey
 from trinity_core.run.verdicts import asks_person
@@ -97,11 +97,13 @@ def trial_of(config: Config, folder: Path) -> Config:
         "buffer.total_steps": STEPS,
         "buffer.explorer_input.eval_tasksets": [],
         "explorer.api_port": 0,
+        "explorer.eval_beside_training": False,
         "trainer.save_interval": 0,
         "monitor.monitor_type": "tensorboard",
         "monitor.monitor_args": {},
         "monitor.prometheus_port": 0,
         "monitor.pause": PauseConfig(),
+        "monitor.stop": StopConfig(),
         "monitor.enable_ray_timeline": False,
     }
     if not config.is_supervised:
