@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import huggingface_hub.constants
+import numpy as np
 import pytest
 import torch
 from preflight_configs import config_of
+from safetensors.numpy import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trinity_core.run.preflight.checks import unready_node
@@ -118,3 +120,9 @@ def test_reason_is_given_for_a_model_of_unknown_size(tmp_path, config):
 def test_damaged_weights_have_no_parameters(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
     assert parameters_of(tmp_path) is None
+
+
+def test_weights_in_mistrals_other_form_are_not_counted_twice(tmp_path):
+    for name in ("consolidated", "model"):
+        save_file({"a": np.zeros((2, 3), np.float32)}, tmp_path / f"{name}.safetensors")
+    assert parameters_of(tmp_path) == 6

@@ -11,7 +11,7 @@ from typing import Any
 from trinity_core.base.errors import DataError
 from trinity_core.config import LoraConfig
 from trinity_core.data.files import looks_local
-from trinity_core.exchange.weights_digest import model_folder, safetensors_header
+from trinity_core.exchange.weights_digest import model_folder, safetensors_header, weight_files
 from trinity_core.rollout.inference.settings import head_channels, latent_numbers
 
 
@@ -102,7 +102,8 @@ def shape_from(config: dict[str, Any], parameters: int | None) -> ModelShape | N
 
 def parameters_of(folder: Path) -> int | None:
     """Count the parameters in a folder's safetensors by their headers; None if there are none, or one is damaged."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = [file for file in weight_files(folder) if file.suffix == ".safetensors"]
+    files = [file for file in files if not file.name.startswith("consolidated")] or files  # Mistral's other form
     try:
         shapes = [tensor["shape"] for file in files for tensor in safetensors_header(file).tensors.values()]
         return sum(map(math.prod, shapes)) if files else None
