@@ -23,7 +23,9 @@ from trinity_core.config import Config, load_config
 from trinity_core.config.findings import ConfigError
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data.experience import Experience
+from trinity_core.data.schedule import open_tasksets
 from trinity_core.data.task import Task
+from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.exchange.checkpoints.commit import write_manifest
 from trinity_core.exchange.store.archive import whole_line
 from trinity_core.exchange.tracking.answers import TaskAnswers
@@ -135,8 +137,8 @@ class Answering:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return configured(tmp_path, tmp_path)
+def config(tmp_path: Path, tiny_folder: Path) -> Config:
+    return configured(tmp_path, tmp_path, f"model.model_path={tiny_folder}")
 
 
 @pytest.mark.parametrize(
@@ -306,9 +308,7 @@ def test_the_gate_compares_with_the_champion_and_before_the_first_with_the_base(
 
 def test_only_a_stage_of_its_own_has_a_summary_of_the_gate(config: Config, tmp_path: Path) -> None:
     """`trinity promote` may be given a file with `gate.enable` and the name of the run whose checkpoint it promotes."""
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "config.json").write_text("{}")
-    stage = SimpleNamespace(config=config.with_values({"gate.champion": str(tmp_path / "base")}), made_from={})
+    stage = SimpleNamespace(config=config.with_values({"gate.champion": config.model.model_path}), made_from={})
     summary = config.job_dir / "summary.json"
     for has_checkpoint in (False, True):
         if has_checkpoint:
@@ -330,3 +330,19 @@ def test_champion_and_ancestors_of_runs_that_were_moved(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "new")
     assert champion_steps(tmp_path / "link" / "p" / "rft") == {4}
     assert [one.index for one in leaked_tasks(moved, [task(0, "What is two?"), task(1, "What is nine?")])] == [0]
+
+
+def test_rows_of_the_gate_are_those_of_the_engines(config: Config, tmp_path: Path) -> None:
+    """A prompt that is too long is no row for either."""
+    config = config.with_values({"model.enable_prompt_truncation": False, "model.max_prompt_tokens": 24})
+    lines = (tmp_path / "test.jsonl").read_text().splitlines()
+    lines[3] = lines[3].replace("How many", "How many " * 30)
+    (tmp_path / "test.jsonl").write_text("\n".join(lines))
+    opened, _ = open_tasksets(config, policy_encoder(config.model), is_eval=True)
+    tasks = read_held_out(config, "nowhere").tasks["test"]
+    assert len(tasks) == 39 and all(opened[task.index].location == task.location for task in tasks)
+
+
+def test_a_gate_without_any_task_left_shows_nothing(config: Config) -> None:
+    test = compare(Answering(config, {}), Path("a"), Path("b"), HeldOut({"test": [], "old": []}, {}, False))  # type: ignore[arg-type]
+    assert test.finding is Finding.OPEN

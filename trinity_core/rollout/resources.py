@@ -18,7 +18,7 @@ from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Message
 from trinity_core.data.joined import JoinedInputs, open_inputs
-from trinity_core.data.rejected import RejectedRows
+from trinity_core.data.rejected import FAILED_IN_A_ROW, RejectedRows
 from trinity_core.data.schedule import TaskSchedule, open_tasksets
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
@@ -90,14 +90,16 @@ class Resources:
         return self.pool.busy.seconds, self.runner.scoring.seconds, self.pool.tokens
 
     async def evaluated(self, taskset: Taskset, version: int, rows: Sequence[int] | None = None) -> list[Outcome]:
-        """Let the model answer an eval set, or these rows of it. Raises TrinityError if every task fails."""
+        """Let the model answer an eval set, or these rows of it. Raises TrinityError if every task fails, of at least
+        `FAILED_IN_A_ROW` rows."""
         title, tasks = f"version {version} on {taskset.name}", self._eval_tasks(taskset, rows)
         self.evaluation = progress = EvaluationProgress(f"evaluates {title}", len(tasks))
         try:
             outcomes = await self.runner.run(tasks, self._at_once_in_eval(taskset), ended=progress.one_more)
         finally:
             self.evaluation = None
-        check_failures(f"the evaluation of {title}", outcomes)
+        if rows is None or len(outcomes) >= FAILED_IN_A_ROW:
+            check_failures(f"the evaluation of {title}", outcomes)
         return outcomes
 
     def _at_once_in_eval(self, taskset: Taskset) -> int:

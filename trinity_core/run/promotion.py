@@ -17,8 +17,9 @@ from typing import Any
 
 from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.config import Config
+from trinity_core.data.schedule import open_tasksets
 from trinity_core.data.task import Task
-from trinity_core.data.taskset import Taskset
+from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.answers import TaskAnswers
 from trinity_core.exchange.tracking.champions import Champion, champion, point_alias, promote
@@ -86,6 +87,8 @@ def run_gate(stage: Stage, frontend: Frontend) -> dict[str, Any]:
         approval = frontend.approves(config, verdict.text)
         verdict = replace(verdict, verdict="not approved" if approval is None else PROMOTED, approval=approval)
     log.info("%s", verdict.text)
+    if candidate == before and present is not None:
+        point_alias(config, present)  # unless an earlier attempt was killed before it did
     if verdict.verdict == PROMOTED:
         replaced = None if present is None else present.model
         point_alias(config, promote(config.job_dir.parent, str(candidate), replaced, asdict(verdict)))
@@ -126,8 +129,8 @@ def read_held_out(config: Config, candidate: str) -> HeldOut:
     tasks: dict[str, Sequence[Task]] = {}
     leaked: dict[str, Sequence[str]] = {}
     is_refused = False
-    for source in config.buffer.explorer_input.eval_tasksets:
-        name, read = str(source.name), Taskset.read(source, config.seed, is_eval=True).tasks()
+    for taskset in open_tasksets(config, policy_encoder(config.model), is_eval=True):  # as the explorer opens them
+        name, read = taskset.name, taskset.tasks()
         trained_on = {task.index: task.location for task in leaked_tasks(candidate, read)}
         chosen = [task for task in read if task.index not in trained_on]
         Random(f"{config.seed} {name}").shuffle(chosen)
@@ -177,7 +180,7 @@ def _looks(
     together = [task for name in gains for task in of_sets.pop(name)]
     Random(f"{seed} gain").shuffle(together)
     pools = [(together, size * len(gains)), *((pool, size) for pool in of_sets.values())]
-    for look in range(max(-(-len(pool) // number) for pool, number in pools if pool)):
+    for look in range(max((-(-len(pool) // number) for pool, number in pools if pool), default=0)):
         yield [task for pool, number in pools for task in pool[look * number : (look + 1) * number]]
 
 
