@@ -135,6 +135,13 @@ def test_the_model_of_a_pipeline_is_the_one_that_was_trained_last(tmp_path: Path
     assert summary["stopped_early"] == "rft: enough"
 
 
+def test_a_pipeline_has_the_verdict_of_its_gate_and_the_last_score(tmp_path: Path) -> None:
+    _, rft = run_all(tmp_path)
+    gate = rft | {"hf_dir": None, "score": None, "gate": {"verdict": "no better", "candidate": "c"}}
+    summary = driver.pipeline_summary(plan_stages(pipeline_of(tmp_path)), {}, {"rft": rft, "gate": gate})
+    assert (summary["score"], summary["gate"]["verdict"]) == (rft["score"], "no better")
+
+
 def test_stages_run_again_from_the_first_changed_one(tmp_path: Path) -> None:
     first, _ = run_all(tmp_path)
     assert finished(loaded(tmp_path, "seed=7")) == [None, None]
@@ -142,6 +149,14 @@ def test_stages_run_again_from_the_first_changed_one(tmp_path: Path) -> None:
     changed = loaded(tmp_path)
     changed[1] = changed[1].with_values({"buffer.total_steps": 500})
     assert finished(changed) == [first, None]
+
+
+def test_a_stage_that_was_run_with_another_model_is_not_done(tmp_path: Path) -> None:
+    """Not with the previous stage's: by hand, as by `trinity promote --candidate`."""
+    first, second = run_all(tmp_path)
+    part = loaded(tmp_path)[1]
+    write_summary(part, second | {"made_from": made_from(start_from(part, str(tmp_path / "other/model")))})
+    assert finished(loaded(tmp_path)) == [first, None]
 
 
 @pytest.mark.campaign

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import TransientFault, TrinityError, on_failure
@@ -175,7 +176,7 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
             done = stage.done or _left_out(config, stage)
             summaries[stage.name] = done or run_stage(stage.flow, stage.name, model_path=model_path)
             model_path = summaries[stage.name]["hf_dir"] or model_path
-        last = plan.stages[-1].name
+        last = next((stage.name for stage in reversed(plan.stages) if stage.flow != "gate"), "")
         if plan.evaluates == last and summaries[last]["score"] is None and not summaries[last].get("left_out"):
             scored = run_stage("evaluate", last, which="latest", run=summaries[last]["name"])
             seconds = round(summaries[last]["seconds"] + scored["seconds"], 2)
@@ -274,8 +275,12 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
         if recorded is not None:
             recorded_start, now = recorded.get("made_from"), made_from(start)
             differing = differences(recorded_start, now, "settings")
-            # The previous stage's model may have been moved.
-            changed = [name for name in differing if not model or now["settings"].get(name) != normalised(model)]
+            settings, wanted = (recorded_start or {}).get("settings", {}), now["settings"]
+            changed = [
+                name
+                for name in differing
+                if not (model and wanted.get(name) == normalised(model) and _is_moved(settings.get(name), model))
+            ]
             if changed:
                 log.warning(OTHER_SETTINGS, config.name, ", ".join(changed))
             else:
@@ -285,6 +290,11 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
                 model = summary["hf_dir"] or model
         summaries.append(summary)
     return summaries
+
+
+def _is_moved(recorded: Any, model: str) -> bool:
+    """True if a recorded model is that of the same checkpoint of a run, which may have been moved."""
+    return Path(str(recorded)).parts[-5:] == Path(model).parts[-5:]
 
 
 def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any]:
@@ -309,7 +319,8 @@ def pipeline_summary(plan: Plan, base_summary: dict[str, Any], summaries: dict[s
     return {
         **{name: value for name, value in trained[-1].items() if name != "results"},
         "name": plan.config.name,
-        "score": last["score"],
+        "score": next((score for one in reversed(summaries.values()) if (score := one["score"]) is not None), None),
+        **({"gate": last["gate"]} if last.get("gate") else {}),
         "scores": scores_by_stage(base_summary, summaries),
         "steps": {name: summary["step"] for name, summary in summaries.items()},
         "stopped_early": "; ".join(early) or None,

@@ -144,6 +144,8 @@ def summary_text(summary: dict[str, Any]) -> str:
         lines.append(f"{title:11}{summary[key]}")
     if (best := summary.get("best")) and best["step"] != summary["step"]:
         lines.append(f"{'best':11}step {best['step']}, score {best['score']:.3f}: {best['checkpoint_dir']}")
+    if gate := summary.get("gate"):
+        lines.append(f"{'gate':11}{gate['verdict']}: {gate['candidate']}")
     if ended := summary.get("stopped_early") or "":
         lines.append(f"{'ended by':11}{ended}")
     pauses = [recorded_pause(pause, "pauses").text for pause in summary.get("pauses", ())]
