@@ -170,6 +170,7 @@ TURN = {"role": "user", "content": "a"}
         ({"prompt": "a", "completion": "b"}, "sft", {"prompt_key": "prompt", "response_key": "completion"}),
         ({"messages": [TURN, TURN]}, "sft", {"prompt_type": "messages", "messages_key": "messages"}),
         ({"prompt": [TURN], "completion": [TURN]}, "sft", {"prompt_type": "messages", "messages_key": "messages"}),
+        ({"prompt": "a", "messages": [TURN, TURN]}, "sft", {"prompt_type": "messages", "messages_key": "messages"}),
     ],
 )
 def test_rows_without_rewards_are_examples(tmp_path, row, algorithm, form):

@@ -130,9 +130,11 @@ def train(
         tree = _with_settings(tree, settings or {})
         tree["continue_from_checkpoint"] = resume
         shown = (Path.cwd() / expanded(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints")).absolute()
-        shares = "monitor" not in tree and not mlflow_writer.fault_of(None, shown)
+        monitor = tree.get("monitor", {})
+        elsewhere = monitor.get("monitor_type", "mlflow") != "mlflow" or "uri" in monitor.get("monitor_args", {})
+        shares = not elsewhere and not mlflow_writer.fault_of(None, shown)
         if shares:
-            tree["monitor"] = {"monitor_args": {"uri": default_uri(shown)}}
+            tree = source.merge(tree, {"monitor": {"monitor_args": {"uri": default_uri(shown)}}})
         config_file = root / "config.yaml"
         files[config_file] = dump(tree).encode()
         with _written(files):
@@ -276,7 +278,8 @@ def _data_set(file: Path, rows: Rows, files: dict[Path, bytes], has_rewards: boo
             raise InputError(f"row {number} has a value that cannot be written as JSON: {error}") from error
         if missing := [name for name in columns if name not in row]:
             raise InputError(f"row {number} has no column {missing[0]!r}, which row 0 has")
-        if PROMPT in row and isinstance(row[PROMPT], str) != (form.get("prompt_type") != "messages"):
+        reads_prompt = "prompt_key" in form or form.get("messages_key") == PROMPT
+        if reads_prompt and PROMPT in row and isinstance(row[PROMPT], str) != (form.get("prompt_type") != "messages"):
             raise InputError(f"row {number}: 'prompt' is {type(row[PROMPT]).__name__}, in row 0 it is another type")
     if not lines:
         raise InputError("there are no rows to train on")
