@@ -67,6 +67,11 @@ def stop_rules(config: Config) -> Iterator[Finding]:
     for key, budgets in (("monitor.stop", stop), ("monitor.stop.pipeline", stop.pipeline)):
         if budgets.price is not None and config.cluster.price_per_hour is None:
             yield conflict(config, f"{key}.price", f"needs the price of an hour: set {price}.", price)
+    sets, interval = "buffer.explorer_input.eval_tasksets", "explorer.eval_interval"
+    is_scored = config.buffer.explorer_input.eval_tasksets and config.explorer.eval_interval
+    for name in ("patience", "target"):
+        if getattr(stop, name) is not None and config.mode == "both" and not is_scored:
+            yield conflict(config, f"monitor.stop.{name}", f"needs scores: set {sets} and {interval}.", sets)
 
 
 def pause_rules(config: Config) -> Iterator[Finding]:

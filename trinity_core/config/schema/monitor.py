@@ -25,7 +25,7 @@ from trinity_core.config.types import (
 
 
 class BudgetConfig(Section):
-    """What may be spent, counting all attempts."""
+    """What may be spent, counting all attempts; tokens and requests without those of undone steps."""
 
     tokens: Count | None = None
     """Sampled tokens; for supervised runs, tokens trained on."""
