@@ -185,6 +185,8 @@ TABLE = [
         f"{BUFFER}.replay_buffer={{enable: true, reuse_cooldown_time: 1}}",
     ),
     mistake("conflict", "explorer.rollout_model.engine_num=3"),
+    mistake("conflict", f"monitor.stop.target=0.9 & {INPUT}.eval_tasksets=[]"),
+    mistake("conflict", "monitor.stop.patience=2 & explorer.eval_interval=0"),
     mistake(
         "conflict",
         "cluster.node_num=4 & cluster.gpu_per_node=4 & cluster.ray_address=auto & "
