@@ -45,6 +45,7 @@ GIVEN = {
     "task",
     "experiences",
     "data_juicer_server",
+    "plugin_dir",
     "info",
     "items",
     "models",

@@ -130,9 +130,7 @@ def train(
         tree = _with_settings(tree, settings or {})
         tree["continue_from_checkpoint"] = resume
         shown = (Path.cwd() / expanded(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints")).absolute()
-        monitor = tree.get("monitor", {})
-        elsewhere = monitor.get("monitor_type", "mlflow") != "mlflow" or "uri" in monitor.get("monitor_args", {})
-        shares = not elsewhere and not mlflow_writer.fault_of(None, shown)
+        shares = not _tracks_elsewhere(tree.get("monitor", {})) and not mlflow_writer.fault_of(None, shown)
         if shares:
             tree = source.merge(tree, {"monitor": {"monitor_args": {"uri": default_uri(shown)}}})
         config_file = root / "config.yaml"
@@ -148,6 +146,10 @@ def train(
     job_dir = config.with_values({"name": summary["name"]}).job_dir
     _link(job_dir, shown)
     return TrainResult(job_dir, config_file, summary)
+
+
+def _tracks_elsewhere(monitor: Mapping[str, Any]) -> bool:
+    return monitor.get("monitor_type", "mlflow") != "mlflow" or "uri" in monitor.get("monitor_args", {})
 
 
 def _link(job_dir: Path, shown: Path) -> None:
