@@ -19,7 +19,7 @@ from trinity_core.config import Config, config_from_dict
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.run_record import read_record
-from trinity_core.exchange.tracking.writers import RunOutcome
+from trinity_core.exchange.tracking.writers import RunOutcome, Writer
 from trinity_core.hosting.actors import Actors, Trainers
 from trinity_core.hosting.cluster import Cluster
 from trinity_core.hosting.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken, Stopped, withdraw
@@ -86,14 +86,6 @@ def lose_the_store(attempt: RunAttempt) -> None:
     attempt.tracking()
     MetricsFile(attempt.config.job_dir, "trainer").write(1, {"loss": 1.0})
     (Path(attempt.config.checkpoint_root_dir) / "mlflow.db").write_bytes(b"no database" * 1000)
-
-
-def end_looks(attempt: RunAttempt) -> None:
-    """From now on the run's end alone looks at the tracking system, while no other look is under way."""
-    attempt.tracking()
-    assert attempt._tracking is not None and attempt._tracking._forwarder is not None
-    attempt._tracking._forwarder._done.set()
-    attempt._tracking._forwarder._thread.join()
 
 
 @pytest.fixture
@@ -163,10 +155,9 @@ def is_awaited(config: Config) -> bool:
 def test_a_failed_run_keeps_its_error_if_tracking_fails_too(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity_core.exchange.tracking.forwarder.FAILED_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("trinity_core.exchange.tracking.forwarder.FAILED_CLOSE_SECONDS", 2.0)
     attempt = begin(root)
     with pytest.raises(TransientFault), attempt:
-        end_looks(attempt)
         lose_the_store(attempt)
         raise TransientFault("the node died")
     assert "not a database" in caplog.text
@@ -174,10 +165,9 @@ def test_a_failed_run_keeps_its_error_if_tracking_fails_too(
 
 @pytest.mark.slow
 def test_a_run_whose_metrics_were_not_tracked_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_core.exchange.tracking.forwarder.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("trinity_core.exchange.tracking.forwarder.CLOSE_SECONDS", 2.0)
     attempt = begin(root)
     with pytest.raises(Exception, match="not a database"), attempt:
-        end_looks(attempt)
         lose_the_store(attempt)
 
 
@@ -191,18 +181,22 @@ def test_tracking_that_opens_after_the_end_is_closed(
     """An attempt that fails early does not wait for it, and the next attempt opens it anew."""
     go_on, closed = threading.Event(), list[RunOutcome]()
 
+    class Late(Writer):
+        def close(self, outcome: RunOutcome) -> None:
+            closed.append(outcome)
+
     def late(*_: Any) -> Any:
         assert go_on.wait(60)
-        return SimpleNamespace(close=closed.append, faults=())
+        return Late()
 
     monkeypatch.setattr("trinity_core.run.tracking_thread.open_writer", late)
-    monkeypatch.setattr("trinity_core.run.tracking_thread.FAILED_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("trinity_core.exchange.tracking.forwarder.FAILED_CLOSE_SECONDS", 0.1)
     with pytest.raises(type(error)), begin(tmp_path) as attempt:
         raise error
     assert attempt._tracking is not None
     go_on.set()
-    attempt._tracking._opening.join(60)
-    assert closed == [outcome] and "forwarder" not in {thread.name for thread in threading.enumerate()}
+    attempt._tracking._thread.join(60)
+    assert closed == [outcome] and "tracking" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from trinity_core.exchange.tracking.metrics_file import (
     Tail,
     explorer_source,
     metrics_path,
+    was_tracked,
 )
 from trinity_core.exchange.tracking.prometheus import PrometheusPage
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, rollouts_table, traces_dir
@@ -81,10 +82,16 @@ def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> 
 
 MOST_TRACES = 50
 """Maximum number of steps whose rollouts wait to be sent as traces; MLflow takes about twenty traces a second."""
+OPEN_SECONDS = 300.0
+"""Time for the tracking system to open: a new MLflow database on a busy machine takes a minute."""
+AGAIN_SECONDS = 5.0
+"""Time between two attempts to open a tracking system that is away."""
 CLOSE_SECONDS = 60.0
 """Time for the tracking system to take the last metrics at the end of a run."""
 FAILED_CLOSE_SECONDS = 5.0
 """The same after a failed or stopped run: Prefect kills it 30 s after asking it to end."""
+FILES_SECONDS = 1800.0
+"""Further time for an attempt in progress to send files."""
 
 
 class Forwarder:
@@ -108,7 +115,7 @@ class Forwarder:
     ) -> None:
         self.job_dir = Path(job_dir)
         self.writer = writer
-        self._page = page
+        self.page = page
         self._streams = ROLES[role]
         self._registers = role in REGISTERING
         self._own = explorer_source(explorer) if explorer and writer.per_explorer else ""
@@ -153,8 +160,8 @@ class Forwarder:
     def _forward_lines(self, tail: Tail) -> int:
         with tail.exclusive():
             lines, position = tail.read()
-            if lines and self._page is not None:
-                self._page.show(lines)
+            if lines and self.page is not None:
+                self.page.show(lines)
             if lines:
                 self.writer.log(lines)
             tail.advance(position)
@@ -218,56 +225,116 @@ class Forwarder:
 
 
 class ForwarderThread:
-    """Polls a forwarder every few seconds during the run, and once more at the end."""
+    """Opens the tracking system, polls its forwarder every few seconds, and ends the run there, all in one thread.
 
-    def __init__(self, forwarder: Forwarder, seconds: float = 2.0) -> None:
-        self._forwarder = forwarder
-        self._seconds = seconds
-        self._faults: tuple[type[Exception], ...] = (*forwarder.writer.faults, TransientFault)
-        self._done = threading.Event()
-        self._warned = False
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
+    MLflow's import and a new database take seconds, in which the engines start. If the tracking system of an already
+    tracked run does not answer, the run continues, and tracking opens later. At a run's first start the address may be
+    wrong, so there it is a TransientFault.
+    """
+
+    def __init__(self, job_dir: Path, make: Callable[[], Forwarder], seconds: float = 2.0) -> None:
+        """`make` opens the tracking system."""
+        self._job_dir, self._make, self._seconds = job_dir, make, seconds
+        self._forwarder: Forwarder | None = None
+        self._error: BaseException | None = None
+        self._settled = threading.Event()
+        """Set once the tracking system is open, away, or has been given up."""
+        self._ends = threading.Event()
+        """Set at the end of the run, with `_outcome` and `_deadline`."""
+        self._outcome = RunOutcome.FINISHED
+        self._deadline = 0.0
+        self._is_closing = self._warned = False
+        self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._thread.start()
 
+    def writer(self) -> Writer | None:
+        """Return the writer once it is open; None while the tracking system is away. Raises why it does not open."""
+        if not self._settled.wait(OPEN_SECONDS):
+            raise TransientFault(f"the tracking system did not open within {OPEN_SECONDS:g} s (section monitor)")
+        self.check()
+        return None if self._forwarder is None else self._forwarder.writer
+
     def check(self) -> None:
-        """Raise the permanent error that ended the polling, if any."""
+        """Raise why tracking has been given up. A tracking system that is temporarily away is no reason."""
         if self._error is not None:
             raise self._error
 
     def close(self, outcome: RunOutcome) -> None:
-        """Stop polling and forward the rest, for up to `CLOSE_SECONDS` (`FAILED_CLOSE_SECONDS`).
+        """Forward the rest and end the run in the tracking system, for up to `CLOSE_SECONDS` (`FAILED_CLOSE_SECONDS`).
 
         What the tracking system does not take, because it is away or the run was deleted there, is sent at the next
         start of the run. Other errors of the last attempt are raised.
         """
-        self._done.set()
+        known = self._error
+        if outcome.is_success:
+            self.writer()
         patience = CLOSE_SECONDS if outcome.is_success else FAILED_CLOSE_SECONDS
-        deadline = time.monotonic() + patience
+        self._outcome, self._deadline = outcome, time.monotonic() + patience
+        self._ends.set()
         self._thread.join(patience)
-        for _ in poll(deadline - time.monotonic(), self._seconds):
-            try:
-                if self._thread.is_alive():
-                    raise TimeoutError("it does not answer")
-                self._forwarder.close(outcome)
+        if self._is_closing:
+            self._thread.join(FILES_SECONDS)
+        if self._thread.is_alive():
+            warn_unsent("it does not answer", self._job_dir)
+        if self._error is not None and self._error is not known:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._forwarder = self._open()
+            if self._forwarder is None:
+                warn_unsent("it could not be opened", self._job_dir)
                 return
-            except self._faults as error:
+            self._settled.set()
+            faults = (*self._forwarder.writer.faults, TransientFault)
+            self._poll(self._forwarder, faults)
+            self._close(self._forwarder, faults)
+        except BaseException as error:  # noqa: BLE001 - raised to whoever asks for the writer
+            self._error = error
+        finally:
+            self._settled.set()
+            if self._forwarder is not None and self._forwarder.page is not None:
+                self._forwarder.page.close()
+
+    def _open(self) -> Forwarder | None:
+        """Return the forwarder; None if the tracking system was away until the run ended."""
+        while True:
+            is_last = self._ends.is_set()
+            try:
+                return self._make()
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                if not was_tracked(self._job_dir):
+                    raise TransientFault(str(error)) from error
+                self._warn(error)
+            self._settled.set()
+            if is_last:
+                return None
+            self._ends.wait(AGAIN_SECONDS)
+
+    def _poll(self, forwarder: Forwarder, faults: tuple[type[Exception], ...]) -> None:
+        while not self._ends.wait(self._seconds):
+            try:
+                forwarder.poll()
+                self._warned = False
+            except faults as error:
+                self._warn(error)
+            except Exception as error:  # noqa: BLE001 - raised by `check`, which ends the run
+                self._error = self._error or error
+
+    def _close(self, forwarder: Forwarder, faults: tuple[type[Exception], ...]) -> None:
+        self._is_closing = True
+        for _ in poll(self._deadline - time.monotonic(), self._seconds):
+            try:
+                forwarder.close(self._outcome)
+                return
+            except faults as error:
                 self._warn(error)
                 fault = error
         if not is_away(fault):
             raise fault
-        warn_unsent(fault, self._forwarder.job_dir)
-
-    def _run(self) -> None:
-        while not self._done.wait(self._seconds):
-            try:
-                self._forwarder.poll()
-                self._warned = False
-            except self._faults as error:
-                self._warn(error)
-            except Exception as error:
-                self._error = error
-                raise
+        warn_unsent(fault, self._job_dir)
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:
