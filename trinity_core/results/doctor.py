@@ -1,6 +1,6 @@
 """`trinity doctor`: faults of a run that did not end it, found in what the run has stored.
 
-A check is a pure function over `Evidence`, and yields a `Diagnosis` only for signs that a healthy run does not show:
+A check is a pure function over `Evidence`, and yields only signs that a healthy run does not show:
 `benchmarks/wrong_runs.py` counts the injected faults that are named and the clean runs that are accused.
 """
 
@@ -42,8 +42,11 @@ class Diagnosis:
         return f"{self.check}: {self.evidence}. {self.cause}. {self.next_step}."
 
 
-Check = Callable[[Evidence], Iterator[Diagnosis]]
+Sign = tuple[str, str, str]
+"""Evidence, cause and next step of a `Diagnosis`."""
+Check = Callable[[Evidence], Iterator[Sign]]
 CHECKS: dict[str, Check] = {}
+"""Name of a check, that of its function, → the check."""
 
 
 def check(function: Check) -> Check:
@@ -52,7 +55,7 @@ def check(function: Check) -> Check:
 
 
 def diagnose(evidence: Evidence) -> list[Diagnosis]:
-    return [diagnosis for function in CHECKS.values() for diagnosis in function(evidence)]
+    return [Diagnosis(name, *sign) for name, check in CHECKS.items() for sign in check(evidence)]
 
 
 def diagnose_runs(
@@ -91,16 +94,14 @@ def doctor_json(found: Mapping[str, Sequence[Diagnosis]]) -> dict[str, Any]:
 
 
 @check
-def contradiction(evidence: Evidence) -> Iterator[Diagnosis]:
+def contradiction(evidence: Evidence) -> Iterator[Sign]:
     """Store, checkpoints and archive disagree about a task."""
     for problem in evidence.contradictions:
-        yield Diagnosis(
-            "contradiction", problem, "The run's own records disagree", "See `trinity audit --checkpoint-dir DIR`"
-        )
+        yield problem, "The run's own records disagree", "See `trinity audit --checkpoint-dir DIR`"
 
 
 @check
-def repeated_tasks(evidence: Evidence) -> Iterator[Diagnosis]:
+def repeated_tasks(evidence: Evidence) -> Iterator[Sign]:
     """A task came again before the others of its epoch."""
     times: Counter[str] = Counter()
     epoch: Counter[str] = Counter()
@@ -108,8 +109,7 @@ def repeated_tasks(evidence: Evidence) -> Iterator[Diagnosis]:
         taskset = task.rpartition("/")[0]
         times[task] += 1
         if times[task] < epoch[taskset]:
-            yield Diagnosis(
-                "repeated-tasks",
+            yield (
                 f"draw {number + 1} is task {task} for the {times[task]}. time, after another of its task set was "
                 f"drawn {epoch[taskset]} times",
                 "Tasks were repeated or left out within an epoch",
@@ -120,11 +120,10 @@ def repeated_tasks(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def skipped_tasks(evidence: Evidence) -> Iterator[Diagnosis]:
+def skipped_tasks(evidence: Evidence) -> Iterator[Sign]:
     """An explorer's position in its task sets moved further than by the tasks that it drew."""
     if evidence.skipped:
-        yield Diagnosis(
-            "skipped-tasks",
+        yield (
             f"explore {evidence.skipped[0]}",
             "Tasks, perhaps those of a whole epoch, were left out",
             "Compare the run's log around that step; `trinity audit` accounts for the tasks that were drawn",
@@ -132,11 +131,10 @@ def skipped_tasks(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def other_template(evidence: Evidence) -> Iterator[Diagnosis]:
+def other_template(evidence: Evidence) -> Iterator[Sign]:
     """The model was trained with another chat template than the one that is configured."""
     if evidence.other_template:
-        yield Diagnosis(
-            "other-template",
+        yield (
             f"the chat template of {evidence.other_template}, with which it was trained, differs from model."
             "custom_chat_template (or chat_template_path)",
             "The template drifted between two stages: the model does not know these prompts",
@@ -145,13 +143,12 @@ def other_template(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def lost_optimizer(evidence: Evidence) -> Iterator[Diagnosis]:
+def lost_optimizer(evidence: Evidence) -> Iterator[Sign]:
     """The optimizer counts fewer updates after a step than before it."""
     for step, count in evidence.updates.items():
         before = evidence.updates.get(step - 1, 0)
         if count < before:
-            yield Diagnosis(
-                "lost-optimizer",
+            yield (
                 f"the optimizer had taken {before} updates after train step {step - 1}, and {count} after step {step}",
                 "The run resumed without the optimizer's state: its moments began anew",
                 "Resume from a checkpoint with its optim_… files, by a release that restores them",
@@ -160,7 +157,7 @@ def lost_optimizer(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def schedule_restarted(evidence: Evidence) -> Iterator[Diagnosis]:
+def schedule_restarted(evidence: Evidence) -> Iterator[Sign]:
     """The learning rates of the first steps came again."""
     rates = _values(evidence.trained, "actor/lr")
     first = [rates.get(step) for step in (1, 2, 3)]
@@ -168,8 +165,7 @@ def schedule_restarted(evidence: Evidence) -> Iterator[Diagnosis]:
         return
     for step in rates:
         if step > 3 and [rates.get(step + i) for i in range(3)] == first:
-            yield Diagnosis(
-                "schedule-restarted",
+            yield (
                 f"the learning rates of train steps {step} to {step + 2} are those of steps 1 to 3",
                 "The schedule of the learning rate began anew in the middle of the run",
                 "Look for a resume before that step: the schedule must continue at the step of the checkpoint",
@@ -178,13 +174,12 @@ def schedule_restarted(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def eval_leak(evidence: Evidence) -> Iterator[Diagnosis]:
+def eval_leak(evidence: Evidence) -> Iterator[Sign]:
     """A tenth of the sampled evaluation prompts were trained on."""
     trained = {str(row.info.get("prompt")) for row in evidence.rows if row.info.get("prompt")}
     leaked = sorted(evidence.eval_prompts & trained)
     if len(leaked) >= max(3, 0.1 * len(evidence.eval_prompts)):
-        yield Diagnosis(
-            "eval-leak",
+        yield (
             f"{len(leaked)} of {len(evidence.eval_prompts)} sampled evaluation prompts were trained on, such as "
             f"{leaked[0][:80]!r}",
             "The score is no held-out score",
@@ -193,7 +188,7 @@ def eval_leak(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def no_update(evidence: Evidence) -> Iterator[Diagnosis]:
+def no_update(evidence: Evidence) -> Iterator[Sign]:
     """The last train steps changed nothing: every gradient, or the learning rate, is 0."""
     steps = {step: metrics for step, metrics in evidence.trained.items() if "actor/grad_norm" in metrics}
     recent = _last(steps, RECENT)
@@ -202,8 +197,7 @@ def no_update(evidence: Evidence) -> Iterator[Diagnosis]:
         norms, rates = ({steps[step].get(f"actor/{name}") for step in recent} for name in ("grad_norm", "lr"))
         cause = "The learning rate is 0" if rates == {0.0} else "The loss of every row is 0"
         zero = fmean(steps[step].get("advantages/zero_rows", 0.0) for step in recent)
-        yield Diagnosis(
-            "no-update",
+        yield (
             f"train steps {_span(recent)} learned nothing (gradient norms {sorted(norms, key=str)}, advantage 0 in "
             f"{zero:.0%} of rows)",
             cause if rates == {0.0} or zero < 1 else "All rollouts of a task have the same reward, in every group",
@@ -212,7 +206,7 @@ def no_update(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def constant_reward(evidence: Evidence) -> Iterator[Diagnosis]:
+def constant_reward(evidence: Evidence) -> Iterator[Sign]:
     """Every recent answer got the same reward, and the mean reward jumped to that value."""
     for source, steps in evidence.explored.items():
         rewarded = {step: metrics for step, metrics in steps.items() if "reward/std" in metrics}
@@ -229,8 +223,7 @@ def constant_reward(evidence: Evidence) -> Iterator[Diagnosis]:
         if evidence.is_solved or (earlier and not _is_jump(rewarded[max(earlier)], value)):
             continue
         began = f"since step {since}" if earlier else "from the first step on"
-        yield Diagnosis(
-            "constant-reward",
+        yield (
             f"{source}: every answer has the reward {value:g} {began} ({len(rewarded)} steps)",
             "The reward function gives one verdict to everything, or no answer succeeds",
             "Look at answers beside their rewards: `trinity view --checkpoint-dir DIR`",
@@ -238,7 +231,7 @@ def constant_reward(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def reward_fell(evidence: Evidence) -> Iterator[Diagnosis]:
+def reward_fell(evidence: Evidence) -> Iterator[Sign]:
     """The last quarter of the steps has a lower reward than the first, beyond noise, and no score rose."""
     for source, steps in evidence.explored.items():
         means = [*_values(steps, "reward/mean").values()]
@@ -249,8 +242,7 @@ def reward_fell(evidence: Evidence) -> Iterator[Diagnosis]:
         error = ((_variance(first) + _variance(last)) / quarter) ** 0.5
         risen = any(scores[-1].accuracy > scores[0].accuracy for scores in evidence.scores.values())
         if fmean(last) < fmean(first) - SIGMAS * max(error, 1e-9) and fmean(last) < 0.9 * fmean(first) and not risen:
-            yield Diagnosis(
-                "reward-fell",
+            yield (
                 f"{source}: reward {fmean(first):.3g} in the first {quarter} steps, {fmean(last):.3g} in the last",
                 "The policy got worse at what it is rewarded for",
                 "Lower algorithm.optimizer.lr, and begin again from an earlier checkpoint",
@@ -258,15 +250,14 @@ def reward_fell(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def score_fell(evidence: Evidence) -> Iterator[Diagnosis]:
+def score_fell(evidence: Evidence) -> Iterator[Sign]:
     """A held-out score is below the first one, with disjoint intervals."""
     for taskset, scores in evidence.scores.items():
         first, last = scores[0], scores[-1]
         if len(scores) > 1 and last.high < first.low:
             rewards = [mean for steps in evidence.explored.values() for mean in _values(steps, "reward/mean").values()]
             rose = len(rewards) > 1 and rewards[-1] > rewards[0]
-            yield Diagnosis(
-                "score-fell",
+            yield (
                 f"{taskset}: {first.accuracy:.3f} ({first.low:.3f} to {first.high:.3f}) at step {first.step}, "
                 f"{last.accuracy:.3f} ({last.low:.3f} to {last.high:.3f}) at step {last.step}",
                 "The reward rose meanwhile: the policy exploits it" if rose else "Training made the model worse",
@@ -275,7 +266,7 @@ def score_fell(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def reward_without_score(evidence: Evidence) -> Iterator[Diagnosis]:
+def reward_without_score(evidence: Evidence) -> Iterator[Sign]:
     """The training reward rose by most of its spread between answers, and no held-out score rose with it."""
     pairs = [(scores[0], scores[-1]) for scores in evidence.scores.values() if len(scores) > 1]
     for source, steps in evidence.explored.items():
@@ -286,8 +277,7 @@ def reward_without_score(evidence: Evidence) -> Iterator[Diagnosis]:
         risen = last - first > 0.75 * max(*spread[:2], 1e-9) and min(means[-RECENT:]) > max(means[:2])
         unmoved = all(late.accuracy - early.accuracy < 0.1 and late.low <= early.high for early, late in pairs)
         if risen and unmoved:
-            yield Diagnosis(
-                "reward-without-score",
+            yield (
                 f"{source}: reward {first:.3g} in the first steps, {last:.3g} in the last {RECENT}; "
                 + ", ".join(f"held-out score {early.accuracy:.3f}, then {late.accuracy:.3f}" for early, late in pairs),
                 "What is rewarded is not what the held-out score measures: a reward that the policy exploits or writes",
@@ -296,15 +286,14 @@ def reward_without_score(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def rollout_gap(evidence: Evidence) -> Iterator[Diagnosis]:
+def rollout_gap(evidence: Evidence) -> Iterator[Sign]:
     """Engines and trainer disagree about sampled tokens more and more."""
     gaps = _values(evidence.trained, "rollout_gap/mean")
     fresh = [step for step in gaps if evidence.trained[step].get("staleness/max", 0.0) == 0.0]
     if len(fresh) >= 2 * RECENT:
         first, last = (median(gaps[step] for step in part) for part in (fresh[:RECENT], fresh[-RECENT:]))
         if last > 0.02 and last > 3 * first:
-            yield Diagnosis(
-                "rollout-gap",
+            yield (
                 f"mean gap {first:.2g} nats a token at first, {last:.2g} in steps {_span(fresh[-RECENT:])}, with rows "
                 "of the newest version",
                 "An engine does not compute what the trainer computes: weights, template or temperature differ",
@@ -313,13 +302,12 @@ def rollout_gap(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def other_groups(evidence: Evidence) -> Iterator[Diagnosis]:
+def other_groups(evidence: Evidence) -> Iterator[Sign]:
     """The trainer compared rollouts in other groups than those that were stored."""
     for step, rows in evidence.batches.items():
         stored, trained = len({row.group for row in rows}), evidence.trained[step].get("experience/groups")
         if trained is not None and trained < stored:
-            yield Diagnosis(
-                "other-groups",
+            yield (
                 f"train step {step} was given {stored} groups and computed advantages in {trained:.0f}",
                 "Rollouts of different tasks were compared with each other",
                 "Compare the group names that the workflow returns with those in `trinity view`",
@@ -328,14 +316,13 @@ def other_groups(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def unsampled_tokens(evidence: Evidence) -> Iterator[Diagnosis]:
+def unsampled_tokens(evidence: Evidence) -> Iterator[Sign]:
     """Tokens have a loss that no policy sampled."""
     wrong = [(step, row) for step, rows in evidence.batches.items() for row in rows if len(_unsampled(row))]
     if wrong:
         step, row = wrong[0]
         index = int(_unsampled(row)[0])
-        yield Diagnosis(
-            "unsampled-tokens",
+        yield (
             f"{len(wrong)} of {len(evidence.rows)} rows train on tokens that no policy sampled; the first: train step "
             f"{step}, group {row.group}, run {row.run}, token {index} of the response",
             "A workflow's mask covers prompts or tool output, or is shifted",
@@ -344,7 +331,7 @@ def unsampled_tokens(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def reward_by_length(evidence: Evidence) -> Iterator[Diagnosis]:
+def reward_by_length(evidence: Evidence) -> Iterator[Sign]:
     """Within nearly every group the rewards are in the order of the lengths."""
     longer = shorter = groups = 0
     for rows in _groups(evidence):
@@ -357,8 +344,7 @@ def reward_by_length(evidence: Evidence) -> Iterator[Diagnosis]:
         longer, shorter = longer + (correlation > 0.9), shorter + (correlation < -0.9)
     count = max(longer, shorter)
     if groups >= 12 and count >= 0.8 * groups:
-        yield Diagnosis(
-            "reward-by-length",
+        yield (
             f"in {count} of {groups} groups the {'longer' if longer > shorter else 'shorter'} answer has the higher "
             "reward",
             "The reward follows the number of tokens, whatever they say",
@@ -367,7 +353,7 @@ def reward_by_length(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def short_answers(evidence: Evidence) -> Iterator[Diagnosis]:
+def short_answers(evidence: Evidence) -> Iterator[Sign]:
     """What is trained on is much shorter than what is sampled."""
     explored, length = evidence.explored.values(), "response_length/mean"
     sampled = [value for steps in explored for value in _values(steps, length).values()]
@@ -382,8 +368,7 @@ def short_answers(evidence: Evidence) -> Iterator[Diagnosis]:
         return
     longest = median([*_values(evidence.trained, "response_length/max").values()] or [np.inf])
     if median(trained) < 0.7 * median(sampled) or longest < median(sampled):
-        yield Diagnosis(
-            "short-answers",
+        yield (
             f"answers have {median(sampled):.3g} tokens when sampled, {median(trained):.3g} when trained on, at most "
             f"{longest:.3g}",
             "An operator, or explorer.over_rollout, drops the long ones",
@@ -392,14 +377,13 @@ def short_answers(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def cut_off(evidence: Evidence) -> Iterator[Diagnosis]:
+def cut_off(evidence: Evidence) -> Iterator[Sign]:
     """Most recent answers end at the limit of their length."""
     for source, steps in evidence.explored.items():
         truncated = _values(steps, "truncated/mean")
         recent = _last(truncated, RECENT)
         if len(recent) == RECENT and (share := fmean(truncated[step] for step in recent)) > 0.9:
-            yield Diagnosis(
-                "cut-off",
+            yield (
                 f"{source}: {share:.0%} of the answers of steps {_span(recent)} end at their length limit",
                 "The model does not end its answers, or model.max_response_tokens is too small",
                 "Compare the chat template's end of a turn with what the model was trained on",
@@ -407,30 +391,37 @@ def cut_off(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 @check
-def verifier_errors(evidence: Evidence) -> Iterator[Diagnosis]:
-    """A tenth of the recent answers got no verdict, or a fifth of the tasks failed."""
-    for source, steps in evidence.explored.items():
-        for name, total, most in (("verifier_errors", "experiences", 0.1), ("failed_tasks", "tasks", 0.2)):
-            recent = _last([step for step, metrics in steps.items() if metrics.get(total)], RECENT)
-            lost, count = (sum(steps[step].get(key, 0.0) for step in recent) for key in (name, total))
-            if count and lost > most * count:
-                yield Diagnosis(
-                    name.replace("_", "-"),
-                    f"{source}: {lost:.0f} of {count:.0f} in steps {_span(recent)}",
-                    "A verifier, judge or workflow fails for reasons of its own",
-                    "`trinity log --checkpoint-dir DIR --level WARNING` names the first failures",
-                )
+def verifier_errors(evidence: Evidence) -> Iterator[Sign]:
+    """A tenth of the recent answers got no verdict."""
+    return _lost(evidence, "verifier_errors", "experiences", 0.1)
 
 
 @check
-def other_reference(evidence: Evidence) -> Iterator[Diagnosis]:
+def failed_tasks(evidence: Evidence) -> Iterator[Sign]:
+    """A fifth of the recent tasks failed."""
+    return _lost(evidence, "failed_tasks", "tasks", 0.2)
+
+
+def _lost(evidence: Evidence, name: str, total: str, most: float) -> Iterator[Sign]:
+    for source, steps in evidence.explored.items():
+        recent = _last([step for step, metrics in steps.items() if metrics.get(total)], RECENT)
+        lost, count = (sum(steps[step].get(key, 0.0) for step in recent) for key in (name, total))
+        if count and lost > most * count:
+            yield (
+                f"{source}: {lost:.0f} of {count:.0f} in steps {_span(recent)}",
+                "A verifier, judge or workflow fails for reasons of its own",
+                "`trinity log --checkpoint-dir DIR --level WARNING` names the first failures",
+            )
+
+
+@check
+def other_reference(evidence: Evidence) -> Iterator[Sign]:
     """The policy is far from its reference before the first update."""
     if not evidence.trained or min(evidence.trained) != 1 or evidence.starts_from_adapter:
         return
     kl = evidence.trained[1].get("actor/kl_mean")
     if kl is not None and evidence.trained[1].get("staleness/max", 0.0) == 0.0 and abs(kl) > 0.02:
-        yield Diagnosis(
-            "other-reference",
+        yield (
             f"the KL to the reference is {kl:.3g} nats a token in train step 1, where both are the same model",
             "The reference is not the model that the run began with",
             "Compare model.model_path with the reference's folder",
