@@ -254,8 +254,8 @@ def up(
         state = start(Path.cwd(), port, lambda line: typer.echo(coloured(line)), restarts, pages)
     typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}")
     for page in pages:
-        if page.name in state.pages:
-            typer.echo(f"{page.title:11} {state.pages[page.name]}{page.home}")
+        for process in state.running(page.name):
+            typer.echo(f"{page.title:11} {process.url}{page.home}")
     typer.echo(f"Key         each page {asked_for(server_key(Path.cwd()))}")
     typer.echo(f"Try         {first_try(bool(survey()))}")
     if (Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints") / JUDGED).is_dir():

@@ -222,7 +222,7 @@ def test_what_commands_create_is_for_their_owner_and_the_group_of_a_shared_folde
     before = os.umask(umask)
     try:
         claim(tmp_path / "quickstart", 1, [root / "quick/run"])
-        page = Page("page", "Page", free_port(), [sys.executable, "-c", ""], notes={root / "page/note.json": ""})
+        page = Page("page", "Page", free_port(), [sys.executable, "-c", ""], note=root / "page/note.json")
         start_page(tmp_path, page, UpState("http://127.0.0.1:1/api", []), print)
         TaskQueue(root / "p/queue.db", "tasks").create()
         ExperienceStore.open(root / "p/store/buffer.db").close()

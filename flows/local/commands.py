@@ -11,11 +11,10 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -27,8 +26,8 @@ from flows.local.notifications import set_notifications
 from flows.local.server import (
     Process,
     UpState,
-    answers,
     client_environment,
+    comes_up,
     is_healthy,
     log_file,
     prefect_environment,
@@ -94,10 +93,10 @@ class Page:
     """The path that answers once the page is served."""
     home: str = ""
     """The path that people open first."""
-    notes: Mapping[Path, str] = field(default_factory=dict)
-    """Files that hold the page's address while it is served → URI of the store that it shows, or ""."""
-    meanwhile: Callable[[], None] = lambda: None
-    """Called while the page starts."""
+    note: Path | None = None
+    """File that holds the page's address, and `uri`, while it is served."""
+    uri: str = ""
+    """The store that it shows, if any."""
     unfit: str = ""
     """Why it cannot be served."""
 
@@ -115,21 +114,23 @@ def up(root: Path, port: int, say: Say, restarts: int = RESTARTS, pages: Sequenc
     """
     require_limits()
     with _alone(root):
-        state, began = UpState.load(root), datetime.now(UTC)
-        was_up = state is not None
-        if state is not None and not any(process.alive() for process in state.processes):
+        state = UpState.load(root)
+        if state is None:
+            state = UpState(_free_api_url(root, port))
+        elif not any(process.alive() for process in state.processes):
             _down(root, say)
-            state = None
-        state = state or UpState(_free_api_url(root, port), [])
+            state = UpState(_free_api_url(root, port), began=state.began)
         earlier = list(state.processes)
         with ExitStack() as on_failure:
             if not earlier:
                 on_failure.callback(_remove_notes, root, state)
             on_failure.callback(lambda: _stop([process for process in state.processes if process not in earlier], say))
             if not state.running("server"):
-                _start_server(root, port, state, say) if not earlier else _start_server_again(root, state, say)
+                if earlier:
+                    _make_way(root, state, say)
+                _start_server(root, state, say)
                 if not state.running("worker"):  # runs killed by a power cut are restarted; those of `down` are not
-                    _mark_left_runs(root, state.api_url, say, again=bool(was_up and restarts))
+                    _mark_left_runs(root, state.api_url, say, again=bool(state.began and restarts))
             else:
                 say(f"Already up: {state.api_url.removesuffix('/api')}")
             _notify(root, state.api_url, say)
@@ -139,21 +140,23 @@ def up(root: Path, port: int, say: Say, restarts: int = RESTARTS, pages: Sequenc
                 state.add(start_worker(root, state.api_url))
             if not state.running("supervisor"):
                 say("Starting the supervisor …")
-                since = began if was_up else datetime.now(UTC)
-                if ended := state.named("supervisor"):
-                    since = datetime.fromtimestamp(ended[0].started, UTC)
-                state.add(start_supervisor(root, state.api_url, since, restarts))
+                state.began = state.began or time.time()
+                state.add(start_supervisor(root, state.api_url, state.began, restarts))
             state.save(root)
             on_failure.pop_all()
+        if served:
+            describe_runs(_checkpoints(root))
         for page in served:
-            page.meanwhile()
-            wait_for_page(root, page, state.named(page.name)[0], say)
+            [process] = state.named(page.name)
+            if not comes_up(f"{page.url}{page.health}", process.alive, PAGE_SECONDS):
+                say(f"warning: {page.title} does not answer at {page.url}. See {log_file(page.name, root)}")
         _warn_of_another_server(state, say)
         return state
 
 
-def _start_server_again(root: Path, state: UpState, say: Say) -> None:
-    """Start a server that has ended at the address that worker and runs know. Raises TrinityError if it is taken."""
+def _make_way(root: Path, state: UpState, say: Say) -> None:
+    """Prepare the start of a server in place of one that has ended, at the address that worker and runs know. Raises
+    TrinityError if it is taken."""
     port = urlsplit(state.api_url).port or 0
     if not port_is_free(port):
         raise TrinityError(
@@ -161,8 +164,6 @@ def _start_server_again(root: Path, state: UpState, say: Say) -> None:
             "or call `trinity down`, which lets the runs save, and `trinity up --port N`."
         )
     _stop_supervisor(root, state, say)
-    _start_server(root, port, state, say)
-    state.save(root)
 
 
 def _stop_supervisor(root: Path, state: UpState, say: Say) -> None:
@@ -181,7 +182,8 @@ def _free_api_url(root: Path, port: int) -> str:
     return f"http://{LOOPBACK}:{port}/api"
 
 
-def _start_server(root: Path, port: int, state: UpState, say: Say) -> None:
+def _start_server(root: Path, state: UpState, say: Say) -> None:
+    port = urlsplit(state.api_url).port
     say(f"Starting the Prefect server on port {port} …")
     start = serve_command("--host", LOOPBACK, "--port", str(port), "--log-level", "warning")
     server = start_process("server", start, server_environment(state.api_url, root), root)
@@ -190,7 +192,7 @@ def _start_server(root: Path, port: int, state: UpState, say: Say) -> None:
     write_settings(root, state.api_url)
     say("Creating the work pool and the deployments …")
     make_pool(root, state.api_url)
-    _prefect(root, client_environment(state.api_url, root), "--no-prompt", "deploy", "--all")
+    _deploy(root, state.api_url)
 
 
 def _notify(root: Path, api_url: str, say: Say) -> None:
@@ -244,7 +246,7 @@ def status(root: Path) -> list[str]:
         + ("runs" if process.alive() else f"is gone; see {log_file(process.name, root)}")
         for process in state.processes
     ]
-    lines += [f"{name:9} {url}" for name, url in state.pages.items()]
+    lines += [f"{process.name:9} {process.url}" for process in state.processes if process.url]
     return [*lines, f"key       {key_file(root)}", f"logs      {state_dir(root) / 'log'}"]
 
 
@@ -270,8 +272,9 @@ def remove_settings(root: Path) -> None:
 
 def _remove_notes(root: Path, state: UpState) -> None:
     remove_settings(root)
-    for note in state.notes:
-        Path(note).unlink(missing_ok=True)
+    for process in state.processes:
+        if process.note:
+            Path(process.note).unlink(missing_ok=True)
 
 
 def _warn_of_another_server(state: UpState, say: Say) -> None:
@@ -338,24 +341,16 @@ def _stop(processes: Sequence[Process], say: Say) -> None:
         process.stop(grace, with_children=process.name not in ("supervisor", "studio"))
 
 
-def _prefect(root: Path, env: dict[str, str], *args: str) -> None:
+def _deploy(root: Path, api_url: str) -> None:
+    """Create all deployments of prefect.yaml. Raises TrinityError with what Prefect says."""
+    env = {**os.environ, **client_environment(api_url, root), "PWD": str(root)}  # prefect.yaml reads PWD
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     try:
-        done = subprocess.run(
-            _command(*args),
-            env={**os.environ, **env, "PWD": str(root)},  # prefect.yaml reads it
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=PREFECT_SECONDS,
-        )
+        done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=PREFECT_SECONDS)
     except subprocess.TimeoutExpired:
-        raise TrinityError(f"`prefect {' '.join(args)}` has not ended within {PREFECT_SECONDS:g} s") from None
+        raise TrinityError(f"`prefect deploy --all` has not ended within {PREFECT_SECONDS:g} s") from None
     if done.returncode:
-        raise TrinityError(f"`prefect {' '.join(args)}` failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
-
-
-def _command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "prefect", *args]
+        raise TrinityError(f"`prefect deploy --all` failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
 
 
 def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
@@ -363,16 +358,16 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     checkpoints = _checkpoints(root)
     uri = default_uri(checkpoints)
     command = [*mlflow_command(uri, checkpoints), "--port", str(port)]
-    home, notes = runs_path(checkpoints), {page_note(checkpoints, "mlflow"): uri}
-    return Page("mlflow", "MLflow", port, command, MLFLOW_HEALTH, home, notes, unfit=fault_of(uri, root))
+    note = page_note(checkpoints, "mlflow")
+    return Page(
+        "mlflow", "MLflow", port, command, MLFLOW_HEALTH, runs_path(checkpoints), note, uri, fault_of(uri, root)
+    )
 
 
 def studio_page(root: Path, port: int = STUDIO_PORT) -> Page:
     """Return Studio's page with the same runs, each with links to it, and the configurations below `root`."""
     command = [sys.executable, "-m", "studio", "--port", str(port)]
-    checkpoints = _checkpoints(root)
-    notes, describe = {page_note(checkpoints, "studio"): ""}, partial(describe_runs, checkpoints)
-    return Page("studio", "Studio", port, command, "/_stcore/health", "/runs", notes, describe)
+    return Page("studio", "Studio", port, command, "/_stcore/health", "/runs", page_note(_checkpoints(root), "studio"))
 
 
 def _checkpoints(root: Path) -> Path:
@@ -415,24 +410,12 @@ def start_page(root: Path, page: Page, state: UpState, say: Say) -> bool:
         say(f"warning: {page.title} is not served. {unfit}")
         return False
     say(f"Starting {page.title} on port {page.port} …")
-    for note, uri in page.notes.items():
-        private_folder(note.parent)
-        write_json(note, {"url": page.url, "uri": uri})
-    env = client_environment(state.api_url, root)
-    state.add(Process.of(page.name, start_process(page.name, [*page.command], env, root).pid))
-    state.pages[page.name] = page.url
-    state.notes[:] = sorted({*state.notes, *map(str, page.notes)})
+    if page.note is not None:
+        private_folder(page.note.parent)
+        write_json(page.note, {"url": page.url, "uri": page.uri})
+    child = start_process(page.name, [*page.command], client_environment(state.api_url, root), root)
+    state.add(Process.of(page.name, child.pid, page.url, str(page.note or "")))
     return True
-
-
-def wait_for_page(root: Path, page: Page, process: Process, say: Say) -> None:
-    """Wait until the page answers; warn if it ends first, or takes too long."""
-    for _ in poll(PAGE_SECONDS, pause=0.1):
-        if answers(f"{page.url}{page.health}"):
-            return
-        if not process.alive():
-            break
-    say(f"warning: {page.title} does not answer at {page.url}. See {log_file(page.name, root)}")
 
 
 def port_is_free(port: int, host: str = LOOPBACK) -> bool:

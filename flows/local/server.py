@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
@@ -51,10 +51,14 @@ class Process:
     pid: int
     started: float
     mark: str = ""
+    url: str = ""
+    """Address of the page that it serves."""
+    note: str = ""
+    """File that holds this address while the page is served."""
 
     @classmethod
-    def of(cls, name: str, pid: int) -> Process:
-        return cls(name, pid, psutil.Process(pid).create_time(), start_mark(pid))
+    def of(cls, name: str, pid: int, url: str = "", note: str = "") -> Process:
+        return cls(name, pid, psutil.Process(pid).create_time(), start_mark(pid), url, note)
 
     def alive(self) -> bool:
         """True if this process, not a later one with its id, still runs."""
@@ -70,16 +74,14 @@ class Process:
                 end(members, grace)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UpState:
     """The record of what `trinity up` has started."""
 
     api_url: str
-    processes: list[Process]
-    pages: dict[str, str] = field(default_factory=dict)
-    """Name of a process → address of the page that it serves."""
-    notes: list[str] = field(default_factory=list)
-    """Files with the pages' addresses, present while the pages are served."""
+    processes: list[Process] = field(default_factory=list)
+    began: float = 0.0
+    """Unix seconds of the first `up`, since when killed runs are restarted; 0 until its supervisor starts."""
 
     def save(self, root: Path | None = None) -> None:
         write_json(make_state_dir(root) / "up.json", asdict(self))
@@ -92,6 +94,7 @@ class UpState:
             record = read_json(path)
         if record is None:
             return None
+        record = {name: value for name, value in record.items() if name not in ("pages", "notes")}  # of older releases
         processes = [from_record(Process, process, path) for process in record["processes"]]
         return from_record(cls, record | {"processes": processes}, path)
 
@@ -225,12 +228,19 @@ class TemporaryServer:
             self._process.wait(STOP_SECONDS)
 
 
+def comes_up(url: str, is_alive: Callable[[], bool], seconds: float) -> bool:
+    """Wait until the address answers. Return False if its process ends first, or takes too long."""
+    for _ in poll(seconds, pause=0.05):
+        if answers(url):
+            return True
+        if not is_alive():
+            break
+    return False
+
+
 def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the server answers. Raises TrinityError with the end of its log if it ends or takes too long."""
-    for _ in poll(START_SECONDS, pause=0.05):
-        if is_healthy(api_url):
-            return
-        if process.poll() is not None:
-            break
+    if comes_up(f"{api_url}/health", lambda: process.poll() is None, START_SECONDS):
+        return
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
     raise TrinityError(f"The Prefect server at {api_url} did not come up. The end of {log}:\n{tail}")

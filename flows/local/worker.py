@@ -257,9 +257,10 @@ def restarts_left(states: Sequence[State[Any]], now: datetime, restarts: int) ->
     return max(restarts - len(recent), 0)
 
 
-def start_supervisor(root: Path, api_url: str, since: datetime, restarts: int) -> Process:
+def start_supervisor(root: Path, api_url: str, since: float, restarts: int) -> Process:
+    """Start the supervisor of runs that are killed after `since`, in Unix seconds."""
     command = [sys.executable, "-m", __name__, "--api-url", api_url]
-    command += ["--since", since.isoformat(), "--restarts", str(restarts)]
+    command += ["--since", str(since), "--restarts", str(restarts)]
     env = client_environment(api_url, root)
     return Process.of("supervisor", start_process("supervisor", command, env, root).pid)
 
@@ -267,12 +268,12 @@ def start_supervisor(root: Path, api_url: str, since: datetime, restarts: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--api-url", required=True)
-    parser.add_argument("--since", required=True, type=datetime.fromisoformat)
+    parser.add_argument("--since", required=True, type=float)
     parser.add_argument("--restarts", required=True, type=int)
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     with api_client(options.api_url) as client:
-        supervisor = Supervisor(client, Path.cwd(), options.since.astimezone(UTC), options.restarts)
+        supervisor = Supervisor(client, Path.cwd(), datetime.fromtimestamp(options.since, UTC), options.restarts)
         while True:
             supervisor.look()
             time.sleep(POLL_SECONDS)

@@ -158,7 +158,7 @@ import subprocess, sys, time
 import flows.local.commands
 from flows.local.server import Process
 
-def start(root, port, state, say):
+def start(root, state, say):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     state.add(Process.of("server", child.pid))
     print(child.pid, flush=True)
@@ -426,7 +426,7 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
     (tmp_path / "prefect.yaml").touch()
     children: list[subprocess.Popen[bytes]] = []
 
-    def start(root: Path, port: int, state: UpState, say: object) -> None:
+    def start(root: Path, state: UpState, say: object) -> None:
         children.append(sleeper())
         state.add(Process.of("server", children[0].pid))
 

@@ -88,10 +88,13 @@ class Deployed(ChaosRun):
         recorded: dict[str, Any] = json.loads((self.root / ".trinity/up.json").read_text())
         return recorded
 
+    def recorded(self, name: str) -> dict[str, Any]:
+        """The record of the process of that name which has been started last."""
+        [process] = [process for process in self.up()["processes"] if process["name"] == name]
+        return dict(process)
+
     def pid(self, name: str) -> int:
-        """Of the process of that name which has been started last."""
-        [process] = [process["pid"] for process in self.up()["processes"] if process["name"] == name]
-        return int(process)
+        return int(self.recorded(name)["pid"])
 
     def flow_run(self) -> dict[str, Any]:
         """The attacked flow run, as the UI shows it."""
@@ -292,7 +295,7 @@ def test_mlflow_has_parent_and_stages_with_steps_and_a_best_one(survivor: Deploy
     (model,) = [model for model in client.search_registered_models() if "rft" in model.name]
     assert client.get_model_version_by_alias(model.name, "best")
     link = json.loads((survivor.job / "summary.json").read_text())["tracking"]
-    assert link.startswith(survivor.up()["pages"]["mlflow"])
+    assert link.startswith(survivor.recorded("mlflow")["url"])
     asyncio.run(see_charts(survivor.with_key(link), tmp_path))
 
 
@@ -320,7 +323,7 @@ def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders:
     title, job = "Trinity-Flows/mine", deployed.root / "checkpoints/Trinity-Flows/mine"
 
     async def visit() -> int:
-        async with person_at(deployed.with_key(deployed.up()["pages"]["studio"]), tmp_path) as person:
+        async with person_at(deployed.with_key(deployed.recorded("studio")["url"]), tmp_path) as person:
             await person.choose_file("recipe.yaml", recipe.split("\n")[0])
             await person.copy("mine.yaml")
             await person.fill("checkpoint_root_dir", "checkpoints")
