@@ -26,6 +26,9 @@ LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; writing a line takes well under a millisecond."""
 LOCK_SECONDS = 60.0
 FORWARDED_PREFIX = "forwarded_"
+DROPPED = b"\t"
+"""Each byte of a line that `rewind` drops becomes this one, so that the positions of other lines stay. It may stand
+around a JSON value, and no line contains it otherwise."""
 SHOWN = (
     "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
     "tokens_per_second", "time/step", "timing_s/step", "timing_s/wait",
@@ -104,7 +107,7 @@ class MetricsFile:
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 size = os.fstat(file).st_size
-                cut_short = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+                cut_short = size > 0 and os.pread(file, 1, size - 1) not in (b"\n", DROPPED)
                 text = ("\n" * cut_short + json.dumps(line) + "\n").encode()
                 if os.write(file, text) < len(text):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
@@ -115,8 +118,8 @@ class MetricsFile:
 class MetricsReader:
     """Reads the file incrementally: each `read` returns the complete lines appended since the last one.
 
-    After a `rewind`, or once the file is gone, it calls `forget` and starts over. It detects that by remembering the
-    last line, which moves if anything before it was deleted. Not thread-safe.
+    After a `rewind`, which replaces the file, or once the file is gone, it calls `forget` and starts over. An inode may
+    be in use once more, so the last line must be there too. Not thread-safe.
     """
 
     def __init__(self, job_dir: Path | str, forget: Callable[[], object] = lambda: None) -> None:
@@ -124,7 +127,7 @@ class MetricsReader:
         self.evaluations: list[MetricLine] = []
         """Lines of evaluations (a run has few) among those read."""
         self._forget = forget
-        self._position, self._last = 0, b""
+        self._position, self._last, self._inode = 0, b"", 0
 
     def read(self) -> Iterator[MetricLine]:
         """Yield new lines in the order they were written; none while there is no file."""
@@ -135,9 +138,11 @@ class MetricsReader:
             return
         with file:
             file.seek(self._position - len(self._last))
-            if file.read(len(self._last)) != self._last:
+            inode = os.fstat(file.fileno()).st_ino
+            if file.read(len(self._last)) != self._last or inode != self._inode:
                 file.seek(0)
                 self._begin_anew()
+                self._inode = inode
             for raw in file:
                 if not raw.endswith(b"\n"):
                     return
@@ -205,8 +210,6 @@ class Tail:
         self._stream = stream
         self._own = own if stream == "explorer" else ""
         self._state = self.path.with_name(f"{FORWARDED_PREFIX}{self._own or stream}.json")
-        self._read_from: int | None = None
-        """The inode last read, which `rewind` changes by replacing the file."""
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Return a lock that keeps other flows from forwarding this stream."""
@@ -217,31 +220,25 @@ class Tail:
 
     def read(self) -> tuple[list[MetricLine], int]:
         """Return the stream's new complete lines, and the position after them."""
+        position = self._positions().get(self._target, 0)
         if not self.path.exists():
-            return [], self._position
-        with _locked(self.path):  # `rewind` changes file and position together
-            start, file = self._position, self.path.open("rb")
-        with file:
-            self._read_from = os.fstat(file.fileno()).st_ino
-            file.seek(start)
+            return [], position
+        with self.path.open("rb") as file:
+            file.seek(position)
             blob = file.read()
         end = blob.rfind(b"\n") + 1
-        return [line for line in parse(blob[:end]) if self.takes(line.source)], start + end
+        return [line for line in parse(blob[:end]) if self.takes(line.source)], position + end
 
     def advance(self, position: int) -> None:
-        """Record that everything before `position` has been forwarded.
+        """Record that everything before `position` has been forwarded."""
+        positions = self._positions()
+        if position != positions.get(self._target, 0):
+            _replace(self._state, json.dumps({"positions": positions | {self._target: position}}).encode())
 
-        Does nothing if a trainer rewound the file since `read`: it has set the position in the new file.
-        """
-        with _locked(self.path):
-            rewound = self._read_from is not None and self.path.stat().st_ino != self._read_from
-            if not rewound and position != self._position:
-                _replace({self._state: _state(_positions(self._state) | {self._target: position})})
-
-    @property
-    def _position(self) -> int:
-        positions = _positions(self._state)
-        return positions.get(self._target, 0)
+    def _positions(self) -> dict[str, int]:
+        """Return tracking system → offset up to which it has the lines. Empty, so that all are sent again, if the file
+        is missing or was damaged by a power cut."""
+        return (read_json(self._state) or {}).get("positions", {})
 
 
 def was_tracked(job_dir: Path | str) -> bool:
@@ -249,7 +246,7 @@ def was_tracked(job_dir: Path | str) -> bool:
 
 
 def rewind(job_dir: Path | str, step: int, explorer_steps: Callable[[], Mapping[str, int]] = dict) -> int:
-    """Delete the lines after `step`, for a run that resumes from that checkpoint; return their number.
+    """Drop the lines after `step`, for a run that resumes from that checkpoint; return their number.
 
     Explorers count explore steps: `explorer_steps` returns the last step of each by name; lines of unlisted explorers
     stay. It is called while no process can write, because an active explorer stores a step before it writes the line.
@@ -261,33 +258,39 @@ def rewind(job_dir: Path | str, step: int, explorer_steps: Callable[[], Mapping[
     def drop() -> int:
         with _locked(path):
             last = {explorer_source(name): number for name, number in explorer_steps().items()}
-            return _drop(path, lambda line: line.step > (last.get(line.source, math.inf) if _explores(line) else step))
+
+            def is_later(line: MetricLine) -> bool:
+                return line.step > (last.get(line.source, math.inf) if stream_of(line.source) == "explorer" else step)
+
+            return _drop(path, is_later)
 
     return when_room(drop, path)
 
 
-def _explores(line: MetricLine) -> bool:
-    return stream_of(line.source) == "explorer"
-
-
 def _drop(path: Path, is_later: Callable[[MetricLine], bool]) -> int:
-    """Delete the lines that are broken or for which `is_later` is true, and adjust the positions of all tails."""
-    states = {state: _positions(state) for state in path.parent.glob(f"{FORWARDED_PREFIX}*.json")}
-    moved = {state: dict.fromkeys(positions, 0) for state, positions in states.items()}
-    kept: list[bytes] = []
-    offset = dropped = 0
-    for raw in path.read_bytes().splitlines(keepends=True):
-        offset += len(raw)
+    """Overwrite the lines that are broken or for which `is_later` is true with `DROPPED`; return their number."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    dropped = 0
+    for index, raw in enumerate(lines):
         line = next(parse(raw), None)
-        if line is None or is_later(line):
+        if raw.strip() and (line is None or is_later(line)):
+            lines[index] = DROPPED * len(raw)
             dropped += 1
-            continue
-        kept.append(raw)
-        for state, positions in states.items():
-            for target, position in positions.items():
-                moved[state][target] += len(raw) * (offset <= position)
-    _replace({state: _state(positions) for state, positions in moved.items()} | {path: b"".join(kept)})
+    if dropped:
+        content = b"".join(lines)
+        kept = content.rstrip(DROPPED)  # the file still ends with a whole line, if there is one
+        _replace(path, kept[:-1] + DROPPED * (len(content) - len(kept)) + kept[-1:])
     return dropped
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace the content of a file at once. Raises OSError on a full disk: whoever holds a lock does not wait."""
+    temporary = temporary_sibling(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def parse(blob: bytes) -> Iterator[MetricLine]:
@@ -305,29 +308,6 @@ def parse(blob: bytes) -> Iterator[MetricLine]:
 def _finite(value: float) -> float | None:
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-def _positions(state: Path) -> dict[str, int]:
-    """Return tracking system → offset up to which it has the lines. Empty, so that all are sent again, if the file is
-    missing or was damaged by a power cut."""
-    return (read_json(state) or {}).get("positions", {})
-
-
-def _state(positions: Mapping[str, int]) -> bytes:
-    return json.dumps({"positions": positions}).encode()
-
-
-def _replace(files: Mapping[Path, bytes]) -> None:
-    """Replace the content of all these files, or of none if there is no room for all."""
-    written = {path: temporary_sibling(path) for path in files}
-    try:
-        for path, temporary in written.items():
-            temporary.write_bytes(files[path])
-        for path, temporary in written.items():
-            temporary.replace(path)
-    finally:
-        for temporary in written.values():
-            temporary.unlink(missing_ok=True)
 
 
 def _locked(path: Path) -> AbstractContextManager[None]:
