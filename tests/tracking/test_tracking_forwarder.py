@@ -29,11 +29,16 @@ from trinity_core.exchange.tracking.forwarder import (
     Forwarder,
     complete_checkpoints,
     open_writer,
-    run_note,
 )
 from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsFile, rewind
 from trinity_core.exchange.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root
-from trinity_core.exchange.tracking.mlflow_writer import close_parent, describe_runs, keep_parent_open, open_client
+from trinity_core.exchange.tracking.mlflow_writer import (
+    close_parent,
+    describe_runs,
+    keep_parent_open,
+    open_client,
+    run_note,
+)
 from trinity_core.exchange.tracking.rollouts import SampledRollout, rollout_files, save_rollouts, traces_dir
 from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.exchange.tracking.writers import MONITORS, RunInfo, RunOutcome, Writer

@@ -17,10 +17,10 @@ from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import write_json
 from trinity_core.config import config_from_dict, public_dict
 from trinity_core.config.secrets import MASK
-from trinity_core.exchange.tracking.forwarder import Forwarder, open_writer, run_note
+from trinity_core.exchange.tracking.forwarder import Forwarder, open_writer
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
 from trinity_core.exchange.tracking.mlflow_facts import DESCRIPTION
-from trinity_core.exchange.tracking.mlflow_writer import describe_runs
+from trinity_core.exchange.tracking.mlflow_writer import describe_runs, run_note
 from trinity_core.exchange.tracking.run_record import (
     RunState,
     read_config,

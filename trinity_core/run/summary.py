@@ -21,8 +21,8 @@ from trinity_core.exchange.checkpoints.commit import damage
 from trinity_core.exchange.checkpoints.resume import latest_whole, whole_steps
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.tracking.curve import LearningCurve
-from trinity_core.exchange.tracking.forwarder import run_note
 from trinity_core.exchange.tracking.metrics_file import explorer_source, read_metrics, series
+from trinity_core.exchange.tracking.mlflow_writer import run_note
 from trinity_core.exchange.tracking.pauses import read_pauses, recorded_pause
 from trinity_core.exchange.tracking.run_record import read_record
 from trinity_core.exchange.tracking.scores import (

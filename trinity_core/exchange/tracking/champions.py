@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,7 @@ from trinity_core.base.files import from_record, write_json
 from trinity_core.base.layout import now_at, run_of
 from trinity_core.base.runlock import one_at_a_time
 from trinity_core.config import Config
-from trinity_core.exchange.tracking.mlflow_facts import LONGEST_MODEL, shortened
+from trinity_core.exchange.tracking.mlflow_facts import registered_name
 from trinity_core.exchange.tracking.mlflow_root import default_uri
 
 log = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ def point_alias(config: Config, entry: Champion) -> str:
 
     root, arguments = config.job_dir.parent.parent, config.monitor.monitor_args
     uri = arguments.get("uri") or default_uri(root)
-    name, folder = registered_project(config.project), Path(entry.model)
+    name, folder = registered_name(config.project), Path(entry.model)
     try:
         client = open_client(uri, arguments.get("username"), arguments.get("password"), root)
         if not client.search_registered_models(f"name = '{name}'"):
@@ -131,8 +130,3 @@ def point_alias(config: Config, entry: Champion) -> str:
         log.warning("MLflow's alias %r does not follow the champion %s: %s", CHAMPION, entry.model, error)
         return ""
     return f"{name}/{version.version}"
-
-
-def registered_project(project: str) -> str:
-    """Return the name of a project's registered model, whose versions are its champions."""
-    return shortened(re.sub(r"[/:]+", ".", project), LONGEST_MODEL)

@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trinity_core.base.errors import TransientFault, TrinityError
-from trinity_core.base.files import read_json, temporary_sibling
+from trinity_core.base.files import temporary_sibling
 from trinity_core.base.layout import MANIFEST, JobLayout
 from trinity_core.base.waits import poll
 from trinity_core.config.schema.monitor import MonitorConfig
-from trinity_core.config.secrets import without_password, without_secrets
+from trinity_core.config.secrets import without_password
 from trinity_core.exchange.tracking import mlflow_writer as mlflow_writer  # registers it
 from trinity_core.exchange.tracking.metrics_file import (
     STREAMS,
@@ -133,6 +132,7 @@ class Forwarder:
         self._evaluations: list[MetricLine] = []
         """The evaluations when `_scores` was read; determining their settings takes a while."""
         self._scores_sent: dict[int, float] = {}
+        self._best: int | None = None
         self.dropped_traces = 0
 
     def poll(self) -> int:
@@ -216,12 +216,14 @@ class Forwarder:
             pass
         if (lines := self._metrics.evaluations) != self._evaluations:
             self._scores, self._evaluations = self._read_scores(), [*lines]
-        self.writer.counting = self._scores.keys()
         for step, value in self._scores.items():
-            if step not in whole or self._scores_sent.get(step) == value:
-                continue
-            if self.writer.score(step, value):
+            if step in whole and self._scores_sent.get(step) != value and self.writer.score(step, value):
                 self._scores_sent[step] = value
+        recorded = sorted(self._scores.keys() & self._scores_sent.keys())
+        best = max(recorded, key=lambda step: self._scores[step], default=None)  # the earlier one of equals
+        if best is not None and best != self._best:
+            self.writer.best(best)
+            self._best = best
 
 
 class ForwarderThread:
@@ -374,8 +376,3 @@ def complete_checkpoints(job_dir: Path) -> dict[int, Path]:
     """
     layout = JobLayout(job_dir)
     return {step: layout.step(step) for step in layout.steps() if (layout.step(step) / MANIFEST).exists()}
-
-
-def run_note(job_dir: Path) -> dict[str, Any]:
-    """Return the job's MLflow run (`run_id`, `uri`, `experiment_id`) with secrets masked; empty if it has none."""
-    return without_secrets(read_json(Path(job_dir) / "monitor" / "mlflow.json") or {})

@@ -46,6 +46,11 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 9]}_{zlib.crc32(text.encode()):08x}"
 
 
+def registered_name(name: str) -> str:
+    """Return the registered model's name for that of a run or a project. MLflow forbids `/` and `:` in it."""
+    return shortened(re.sub(r"[/:]+", ".", name), LONGEST_MODEL)
+
+
 def description(job_dir: Path) -> str:
     """Return Markdown with the run's page, rollouts and logs: links while `trinity up` serves Studio, otherwise
     commands."""

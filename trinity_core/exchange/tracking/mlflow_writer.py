@@ -25,17 +25,17 @@ from trinity_core.base.addresses import mlflow_address
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.files import networked, private_file, private_folder, read_json, write_json
 from trinity_core.base.runlock import one_at_a_time
-from trinity_core.config.secrets import without_password
+from trinity_core.config.secrets import without_password, without_secrets
 from trinity_core.exchange.tracking.metrics_file import MetricLine
 from trinity_core.exchange.tracking.mlflow_facts import (
     DESCRIPTION,
     LONGEST_KEY,
-    LONGEST_MODEL,
     allowed_name,
     dataset_inputs,
     description,
     metric_names,
     parameters,
+    registered_name,
     shortened,
 )
 from trinity_core.exchange.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root
@@ -98,11 +98,6 @@ def serve_command(uri: str, checkpoint_root_dir: Path) -> list[str]:
     return [sys.executable, "-m", server, uri, str(artifact_folder(checkpoint_root_dir))]
 
 
-def registered_name(project: str, name: str) -> str:
-    """Return the registered model's name of a run. MLflow forbids `/` and `:` in it."""
-    return shortened(re.sub(r"[/:]+", ".", f"{project}.{name}"), LONGEST_MODEL)
-
-
 @MONITORS.register("mlflow")
 class MlflowWriter(Writer):
     """One MLflow run. Opening it creates the store, the experiment and the run if they do not exist."""
@@ -126,7 +121,7 @@ class MlflowWriter(Writer):
         self._info = info
         self._root = checkpoint_root_dir.absolute()
         self.uri = uri or default_uri(self._root)
-        self._name = registered_name(info.project, info.name)
+        self._name = registered_name(f"{info.project}.{info.name}")
         self._client = open_client(self.uri, username, password, self._root)
         self._experiment = self._open_experiment()
         self._begun: dict[Path, str] = {}
@@ -185,24 +180,16 @@ class MlflowWriter(Writer):
         )
 
     def score(self, step: int, value: float) -> bool:
-        """Record a checkpoint's score. The highest valid score is the best (the earlier one of equals)."""
-        versions = self._versions()
-        if step not in versions:
+        if (version := self._versions().get(step)) is None:
             return False
-        version, score = versions[step], f"{value:.6g}"
+        score = f"{value:.6g}"
         if version.tags.get("score") != score:
             self._client.log_metric(self.run_id, "eval/score", value, step=step, model_id=version.model_id)
             self._client.set_model_version_tag(self._registered, version.version, "score", score)
-        scored = {step: version for step, version in versions.items() if "score" in version.tags}
-        scores = {
-            step: float(version.tags["score"])
-            for step, version in scored.items()
-            if self.counting is None or step in self.counting
-        }
-        scores[step] = float(score)
-        best = max(sorted(scores), key=lambda candidate: scores[candidate])
-        self._client.set_registered_model_alias(self._registered, BEST, versions[best].version)
         return True
+
+    def best(self, step: int) -> None:
+        self._client.set_registered_model_alias(self._registered, BEST, self._versions()[step].version)
 
     def close(self, outcome: RunOutcome) -> None:
         """Mark the runs that this writer was the last to begin as ended; they can be reopened.
@@ -450,6 +437,11 @@ def _note(job_dir: Path) -> Path:
 
 def _noted(job_dir: Path) -> dict[str, Any]:
     return read_json(_note(job_dir)) or {}
+
+
+def run_note(job_dir: Path) -> dict[str, Any]:
+    """Return the job's MLflow run (`run_id`, `uri`, `experiment_id`) with secrets masked; empty if it has none."""
+    return without_secrets(_noted(job_dir))
 
 
 def _kept_at(uri: str, job_dir: Path, note: dict[str, Any]) -> dict[str, Any]:

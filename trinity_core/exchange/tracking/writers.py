@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -90,8 +90,6 @@ class Writer:
     """True if an ended run still accepts files."""
     takes_traces = False
     """True if `traces` stores rollouts."""
-    counting: Collection[int] | None = None
-    """Steps with valid scores (None: all). Others were scored with other eval sets, prompts or sampling."""
 
     @property
     def link(self) -> str:
@@ -115,6 +113,9 @@ class Writer:
     def score(self, step: int, value: float) -> bool:
         """Record the eval score of a checkpoint. Return False if the checkpoint is not registered yet."""
         return True
+
+    def best(self, step: int) -> None:
+        """Mark a registered checkpoint, whose score has been recorded, as the best of the scores that count."""
 
     def close(self, outcome: RunOutcome) -> None:
         """Mark the run as ended; it may be reopened."""
