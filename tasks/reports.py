@@ -31,7 +31,7 @@ from trinity_core.config import Config
 from trinity_core.exchange.tracking.curve import LearningCurve
 from trinity_core.exchange.tracking.mlflow_writer import default_uri, served_run
 from trinity_core.exchange.tracking.progress import REPORT_SHARE, ProgressReport
-from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
+from trinity_core.exchange.tracking.rollouts import newest_rollouts, rollouts_table
 from trinity_core.run.summary import named_stages
 
 log = logging.getLogger(__name__)
@@ -257,10 +257,9 @@ def show_curve(config: Config, if_due: bool = False) -> None:
 
 def show_rollouts(config: Config) -> None:
     """Show the newest sampled rollouts, preferably an evaluation's, as a table below the links."""
-    files = rollout_files(config.job_dir)
-    if files:
-        source, step, path = max(files, key=lambda file: (file[0].startswith("eval"), file[1]))
-        text = f"{_links(config)}\n\n{rollouts_table(read_rollouts(path))}"
+    if sample := newest_rollouts(config.job_dir):
+        source, step, rollouts = sample
+        text = f"{_links(config)}\n\n{rollouts_table(rollouts)}"
         _put(artifact_key(config, "rollouts"), text, f"Rollouts: {source}, step {step}")
 
 

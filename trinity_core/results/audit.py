@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from trinity_core.base.errors import DataError
@@ -172,11 +173,7 @@ def _listed(counts: Counter[str]) -> str:
 def _audit(folder: Path, url: str) -> Audit:
     layout = JobLayout(folder)
     newest = max(whole_steps(layout.root), default=0)
-    database = open_store(folder, url)
-    try:
-        with database.read() as connection:
-            seen = read(connection, database.tables)
-    finally:
-        database.close()
+    with closing(open_store(folder, url)) as database, database.read() as connection:
+        seen = read(connection, database.tables)
     after = max(whole_steps(layout.root), default=0)
     return judge(seen, archived(layout.archive), newest, after, read_sessions(layout.buffer))

@@ -6,7 +6,7 @@ All of it is read from what runs have stored. Changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -237,12 +237,8 @@ def _ledger(run: Path) -> Iterator[tuple[Connection | None, Any]]:
     if (store := stores_of(run).get(run.name)) is None:
         yield None, None
         return
-    database = open_store(run, store)
-    try:
-        with database.read() as connection:
-            yield connection, database.tables
-    finally:
-        database.close()
+    with closing(open_store(run, store)) as database, database.read() as connection:
+        yield connection, database.tables
 
 
 def _name(run: Path) -> str:

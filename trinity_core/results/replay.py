@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -131,11 +131,8 @@ class Replay:
 
     def rollout(self, name: str) -> Resampled:
         """Sample a stored rollout again, `GROUP:RUN` or `GROUP:RUN:TURN`. Raises what `resample` raises."""
-        database = open_store(self.folder, self._url())
-        try:
+        with closing(open_store(self.folder, self._url())) as database:
             return resample(self.config, database, name)
-        finally:
-            database.close()
 
     def batch(self, step: int) -> list[Experience] | None:
         """Return the rows of a train step in their order; None if some of them are gone."""

@@ -11,7 +11,7 @@ from typing import Any
 from trinity_core.base.files import read_json
 from trinity_core.config.fields import sections, settings
 from trinity_core.exchange.tracking.curve import LearningCurve
-from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.exchange.tracking.rollouts import newest_rollouts
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.results.audit import stored_runs
@@ -65,12 +65,12 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
     than = other.name if other else "the defaults"
     yield f"<h3>Settings that differ from {escape(than)}</h3>"
     yield _table(_differences(config, read_config(other) if other else None), ("", escape(folder.name), escape(than)))
-    if samples := rollout_files(folder):
-        source, step, file = max(samples, key=lambda sample: (sample[0].startswith("eval"), sample[1]))
+    if sample := newest_rollouts(folder):
+        source, step, rollouts = sample
         yield f"<h3>Samples: {escape(source)}, step {step}</h3>"
         rows = [
             (*(f"<pre>{escape(text)}</pre>" for text in (one.prompt, one.response, one.truth)), one.reward)
-            for one in read_rollouts(file)[:SAMPLES]
+            for one in rollouts[:SAMPLES]
         ]
         yield _table(rows, ("prompt", "response", "reference", "reward"), is_html=True)
 

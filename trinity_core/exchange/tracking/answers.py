@@ -12,8 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from trinity_core.base.files import private_folder, write_atomically
-from trinity_core.data.experience import as_json
+from trinity_core.exchange.tracking.rollouts import read_stored_rows, write_rows
 
 SHOWN = 400
 """Characters of a prompt's beginning and an answer's end that are kept for people."""
@@ -46,15 +45,10 @@ def answers_file(job_dir: Path, taskset: str, step: int) -> Path:
 
 def save_answers(job_dir: Path, taskset: str, step: int, tasks: Iterable[TaskAnswers]) -> None:
     """Write the file of one evaluation, replacing an earlier one of the same step."""
-    path = answers_file(job_dir, taskset, step)
-    private_folder(path.parent)
-    lines = (json.dumps(asdict(task), ensure_ascii=False, default=as_json) for task in tasks)
-    write_atomically(path, "".join(f"{line}\n" for line in lines).encode(errors="replace"), durable=False)
+    write_rows(answers_file(job_dir, taskset, step), map(asdict, tasks))
 
 
 def read_answers(job_dir: Path, taskset: str, step: int) -> list[TaskAnswers]:
     """Read the answers of one evaluation; empty if the run has stored none, as in older releases."""
     path = answers_file(job_dir, taskset, step)
-    if not path.exists():
-        return []
-    return [TaskAnswers(**json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    return [TaskAnswers(**row) for row in read_stored_rows(path)] if path.exists() else []

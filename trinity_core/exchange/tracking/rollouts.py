@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,20 +72,27 @@ def save_rollouts(
     `folder` defaults to `rollouts_dir`.
     """
     path = (folder or rollouts_dir(job_dir)) / f"{source.replace('/', '-')}_step_{step}.jsonl"
-    private_folder(path.parent)
-    lines = (json.dumps(asdict(rollout), ensure_ascii=False, default=as_json) for rollout in rollouts)
-    write_atomically(path, "".join(f"{line}\n" for line in lines).encode(errors="replace"), durable=False)
+    write_rows(path, map(asdict, rollouts))
     return path
 
 
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a file with one row of JSON per line."""
+    private_folder(path.parent)
+    lines = (json.dumps(row, ensure_ascii=False, default=as_json) for row in rows)
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode(errors="replace"), durable=False)
+
+
+def read_stored_rows(path: Path) -> Iterator[dict[str, Any]]:
+    # Not `splitlines`: U+2028 and U+0085 may occur within a line.
+    yield from (json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line)
+
+
 def read_rollouts(path: Path) -> list[SampledRollout]:
-    fields = set(SampledRollout.__dataclass_fields__)
-    lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 and U+0085 may occur within a line
-    rows: list[Mapping[str, object]] = [json.loads(line) for line in lines if line]
-    sampled = [SampledRollout(**{name: row[name] for name in row if name in fields}) for row in rows]  # type: ignore[arg-type]
-    return [
-        replace(rollout, span=(rollout.span[0], rollout.span[1])) if rollout.span else rollout for rollout in sampled
-    ]
+    names = SampledRollout.__dataclass_fields__
+    rows = ({name: value for name, value in row.items() if name in names} for row in read_stored_rows(path))
+    rollouts = (SampledRollout(**row) for row in rows)
+    return [replace(rollout, span=(*rollout.span,)) if rollout.span else rollout for rollout in rollouts]
 
 
 def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple[str, int, Path]]:
@@ -96,6 +103,12 @@ def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple
         if (match := _NAME.fullmatch(path.name))
     ]
     return sorted(((match["source"], int(match["step"]), path) for match, path in files), key=lambda entry: entry[1:])
+
+
+def newest_rollouts(job_dir: Path | str) -> tuple[str, int, list[SampledRollout]] | None:
+    """Return source, step and rollouts of the newest sample, preferably an evaluation's."""
+    newest = max(rollout_files(job_dir), key=lambda file: (file[0].startswith("eval"), file[1]), default=None)
+    return None if newest is None else (*newest[:2], read_rollouts(newest[2]))
 
 
 def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
