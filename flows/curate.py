@@ -9,17 +9,11 @@ from prefect import flow
 from flows.loaded import load
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides, StageName
 from tasks.frontend import PREFECT
-from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
+from tasks.retries import RETRIED, retry_only_transient_faults
 from trinity_core.run import driver
 
 
-@flow(
-    name="curate",
-    flow_run_name="{config}",
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAY,
-    persist_result=False,
-)
+@flow(name="curate", flow_run_name="{config}", persist_result=False, **RETRIED)
 def curate(config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "") -> dict[str, Any]:
     """Run the configuration's task pipeline, unless its output exists; a killed pipeline resumes."""
     with retry_only_transient_faults():

@@ -16,16 +16,10 @@ from flows.parameters import (
     StageName,
     Which,
 )
-from tasks.retries import RETRIES, RETRY_DELAY
+from tasks.retries import RETRIED
 
 
-@flow(
-    name="evaluate",
-    flow_run_name="{config}",
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAY,
-    persist_result=False,
-)
+@flow(name="evaluate", flow_run_name="{config}", persist_result=False, **RETRIED)
 def evaluate(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,

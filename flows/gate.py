@@ -8,12 +8,10 @@ from prefect import flow
 
 from flows.loaded import run_stage
 from flows.parameters import NO_OVERRIDES, ConfigFile, ModelPath, Overrides, StageName
-from tasks.retries import RETRIES, RETRY_DELAY
+from tasks.retries import RETRIED
 
 
-@flow(
-    name="gate", flow_run_name="gate {config}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False
-)
+@flow(name="gate", flow_run_name="gate {config}", persist_result=False, **RETRIED)
 def gate(
     config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "", model_path: ModelPath = ""
 ) -> dict[str, Any]:

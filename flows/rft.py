@@ -21,10 +21,10 @@ from flows.parameters import (
     TotalSteps,
 )
 from tasks.prefect_api import with_main_settings
-from tasks.retries import RETRIES, RETRY_DELAY
+from tasks.retries import RETRIED
 
 
-@flow(name="rft", flow_run_name="{config}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
+@flow(name="rft", flow_run_name="{config}", persist_result=False, **RETRIED)
 def rft(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,

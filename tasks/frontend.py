@@ -32,7 +32,7 @@ from tasks.reports import (
     show_rollouts,
     show_summary,
 )
-from tasks.retries import RETRIES, RETRY_DELAY, named_task, patient_task, retry_only_transient_faults
+from tasks.retries import RETRIED, named_task, patient_task, retry_only_transient_faults
 from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.config import Config
 from trinity_core.data.experience import Experience
@@ -254,10 +254,7 @@ class PrefectFrontend(Frontend):
         name = request.run or request.config.name
         stage_flow.__qualname__ = "_".join([request.kind, name, request.stage, request.which]).replace(".", "_")
         title = request.title
-        as_flow = flow(
-            name=request.kind, flow_run_name=lambda: title, retries=RETRIES, retry_delay_seconds=RETRY_DELAY,
-            persist_result=False,
-        )  # fmt: skip
+        as_flow = flow(name=request.kind, flow_run_name=lambda: title, persist_result=False, **RETRIED)
         above = flow_run.parameters
         file = request.file or str(above.get("config", ""))
         try:

@@ -23,9 +23,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-RETRIES = 2
-"""Further attempts of a flow after a transient fault, each from the latest checkpoint."""
-RETRY_DELAY = 5
+RETRIED: dict[str, Any] = {"retries": 2, "retry_delay_seconds": 5}
+"""Options of a flow or task: further attempts after a transient fault, each from the latest checkpoint."""
 LONG_SECONDS = 3600.0
 """An attempt that lasts this long counts as progress and restores all retries."""
 _RENEWED: set[UUID] = set()
@@ -96,9 +95,7 @@ def named_task(name: str, **options: Any) -> Callable[[Callable[P, R]], Task[P, 
 def patient_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
     """Return a task with retries after transient faults, for a flow of several runs, which has no retries of its
     own."""
-    return named_task(
-        name, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, retry_condition_fn=_has_failed_for_now
-    )  # fmt: skip
+    return named_task(name, retry_condition_fn=_has_failed_for_now, **RETRIED)
 
 
 def _has_failed_for_now(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:

@@ -140,7 +140,7 @@ def test_a_prefect_server_that_does_not_answer_is_named(url: str, monkeypatch: p
     url = url.format(port=free_port())
     monkeypatch.setenv("PREFECT_API_URL", url)
     with pytest.raises(TrinityError):
-        known_server(None)
+        known_server(Path.cwd())
 
 
 def test_a_prefect_server_that_wants_a_key_is_left_to_prefect() -> None:

@@ -50,7 +50,7 @@ class PrefectConnection:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self._root = root
+        self._root = root or Path.cwd()
         self._temporary: TemporaryServer | None = None
         self._open = ExitStack()
         self._runs: list[Config] = []
@@ -174,7 +174,7 @@ def require_nobody_asked(config: Config) -> None:
         )
 
 
-def known_server(root: Path | None) -> dict[str, str]:
+def known_server(root: Path) -> dict[str, str]:
     """Return the variables for Prefect's API: that of PREFECT_API_URL, else that of `trinity up` here, else none.
 
     Raises TrinityError if no server answers at PREFECT_API_URL.

@@ -39,7 +39,7 @@ _HERE = build_opener(ProxyHandler({}))
 """Sends requests to this machine without proxies."""
 
 
-def log_file(name: str, root: Path | None = None) -> Path:
+def log_file(name: str, root: Path) -> Path:
     return state_dir(root) / "log" / f"{name}.log"
 
 
@@ -83,11 +83,11 @@ class UpState:
     began: float = 0.0
     """Unix seconds of the first `up`, since when killed runs are restarted; 0 until its supervisor starts."""
 
-    def save(self, root: Path | None = None) -> None:
+    def save(self, root: Path) -> None:
         write_json(make_state_dir(root) / "up.json", asdict(self))
 
     @classmethod
-    def load(cls, root: Path | None = None) -> UpState | None:
+    def load(cls, root: Path) -> UpState | None:
         """Read the record; None if nothing was started here, or (with a warning) if it is unreadable."""
         path = state_dir(root) / "up.json"
         with clear_errors("reading", path, ELSEWHERE):
@@ -115,11 +115,11 @@ class UpState:
         self.processes[index : index + 1] = [process]
 
     @staticmethod
-    def forget(root: Path | None = None) -> None:
+    def forget(root: Path) -> None:
         (state_dir(root) / "up.json").unlink(missing_ok=True)
 
 
-def prefect_environment(root: Path | None = None) -> dict[str, str]:
+def prefect_environment(root: Path) -> dict[str, str]:
     """Return environment variables for every process that we start on this machine; the user's own values win.
 
     They contain settings of Prefect, and NO_PROXY for this machine.
@@ -135,12 +135,12 @@ def prefect_environment(root: Path | None = None) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in ours.items()} | _without_proxy()
 
 
-def client_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
+def client_environment(api_url: str, root: Path) -> dict[str, str]:
     """Return `prefect_environment` for a client of this folder's server at `api_url`."""
     return prefect_environment(root) | {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": server_key(root)}
 
 
-def server_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
+def server_environment(api_url: str, root: Path) -> dict[str, str]:
     return client_environment(api_url, root) | {
         "PREFECT_SERVER_API_AUTH_STRING": server_key(root),
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
@@ -179,7 +179,7 @@ def start_process(
     name: str,
     command: list[str],
     env: Mapping[str, str],
-    root: Path | None = None,
+    root: Path,
     outlive_us: bool = True,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
@@ -197,7 +197,7 @@ class TemporaryServer:
     It inherits a listening socket, so that no other process can take the port first.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         self.log = log_file("temporary-server", root)
         with socket.create_server((LOOPBACK, 0)) as listener:
             self.api_url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"

@@ -287,7 +287,7 @@ def test_what_we_start_asks_no_proxy_for_this_machine(
 ) -> None:
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    environment = prefect_environment()
+    environment = prefect_environment(Path.cwd())
     assert (environment["no_proxy"], environment["NO_PROXY"]) == (lower, upper)
 
 
@@ -309,7 +309,7 @@ def test_prefect_keeps_pictures_of_reports_for_an_hour_only(monkeypatch: pytest.
     from prefect.settings.models.server.services import ServerServicesDBVacuumSettings
 
     default = ServerServicesDBVacuumSettings().event_retention_overrides
-    for name, value in prefect_environment().items():
+    for name, value in prefect_environment(Path.cwd()).items():
         monkeypatch.setenv(name, value)
     ours = ServerServicesDBVacuumSettings()
     assert "events" in ours.enabled_vacuum_types and ours.loop_seconds <= 3600

@@ -68,7 +68,7 @@ def test_what_needs_ray_is_tried_again(prefect_api: str, monkeypatch: pytest.Mon
     """By flows of several runs, which have no retries; and no permanent error is."""
     from prefect import flow
 
-    monkeypatch.setattr(retries, "RETRY_DELAY", 0)
+    monkeypatch.setitem(retries.RETRIED, "retry_delay_seconds", 0)
     made = 0
 
     @retries.patient_task("cluster")

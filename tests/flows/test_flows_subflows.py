@@ -53,7 +53,7 @@ def test_a_stopped_stage_raises_no_fault_of_an_earlier_attempt(
     prefect_api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefect would, and could hide the error for which all parts are stopped."""
-    monkeypatch.setattr(frontend, "RETRY_DELAY", 0)
+    monkeypatch.setitem(frontend.RETRIED, "retry_delay_seconds", 0)
     token, faults = CancelToken(), [ProcessLost("the first attempt's")]
 
     def stage() -> None:

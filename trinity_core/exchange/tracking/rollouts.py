@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _FAULTS = re.compile(r"truncated$|_errors(/|$)")
 """Names of rare faults, which `says` in the view's `dom.js` recognises too."""
+TABLE_ROWS, TABLE_WIDTH = 16, 400
+"""Rollouts in a table, and characters of each text."""
 _NAME = re.compile(r"(?P<source>.+)_step_(?P<step>\d+)\.jsonl")
 
 
@@ -111,17 +113,17 @@ def newest_rollouts(job_dir: Path | str) -> tuple[str, int, list[SampledRollout]
     return None if newest is None else (*newest[:2], read_rollouts(newest[2]))
 
 
-def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
+def rollouts_table(rollouts: list[SampledRollout]) -> str:
     """Return a Markdown table: reward with its parts, response, reference answer, prompt.
 
     Faults are shown if there are any. A narrow window cuts off the end.
     """
     lines = ["| reward | response | reference | prompt |", "| --- | --- | --- | --- |"]
-    for rollout in rollouts[:limit]:
+    for rollout in rollouts[:TABLE_ROWS]:
         reward = "–" if rollout.reward is None else f"**{rollout.reward:g}**"
         said = {name: value for name, value in rollout.parts.items() if value or not _FAULTS.search(name)}
         parts = "<br>".join(f"{name} {value:.3g}" for name, value in sorted(said.items()))
-        texts = [markdown_text(text, width) for text in (rollout.response, rollout.truth, rollout.prompt)]
+        texts = [markdown_text(text, TABLE_WIDTH) for text in (rollout.response, rollout.truth, rollout.prompt)]
         lines.append(f"| {reward}<br>{parts} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
