@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trinity_core.config import Config, config_from_dict
-from trinity_core.exchange.tracking.logs import OURS, Logged, log_environment, log_name, masked, start_log
+from trinity_core.exchange.tracking.logs import OURS, log_environment, log_name, logged, masked, start_log
 from trinity_core.rollout.inference.in_process import InProcessEngine
 from trinity_core.rollout.inference.settings import EngineSettings
 from trinity_core.training.worker import TrainerWorker
@@ -92,7 +92,7 @@ def test_level_and_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert path is not None and path.parent.parent == tmp_path / "p/n/log" and path.parent.name.count(".") == 3
     log = logging.getLogger("trinity_core.somewhere")
     log.warning("not so bad")
-    with pytest.raises(ValueError), Logged("training", log):
+    with pytest.raises(ValueError), logged("training", log):
         raise ValueError("no rows in postgresql://me:hunter2@db/x")
     text = path.read_text()
     assert "not so bad" not in text and "training fails" in text and "Traceback" in text and "hunter2" not in text

@@ -25,7 +25,7 @@ from trinity_core.exchange.store.schema import EXPLORER
 from trinity_core.exchange.store.store import LineageChanged
 from trinity_core.exchange.sync.versions import VersionGone, WeightVersions
 from trinity_core.exchange.tracking.answers import TaskAnswers
-from trinity_core.exchange.tracking.logs import Logged, start_log
+from trinity_core.exchange.tracking.logs import logged, start_log
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.scores import by_eval_set, score_fingerprint, scores_text, unscored_sets
 from trinity_core.rollout.inference.requests import WeightSource
@@ -97,7 +97,7 @@ class Explorer:
         later rollouts would not be trained on. Raises `TrinityError` if all tasks of a step fail, `WeightSyncError` if
         an engine does not hold the trainer's weights, `TransientFault` if engines or trainer are lost.
         """
-        with Logged(f"exploring by {self.name}", log):
+        with logged(f"exploring by {self.name}", log):
             return await self._run(loop)
 
     async def _run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:

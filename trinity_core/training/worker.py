@@ -20,7 +20,7 @@ from trinity_core.base.lazy import lean_imports
 from trinity_core.base.runlock import LINGER_SECONDS, TRAINER_PROCESS, hold, release
 from trinity_core.config.paths import trainer_name
 from trinity_core.config.schema import Config
-from trinity_core.exchange.tracking.logs import Logged, log_environment, move_log, start_log
+from trinity_core.exchange.tracking.logs import log_environment, logged, move_log, start_log
 from trinity_core.training.distributed import meeting_point
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class TrainerWorker:
         """
         if self.rank == 0:
             hold(self.config.job_dir, TRAINER_PROCESS, LINGER_SECONDS)
-        with lean_imports(), Logged(f"the start of trainer rank {self.rank} of {self.world_size}", log):
+        with lean_imports(), logged(f"the start of trainer rank {self.rank} of {self.world_size}", log):
             from trinity_core.training.trainer import make_trainer
 
             self._set_threads()
@@ -81,7 +81,7 @@ class TrainerWorker:
         summary."""
         assert self._trainer is not None, "start comes before run"
         self._set_threads()
-        with Logged(f"training on rank {self.rank}", log):
+        with logged(f"training on rank {self.rank}", log):
             with self._trainer.present(), on_failure(self._trainer.savepoints.writer.let_go):
                 loop(self._trainer)
             return self._trainer.summary()

@@ -13,10 +13,10 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import TracebackType
 
 from trinity_core.base.addresses import own_address
 from trinity_core.base.errors import TrinityError
@@ -25,7 +25,9 @@ from trinity_core.base.layout import JobLayout
 from trinity_core.base.waits import poll
 from trinity_core.config import Config
 
-FOLDER, ACTOR, LEVEL, BY_NODE = "TRINITY_LOG_DIR", "TRINITY_LOG_ACTOR", "TRINITY_LOG_LEVEL", "TRINITY_LOG_BY_NODE"
+FILE, LEVEL = "TRINITY_LOG_FILE", "TRINITY_LOG_LEVEL"
+NODE = "{node}"
+"""Part of the file's path that stands for the address of the actor's node."""
 OURS = ("trinity_core", "tasks")
 MASK = "***"
 _SECRETS = (
@@ -61,12 +63,8 @@ def log_name(actor: str) -> str:
 
 def log_environment(config: Config, actor: str) -> dict[str, str]:
     """Return the environment variables for `start_log` in the process of `actor` (its name in Ray)."""
-    return {
-        FOLDER: str(config.layout.log),
-        ACTOR: log_name(actor),
-        LEVEL: config.log.level,
-        BY_NODE: str(int(config.log.group_by_node)),
-    }
+    folder = config.layout.log / NODE if config.log.group_by_node else config.layout.log
+    return {FILE: str(folder / f"{log_name(actor)}.log"), LEVEL: config.log.level}
 
 
 def start_log() -> Path | None:
@@ -75,18 +73,16 @@ def start_log() -> Path | None:
     Our own messages are written from `log.level` on, those of libraries from WARNING (or that level, if higher). A
     repeated call has no effect unless the environment names another file, which then replaces the first.
     """
-    folder, actor = os.environ.get(FOLDER), os.environ.get(ACTOR)
-    if not folder or not actor:
+    if not (file := os.environ.get(FILE)):
         return None
-    log_folder = Path(folder) / own_address() if os.environ.get(BY_NODE) == "1" else Path(folder)
-    path = log_folder / f"{actor}.log"
+    path = Path(file.replace(NODE, own_address()) if NODE in file else file)
     root, level = logging.getLogger(), os.environ.get(LEVEL, "INFO")
     for handler in [handler for handler in root.handlers if isinstance(handler, ActorLog)]:
         if handler.baseFilename == str(path):
             return path
         root.removeHandler(handler)
         handler.close()
-    private_folder(log_folder)
+    private_folder(path.parent)
     handler = ActorLog(path, encoding="utf-8", delay=True)
     handler.setFormatter(Masking("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     handler.setLevel(level)
@@ -99,28 +95,21 @@ def start_log() -> Path | None:
 def move_log(environment: Mapping[str, str]) -> None:
     """Redirect this process's log, if it writes one, to another run's `log_environment`, when a kept process gets its
     next stage."""
-    if os.environ.get(ACTOR):
+    if FILE in os.environ:
         os.environ.update(environment)
         start_log()
 
 
-class Logged:
-    """A context manager that logs a failure and lets the exception propagate: `with Logged("train", log): ...`."""
-
-    def __init__(self, doing: str, log: logging.Logger) -> None:
-        self._doing = doing
-        self._log = log
-
-    def __enter__(self) -> None:
-        self._log.info("%s begins", self._doing)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._log.info("%s ends", self._doing)
-        elif isinstance(error, Exception):
-            self._log.error("%s fails", self._doing, exc_info=error)
+@contextmanager
+def logged(activity: str, log: logging.Logger) -> Iterator[None]:
+    """Log the begin and the end of an activity, or its failure."""
+    log.info("%s begins", activity)
+    try:
+        yield
+    except Exception:
+        log.exception("%s fails", activity)
+        raise
+    log.info("%s ends", activity)
 
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

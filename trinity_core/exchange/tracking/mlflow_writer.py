@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
@@ -128,7 +128,7 @@ class MlflowWriter(Writer):
         """Job dir → id of each run that this writer created or reopened."""
         self._ends = uuid4().hex[:12]
         """Identifies this writer in the notes of runs that it opened last; it is the one to end them."""
-        parent = self._parent() if info.parent_dir else None
+        parent = self._open_run(info.parent_dir, info.parent_dir.name, None) if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
         self._system = self._watch_machine() if info.job_dir in self._begun else None
 
@@ -264,48 +264,41 @@ class MlflowWriter(Writer):
                 raise TrinityError(f"MLflow cannot make the experiment {self._info.project!r}: {error}") from error
             return experiment.experiment_id
 
-    def _parent(self) -> str:
-        """Return the id of the run of this run's pipeline."""
-        assert self._info.parent_dir is not None
-        return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)
-
     def _open_run(self, job_dir: Path, name: str, parent: str | None) -> str:
         """Open the run whose id is in `job_dir`, reopening it unless `keeps_status`, or create one with the parameters.
 
         Explorers and trainer of a job, which may start at the same time, share a run.
         """
-        note = _note(job_dir)
-        with one_at_a_time(note.with_name(".mlflow.lock"), LOCK_SECONDS):
-            return self._open_run_locked(job_dir, name, parent)
-
-    def _open_run_locked(self, job_dir: Path, name: str, parent: str | None) -> str:
-        note = _noted(job_dir)
-        is_own = job_dir != self._info.job_dir or self._info.is_own(note)
-        if is_own and note.get("run_id") and _has_run(self._client, job_dir, note["run_id"]):
-            note = _kept_at(self.uri, job_dir, note)
-            self._client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
-            if not self._info.keeps_status:
-                self._client.update_run(note["run_id"], status="RUNNING")
-                if job_dir == self._info.job_dir and self._info.config.get("mode") != "explore":
-                    self._log_changes(note["run_id"])
-                self._begin(job_dir, note)
-            return note["run_id"]
-        tags = {"project": self._info.project, "job_dir": str(job_dir)}
-        if job_dir == self._info.job_dir:
-            tags |= self._info.tags
-        if parent:
-            tags["mlflow.parentRunId"] = parent
-        run_id = self._client.create_run(self._experiment, tags=tags, run_name=shortened(name, LONGEST_KEY)).info.run_id
-        self._client.set_tag(run_id, DESCRIPTION, description(job_dir))
-        if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
-            self._log_params(run_id, parameters(self._info.config))
-        self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
-        if job_dir == self._info.job_dir and (datasets := dataset_inputs(self._info.config)):
-            self._client.log_inputs(run_id, datasets=datasets)
-        return run_id
+        is_parent = job_dir != self._info.job_dir
+        with one_at_a_time(_note(job_dir).with_name(".mlflow.lock"), LOCK_SECONDS):
+            note = _noted(job_dir)
+            run_id: str = note.get("run_id", "")
+            if run_id and (is_parent or self._info.is_own(note)) and _has_run(self._client, job_dir, run_id):
+                note = _kept_at(self.uri, job_dir, note)
+                self._client.set_tag(run_id, DESCRIPTION, description(job_dir))
+                if not self._info.keeps_status:
+                    self._client.update_run(run_id, status="RUNNING")
+                    if not is_parent and self._info.config.get("mode") != "explore":
+                        self._log_changes(run_id)
+                    self._begin(job_dir, note)
+                return run_id
+            tags = {"project": self._info.project, "job_dir": str(job_dir), DESCRIPTION: description(job_dir)}
+            tags |= {} if is_parent else self._info.tags
+            tags |= {"mlflow.parentRunId": parent} if parent else {}
+            run_name = shortened(name, LONGEST_KEY)
+            run_id = self._client.create_run(self._experiment, tags=tags, run_name=run_name).info.run_id
+            if not is_parent:  # a pipeline's settings are those of its stages
+                self._log_params(run_id, parameters(self._info.config))
+            self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
+            if not is_parent and (datasets := dataset_inputs(self._info.config)):
+                self._client.log_inputs(run_id, datasets=datasets)
+            return run_id
 
     def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        for batch in _batches(params, PARAMS_BATCH):
+        from mlflow.entities import Param
+
+        rows = (Param(name, value[:VALUE_LENGTH]) for name, value in params.items())
+        while batch := list(islice(rows, PARAMS_BATCH)):
             self._client.log_batch(run_id, params=batch)
 
     def _log_changes(self, run_id: str) -> None:
@@ -482,11 +475,3 @@ def open_client(uri: str, username: str | None, password: str | None, root: Path
         reason = without_password(f"MLflow does not open at {uri}: {error}".rstrip(". "))
         raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.", key="monitor.monitor_args.uri") from None
     return client
-
-
-def _batches(params: Mapping[str, str], size: int) -> Iterator[list[Any]]:
-    from mlflow.entities import Param
-
-    rows = (Param(name, value[:VALUE_LENGTH]) for name, value in params.items())
-    while batch := list(islice(rows, size)):
-        yield batch

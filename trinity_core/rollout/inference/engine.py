@@ -23,7 +23,7 @@ from trinity_core.exchange.checkpoints.adapters import is_adapter
 from trinity_core.exchange.checkpoints.hub_names import HubNames
 from trinity_core.exchange.sync.versions import WeightVersions
 from trinity_core.exchange.sync.weight_check import RankDigests, verify_parameters, verify_weights
-from trinity_core.exchange.tracking.logs import Logged, move_log, start_log
+from trinity_core.exchange.tracking.logs import logged, move_log, start_log
 from trinity_core.rollout.inference import vllm_types
 from trinity_core.rollout.inference.requests import Request, Sample, SampleBatch, WeightSource, WeightSyncReport
 from trinity_core.rollout.inference.settings import EngineSettings
@@ -68,7 +68,7 @@ class Engine(ABC):
 
     async def _timed_start(self) -> float:
         began = time.perf_counter()
-        with Logged(f"the start of an engine with {self.settings.model_path}", log):
+        with logged(f"the start of an engine with {self.settings.model_path}", log):
             await self._start()
             if self.settings.lora_rank:
                 await self._load(WeightSource("folder", self.settings.adapter_path), self.version)

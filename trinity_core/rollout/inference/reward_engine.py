@@ -18,7 +18,7 @@ from trinity_core.config.training import dtype_of
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Message
 from trinity_core.data.tokenizer import load_tokenizer, model_file
-from trinity_core.exchange.tracking.logs import Logged, start_log
+from trinity_core.exchange.tracking.logs import logged, start_log
 from trinity_core.rollout.inference.remote import answer
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RewardEngine:
         """Load the model; return the seconds it took. Does nothing if it is loaded."""
         began = time.perf_counter()
         if self._model is None:
-            with Logged(f"the start of the reward model {self.model_path}", log):
+            with logged(f"the start of the reward model {self.model_path}", log):
                 self._load()
         return time.perf_counter() - began
 
