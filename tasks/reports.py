@@ -25,11 +25,12 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
 from tasks.retries import api_faults
-from trinity_core.base.addresses import mlflow_address, studio_links
+from trinity_core.base.addresses import studio_links
 from trinity_core.base.threads import DaemonThread
 from trinity_core.config import Config
 from trinity_core.exchange.tracking.curve import LearningCurve
-from trinity_core.exchange.tracking.mlflow_writer import default_uri, served_run
+from trinity_core.exchange.tracking.mlflow_root import default_uri, mlflow_address
+from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.progress import REPORT_SHARE, ProgressReport
 from trinity_core.exchange.tracking.rollouts import newest_rollouts, rollouts_table
 from trinity_core.run.summary import named_stages

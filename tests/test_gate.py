@@ -222,14 +222,14 @@ def test_what_commands_create_is_for_their_owner_and_the_group_of_a_shared_folde
     before = os.umask(umask)
     try:
         claim(tmp_path / "quickstart", 1, [root / "quick/run"])
-        page = Page("page", "Page", free_port(), [sys.executable, "-c", ""], note=root / "page/note.json")
+        page = Page("page", "Page", free_port(), [sys.executable, "-c", ""])
         start_page(tmp_path, page, UpState("http://127.0.0.1:1/api", []), print)
         TaskQueue(root / "p/queue.db", "tasks").create()
         ExperienceStore.open(root / "p/store/buffer.db").close()
     finally:
         os.umask(before)
     modes = {path: path.stat().st_mode & 0o777 for path in root.rglob("*") if path.is_dir() or path.suffix == ".db"}
-    assert len(modes) == 7
+    assert len(modes) == 6
     for path, mode in modes.items():
         assert mode == ((0o700 | group) if path.is_dir() else (0o600 | group & 0o060)) & ~umask, path
     assert (tmp_path / "quickstart").stat().st_mode & 0o777 == 0o700

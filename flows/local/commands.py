@@ -93,10 +93,6 @@ class Page:
     """The path that answers once the page is served."""
     home: str = ""
     """The path that people open first."""
-    note: Path | None = None
-    """File that holds the page's address, and `uri`, while it is served."""
-    uri: str = ""
-    """The store that it shows, if any."""
     unfit: str = ""
     """Why it cannot be served."""
 
@@ -358,16 +354,13 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     checkpoints = _checkpoints(root)
     uri = default_uri(checkpoints)
     command = [*mlflow_command(uri, checkpoints), "--port", str(port)]
-    note = page_note(checkpoints, "mlflow")
-    return Page(
-        "mlflow", "MLflow", port, command, MLFLOW_HEALTH, runs_path(checkpoints), note, uri, fault_of(uri, root)
-    )
+    return Page("mlflow", "MLflow", port, command, MLFLOW_HEALTH, runs_path(checkpoints), fault_of(uri, root))
 
 
 def studio_page(root: Path, port: int = STUDIO_PORT) -> Page:
     """Return Studio's page with the same runs, each with links to it, and the configurations below `root`."""
     command = [sys.executable, "-m", "studio", "--port", str(port)]
-    return Page("studio", "Studio", port, command, "/_stcore/health", "/runs", page_note(_checkpoints(root), "studio"))
+    return Page("studio", "Studio", port, command, "/_stcore/health", "/runs")
 
 
 def _checkpoints(root: Path) -> Path:
@@ -410,11 +403,11 @@ def start_page(root: Path, page: Page, state: UpState, say: Say) -> bool:
         say(f"warning: {page.title} is not served. {unfit}")
         return False
     say(f"Starting {page.title} on port {page.port} …")
-    if page.note is not None:
-        private_folder(page.note.parent)
-        write_json(page.note, {"url": page.url, "uri": page.uri})
+    note = page_note(_checkpoints(root), page.name)
+    private_folder(note.parent)
+    write_json(note, {"url": page.url})
     child = start_process(page.name, [*page.command], client_environment(state.api_url, root), root)
-    state.add(Process.of(page.name, child.pid, page.url, str(page.note or "")))
+    state.add(Process.of(page.name, child.pid, page.url, str(note)))
     return True
 
 

@@ -136,7 +136,7 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
     taskset = {"name": "sums", "path": str(data), "split": "train"}
     hub = {"name": "gsm8k", "path": "openai/gsm8k", "split": "test"}
     config = {"buffer": {"explorer_input": {"taskset": taskset, "eval_tasksets": [hub]}}}
-    write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4220", "uri": ""})
+    write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4220"})
     info = RunInfo("p", "one", root / "p/one", config)
     record_start(info.job_dir, config, "rft")
     write_json(info.job_dir / "summary.json", {"score": 1.0})
@@ -145,7 +145,7 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
     client = mlflow_client(root)
     run = client.get_run(writer.run_id)  # type: ignore[attr-defined]
     assert "http://127.0.0.1:4220/runs?run=p%2Fone" in run.data.tags[DESCRIPTION]
-    write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4221", "uri": ""})
+    write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4221"})
     deleted = open_writer("mlflow", RunInfo("p", "deleted", root / "p/deleted", config), root)
     client.delete_run(deleted.run_id)  # type: ignore[attr-defined]
     describe_runs(root)
@@ -172,7 +172,7 @@ def test_an_experiment_deleted_in_mlflow_stops_only_its_own_runs(root: Path) -> 
     client = mlflow_client(root)
     gone = client.get_experiment_by_name("gone").experiment_id
     client.delete_experiment(gone)
-    write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4220", "uri": ""})
+    write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4220"})
     describe_runs(root)
     here = run_note(infos[1].job_dir)["run_id"]
     assert "http://127.0.0.1:4220/runs" in client.get_run(here).data.tags[DESCRIPTION]

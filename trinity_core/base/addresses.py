@@ -11,7 +11,6 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import psutil
@@ -108,24 +107,19 @@ ROLLOUTS = "/rollouts"
 
 
 def page_note(checkpoint_root_dir: Path, page: str) -> Path:
-    """The note of a page, there while it is served: `url`, its address, and `uri`, the store that it shows, if any."""
+    """The note of a page, there while it is served: `url`, its address."""
     return checkpoint_root_dir / f"{page}_page.json"
 
 
-def read_page_note(checkpoint_root_dir: Path, page: str) -> dict[str, Any]:
-    return read_json(page_note(checkpoint_root_dir, page)) or {}
-
-
-def mlflow_address(checkpoint_root_dir: Path, uri: str) -> str:
-    """Return the address where `trinity up` serves the MLflow store `uri`, or ""."""
-    note = read_page_note(checkpoint_root_dir, "mlflow")
-    return str(note["url"]) if note.get("uri") == uri else ""
+def page_address(checkpoint_root_dir: Path, page: str) -> str:
+    """Return the address where `trinity up` serves a page, or ""."""
+    return str((read_json(page_note(checkpoint_root_dir, page)) or {}).get("url", ""))
 
 
 def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
     """Return Markdown links to a run (`project/name`) and its rollouts in Studio. While Studio is not served, they give
     its usual address and commands instead."""
-    served = read_page_note(checkpoint_root_dir, "studio").get("url")
+    served = page_address(checkpoint_root_dir, "studio")
     studio = served or f"http://{LOOPBACK}:{STUDIO_PORT}"
     page = f"[Run in Studio]({studio}/runs?{urlencode({'run': run})})"
     if served:

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote
 
+from trinity_core.base.addresses import page_address
 from trinity_core.base.files import read_json
 
 WAIT_SECONDS = 60.0
@@ -50,6 +51,11 @@ def follow_moved_root(root: Path) -> None:
 
 def default_uri(checkpoint_root_dir: Path | str) -> str:
     return f"sqlite:///{Path(checkpoint_root_dir).absolute()}/mlflow.db"
+
+
+def mlflow_address(checkpoint_root_dir: Path, uri: str) -> str:
+    """Return the address where `trinity up`, which serves the default store, serves the store `uri`, or ""."""
+    return page_address(checkpoint_root_dir, "mlflow") if uri == default_uri(checkpoint_root_dir) else ""
 
 
 def artifact_folder(checkpoint_root_dir: Path) -> Path:

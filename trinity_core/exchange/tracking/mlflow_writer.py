@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trinity_core.base.addresses import mlflow_address
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.files import networked, private_file, private_folder, read_json, write_json
 from trinity_core.base.runlock import one_at_a_time
@@ -38,7 +37,7 @@ from trinity_core.exchange.tracking.mlflow_facts import (
     registered_name,
     shortened,
 )
-from trinity_core.exchange.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root
+from trinity_core.exchange.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root, mlflow_address
 from trinity_core.exchange.tracking.writers import (
     MONITORS,
     RunInfo,
