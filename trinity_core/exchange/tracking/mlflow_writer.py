@@ -122,7 +122,7 @@ class MlflowWriter(Writer):
         self.uri = uri or default_uri(self._root)
         self._name = registered_name(f"{info.project}.{info.name}")
         self._client = open_client(self.uri, username, password, self._root)
-        self._experiment = self._open_experiment()
+        self._experiment = open_experiment(self._client, self.uri, info.project, self._root)
         self._begun: dict[Path, str] = {}
         """Job dir → id of each run that this writer created or reopened."""
         self._ends = uuid4().hex[:12]
@@ -238,31 +238,6 @@ class MlflowWriter(Writer):
             if version.name == self._name and "step" in version.tags
         }
 
-    def _open_experiment(self) -> str:
-        from mlflow.exceptions import MlflowException
-
-        experiment = self._client.get_experiment_by_name(self._info.project)
-        if experiment is not None:
-            if experiment.lifecycle_stage != "active":
-                store = shlex.quote(without_password(self.uri))
-                raise TrinityError(
-                    f"The experiment {self._info.project!r} was deleted in MLflow. Bring it back by "
-                    f"`MLFLOW_TRACKING_URI={store} mlflow experiments restore -x {experiment.experiment_id}`, or give "
-                    "the run another `project`.",
-                    key="project",
-                )
-            if experiment.tags.get(KIND, "inferred").endswith("inferred"):
-                self._client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
-            return experiment.experiment_id
-        local = None if self.uri.startswith("http") else private_folder(artifact_folder(self._root)).as_uri()
-        try:
-            return self._client.create_experiment(self._info.project, local, {KIND: TRAINING})
-        except MlflowException as error:  # another run of the project created it first
-            experiment = self._client.get_experiment_by_name(self._info.project)
-            if experiment is None:
-                raise TrinityError(f"MLflow cannot make the experiment {self._info.project!r}: {error}") from error
-            return experiment.experiment_id
-
     def _open_run(self, job_dir: Path, name: str, parent: str | None) -> str:
         """Open the run whose id is in `job_dir`, reopening it unless `keeps_status`, or create one with the parameters.
 
@@ -353,11 +328,37 @@ def served_run(job_dir: Path) -> str:
     return run_page(server, note["experiment_id"], note["run_id"]) if server else ""
 
 
+def open_experiment(client: MlflowClient, uri: str, project: str, root: Path) -> str:
+    """Return the id of a project's experiment, which is created if needed, in a local store with artifacts where
+    `trinity up` serves them. Raises TrinityError if it was deleted in MLflow."""
+    from mlflow.exceptions import MlflowException
+
+    experiment = client.get_experiment_by_name(project)
+    if experiment is None:
+        local = None if uri.startswith("http") else private_folder(artifact_folder(root)).as_uri()
+        try:
+            return client.create_experiment(project, local, {KIND: TRAINING})
+        except MlflowException as error:  # another run of the project created it first
+            experiment = client.get_experiment_by_name(project)
+            if experiment is None:
+                raise TrinityError(f"MLflow cannot make the experiment {project!r}: {error}") from error
+    if experiment.lifecycle_stage != "active":
+        store = shlex.quote(without_password(uri))
+        raise TrinityError(
+            f"The experiment {project!r} was deleted in MLflow. Bring it back by "
+            f"`MLFLOW_TRACKING_URI={store} mlflow experiments restore -x {experiment.experiment_id}`, or give the run "
+            "another `project`.",
+            key="project",
+        )
+    if experiment.tags.get(KIND, "inferred").endswith("inferred"):
+        client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
+    return experiment.experiment_id
+
+
 def share_experiment(project: str, root: Path) -> None:
-    """Create a project's experiment in the default store of `root`, with artifacts where `trinity up` serves them."""
-    client = open_client(default_uri(private_folder(root)), None, None, root)
-    if client.get_experiment_by_name(project) is None:
-        client.create_experiment(project, private_folder(artifact_folder(root)).as_uri(), {KIND: TRAINING})
+    """Create a project's experiment in the default store of `root`, for runs whose folders are elsewhere."""
+    uri = default_uri(private_folder(root))
+    open_experiment(open_client(uri, None, None, root), uri, project, root)
 
 
 def describe_runs(checkpoint_root_dir: Path) -> None:
