@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from trinity_core.base.errors import TransientFault, TrinityError
-from trinity_core.base.files import temporary_sibling
 from trinity_core.base.layout import MANIFEST, JobLayout
 from trinity_core.base.waits import poll
 from trinity_core.config.schema.monitor import MonitorConfig
@@ -123,8 +122,6 @@ class Forwarder:
         self._tails = [
             Tail(self.job_dir, stream, self._own, evals if stream == "eval" else run) for stream in self._streams
         ]
-        self._rollouts_seen: set[tuple[Path, int]] = set()
-        """Files with modification times: a run that goes back rewrites the files of repeated steps."""
         self._checkpoints_seen: set[int] = set()
         self._read_scores = scores or partial(latest_scores, self.job_dir)
         self._scores: dict[int, float] = {}
@@ -168,16 +165,14 @@ class Forwarder:
         return len(lines)
 
     def _forward_rollouts(self) -> None:
+        """Send a table of each sample. One that was sent has its sample's time, which a run that goes back changes."""
         for source, step, path in rollout_files(self.job_dir):
-            version = path, path.stat().st_mtime_ns
-            if version in self._rollouts_seen or not any(tail.takes(source) for tail in self._tails):
-                continue
-            table = path.with_suffix(".md")
-            if not table.exists() or table.stat().st_mtime < path.stat().st_mtime:
-                _write_unsent(table, f"# {source}, step {step}\n\n{rollouts_table(read_rollouts(path))}\n")
+            table, written = path.with_suffix(".md"), path.stat().st_mtime_ns
+            was_sent = table.exists() and table.stat().st_mtime_ns == written
+            if not was_sent and any(tail.takes(source) for tail in self._tails):
+                table.write_text(f"# {source}, step {step}\n\n{rollouts_table(read_rollouts(path))}\n", "utf-8")
                 self.writer.artifact(table, "rollouts")
-                table.touch()
-            self._rollouts_seen.add(version)
+                os.utime(table, ns=(written, written))
 
     def _forward_traces(self) -> None:
         """Send the newest `MOST_TRACES` waiting steps and drop earlier ones; metrics never wait for traces."""
@@ -342,17 +337,6 @@ class ForwarderThread:
         if not self._warned:
             log.warning("the tracking system does not accept metrics now (%s); they are kept and sent later", error)
         self._warned = True
-
-
-def _write_unsent(table: Path, text: str) -> None:
-    """Write a table atomically, with a modification time older than its rollouts until it is sent."""
-    temporary = temporary_sibling(table)
-    try:
-        temporary.write_text(text)
-        os.utime(temporary, (0, 0))
-        temporary.replace(table)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def warn_unsent(why: object, job_dir: Path) -> None:
