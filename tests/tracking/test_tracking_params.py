@@ -8,7 +8,7 @@ from trinity_core.exchange.tracking.writers import flatten
 
 def test_flat_names() -> None:
     config = {"a": {"b": 1, "c": None, "d": []}, "betas": [0.9, 0.99], "sets": [{"name": "x"}], "on": False}
-    assert flatten(config) == {"a.b": "1", "betas": "[0.9, 0.99]", "sets.0.name": "x", "on": "False"}
+    assert flatten(config) == {"a.b": 1, "betas": [0.9, 0.99], "sets.0.name": "x", "on": False}
 
 
 def test_secrets_are_masked_but_token_limits_are_not() -> None:

@@ -14,12 +14,11 @@ from typing import Any
 from trinity_core.base.errors import DataError
 from trinity_core.base.layout import step_of
 from trinity_core.config.paths import normalised
-from trinity_core.config.secrets import without_secrets
 from trinity_core.exchange.tracking.answers import TaskAnswers, read_answers
 from trinity_core.exchange.tracking.metrics_file import read_evaluations, read_metrics, series
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import evaluated_sets, latest_scores
-from trinity_core.exchange.tracking.writers import leaves
+from trinity_core.exchange.tracking.writers import flatten
 from trinity_core.results.audit import runs_in, stored_runs
 from trinity_core.results.data_rows import input_digests
 from trinity_core.results.paired import Difference, means, paired_by_blocks, paired_over_seeds
@@ -161,8 +160,7 @@ def _pipeline_settings(path: Path) -> dict[str, Any]:
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return dotted key → value of a recorded configuration, written in one way, without what is empty."""
-    empty: tuple[Any, ...] = (None, "", [], {})
-    return {key: value for key, value in leaves(normalised(without_secrets(dict(config)))) if value not in empty}
+    return flatten(normalised(dict(config)))
 
 
 def differing(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

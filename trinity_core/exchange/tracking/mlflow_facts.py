@@ -111,7 +111,7 @@ def allowed_name(name: str) -> str:
 
 def parameters(config: Mapping[str, Any]) -> dict[str, str]:
     """Return a configuration's settings by names that MLflow allows."""
-    return {allowed_name(name): value for name, value in flatten(config).items()}
+    return {allowed_name(name): str(value) for name, value in flatten(config).items()}
 
 
 def metric_names(name: str) -> list[str]:

@@ -149,10 +149,10 @@ def full_names(line: MetricLine) -> dict[str, float]:
     return {names[name]: value for name, value in line.metrics.items()}
 
 
-def flatten(config: Mapping[str, Any]) -> dict[str, str]:
-    """Flatten `{"a": {"b": 1}}` to `{"a.b": "1"}`, with secrets masked and empty values left out."""
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten `{"a": {"b": 1}}` to `{"a.b": 1}`, with secrets masked and empty values left out."""
     empty: tuple[Any, ...] = (None, "", [], {})
-    return {key: str(value) for key, value in leaves(without_secrets(dict(config))) if value not in empty}
+    return {key: value for key, value in leaves(without_secrets(dict(config))) if value not in empty}
 
 
 def leaves(value: Any, prefix: str = "", entry: str = ".{}") -> Iterator[tuple[str, Any]]:
