@@ -114,14 +114,11 @@ class Forwarder:
         self.job_dir = Path(job_dir)
         self.writer = writer
         self.page = page
-        self._streams = ROLES[role]
         self._registers = role in REGISTERING
-        self._own = explorer_source(explorer) if explorer and writer.per_explorer else ""
+        own = explorer_source(explorer) if explorer and writer.per_explorer else ""
         run = f"{target} {writer.run_id}".rstrip()
         evals = f"{target} {writer.evals_id}".rstrip() if writer.per_explorer else run
-        self._tails = [
-            Tail(self.job_dir, stream, self._own, evals if stream == "eval" else run) for stream in self._streams
-        ]
+        self._tails = [Tail(self.job_dir, stream, own, evals if stream == "eval" else run) for stream in ROLES[role]]
         self._checkpoints_seen: set[int] = set()
         self._read_scores = scores or partial(latest_scores, self.job_dir)
         self._scores: dict[int, float] = {}

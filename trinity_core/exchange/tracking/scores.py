@@ -44,7 +44,7 @@ def score_fingerprint(config: Config, step: int) -> str:
     """
     explorer, model = config.explorer, without_defaults(config.model)
     prompts = {name: value for name, value in model.items() if name not in ("model_path", "critic_model_path")}
-    template = config.model.chat_template_path
+    template, plugins = config.model.chat_template_path, config.plugin_dir
     made_with = {
         "format": FORMAT,
         "seed": config.seed,
@@ -61,7 +61,7 @@ def score_fingerprint(config: Config, step: int) -> str:
             for auxiliary in without_defaults(explorer.auxiliary_models)
         ],
         "workflows": {"max_timeout": explorer.max_timeout, "env_vars": sorted(explorer.env_vars)},
-        "plugins": _plugins_digest(config.plugin_dir),
+        "plugins": _files_digest(python_files(expanded(plugins), "**/*.py")) if plugins else "",
     }
     if step == 0 and config.model.lora is not None and config.model.lora.path is not None:
         made_with["adapter"] = _model_digest(config.model.lora.path)
@@ -99,13 +99,6 @@ def uncounted_steps(config: Config) -> list[int]:
     """Return steps scored only with other settings, or by a release that scored differently."""
     lines = read_evaluations(config.job_dir)
     return sorted({line.step for line in lines} - {line.step for line in _valid(lines, config)})
-
-
-def valid_metrics(config: Config, step: int) -> dict[str, float]:
-    """Return the metrics of the latest evaluation of `step` that is valid as in `valid_scores`; empty if there is
-    none."""
-    metrics = [line.metrics for line in _valid(read_evaluations(config.job_dir), config) if line.step == step]
-    return metrics[-1] if metrics else {}
 
 
 def latest_scores(job_dir: Path | str) -> dict[int, float]:
@@ -190,10 +183,6 @@ def _like_the_newest(lines: list[MetricLine]) -> list[MetricLine]:
     return [line for line in lines if line.made_with == newest[min(line.step, 1)]]
 
 
-def _plugins_digest(plugin_dir: str | None) -> str:
-    return _files_digest(python_files(Path(plugin_dir).expanduser(), "**/*.py")) if plugin_dir else ""
-
-
 def data_digest(source: str, split: str, subset_name: str | None) -> str:
     """Return a digest of the contents of local files; other sources are identified by name."""
     try:
@@ -227,8 +216,9 @@ def _files_digest(files: Iterable[Path]) -> str:
 
 
 def evaluation_of(config: Config, step: int) -> dict[str, dict[str, float]]:
-    """Return eval set → metric → value of the evaluation behind the score of `step`."""
-    return by_eval_set(config, valid_metrics(config, step))
+    """Return eval set → metric → value of the evaluation behind the score of `step`; empty if there is none."""
+    metrics = [line.metrics for line in _valid(read_evaluations(config.job_dir), config) if line.step == step]
+    return by_eval_set(config, metrics[-1]) if metrics else {}
 
 
 def by_eval_set(config: Config, metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
