@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -156,7 +156,7 @@ class LiveReport(ProgressReport):
 
     def tell(self, text: str, percent: float) -> None:
         get_run_logger().info(text)
-        _PAGES[_flow_run()].progress[self.source] = f"{_bar(percent)} {text}"
+        _page(self.config).progress[self.source] = f"{_bar(percent)} {text}"
         show_if_possible(lambda: _show_page(self.config, text.partition(":")[0]))
 
 
@@ -167,42 +167,46 @@ def _bar(percent: float) -> str:
 
 @dataclass
 class RunPage:
-    """The content of a flow run's summary."""
+    """What a flow run shows of a run."""
 
     progress: dict[str, str] = field(default_factory=dict)
     results: str = ""
     artifacts: dict[str, UUID] = field(default_factory=dict)
     """Key → artifact that this process created and keeps updating."""
+    curve: LearningCurve | None = None
+    curve_due: float = 0.0
+    """Monotonic time from which on the curve may be drawn again."""
+    drawing: Lock = field(default_factory=Lock)
 
 
-_PAGES: defaultdict[str, RunPage] = defaultdict(RunPage)
-"""Pages by flow run; a process runs few."""
+_PAGES: defaultdict[tuple[str, Path], RunPage] = defaultdict(RunPage)
+"""Pages by flow run and run; a process has few."""
 _LOCK = Lock()
 """Explorer and trainer report from separate threads."""
 
 
-def _flow_run() -> str:
-    return flow_run.id or ""
+def _page(config: Config) -> RunPage:
+    return _PAGES[flow_run.id or "", config.job_dir]
 
 
-def _put(key: str, text: str, description: str) -> None:
+def _put(config: Config, kind: str, text: str, description: str) -> None:
     """Create or update a Markdown artifact of the flow run itself, even from within a task."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
-    artifacts, run = _PAGES[_flow_run()].artifacts, _flow_run()
+    artifacts, key = _page(config).artifacts, artifact_key(config, kind)
     with _LOCK, get_client(sync_client=True) as client:
         if key in artifacts:
             client.update_artifact(artifacts[key], ArtifactUpdate(data=text, description=description))
             return
-        flow_run_id = UUID(run) if run else None
+        flow_run_id = UUID(flow_run.id) if flow_run.id else None
         artifact = ArtifactCreate(type="markdown", key=key, data=text, description=description, flow_run_id=flow_run_id)
         artifacts[key] = client.create_artifact(artifact).id
 
 
 def begin_summary(config: Config) -> None:
     """Show the summary of a new attempt: links only."""
-    page = _PAGES[_flow_run()]
+    page = _page(config)
     page.progress, page.results = {}, ""
     _show_page(config, "no step yet")  # remains if the attempt fails before its first step
 
@@ -220,40 +224,27 @@ def _links(config: Config) -> str:
 
 
 def _show_page(config: Config, title: str) -> None:
-    page = _PAGES[_flow_run()]
+    page = _page(config)
     lines = [f"## {config.project} / {config.name}", _links(config)]
     progress = page.progress.copy()  # other threads add to it; copying is atomic, even while `_LOCK` is taken
     lines += [f"**{source}** {text}" for source, text in progress.items()]
-    _put(artifact_key(config, "summary"), "\n\n".join([*lines, page.results]), f"Summary: {title}")
-
-
-class ShownCurve:
-    """A run's learning curve on its page, which explorer and trainer redraw as often as `REPORT_SHARE` allows."""
-
-    def __init__(self, job_dir: Path, title: str, key: str) -> None:
-        self._curve, self._key, self._lock = LearningCurve(job_dir, title), key, Lock()
-        self._due = 0.0
-
-    def show(self, if_due: bool = False) -> None:
-        """Redraw and show it; the picture is embedded, so that no file server is needed."""
-        with self._lock:
-            if if_due and time.monotonic() < self._due:
-                return
-            began = time.thread_time()  # CPU time taken from engines and trainer, without waits for Prefect
-            if (path := self._curve.draw()) is not None:
-                picture = base64.b64encode(path.read_bytes()).decode()
-                text = f"![Learning curve](data:image/png;base64,{picture})"
-                _put(self._key, text, f"Learning curve: step {self._curve.step}")
-            self._due = time.monotonic() + (time.thread_time() - began) / REPORT_SHARE
-
-
-_shown_curve = lru_cache(maxsize=8)(ShownCurve)
+    _put(config, "summary", "\n\n".join([*lines, page.results]), f"Summary: {title}")
 
 
 def show_curve(config: Config, if_due: bool = False) -> None:
-    """Show the run's learning curve; with `if_due`, unless it was shown recently."""
-    key = artifact_key(config, "curve")
-    _shown_curve(config.job_dir, f"{config.project} / {config.name}", key).show(if_due)
+    """Draw and show the run's learning curve; with `if_due` only as often as `REPORT_SHARE` allows. The picture is
+    embedded, so that no file server is needed."""
+    page = _page(config)
+    with page.drawing:
+        if if_due and time.monotonic() < page.curve_due:
+            return
+        began = time.thread_time()  # CPU time taken from engines and trainer, without waits for Prefect
+        page.curve = page.curve or LearningCurve(config.job_dir, f"{config.project} / {config.name}")
+        if (path := page.curve.draw()) is not None:
+            picture = base64.b64encode(path.read_bytes()).decode()
+            text = f"![Learning curve](data:image/png;base64,{picture})"
+            _put(config, "curve", text, f"Learning curve: step {page.curve.step}")
+        page.curve_due = time.monotonic() + (time.thread_time() - began) / REPORT_SHARE
 
 
 def show_rollouts(config: Config) -> None:
@@ -261,7 +252,7 @@ def show_rollouts(config: Config) -> None:
     if sample := newest_rollouts(config.job_dir):
         source, step, rollouts = sample
         text = f"{_links(config)}\n\n{rollouts_table(rollouts)}"
-        _put(artifact_key(config, "rollouts"), text, f"Rollouts: {source}, step {step}")
+        _put(config, "rollouts", text, f"Rollouts: {source}, step {step}")
 
 
 def show_summary(config: Config, summary: dict[str, Any]) -> None:
@@ -269,7 +260,7 @@ def show_summary(config: Config, summary: dict[str, Any]) -> None:
     results = {name: value for name, value in summary.items() if name not in UNSHOWN and value not in (None, "", {})}
     results |= {name: named_stages(results[name]) for name in ("scores", "stage_seconds") if name in results}
     rows = "\n".join(f"| {name} | {_shown(value)} |" for name, value in results.items())
-    _PAGES[_flow_run()].results = f"| | |\n| --- | --- |\n{rows}\n"
+    _page(config).results = f"| | |\n| --- | --- |\n{rows}\n"
     score = summary.get("score")
     title = [f"step {summary['step']}"] if "step" in summary else []
     title += [f"score {_shown(score)}"] if score is not None else []

@@ -105,7 +105,7 @@ def test_the_curve_is_redrawn_once_a_while_and_at_the_end(tmp_path: Path, monkey
     """Explorer and trainer draw the same one; each picture stays in Prefect's database for a while."""
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
     shown: list[str] = []
-    monkeypatch.setattr(reports, "_put", lambda key, text, about: shown.append(key))
+    monkeypatch.setattr(reports, "_put", lambda config, kind, *_: shown.append(artifact_key(config, kind)))
     monkeypatch.setattr(reports, "get_run_logger", lambda: logging.getLogger("run"))
     monkeypatch.setattr(reports, "REPORT_SHARE", 1e-6)
     live = [LiveReport(config, source) for source in ("explorer", "trainer")]
