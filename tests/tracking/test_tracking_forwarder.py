@@ -326,8 +326,8 @@ def test_mlflow_takes_settings_with_any_name(root: Path) -> None:
 
 def test_names_are_as_long_as_mlflow_takes_them(root: Path) -> None:
     """Of a run and its registered model PostgreSQL takes no more; of a data set no store does."""
-    info = RunInfo("p" * 200, "n" * 255, root / "p" / "n", {"buffer": {"explorer_input": {"taskset": {
-        "name": "t" * 600, "path": "hub/data"}}}})  # fmt: skip
+    info = RunInfo("p" * 200, "n" * 255, root / "p" / "n", {"buffer": {"explorer_input": {"tasksets": [{
+        "name": "t" * 600, "path": "hub/data"}]}}})  # fmt: skip
     writer = open_writer("mlflow", info, root)
     save_checkpoint(info.job_dir, 1)
     writer.checkpoint(1, info.job_dir / "global_step_1")

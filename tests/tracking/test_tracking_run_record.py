@@ -135,7 +135,7 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
     (data / "train.jsonl").write_text('{"question": "1+1?"}\n')
     taskset = {"name": "sums", "path": str(data), "split": "train"}
     hub = {"name": "gsm8k", "path": "openai/gsm8k", "split": "test"}
-    config = {"buffer": {"explorer_input": {"taskset": taskset, "eval_tasksets": [hub]}}}
+    config = {"buffer": {"explorer_input": {"tasksets": [taskset], "eval_tasksets": [hub]}}}
     write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4220"})
     info = RunInfo("p", "one", root / "p/one", config)
     record_start(info.job_dir, config, "rft")

@@ -89,8 +89,8 @@ def input_digests(run: Path) -> dict[str, str]:
 def task_sets(run: Path) -> dict[str, DataSet]:
     """Return the training task sets of a run by name, as its ledger calls them."""
     inputs = (read_config(run).get("buffer") or {}).get("explorer_input") or {}
-    listed = inputs.get("tasksets") or ([inputs["taskset"]] if inputs.get("taskset") else [])
-    return {name: DataSet(run, name, taskset) for taskset in listed for name in [str(taskset.get("name") or "taskset")]}
+    sets = (DataSet(run, str(taskset.get("name")), taskset) for taskset in inputs.get("tasksets") or ())
+    return {data.name: data for data in sets}
 
 
 def supervised_sets(run: Path, storage_types: Collection[str] = ("file", "sql")) -> list[DataSet]:

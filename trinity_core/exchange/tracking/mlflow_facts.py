@@ -87,10 +87,7 @@ def _digest(path: str, split: str, subset: str | None) -> str:
 def _data(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     buffer = config.get("buffer") or {}
     explorer, trainer = buffer.get("explorer_input") or {}, buffer.get("trainer_input") or {}
-    data_sets = [
-        ("training", explorer.get("taskset")),
-        *(("training", tasks) for tasks in explorer.get("tasksets") or ()),
-    ]
+    data_sets = [("training", tasks) for tasks in explorer.get("tasksets") or ()]
     data_sets += [("evaluation", tasks) for tasks in explorer.get("eval_tasksets") or ()]
     data_sets.append(("training", trainer.get("experience_buffer")))
     for context, data_set in data_sets:
