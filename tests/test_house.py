@@ -39,7 +39,7 @@ ON_TOP = {"__init__.py", "cli.py"}
 TOP_LEVEL = {
     "trinity_core": {"trinity_core"},
     "tasks": {"trinity_core", "tasks"},
-    "flows": {"trinity_core", "tasks", "flows"},
+    "flows": {"trinity_core", "tasks", "studio", "flows"},
     "studio": {"trinity_core", "tasks", "studio"},
 }
 

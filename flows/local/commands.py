@@ -382,7 +382,7 @@ def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, por
 
 def serve_mcp(root: Path, port: int) -> NoReturn:
     """Replace this process by the server of tools for agents; without a port it talks over stdin and stdout."""
-    command = [sys.executable, "-m", "studio.mcp_server", "--port", str(port)]
+    command = [sys.executable, "-m", "flows.mcp_server", "--port", str(port)]
     _become(command, root, prefect_environment(root) | known_server(root))
 
 

@@ -14,7 +14,7 @@ from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from ports import free_port
 
-from studio.mcp_server import Tools
+from flows.mcp_server import Tools
 from studio.settings import studio_settings
 from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
@@ -129,7 +129,7 @@ def test_a_run_that_is_slow_to_begin_is_no_unknown_one(tmp_path, monkeypatch):
     """An agent that sees an error would start the run once more."""
     checked = {"accepted": True, "flow": "rft", "run": "p/slow", "job_dir": str(tmp_path / "p/slow")}
     monkeypatch.setattr(Tools, "validate", lambda *_: checked)
-    monkeypatch.setattr("studio.mcp_server.start_run", lambda *_: False)
+    monkeypatch.setattr("flows.mcp_server.start_run", lambda *_: False)
     begun = Tools(studio_settings([])).run("slow.yaml")
     assert (begun["run"], begun["state"]) == ("p/slow", "waiting")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from browser import opened
 from studio_served import Served
 
-from studio.mcp_server import Tools
+from flows.mcp_server import Tools
 from studio.settings import studio_settings
 from trinity_core.base.addresses import rollouts_page
 from trinity_core.base.files import write_json
