@@ -43,7 +43,7 @@ def run_folder(tmp_path, tokenizer, tiny_folder) -> Path:
                     answer = NASTY if (step, task, run) == (3, 1, 1) else f"It is {run}.\n#### {run}"
                     rows.append(rollout(tokenizer, "What is 2 + 2?", answer, float(run * task), group, run, step - 1))
             if step == 3:
-                rows[-1].info["half \ud83d"] = "\udc00"  # of a surrogate pair, as JSON files may have
+                rows[-2].info["truth"] += " \ud83d"  # half of a surrogate pair, as JSON files may have
             if step == 2:
                 drawn.append(DrawnTask("explorer/2/2", "sums/9", 0, tries=2, failure=f"broke on {NASTY}"))
             store.put("explorer", step, {}, rows, newest_version=step - 1, drawn=drawn)

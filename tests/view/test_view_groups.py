@@ -10,7 +10,7 @@ import pytest
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.store import ExperienceStore
-from trinity_core.view.app import GroupFilter, find_groups, group_row
+from trinity_core.view.app import GroupFilter, find_groups
 
 
 def rows_of(group: str, rewards: list[float | None], version: int) -> list[Experience]:
@@ -40,16 +40,16 @@ def store(request, tmp_path):
 
 def found(store, wanted: GroupFilter, limit: int = 100) -> list[str]:
     """The names on all pages, in order."""
-    names, before = [], None
+    names = []
     while True:
         with store._database.read() as connection:
-            page = find_groups(connection, store._tables, wanted, before, limit)
-        assert len(page.groups) <= limit
-        names += [group["group"] for group in page.groups]
-        if page.before is None:
+            groups, next_before = find_groups(connection, store._tables, wanted, limit)
+        assert len(groups) <= limit
+        names += [group["group"] for group in groups]
+        if next_before is None:
             return names
-        assert before is None or page.before < before, "a page begins where the last one ended"
-        before = page.before
+        assert wanted.before is None or next_before < wanted.before, "a page begins where the last one ended"
+        wanted = wanted.model_copy(update={"before": next_before})
 
 
 def test_filters_take_what_they_say(store) -> None:
@@ -88,8 +88,6 @@ def test_a_step_is_found_after_a_rewind(store) -> None:
 def test_a_group_names_its_batches(store) -> None:
     assert store.lease(1, 4, newest_version=0) is not None
     with store._database.read() as connection:
-        trained = group_row(connection, store._tables, 1)
-        waiting = group_row(connection, store._tables, 30)
-        assert group_row(connection, store._tables, 10**6) is None
-    assert (trained["train_steps"], trained["state"]) == ([1], "leased")
-    assert (waiting["train_steps"], waiting["state"]) == ([], "ready")
+        groups, _ = find_groups(connection, store._tables, GroupFilter(), limit=1000)
+    by_id = {group["id"]: (group["train_steps"], group["state"]) for group in groups}
+    assert (by_id[1], by_id[30]) == (([1], "leased"), ([], "ready"))

@@ -47,7 +47,7 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
         assert [row["advantage"] for row in page["rollouts"]] == [*[None] * 5, -0.25, 0.5], "what the batch has had"
         group = client.get(f"/api/runs/run/groups/{page['rollouts'][0]['id']}").json()
         assert [rollout["reward"] for rollout in group["rollouts"]] == [0.0, 1.0]
-        assert (group["rollouts"][1]["response"], group["rollouts"][1]["info"]["half ?"]) == (NASTY, "?")
+        assert (group["rollouts"][1]["response"], group["rollouts"][0]["truth"]) == (NASTY, "#### 4 ?")
         tokens = client.get(f"/api/runs/run/groups/{group['id']}/rollouts/1/tokens").json()
         assert "".join(tokens["text"]) == "What is 2 + 2?" + NASTY
         assert tokens["logprob"][tokens["prompt_length"]] == -0.1
@@ -68,13 +68,13 @@ def test_the_page_refuses_what_it_is_not_for(run_folder, serving) -> None:
         assert client.post("/api/runs").status_code == 405
         for missing in (
             "/api/runs/other/rollouts", "/api/runs/run/groups/99", "/api/runs/run/groups/1/rollouts/2/tokens",
-            "/api/runs/run/samples/eval-test/3", "/api/runs/run/rollouts?state=odd", "/static/../app.py",
+            "/api/runs/run/samples/eval-test/3", "/static/../app.py",
         ):  # fmt: skip
             assert client.get(missing).status_code == 404, missing
         huge = 10**20
         for odd in (
             f"rollouts?step={huge}", f"rollouts?version=-{huge}", f"rollouts?before={huge}",
-            f"groups/{huge}", f"groups/{huge}/rollouts/0/tokens",
+            f"groups/{huge}", f"groups/{huge}/rollouts/0/tokens", "rollouts?state=odd",
         ):  # fmt: skip
             assert client.get(f"/api/runs/run/{odd}").status_code == 422, odd
         beyond = client.get(f"/api/runs/run/groups/1/rollouts/0/tokens?offset={2**63 - 1}").json()

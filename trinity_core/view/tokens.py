@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.archive import Advantage
 
 PAGE = 2_000
+"""Tokens of a page, as in static/tokens.js."""
 LONGEST_CHARACTER = 4
 """Bytes of a character, so its maximum number of tokens."""
 
@@ -62,18 +64,18 @@ def token_page(
 
     `kind` is `p` for the prompt, `a` for an action (in the loss), `c` for context within the response (masked out).
     """
-    start = min(max(0, offset), len(experience.tokens))
-    end = min(len(experience.tokens), start + max(1, min(limit, PAGE)))
+    start = min(offset, len(experience.tokens))
+    end = start + limit
     ids = experience.tokens[start:end].tolist()
     response = slice(max(0, start - experience.prompt_length), max(0, end - experience.prompt_length))
     mask = experience.action_mask[response]
     nothing = [None] * (len(ids) - len(mask))
 
-    def column(values: np.ndarray | None, digits: int = 5) -> list[Any]:
+    def column(values: np.ndarray | None) -> list[Any]:
         if values is None:
             return [None] * len(ids)
-        numbers = [_number(value, digits) for value in values[response].tolist()]
-        return nothing + [number if is_sampled else None for number, is_sampled in zip(numbers, mask, strict=True)]
+        sampled = zip(values[response].tolist(), mask, strict=True)
+        return nothing + [round(value, 5) if has and isfinite(value) else None for value, has in sampled]
 
     before = int(experience.tokens[start - 1]) if start else None
     return {
@@ -93,7 +95,3 @@ def _by_token(experience: Experience, advantage: Advantage | None) -> np.ndarray
     values = np.zeros(experience.response_length)
     values[experience.action_mask] = advantage
     return values
-
-
-def _number(value: float, digits: int) -> float | None:
-    return round(value, digits) if np.isfinite(value) else None

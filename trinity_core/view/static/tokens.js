@@ -2,7 +2,7 @@
 // at once.
 import { attempt, byId, get, make, shown } from "./dom.js";
 
-const PAGE = 2000;
+const PAGE = 2000;  // as in tokens.py
 const KINDS = { p: "prompt", a: "in the loss", c: "context, no loss" };
 const [ORANGE, GREEN, RED, GREY] = ["226 110 30", "46 160 95", "214 69 65", "128 128 128"];
 const rgb = (shade, opacity) => `rgb(${shade} / ${opacity})`;
@@ -72,7 +72,7 @@ export function tokenPane(where, rollout) {
   const load = attempt(async (chunk) => {
     if (!chunk.classList.contains("waiting") || chunk.asked) return;
     chunk.asked = true;
-    const page = await get(where, { offset: chunk.dataset.offset, limit: PAGE });
+    const page = await get(where, { offset: chunk.dataset.offset });
     page.largest = Math.max(0, ...page.advantage.map((value) => Math.abs(value ?? 0)));
     pages.set(chunk, page);
     chunk.replaceChildren(...page.ids.map((_, i) => token(page, i)));
