@@ -16,11 +16,10 @@ from typing import Any
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from studio.actions import Action, hindrance, perform
+from studio.actions import Action, action_for, hindrance, perform
 from studio.launch import BEGIN_SECONDS, Launch, start_run, trinity
-from studio.prefect_runs import PrefectRuns
 from studio.recipes import recipes
-from studio.runs import Run, checkpoints_of, find_runs
+from studio.runs import Run, checkpoints_of, known_runs
 from studio.settings import StudioSettings, studio_settings
 from tasks.retries import api_faults
 from trinity_core.base.errors import TrinityError
@@ -90,7 +89,7 @@ class Tools:
 
     def runs(self) -> list[dict[str, Any]]:
         """List all runs below the project's checkpoints, the newest first."""
-        return [_facts(run) for run in self._runs()]
+        return [_facts(run) for run in known_runs(self._settings)[0]]
 
     def status(self, run: str) -> dict[str, Any]:
         """Return state, step, score, remaining seconds, checkpoints, and the names of all metrics of a run."""
@@ -142,19 +141,14 @@ class Tools:
     def stop(self, run: str) -> str:
         """Stop a run: it saves at its next step. `run` with the same configuration resumes it."""
         found = self._run(run)
-        if reason := hindrance(Action.CANCEL, found):
+        if action_for(found) is not Action.CANCEL:
+            raise ToolError(f"the run is {'over: ' if found.state.is_over else ''}{found.state.value}")
+        if reason := hindrance(found):
             raise ToolError(reason)
-        return perform(Action.CANCEL, found, self._settings)
-
-    def _runs(self) -> list[Run]:
-        url = self._settings.api_url
-        try:
-            return find_runs(self._settings.checkpoints, PrefectRuns(url).recent() if url else ())
-        except api_faults():  # `trinity down` since this server began: what runs have written says most
-            return find_runs(self._settings.checkpoints)
+        return perform(found, self._settings)
 
     def _run(self, name: str) -> Run:
-        runs = {run.name: run for run in self._runs()}
+        runs = {run.name: run for run in known_runs(self._settings)[0]}
         if name not in runs:
             raise ToolError(f"there is no run {name}; there are: {', '.join(runs) or 'none'}")
         return runs[name]
@@ -166,11 +160,7 @@ class Tools:
         return run.folder
 
     def _command(self, *arguments: str) -> str:
-        """Return what a command prints. One that prints nothing has failed, and says why on its stderr."""
-        done = trinity([*arguments], self._settings, COMMAND_SECONDS)
-        if done.returncode and not done.stdout.strip():
-            raise ToolError(done.stderr.strip() or f"`trinity {arguments[0]}` ended with {done.returncode}")
-        return str(done.stdout)
+        return trinity(arguments, self._settings, COMMAND_SECONDS)
 
     def _json(self, *arguments: str) -> Any:
         return json.loads(self._command(*arguments, "--json"))

@@ -27,31 +27,30 @@ def action_for(run: Run) -> Action | None:
     return None if run.state is RunState.FINISHED else Action.RETRY
 
 
-def hindrance(action: Action, run: Run) -> str:
-    """Return why an action is not possible, or ""."""
-    if action is not action_for(run):
-        return f"The run is {'over: ' if run.state.is_over else ''}{run.state.value}."
+def hindrance(run: Run) -> str:
+    """Return why `action_for` the run is not possible, or ""."""
     if run.parent:
         return f"This is a stage of {run.parent}, which has the button."
-    if run.is_part and not _deployed(run, action):
+    if _deployed(run):
+        return ""
+    if run.is_part:
         return "Trainer and explorers were started one by one: stop or start each where it was started."
-    if action is Action.CANCEL and not _deployed(run, action) and _own_process(run) is None:
-        return "No process of this machine leads the run: press Ctrl+C in its terminal."
-    if action is Action.RETRY and run.launch is None and not _deployed(run, action):
+    if run.state.is_over and run.launch is None:
         return "The run's configuration was not recorded, or has secrets: run the command yourself."
+    if not run.state.is_over and _own_process(run) is None:
+        return "No process of this machine leads the run: press Ctrl+C in its terminal."
     return ""
 
 
-def perform(action: Action, run: Run, settings: StudioSettings) -> str:
-    """Cancel or retry a run; return what happens next."""
-    return _cancel(run, settings) if action is Action.CANCEL else _retry(run, settings)
+def perform(run: Run, settings: StudioSettings) -> str:
+    """Cancel a run or retry one that is over; return what happens next."""
+    return _retry(run, settings) if run.state.is_over else _cancel(run, settings)
 
 
 def _cancel(run: Run, settings: StudioSettings) -> str:
-    if deployed := _deployed(run, Action.CANCEL):
+    if deployed := _deployed(run):
         runs = PrefectRuns(settings.api_url)
-        begun = [seen for seen in deployed if runs.cancel(seen.id)]
-        if not begun:
+        if not [seen for seen in deployed if runs.cancel(seen.id)]:
             return "The run will not begin."
     elif (pid := _own_process(run)) is not None:
         os.kill(pid, signal.SIGTERM)
@@ -61,21 +60,21 @@ def _cancel(run: Run, settings: StudioSettings) -> str:
 
 
 def _retry(run: Run, settings: StudioSettings) -> str:
-    for deployed in _deployed(run, Action.RETRY):
+    for deployed in _deployed(run):
         PrefectRuns(settings.api_url).retry(deployed.id)
         return "A worker will start it again from its latest checkpoint."
     assert run.launch is not None
     return f"Started process {start_process(run.launch, run.name, settings).pid}."
 
 
-def _deployed(run: Run, action: Action) -> list[FlowRunSeen]:
-    """Return its flow runs on a worker that can be cancelled or retried.
+def _deployed(run: Run) -> list[FlowRunSeen]:
+    """Return its flow runs on a worker that can be cancelled or, if the run is over, retried.
 
     A run that is over is not cancelled, because a command may have resumed it. Parts with separate deployments are
     cancelled together, but not retried: a successful one would start again.
     """
     flow_runs = [seen for seen in run.flow_runs if run.is_part or seen is run.flow_run]
-    if action is Action.RETRY:
+    if run.state.is_over:
         deployments = {seen.deployment for seen in flow_runs if seen.deployment}  # subflows have none
         return [seen for seen in flow_runs[:1] if deployments == {seen.deployment}]
     over = {kind for kind, state in PREFECT_STATES.items() if state.is_over}

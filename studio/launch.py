@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,9 @@ def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings)
     return has_begun
 
 
-def trinity(arguments: list[str], settings: StudioSettings, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a `trinity` command to its end. After `seconds` it is killed with all its descendants, and TrinityError
-    raised."""
+def trinity(arguments: Sequence[str], settings: StudioSettings, seconds: float) -> str:
+    """Return what a `trinity` command prints. Raises TrinityError if it prints nothing and fails, and after `seconds`,
+    when it is killed with all its descendants."""
     child = Child(
         [*TRINITY, *arguments], environment=_environment(settings), folder=settings.root,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -86,7 +87,9 @@ def trinity(arguments: list[str], settings: StudioSettings, seconds: float) -> s
     finally:
         if child.alive:
             child.kill()
-    return subprocess.CompletedProcess(child.process.args, child.process.returncode, out.decode(), err.decode())
+    if child.process.returncode and not out.strip():
+        raise TrinityError(err.decode().strip() or f"`trinity {arguments[0]}` ended with {child.process.returncode}")
+    return str(out.decode())
 
 
 def _environment(settings: StudioSettings) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 import streamlit as st
 import yaml
 
-from studio.actions import Action, action_for, hindrance, perform
+from studio.actions import action_for, hindrance, perform
 from studio.curves import chart, first_shown, hints, metric_names, short_titles
 from studio.launch import FAULTS
 from studio.run_table import open_clicked, show_table
@@ -142,10 +142,13 @@ def show_note(run: Run) -> None:
 def show_buttons(run: Run, settings: StudioSettings) -> None:
     """Show what the run's state calls for, or why it is not possible, and links to other pages."""
     action = action_for(run)
-    why_not = hindrance(action, run) if action else ""
+    why_not = hindrance(run) if action else ""
     with st.container(horizontal=True):
         if action and st.button(action.value, key=f"{action.value} {run.name}", disabled=bool(why_not)):
-            done(action, run, settings)
+            try:
+                st.toast(perform(run, settings))
+            except FAULTS as error:
+                st.error(f"{action.value}: {error}")
         if run.flow_run is not None:
             st.link_button("Prefect", settings.flow_run_page(run.flow_run.id), icon=":material/open_in_new:")
         if run.folder is not None and (address := served_run(run.folder)):
@@ -155,13 +158,6 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
             st.download_button("Report", partial(report, run.folder), file, help="The run as one HTML file")
     if action and why_not:
         st.caption(f"**{action.value}**: {why_not}")
-
-
-def done(action: Action, run: Run, settings: StudioSettings) -> None:
-    try:
-        st.toast(perform(action, run, settings))
-    except FAULTS as error:
-        st.error(f"{action.value}: {error}")
 
 
 def page_of_runs() -> Any:

@@ -15,8 +15,10 @@ from typing import Any
 from studio.curves import Curves, RunCurves
 from studio.launch import Launch
 from studio.notes import Note, note_path
-from studio.prefect_runs import FlowRunSeen
+from studio.prefect_runs import FlowRunSeen, PrefectRuns
+from studio.settings import StudioSettings
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
+from tasks.retries import api_faults
 from trinity_core.base.files import read_json
 from trinity_core.base.layout import JobLayout, run_of
 from trinity_core.config.algorithm_types import ALGORITHMS
@@ -159,6 +161,15 @@ class CheckpointRow:
     folder: Path
     score: float | None
     is_converted: bool
+
+
+def known_runs(settings: StudioSettings) -> tuple[list[Run], str]:
+    """Return all runs, and why Prefect's are missing if it does not answer, as after `trinity down`."""
+    try:
+        flow_runs = PrefectRuns(settings.api_url).recent() if settings.api_url else []
+    except api_faults() as error:
+        return find_runs(settings.checkpoints), f"Prefect does not answer at {settings.api_url}: {error}"
+    return find_runs(settings.checkpoints, flow_runs), ""
 
 
 def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[Run]:

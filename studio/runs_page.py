@@ -8,13 +8,11 @@ from dataclasses import replace
 import streamlit as st
 
 from studio.notes import delete
-from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.run_page import page_of_runs, show_comparison, show_run
 from studio.run_table import open_clicked, show_table
-from studio.runs import Run, find_runs
+from studio.runs import Run, known_runs
 from studio.settings import StudioSettings
 from studio.texts import escaped
-from tasks.retries import api_faults
 from trinity_core.base.errors import TrinityError
 
 LOOK_SECONDS = 5.0
@@ -34,17 +32,6 @@ def runs_page(settings: StudioSettings) -> None:
         draw(names, *(first_look.pop() if first_look else known_runs(settings)), settings)
 
     renewed()
-
-
-def known_runs(settings: StudioSettings) -> tuple[list[Run], str]:
-    """Return all runs, and why Prefect's are missing if it does not answer."""
-    flow_runs: list[FlowRunSeen] = []
-    try:
-        if settings.api_url:
-            flow_runs = PrefectRuns(settings.api_url).recent()
-    except api_faults() as error:
-        return find_runs(settings.checkpoints), f"Prefect does not answer at {settings.api_url}: {error}"
-    return find_runs(settings.checkpoints, flow_runs), ""
 
 
 def draw(names: Sequence[str], runs: Sequence[Run], away: str, settings: StudioSettings) -> None:

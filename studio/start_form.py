@@ -78,11 +78,7 @@ def what_is_there(config: Config) -> str:
 def validated(draft: ConfigDraft, settings: StudioSettings) -> tuple[list[str], list[str]]:
     """Return why a run could not start, and notices, by `trinity validate`, which opens what the configuration names
     and loads the modules of its `plugin_dir`. Raises OSError, TrinityError."""
-    done = trinity(["validate", "--json", "--config", str(draft.file)], settings, VALIDATE_SECONDS)
-    try:
-        answer = json.loads(done.stdout)
-    except json.JSONDecodeError:
-        return [done.stderr.strip() or f"`trinity validate` ended with {done.returncode}"], []
+    answer = json.loads(trinity(["validate", "--json", "--config", str(draft.file)], settings, VALIDATE_SECONDS))
     problems = [f"{problem['key']}: {problem['message']}" for problem in answer["problems"]]
     return problems, list(dict.fromkeys(notice for stage in answer["stages"] for notice in stage["notices"]))
 

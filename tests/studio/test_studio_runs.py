@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from studio.actions import Action, hindrance, perform
+from studio.actions import Action, action_for, hindrance, perform
 from studio.curves import Curve
 from studio.launch import Launch, start_run
 from studio.notes import Note, delete
@@ -215,7 +215,8 @@ def test_an_evaluation_leaves_the_record_of_the_training(tmp_path: Path) -> None
 
 
 def allowed(run: Run) -> set[Action]:
-    return {action for action in Action if not hindrance(action, run)}
+    action = action_for(run)
+    return {action} if action and not hindrance(run) else set()
 
 
 def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
@@ -287,7 +288,7 @@ def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
     over = flow_run("one", "CRASHED", id="earlier", deployment="trainer")
     folder(tmp_path / "going", "one", mode="train")
     [run] = find_runs(tmp_path / "going", [*parts, over])
-    perform(Action.CANCEL, run, studio_settings([]))
+    perform(run, studio_settings([]))
     assert asked == ["explorer", "trainer"]
     folder(tmp_path / "done", "one", outcome=RunOutcome.FAILED, mode="train")
     failed = [replace(part, kind="FAILED") for part in parts]
@@ -308,10 +309,10 @@ def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.
     resumed = flow_run("one", "FAILED")  # by a command, after the worker's run
     for seen in (flow_run("one", "RUNNING"), flow_run("one", "RUNNING", deployment=""), resumed):
         [run] = find_runs(tmp_path, [seen])
-        perform(Action.CANCEL, run, settings)
+        perform(run, settings)
     record_end(job, read_record(job), RunOutcome.FAILED)
     [run] = find_runs(tmp_path, [flow_run("one", "FAILED")])
-    perform(Action.RETRY, run, settings)
+    perform(run, settings)
     by_signal = (os.getpid(), signal.SIGTERM)
     assert asked == [("cancel", "flow run one"), by_signal, by_signal, ("retry", "flow run one")]
 
@@ -372,7 +373,7 @@ def test_a_run_is_started_once_it_has_a_record(tmp_path: Path, monkeypatch: pyte
     [run] = find_runs(tmp_path)
     pid = read_record(job).pid
     try:
-        assert run.state is RunState.RUNNING and "save at" in perform(Action.CANCEL, run, studio_settings([]))
+        assert run.state is RunState.RUNNING and "save at" in perform(run, studio_settings([]))
         waited = (find_runs(tmp_path)[0].state is RunState.KILLED for _ in poll(60))
         assert any(waited), "it has not ended"
     finally:
