@@ -18,7 +18,7 @@ OLDEST = datetime.min.replace(tzinfo=UTC)
 
 
 def chat_page(settings: StudioSettings) -> None:
-    runs = sorted(find_runs(settings.checkpoints), key=lambda run: run.files.began or OLDEST, reverse=True)
+    runs = sorted(find_runs(settings.checkpoints), key=lambda run: run.began or OLDEST, reverse=True)
     folders = {run.name: run.folder for run in runs if run.folder is not None}
     steps = {name: [row.step for row in checkpoints_of(folder)][::-1] for name, folder in folders.items()}
     names = [name for name, saved in steps.items() if saved]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,9 @@ def changed(text: str, key: str, value: Any) -> str:
         yaml.indent(mapping=2, sequence=4, offset=2)
     tree = yaml.load(text)
     tree = CommentedMap() if tree is None else tree
-    *path, name = key.split(".")
-    section = tree
-    for part, following in zip(path, key.split(".")[1:], strict=True):
-        node = _child(section, part)
-        if node is None:
+    section, name = tree, key.rpartition(".")[2]
+    for part, following in pairwise(key.split(".")):
+        if (node := value_at(section, [part])) is None:
             if value is None:
                 return text
             node = CommentedSeq() if following.isdigit() else CommentedMap()
@@ -94,12 +93,6 @@ def changed(text: str, key: str, value: Any) -> str:
     out = StringIO()
     yaml.dump(tree, out)
     return out.getvalue()
-
-
-def _child(section: CommentedMap | CommentedSeq, part: str) -> Any:
-    if isinstance(section, CommentedMap):
-        return section.get(part)
-    return section[int(part)] if int(part) < len(section) else None
 
 
 def moved(text: str, source: Path, target: Path) -> str:

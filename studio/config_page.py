@@ -20,13 +20,15 @@ from studio.texts import escaped, hanging
 from trinity_core.base.files import project_files
 from trinity_core.config import ConfigError, Problem, to_dict
 from trinity_core.config.findings import value_at
-from trinity_core.config.yaml_text import parse_value
+from trinity_core.config.yaml_text import dump_line, parse_value
 
 DEFAULT = ""
 """Choice that means that the key is not given."""
 COMMON = "All stages"
 DRAFT, AS_OPENED, REFUSED = "draft", "text as opened", "text not used"
 """Keys of the session."""
+FINDINGS_SECONDS = 60
+"""After which a text is checked anew, on a machine that may have changed."""
 FAULTS = (ConfigError, YAMLError, yaml.YAMLError, ValueError, OSError)
 """What a change of a file may raise."""
 
@@ -40,7 +42,7 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
         tree = dict(draft.tree())
     except ConfigError as fault:
         error = str(fault)
-    findings = present_findings(draft.file, text) if tree else CheckedDraft([])
+    findings = present_findings(text, draft.file) if tree else CheckedDraft([])
     form, beside = st.columns([3, 2], gap="large")
     with form:
         choose_file(draft, settings, offers_recipes=bool(text))
@@ -81,13 +83,7 @@ def open_file(file: Path) -> ConfigDraft:
     return draft
 
 
-def present_findings(file: Path, text: str) -> CheckedDraft:
-    """Return problems and plan of the text, cached because the page is drawn more often than the text changes."""
-    checked_key, stored = st.session_state.get("checked", (None, None))
-    if checked_key != (file, text) or stored is None:
-        stored = checked(text, file)
-        st.session_state["checked"] = ((file, text), stored)
-    return stored
+present_findings = st.cache_resource(checked, ttl=FINDINGS_SECONDS, max_entries=64, show_spinner=False)
 
 
 def choose_file(draft: ConfigDraft, settings: StudioSettings, offers_recipes: bool) -> None:
@@ -122,23 +118,17 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
         create = st.button("Create", type="primary", key="create")
     takes = st.container()
     title = str(st.radio("Begin from", list(by_title), captions=captions))
-    plan = checked(by_title[title].text, by_title[title].file).plan.replace(f"{settings.root}/", "")
+    plan = present_findings(by_title[title].text, by_title[title].file).plan.replace(f"{settings.root}/", "")
     takes.expander(f"What {title} would do and take").html(hanging(plan or "Not known: it has problems here."))
     file = settings.root / name.strip()
     if not create:
         return
-    if fault := fault_of(file, settings):
+    exists = f"`{settings.shown(file)}` already exists. Choose another name." if file.exists() else ""
+    if fault := fault_of(file, settings) or exists:
         st.error(fault)
-    elif file.exists():
-        st.error(f"`{settings.shown(file)}` already exists. Choose another name.")
-    else:
-        try:
-            ConfigDraft(file).write(by_title[title].text_for(file, settings.root))
-            open_file(file)
-        except OSError as error:
-            st.error(f"`{settings.shown(file)}` cannot be written: {error}")
-        else:
-            st.rerun()
+    elif write(ConfigDraft(file), by_title[title].text_for(file, settings.root)):
+        open_file(file)
+        st.rerun()
 
 
 new_dialog = st.dialog("New configuration", width="large")(recipe_form)
@@ -210,11 +200,11 @@ def show_field(
     key = prefix + field.key
     value, common = value_at(tree, key), value_at(tree, field.key) if prefix else None
     written, name = _as_yaml(value), f"{draft.file} {key}"
-    default = "" if field.default is None else f"default: {_as_yaml(field.default)}"
+    default = "" if field.setting.default is None else f"default: {_as_yaml(field.setting.default)}"
     default = default if common is None else f"all stages: {_as_yaml(common)}"
     show_value(name, written)
     shared: dict[str, Any] = {
-        "key": name, "help": field.doc, "on_change": take, "args": (draft, field, key, name)
+        "key": name, "help": field.setting.doc, "on_change": take, "args": (draft, field, key, name)
     }  # fmt: skip
     if field.choices:
         choices = list(dict.fromkeys([DEFAULT, *field.choices, written]))
@@ -238,7 +228,7 @@ def take(draft: ConfigDraft, field: FormField, key: str, name: str) -> None:
     """Write the entered value into the file; an empty field removes its key."""
     entered = str(st.session_state.get(name) or "").strip()
     try:
-        draft.change(key, entered or None if field.kind == "string" else parse_value(entered))
+        draft.change(key, entered or None if field.setting.kind == "string" else parse_value(entered))
     except FAULTS as error:
         st.toast(f"{field.key} was not changed: {error}")
 
@@ -296,14 +286,16 @@ def edit_text(draft: ConfigDraft, text: str) -> None:
     st.text_area("YAML", height=420, key=name, placeholder=hint, on_change=take_text)
 
 
-def write(draft: ConfigDraft, text: str) -> None:
+def write(draft: ConfigDraft, text: str) -> bool:
     try:
         draft.write(text)
     except OSError as error:
         st.toast(f"The file cannot be written: {error}")
+        return False
+    return True
 
 
 def _as_yaml(value: Any) -> str:
     if value is None:
         return DEFAULT
-    return value if isinstance(value, str) else yaml.safe_dump(to_dict(value), default_flow_style=True).split("\n")[0]
+    return value if isinstance(value, str) else dump_line(to_dict(value))

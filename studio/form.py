@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.config.fields import Kind, Setting, sections, settings
+from trinity_core.config.fields import Setting, plain_settings
+from trinity_core.config.findings import is_within
 
 BEGINNER = (
     "project",
@@ -43,8 +43,6 @@ BEGINNER = (
 EXPLORING = ("explorer", "algorithm.repeat_times", "buffer.batch_size", "buffer.explorer_input")
 TRAINING = ("trainer", "buffer.train_batch_size", "algorithm.optimizer")
 SYNC = ("synchronizer",)
-FIRST_EVAL_SET = "eval_tasksets[i]"
-"""The only list of sections whose first entry has fields."""
 LONG_NAME = 40
 """Length above which a label may be broken at its dots."""
 NAMED = ("default_workflow_type", "default_reward_fn_type")
@@ -55,14 +53,20 @@ TOP = "run"
 @dataclass(frozen=True, slots=True)
 class FormField:
     key: str
-    doc: str
-    unit: str
-    kind: Kind
-    default: Any
-    choices: tuple[str, ...]
-    """All values of a choice; the known names of a named part."""
-    open: bool
-    """True if other values than the choices are allowed."""
+    setting: Setting
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All values of a choice; the known names of a named part, which is `open`."""
+        if self.setting.kind == "boolean":
+            return "true", "false"
+        names = sorted(registry_of(self.setting.name)) if self.setting.name in NAMED else self.setting.names
+        return self.setting.choices or tuple(names)
+
+    @property
+    def open(self) -> bool:
+        """True if other values than the choices are allowed."""
+        return self.setting.kind != "boolean" and not self.setting.choices
 
     @property
     def section(self) -> str:
@@ -74,7 +78,7 @@ class FormField:
         name = self.key.removeprefix(f"{self.section}.")
         if len(name) > LONG_NAME:
             name = name.replace(".", ".\u200b")
-        return f"{name} ({self.unit})" if self.unit else name
+        return f"{name} ({self.setting.unit})" if self.setting.unit else name
 
 
 def form_fields(algorithm: str, mode: str, expert: bool = False) -> list[FormField]:
@@ -82,10 +86,12 @@ def form_fields(algorithm: str, mode: str, expert: bool = False) -> list[FormFie
 
     An algorithm that is not built in is assumed to use rollouts.
     """
-    by_key = {field.key: field for field in _all_fields()}
-    keys: Iterable[str] = by_key if expert else (key for key in BEGINNER if key in by_key)
+    # Of lists of sections only the first eval set has fields.
+    by_key = {key.replace("eval_tasksets[i]", "eval_tasksets.0"): setting for key, setting in plain_settings()}
+    plain = (key for key in by_key if "[i]" not in key and ".NAME" not in key and not key.startswith("stages"))
     hidden = _hidden(algorithm, mode)
-    return [by_key[key] for key in keys if not any(_within(key, prefix) for prefix in hidden)]
+    keys = plain if expert else BEGINNER
+    return [FormField(key, by_key[key]) for key in keys if not any(is_within(key, section) for section in hidden)]
 
 
 def in_sections(fields: Iterable[FormField]) -> dict[str, list[FormField]]:
@@ -97,22 +103,7 @@ def in_sections(fields: Iterable[FormField]) -> dict[str, list[FormField]]:
 
 def matching(fields: Iterable[FormField], words: str) -> list[FormField]:
     terms = words.lower().split()
-    return [field for field in fields if all(word in f"{field.key} {field.doc}".lower() for word in terms)]
-
-
-def _all_fields() -> Iterator[FormField]:
-    for section_key, cls in sections():
-        section = section_key.replace(FIRST_EVAL_SET, f"{FIRST_EVAL_SET[:-3]}.0")
-        if "[i]" not in section and ".NAME" not in section and not section.startswith("stages"):
-            for setting in settings(cls):
-                if setting.section is None:
-                    yield _field(f"{section}.{setting.name}".lstrip("."), setting)
-
-
-def _field(key: str, setting: Setting) -> FormField:
-    plain = ("true", "false") if setting.kind == "boolean" else setting.choices
-    names = tuple(sorted(registry_of(setting.name))) if setting.name in NAMED else setting.names
-    return FormField(key, setting.doc, setting.unit, setting.kind, setting.default, plain or names, open=not plain)
+    return [field for field in fields if all(word in f"{field.key} {field.setting.doc}".lower() for word in terms)]
 
 
 def _hidden(algorithm: str, mode: str) -> tuple[str, ...]:
@@ -123,7 +114,3 @@ def _hidden(algorithm: str, mode: str) -> tuple[str, ...]:
         + (TRAINING if mode in ("explore", "bench", "serve") else ())
         + (SYNC if has_no_rollouts or mode == "bench" else ())
     )
-
-
-def _within(key: str, section: str) -> bool:
-    return key == section or key.startswith(f"{section}.")

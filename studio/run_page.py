@@ -114,18 +114,17 @@ def _last_stages(chosen: Sequence[Run], stages: Sequence[Run]) -> list[Run]:
 
 def show_facts(run: Run) -> None:
     files, now = run.files, datetime.now(UTC)
-    total = f" of {files.total_steps}" if files.total_steps else ""
     none, left = ("none", None) if run.state.is_over else ("none yet", files.seconds_left)
-    step = {} if files.steps else {"Step": f"{files.step}{total}" if files.step else none}
+    step = {} if files.steps else {"Step": files.progress or none}
     facts = {
-        **({"Score": score_text(files.score, files.interval)} | step if run.folder is not None else {}),
+        **({"Score": files.score_text} | step if run.folder is not None else {}),
         "Began": when(run.began, now),
         "Took" if run.state.is_over else "So far": duration(run.seconds(now)),
     }
     if left is not None:
         facts["Left, about"] = duration(left)
     if run.folder is not None:
-        facts |= {"Algorithm": " → ".join(files.steps) or files.algorithm or "–", "Model": files.model or "–"}
+        facts |= {"Algorithm": files.method or "–", "Model": files.model or "–"}
     with st.container(horizontal=True, key="facts"):
         for name, value in facts.items():
             st.html(f'<div class="fact"><span>{escape(name)}</span><b>{escape(value)}</b></div>', width="content")

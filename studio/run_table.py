@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from studio.runs import Run
-from studio.texts import duration, score_text
+from studio.texts import duration
 
 SPARKLINE = 40
 """Maximum number of points of a run's curve in the table."""
@@ -39,14 +39,13 @@ def open_clicked(event: Any, runs: Sequence[Run]) -> None:
 
 def _row(run: Run, now: datetime) -> dict[str, object]:
     files = run.files
-    total = f" of {files.total_steps}" if files.total_steps else ""
     return {
         "state": run.state.value,
         "run": f"{'↳ ' if run.parent else ''}{run.name}",
-        "score": score_text(files.score, files.interval),
+        "score": files.score_text,
         "curve": _sparkline(run),
-        "step": f"{files.step}{total}" if files.step else "–",
-        "algorithm": " → ".join(files.steps) if files.steps else files.algorithm,
+        "step": files.progress or "–",
+        "algorithm": files.method,
         "model": files.model,
         "began": run.began.astimezone() if run.began else None,
         "took": duration(run.seconds(now)),

@@ -17,6 +17,7 @@ from studio.launch import Launch
 from studio.notes import Note, note_path
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.settings import StudioSettings
+from studio.texts import score_text
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
 from tasks.retries import api_faults
 from trinity_core.base.files import read_json
@@ -27,7 +28,14 @@ from trinity_core.config.secrets import MASK, without_secrets
 from trinity_core.exchange.checkpoints.convert import is_converted
 from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_steps
 from trinity_core.exchange.tracking.metrics_file import metrics_path
-from trinity_core.exchange.tracking.run_record import RunState, config_path, read_config, read_record, record_path
+from trinity_core.exchange.tracking.run_record import (
+    RunRecord,
+    RunState,
+    config_path,
+    read_config,
+    read_record,
+    record_path,
+)
 from trinity_core.exchange.tracking.scores import latest_scores, scores_like_the_newest
 from trinity_core.results.lineage import Ancestor, ancestry, parent_of
 
@@ -63,10 +71,7 @@ class RunFiles:
     model: str = ""
     source: tuple[str, int] = ("", 0)
     """`project/name` and step of the checkpoint that the run began with, if it is one."""
-    began: datetime | None = None
-    ended: datetime | None = None
-    earlier: float = 0.0
-    state: RunState = RunState.UNKNOWN
+    record: RunRecord | None = None
     steps: Mapping[str, str] = field(default_factory=dict)
     """Stage of a pipeline → name of its run's folder."""
     step: int = 0
@@ -75,6 +80,21 @@ class RunFiles:
     @property
     def score(self) -> float | None:
         return self.scores[max(self.scores)] if self.scores else None
+
+    @property
+    def score_text(self) -> str:
+        """`0.985 [0.968, 0.993]`."""
+        return score_text(self.score, self.interval)
+
+    @property
+    def progress(self) -> str:
+        """`4 of 8`; "" before the first step."""
+        return f"{self.step}{f' of {self.total_steps}' if self.total_steps else ''}" if self.step else ""
+
+    @property
+    def method(self) -> str:
+        """Its algorithm, or the stages of a pipeline."""
+        return " → ".join(self.steps) or self.algorithm
 
     @property
     def total_steps(self) -> int | None:
@@ -111,7 +131,7 @@ class Run:
 
     @property
     def began(self) -> datetime | None:
-        return self.files.began or (self.flow_run.began if self.flow_run else None)
+        return _time(self.files.record.began) if self.files.record else self.flow_run and self.flow_run.began
 
     @property
     def launch(self) -> Launch | None:
@@ -148,11 +168,12 @@ class Run:
 
     def seconds(self, now: datetime) -> float | None:
         """Return how long all attempts have taken so far; None if none has begun."""
-        ended = self.files.ended or (self.flow_run.ended if self.flow_run else None)
-        until = now if not self.state.is_over else ended
+        record, flow_run = self.files.record, self.flow_run
+        ended = _time(record.ended) if record and record.ended else flow_run and flow_run.ended
+        until = ended if self.state.is_over else now
         if self.began is None or until is None:
             return None
-        return self.files.earlier + max((until - self.began).total_seconds(), 0.0)
+        return (record.earlier if record else 0.0) + max((until - self.began).total_seconds(), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +220,6 @@ def _scored_by_successors(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
             score, interval = measured[name, max(steps)]
             run = replace(run, files=replace(run.files, scores={max(steps): score}, interval=interval))
         yield name, run
-
-
-def read_files(folder: Path) -> RunFiles:
-    files = _seen(folder).read()
-    record = read_record(folder)
-    return files if record is None else replace(files, state=record.present_state)
 
 
 def checkpoints_of(job_dir: Path) -> list[CheckpointRow]:
@@ -257,13 +272,9 @@ _seen = lru_cache(maxsize=512)(_Seen)
 def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> RunFiles:
     layout, record, config = JobLayout(folder), read_record(folder), read_config(folder)
     meta = read_meta(layout.trainer_meta)
-    times = [] if record else [time for curve in curves.values() for time in curve.times.values()]
     trainer = curves.get("timing_s/step") or next(
         (curve for name, curve in curves.items() if name.endswith("timing_s/step")), None
     )
-    finished = RunState.FINISHED if (folder / "summary.json").exists() else RunState.UNKNOWN
-    began = record.began if record is not None else min(times, default=None)
-    ended = record.ended if record is not None else max(times, default=None)
     model = str(meta.get("model") or value_at(config, "model.model_path") or "")
     origin, step = run_of(model)
     recent = list(trainer.times.values())[-RECENT_STEPS:] if trainer else []
@@ -278,10 +289,7 @@ def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> Ru
         algorithm=str(value_at(config, "algorithm.algorithm_type") or value_at(meta, "algorithm.algorithm_type") or ""),
         model=_short_model(model),
         source=(f"{origin.parent.name}/{origin.name}", step) if origin else ("", 0),
-        began=_time(began),
-        ended=_time(ended),
-        earlier=record.earlier if record is not None else 0.0,
-        state=finished,
+        record=record,
         steps=read_json(layout.stages) or {},
         step=max(trainer.values) if trainer else max((max(curve.values) for curve in curves.values()), default=0),
         seconds_a_step=median(gaps) if gaps else None,
@@ -316,8 +324,8 @@ def _changed_at(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _time(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _name_of(run: FlowRunSeen) -> str:
@@ -335,8 +343,8 @@ def _shown(override: str) -> str:
 
 
 def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Run:
-    files = read_files(folder) if folder is not None else RunFiles()
-    state, detail, flow = files.state, "", ""
+    files = _seen(folder).read() if folder is not None else RunFiles()
+    state, detail, flow = files.record.present_state if files.record else RunState.UNKNOWN, "", ""
     for flow_run in flow_runs[:1]:
         seen = PREFECT_STATES.get(flow_run.kind, RunState.UNKNOWN)
         alive = not seen.is_over and state is not RunState.KILLED
@@ -347,19 +355,16 @@ def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Ru
 
 
 def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
-    """Add to a pipeline the scores of its stages (the last one's are its own), and their begin and end."""
+    """Add to a pipeline the scores of its stages (the last one's are its own), and the model that it began with."""
     names = (f"{run.name.partition('/')[0]}/{stage}" for stage in run.files.steps.values())
     stages = [runs[name] for name in names if name in runs]
     if not stages:
         return run
     scored = [part.files for part in (run, *stages) if part.files.score is not None]
-    ended = max((part.files.ended for part in stages if part.files.ended), default=None)
     last = scored[-1] if scored else run.files
     scores = dict(enumerate(score for files in scored for _, score in sorted(files.scores.items())))
     files = replace(run.files, scores=scores, interval=last.interval, model=stages[0].files.model)
-    return replace(
-        run, files=files if files.ended and read_record(run.folder or Path()) else replace(files, ended=ended)
-    )
+    return replace(run, files=files)
 
 
 def _nested(runs: Sequence[Run]) -> Iterator[Run]:

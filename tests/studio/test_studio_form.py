@@ -45,8 +45,8 @@ def test_only_what_matters_is_shown(expert: bool) -> None:
 
 def test_every_field_has_a_doc_and_numbers_their_unit() -> None:
     fields = {field.key: field for field in form_fields("grpo", "both", expert=True)}
-    assert [key for key, field in fields.items() if not field.doc] == []
-    units = {field.unit for field in fields.values()}
+    assert [key for key, field in fields.items() if not field.setting.doc] == []
+    units = {field.setting.unit for field in fields.values()}
     assert {"tokens", "steps"} < units and fields["buffer.total_steps"].label == "total_steps (steps)"
     assert "math_reward" in fields["buffer.explorer_input.taskset.default_reward_fn_type"].choices
     assert "grpo" in fields["algorithm.algorithm_type"].choices and "bench" in fields["mode"].choices
@@ -94,7 +94,7 @@ def test_fields_are_found_by_words_of_key_or_doc() -> None:
     fields = form_fields("grpo", "both", expert=True)
     matches = matching(fields, "optimizer LR")
     assert "algorithm.optimizer.lr" in [field.key for field in matches]
-    assert all("optimizer" in f"{field.key} {field.doc}".lower() for field in matches)
+    assert all("optimizer" in f"{field.key} {field.setting.doc}".lower() for field in matches)
     assert [*in_sections(fields)][:3] == ["run", "algorithm", "model"]
 
 

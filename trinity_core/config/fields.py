@@ -180,6 +180,14 @@ def sections(cls: type[BaseModel] = Config, key: str = "") -> Iterator[tuple[str
             yield from sections(kind.section, (f"{key}.{name}" if key else name) + kind.entry_key)
 
 
+def plain_settings() -> Iterator[tuple[str, Setting]]:
+    """Yield key and setting of each plain value, also in lists, stages and mappings."""
+    for section, cls in sections():
+        for setting in settings(cls):
+            if setting.section is None:
+                yield f"{section}.{setting.name}".lstrip("."), setting
+
+
 def setting_at(key: str) -> Setting:
     """Return the setting at a dotted key. Raises KeyError."""
     section, _, name = key.rpartition(".")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.base.files import read_json
-from trinity_core.config.fields import sections, settings
+from trinity_core.config.fields import plain_settings
 from trinity_core.exchange.tracking.curve import LearningCurve
 from trinity_core.exchange.tracking.rollouts import newest_rollouts
 from trinity_core.exchange.tracking.run_record import read_config, read_record
@@ -80,12 +80,7 @@ def _differences(config: Mapping[str, Any], other: Mapping[str, Any] | None) -> 
     values = settings_of(config)
     if other is not None:
         return [(key, *pair) for key, pair in differing([values, settings_of(other)]).items()]
-    defaults = settings_of(
-        {
-            f"{section}.{setting.name}".lstrip("."): setting.default
-            for section, cls in sections() for setting in settings(cls) if setting.section is None
-        }
-    )  # fmt: skip
+    defaults = settings_of({key: setting.default for key, setting in plain_settings()})
     common = [{key: tree[key] for key in values if key in defaults} for tree in (values, defaults)]
     return [(key, *pair) for key, pair in differing(common).items() if key != "project"]
 
