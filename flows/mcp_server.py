@@ -19,12 +19,13 @@ from mcp.server.mcpserver.exceptions import ToolError
 from studio.actions import Action, action_for, hindrance, perform
 from studio.launch import BEGIN_SECONDS, Launch, start_run, trinity
 from studio.recipes import recipes
-from studio.runs import Run, checkpoints_of, known_runs
+from studio.runs import Run, known_runs
 from studio.settings import StudioSettings, studio_settings
 from tasks.retries import api_faults
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import write_atomically
 from trinity_core.base.gate import Gate, asked_for, server_key
+from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.exchange.tracking.run_record import RunState
 from trinity_core.results.audit import runs_in
@@ -94,7 +95,7 @@ class Tools:
     def status(self, run: str) -> dict[str, Any]:
         """Return state, step, score, remaining seconds, checkpoints, and the names of all metrics of a run."""
         found = self._run(run)
-        steps = [row.step for row in checkpoints_of(found.folder)] if found.folder else []
+        steps = whole_steps(found.folder) if found.folder else []
         return _facts(found) | {"checkpoints": steps, "metrics": [*found.files.curves]}
 
     def metrics(self, run: str, names: Sequence[str], last: int = 20) -> dict[str, dict[int, float]]:

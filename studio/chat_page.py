@@ -7,10 +7,11 @@ from pathlib import Path
 
 import streamlit as st
 
-from studio.runs import checkpoints_of, find_runs
+from studio.runs import find_runs
 from studio.settings import StudioSettings
 from studio.texts import escaped
 from trinity_core.base.errors import TrinityError
+from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.results.chat import ChatModel, Conversation, chat_models
 
@@ -20,7 +21,7 @@ OLDEST = datetime.min.replace(tzinfo=UTC)
 def chat_page(settings: StudioSettings) -> None:
     runs = sorted(find_runs(settings.checkpoints), key=lambda run: run.began or OLDEST, reverse=True)
     folders = {run.name: run.folder for run in runs if run.folder is not None}
-    steps = {name: [row.step for row in checkpoints_of(folder)][::-1] for name, folder in folders.items()}
+    steps = {name: whole_steps(folder)[::-1] for name, folder in folders.items()}
     names = [name for name, saved in steps.items() if saved]
     if not names:
         st.info("There is no checkpoint to talk to yet.")

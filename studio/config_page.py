@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,7 @@ FAULTS = (ConfigError, YAMLError, yaml.YAMLError, ValueError, OSError)
 """What a change of a file may raise."""
 
 
-def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> None:
-    """Draw the page; `show_runs` opens the page of a run that was started."""
+def config_page(settings: StudioSettings) -> None:
     st.session_state.pop(OPENED, None)
     draft = present_draft(settings)
     text, tree, error = draft.text, {}, ""
@@ -57,7 +56,7 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
                     st.subheader(title)
                     draw(draft)
     with beside, st.container(key="beside"):
-        show_actions(draft, text, findings, settings, show_runs)
+        show_actions(draft, text, findings, settings)
         if tree:
             show_findings(findings, settings)
         edit_text(draft, text)
@@ -233,9 +232,7 @@ def take(draft: ConfigDraft, field: FormField, key: str, name: str) -> None:
         st.toast(f"{field.key} was not changed: {error}")
 
 
-def show_actions(
-    draft: ConfigDraft, text: str, findings: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
-) -> None:
+def show_actions(draft: ConfigDraft, text: str, findings: CheckedDraft, settings: StudioSettings) -> None:
     """Undo all changes since the file was opened, or start a run of it."""
     shown, as_opened = settings.shown(draft.file), st.session_state[AS_OPENED]
     with st.container(horizontal=True, key="actions"):
@@ -244,7 +241,7 @@ def show_actions(
             write(draft, as_opened)
             st.rerun()
         if st.button("Start", icon=":material/play_arrow:", type="primary", disabled=findings.config is None):
-            start_dialog(draft, findings, settings, show_runs)
+            start_dialog(draft, findings, settings)
     st.caption(f"Each change is written to `{shown}`." if draft.file.exists() else f"`{shown}` does not exist yet.")
 
 

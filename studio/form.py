@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS
@@ -95,10 +96,7 @@ def form_fields(algorithm: str, mode: str, expert: bool = False) -> list[FormFie
 
 
 def in_sections(fields: Iterable[FormField]) -> dict[str, list[FormField]]:
-    by_section: dict[str, list[FormField]] = {}
-    for field in fields:
-        by_section.setdefault(field.section, []).append(field)
-    return by_section
+    return {section: [*of_section] for section, of_section in groupby(fields, lambda field: field.section)}
 
 
 def matching(fields: Iterable[FormField], words: str) -> list[FormField]:

@@ -45,15 +45,13 @@ def main() -> None:
     load_plugins(settings.plugin_dir)
     runs = st.Page(lambda: runs_page(settings), title="Runs", url_path="runs")
     st.session_state["runs page"] = runs
-    configuration = st.Page(
-        lambda: config_page(settings, lambda run: st.switch_page(runs, query_params={"run": run})),
-        title="Configuration",
-        url_path="configuration",
-        default=True,
-    )
-    chat = st.Page(lambda: chat_page(settings), title="Chat", url_path="chat")
-    docs = st.Page(docs_page, title="Docs", url_path="docs")
-    st.navigation([configuration, runs, chat, docs], position="top").run()
+    pages = [
+        st.Page(lambda: config_page(settings), title="Configuration", url_path="configuration", default=True),
+        runs,
+        st.Page(lambda: chat_page(settings), title="Chat", url_path="chat"),
+        st.Page(docs_page, title="Docs", url_path="docs"),
+    ]
+    st.navigation(pages, position="top").run()
 
 
 main()

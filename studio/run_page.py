@@ -9,21 +9,22 @@ from datetime import UTC, datetime
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
-import yaml
 
 from studio.actions import action_for, hindrance, perform
 from studio.curves import chart, first_shown, hints, metric_names, short_titles
 from studio.launch import FAULTS
-from studio.run_table import open_clicked, show_table
-from studio.runs import Run, ancestors, checkpoints_of
+from studio.run_table import open_clicked, page_of_runs, show_table
+from studio.runs import Run, ancestors
 from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped, score_text, when
 from trinity_core.base.addresses import rollouts_page
+from trinity_core.base.layout import JobLayout
+from trinity_core.exchange.checkpoints.convert import is_converted
+from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.mlflow_writer import served_run
-from trinity_core.exchange.tracking.run_record import RunState
+from trinity_core.exchange.tracking.run_record import RunState, config_path
 from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.results.audit import stores_of
 from trinity_core.results.compare import compare, comparison_text, shown
@@ -40,7 +41,7 @@ STEP, MINUTES = "step", "minutes"
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
     with st.container(horizontal=True, vertical_alignment="center", key="title"):
         st.subheader(escaped(run.name), anchor=False, width="content")
-        st.badge(run.state.value, color=COLOURS[run.state])
+        st.badge(run.state.value, color=COLOURS.get(run.state, "gray"))
     if run.detail:
         st.text(run.detail)
     show_facts(run)
@@ -114,16 +115,12 @@ def _last_stages(chosen: Sequence[Run], stages: Sequence[Run]) -> list[Run]:
 
 def show_facts(run: Run) -> None:
     files, now = run.files, datetime.now(UTC)
-    none, left = ("none", None) if run.state.is_over else ("none yet", files.seconds_left)
-    step = {} if files.steps else {"Step": files.progress or none}
-    facts = {
-        **({"Score": files.score_text} | step if run.folder is not None else {}),
-        "Began": when(run.began, now),
-        "Took" if run.state.is_over else "So far": duration(run.seconds(now)),
-    }
-    if left is not None:
-        facts["Left, about"] = duration(left)
+    facts = {"Began": when(run.began, now), "Took" if run.state.is_over else "So far": duration(run.seconds(now))}
+    if not run.state.is_over and files.seconds_left is not None:
+        facts["Left, about"] = duration(files.seconds_left)
     if run.folder is not None:
+        step = {} if files.steps else {"Step": files.progress or "–"}
+        facts = {"Score": files.score_text, **step, **facts}
         facts |= {"Algorithm": files.method or "–", "Model": files.model or "–"}
     with st.container(horizontal=True, key="facts"):
         for name, value in facts.items():
@@ -150,17 +147,13 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
                 st.error(f"{action.value}: {error}")
         if run.flow_run is not None:
             st.link_button("Prefect", settings.flow_run_page(run.flow_run.id), icon=":material/open_in_new:")
-        if run.folder is not None and (address := served_run(run.folder)):
+        if run.folder and (address := served_run(run.folder)):
             st.link_button("MLflow", address, icon=":material/open_in_new:")
-        if run.folder is not None and run.files.curves:
-            file = f"{run.folder.name}.html"
-            st.download_button("Report", partial(report, run.folder), file, help="The run as one HTML file")
+        if run.folder and run.files.curves:
+            page, file = partial(report, run.folder), f"{run.folder.name}.html"
+            st.download_button("Report", page, file, icon=":material/download:", help="The run as one HTML file")
     if action and why_not:
         st.caption(f"**{action.value}**: {why_not}")
-
-
-def page_of_runs() -> Any:
-    return st.session_state["runs page"]
 
 
 def show_findings(runs: Sequence[Run]) -> None:
@@ -180,17 +173,18 @@ def findings(folder: Path) -> list[Diagnosis]:
     return diagnose(gather(folder, stores_of(folder).get(folder.name), audited=False))
 
 
+def show_none(what: str, runs: Sequence[Run], ended: str, yet: str) -> None:
+    """Say why runs have none of something."""
+    over = all(run.state.is_over for run in runs)
+    st.info(f"No {what}: the run ended {ended}." if over else f"No {what} yet: {yet}.")
+
+
 def show_curves(runs: Sequence[Run]) -> None:
     short = short_titles([run.name for run in runs])
     curves = {short[run.name]: run.files.curves for run in runs if run.files.curves}
     names = metric_names(curves)
     if not names:
-        over = all(run.state.is_over for run in runs)
-        st.info(
-            "No metrics: the run ended before its first step. See the tab Logs."
-            if over
-            else "No metrics yet: the first step, or the first evaluation, is still running. See the tab Logs."
-        )
+        show_none("metrics", runs, "before its first step: see *Logs*", "the first step is still running: see *Logs*")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         # Kept in the address, so that a shared link shows the same curves.
@@ -212,12 +206,7 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
     folders = RunFolders(checkpoints)
     names = [run.name for run in runs if run.name in folders]
     if not names:
-        over = all(run.state.is_over for run in runs)
-        st.info(
-            "No rollouts: neither an evaluation nor an explorer has sampled any."
-            if over
-            else "No rollouts yet: the first ones are kept when the first evaluation or explore step is done."
-        )
+        show_none("rollouts", runs, "without any", "the first ones are kept after the first evaluation or explore step")
         return
     first = names[-1] if len(names) != len(runs) or len(runs) > 2 else names[0]
     other = next((name for name in names if name != first), "") if len(runs) == 2 else ""
@@ -228,10 +217,10 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
 
 def show_configuration(run: Run) -> None:
     """Show the configuration a run was started with."""
-    if not run.files.config:
+    if run.folder is None or not run.files.config:
         st.info("The run has not recorded its configuration.")
         return
-    st.code(yaml.safe_dump(dict(run.files.config), sort_keys=False, allow_unicode=True), "yaml", height=600)
+    st.code(config_path(run.folder).read_text(encoding="utf-8"), "yaml", height=600)
 
 
 def show_checkpoints(run: Run, settings: StudioSettings) -> None:
@@ -249,24 +238,23 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
                 st.markdown(f"model {escaped(settings.shown(Path(ancestor.model)))}", width="content")
             st.markdown(":material/arrow_forward:", width="content")
         st.markdown("this run", width="content")
-    checkpoints = checkpoints_of(run.folder)
-    if not checkpoints:
-        st.info("No checkpoint yet: one is saved every `trainer.save_interval` steps.")
+    scores, layout = latest_scores(run.folder), JobLayout(run.folder)
+    steps = whole_steps(run.folder)
+    if not steps:
+        show_none("checkpoints", [run], "before it saved one", "one is saved every `trainer.save_interval` steps")
         return
-    best = max((row for row in checkpoints if row.score is not None), key=lambda row: row.score or 0.0, default=None)
-    st.dataframe(
-        [
-            {
-                "step": checkpoint.step,
-                "score": score_text(checkpoint.score, None),
-                "best": "★" if checkpoint is best else "",
-                "Hugging Face": "converted" if checkpoint.is_converted else "",
-                "folder": settings.shown(checkpoint.folder),
-            }
-            for checkpoint in checkpoints
-        ],
-        hide_index=True,
-    )
+    best = max(scores.keys() & {*steps}, key=lambda step: (scores[step], -step), default=None)
+    rows = [
+        {
+            "step": step,
+            "score": score_text(scores.get(step), None),
+            "best": "★" if step == best else "",
+            "Hugging Face": "converted" if is_converted(layout.step(step)) else "",
+            "folder": settings.shown(layout.step(step)),
+        }
+        for step in steps
+    ]
+    st.dataframe(rows, hide_index=True)
 
 
 def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
@@ -279,7 +267,7 @@ def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
     }
     logs |= {f"started by Studio: {path.name}": path for path in settings.logs_of(run.name).glob("*.log")}
     if not logs:
-        st.info("No logs yet: they appear once the run's actors have started.")
+        show_none("logs", runs, "before its actors started", "they appear once the run's actors have started")
         return
     newest = max(logs, key=lambda name: logs[name].stat().st_mtime)
     name = st.selectbox("Log", list(logs), index=list(logs).index(newest))
@@ -289,7 +277,7 @@ def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
 
 
 def show_commands(run: Run, settings: StudioSettings) -> None:
-    folder = shlex.quote(settings.shown(run.folder)) if run.folder is not None else ""
+    folder = shlex.quote(settings.shown(run.folder or Path()))
     commands = {
         "Follow the logs of all processes": f"trinity log --checkpoint-dir {folder} --follow",
         "Look at the rollouts": f"trinity view --checkpoint-dir {folder}",

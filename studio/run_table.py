@@ -31,10 +31,19 @@ def show_table(runs: Sequence[Run], **options: Any) -> Any:
     )  # fmt: skip
 
 
+def page_of_runs() -> Any:
+    return st.session_state["runs page"]
+
+
+def open_runs(*names: str) -> None:
+    """Go to the page of a run, or of several beside each other."""
+    st.switch_page(page_of_runs(), query_params={"run": names})
+
+
 def open_clicked(event: Any, runs: Sequence[Run]) -> None:
     """Open the run whose cell was clicked. Keyboard focus first selects a state, which opens nothing."""
     if (cells := event.selection.cells) and cells[0][1] != "state":
-        st.switch_page(st.session_state["runs page"], query_params={"run": runs[cells[0][0]].name})
+        open_runs(runs[cells[0][0]].name)
 
 
 def _row(run: Run, now: datetime) -> dict[str, object]:

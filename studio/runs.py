@@ -25,7 +25,6 @@ from trinity_core.base.layout import JobLayout, run_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
 from trinity_core.config.secrets import MASK, without_secrets
-from trinity_core.exchange.checkpoints.convert import is_converted
 from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_steps
 from trinity_core.exchange.tracking.metrics_file import metrics_path
 from trinity_core.exchange.tracking.run_record import (
@@ -36,7 +35,7 @@ from trinity_core.exchange.tracking.run_record import (
     read_record,
     record_path,
 )
-from trinity_core.exchange.tracking.scores import latest_scores, scores_like_the_newest
+from trinity_core.exchange.tracking.scores import scores_like_the_newest
 from trinity_core.results.lineage import Ancestor, ancestry, parent_of
 
 PREFECT_STATES = {
@@ -176,14 +175,6 @@ class Run:
         return (record.earlier if record else 0.0) + max((until - self.began).total_seconds(), 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRow:
-    step: int
-    folder: Path
-    score: float | None
-    is_converted: bool
-
-
 def known_runs(settings: StudioSettings) -> tuple[list[Run], str]:
     """Return all runs, and why Prefect's are missing if it does not answer, as after `trinity down`."""
     try:
@@ -220,15 +211,6 @@ def _scored_by_successors(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
             score, interval = measured[name, max(steps)]
             run = replace(run, files=replace(run.files, scores={max(steps): score}, interval=interval))
         yield name, run
-
-
-def checkpoints_of(job_dir: Path) -> list[CheckpointRow]:
-    """Return the complete checkpoints of a run, by step."""
-    layout, scores = JobLayout(job_dir), latest_scores(job_dir)
-    return [
-        CheckpointRow(step, layout.step(step), scores.get(step), is_converted(layout.step(step)))
-        for step in whole_steps(layout.root)
-    ]
 
 
 def ancestors(job_dir: Path) -> list[Ancestor]:

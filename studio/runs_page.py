@@ -8,8 +8,8 @@ from dataclasses import replace
 import streamlit as st
 
 from studio.notes import delete
-from studio.run_page import page_of_runs, show_comparison, show_run
-from studio.run_table import open_clicked, show_table
+from studio.run_page import show_comparison, show_run
+from studio.run_table import open_clicked, open_runs, page_of_runs, show_table
 from studio.runs import Run, known_runs
 from studio.settings import StudioSettings
 from studio.texts import escaped
@@ -103,7 +103,7 @@ def show_actions(chosen: Sequence[Run], runs: Sequence[Run]) -> None:
     """Show what can be done with ticked runs: a pipeline stands for its stages too."""
     label = f"Compare {len(chosen)} runs" if len(chosen) > 1 else "Open"
     if st.button(label, type="primary"):
-        st.switch_page(page_of_runs(), query_params={"run": [run.name for run in chosen]})
+        open_runs(*(run.name for run in chosen))
     names = {run.name for run in chosen}
     whole = [run for run in runs if run.folder is not None and names & {run.name, run.parent}]
     is_archived = all(run.files.note.archived for run in whole)

@@ -20,8 +20,6 @@ class StudioSettings:
     file: Path
     checkpoints: Path
     """`checkpoint_root_dir` of the runs that are shown."""
-    state: Path
-    """Logs of the processes that Studio started."""
     api_url: str = ""
     """Prefect's API (PREFECT_API_URL); if empty, runs start as processes."""
     plugin_dir: Path | None = None
@@ -34,7 +32,7 @@ class StudioSettings:
 
     def logs_of(self, run: str) -> Path:
         """Return the folder with the output of processes that Studio started for `project/name`."""
-        return self.state / "logs" / run
+        return self.root / ".trinity/studio/logs" / run
 
     def shown(self, path: Path) -> str:
         """Return a path for display: relative to the root if it is below that."""
@@ -55,7 +53,6 @@ def studio_settings(arguments: Sequence[str]) -> StudioSettings:
         root=root,
         file=root / options.file,
         checkpoints=root / Path(options.checkpoints).expanduser(),
-        state=root / ".trinity/studio",
         api_url=os.environ.get("PREFECT_API_URL", ""),
         plugin_dir=root / Path(options.plugin_dir).expanduser() if options.plugin_dir else None,
         host=options.host,

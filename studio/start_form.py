@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import streamlit as st
 
 from studio.config_draft import CheckedDraft, ConfigDraft
 from studio.launch import FAULTS, Launch, start_run, trinity
 from studio.prefect_runs import PrefectRuns
+from studio.run_table import open_runs
 from studio.settings import StudioSettings
 from studio.texts import escaped
 from tasks.retries import api_faults
@@ -24,9 +24,7 @@ OPENED = "opened"
 """Key of the session for what `validated` said when the dialog was opened."""
 
 
-def start_form(
-    draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
-) -> None:
+def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings) -> None:
     """Open what the configuration names; choose where the run starts, and start it."""
     config = checked.config
     if config is None:
@@ -45,17 +43,19 @@ def start_form(
         for notice in notices:
             st.warning(escaped(notice), icon=":material/info:")
         st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
-        here = {HERE: "a process on this machine"}
-        places = {
-            key: f"a run of {name} in Prefect" for key, name in deployments(settings, checked.flow).items()
-        } | here
+        places = {HERE: "a process on this machine"}
+        try:
+            names = deployments(settings.api_url, checked.flow)
+            places = {key: f"a run of {name} in Prefect" for key, name in names.items()} | places
+        except api_faults() as error:
+            st.warning(f"Prefect does not answer at {settings.api_url}: {error}")
         target = st.radio("Start it as", list(places), format_func=places.__getitem__)
         if present := what_is_there(config):
             st.info(f"{present} Another `name` begins a new run.")
         if st.button("Start", type="primary", icon=":material/play_arrow:", key="start"):
             with st.spinner("Starting …"):
                 start(Launch(checked.flow, str(draft.file)), config, target, settings)
-            show_runs(run)
+            open_runs(run)
     except FAULTS as error:
         st.error(f"The run cannot start: {error}")
 
@@ -90,16 +90,7 @@ def start(launch: Launch, config: Config, target: str, settings: StudioSettings)
         PrefectRuns(settings.api_url).start(target, f"{config.project}/{config.name}", launch.parameters)
 
 
-def deployments(settings: StudioSettings, flow: str) -> dict[str, str]:
-    """Return the flow's deployments, id → name; none, with a warning, if Prefect is missing or does not answer."""
-    try:
-        return deployments_at(settings.api_url, flow) if settings.api_url else {}
-    except api_faults() as error:
-        st.warning(f"Prefect does not answer at {settings.api_url}: {error}")
-        return {}
-
-
 @st.cache_data(ttl=KNOWN_SECONDS, show_spinner="Asking Prefect for deployments …")
-def deployments_at(api_url: str, flow: str) -> dict[str, str]:
-    """Cached `PrefectRuns.deployments`."""
-    return PrefectRuns(api_url).deployments(flow)
+def deployments(api_url: str, flow: str) -> dict[str, str]:
+    """Cached `PrefectRuns.deployments`; none without Prefect."""
+    return PrefectRuns(api_url).deployments(flow) if api_url else {}

@@ -12,15 +12,12 @@ from trinity_core.run.preflight import stage_plan
 
 Colour = Literal["gray", "blue", "orange", "green", "red"]
 COLOURS: dict[RunState, Colour] = {
-    RunState.WAITING: "gray",
     RunState.RUNNING: "blue",
     RunState.STOPPING: "orange",
     RunState.FINISHED: "green",
     RunState.PAUSED: "orange",
     RunState.FAILED: "red",
-    RunState.CANCELLED: "gray",
     RunState.KILLED: "red",
-    RunState.UNKNOWN: "gray",
 }
 
 

@@ -203,7 +203,7 @@ def start_form_of_my_file() -> None:
     from studio.start_form import start_form
 
     draft = ConfigDraft(studio_settings(["my.yaml"]).file)
-    start_form(draft, checked(draft.text), studio_settings([]), lambda run: None)
+    start_form(draft, checked(draft.text), studio_settings([]))
 
 
 def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> None:
@@ -231,13 +231,14 @@ def test_a_start_asks_where_and_says_what_is_there(folder: Path, monkeypatch: py
     validations, started = [], []
     monkeypatch.setattr("studio.start_form.validated", lambda *_: validations.append(1) or ([], ["a notice"]))
     monkeypatch.setattr("studio.start_form.start", lambda launch, *_: started.append(launch))
+    monkeypatch.setattr("studio.start_form.open_runs", started.append)
     page = AppTest.from_function(start_form_of_my_file, default_timeout=60).run()
     assert page.success and "a notice" in page.warning[0].value and not page.info
     record_start(folder / "checkpoints/trinity/mine", {}, "rft")
     page.button[0].click().run()
     assert "mine already exists (running)" in page.info[0].value
     assert not page.exception and len(validations) == 1
-    assert started == [Launch("rft", str(folder / "my.yaml"))]
+    assert started == [Launch("rft", str(folder / "my.yaml")), "trinity/mine"]
 
 
 @pytest.mark.parametrize(

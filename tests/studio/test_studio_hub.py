@@ -69,7 +69,8 @@ def test_a_run_has_a_page_of_its_own(studio: Served, runs: Path, tmp_path: Path)
             for fact in ("finished", "0.750", "4 of 8", "base"):
                 await page.until(has(fact), fact)
             await page.until("document.querySelectorAll('[data-testid=stVegaLiteChart] canvas, .marks').length >= 2")
-            assert {"Report", "Smoothing"} <= {*await page.tab_stops()}
+            stops = await page.tab_stops()
+            assert "Smoothing" in stops and any(stop.endswith("Report") for stop in stops)
             for name, shown in (
                 ("Checkpoints", "org/base"), ("Configuration", "optimizer"), ("Logs", "the trainer says this"),
                 ("Commands", "trinity audit --checkpoint-dir checkpoints/hub/done"),
@@ -135,7 +136,7 @@ def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path)
             await go(page, studio, "/runs?run=hub/going", f"{has('running')} && {has('Left, about')}")
             MetricsFile(runs / "going", "trainer").write(5, {"reward/mean": 0.5, "timing_s/step": 1.0})
             await page.until(has("reward/mean"), "a chart is added with its first value")
-            await go(page, studio, "/runs?run=hub/begun", f"{has('No metrics yet')} && {has('none yet')}")
+            await go(page, studio, "/runs?run=hub/begun", has("No metrics yet"))
             write_json(record_path(runs / "begun"), record | {"pid": 2**22 + 1, "mark": ""})
             await page.until(f"{has('killed')} && {has('No metrics: the run ended')}", "the page is renewed")
             assert not await page.value(has("yet")), "nothing more comes of a run that is over"

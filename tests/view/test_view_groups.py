@@ -60,12 +60,12 @@ def test_filters_take_what_they_say(store) -> None:
         *(f"early/15/{task}" for task in (3, 2, 1, 0)),
     ]
     assert found(store, GroupFilter(version=2)) == ["early/3/2", "early/3/1", "early/3/0"]
-    assert {name[-1] for name in found(store, GroupFilter(group="set1/"))} == {"1"}
-    assert found(store, GroupFilter(group="set2/20")) == ["late/15/2", "early/20/2"]
-    assert found(store, GroupFilter(group="early/7/")) == [f"early/7/{task}" for task in (3, 2, 1, 0)]
-    assert found(store, GroupFilter(group="%")) == []
+    assert {name[-1] for name in found(store, GroupFilter(task="set1/"))} == {"1"}
+    assert found(store, GroupFilter(task="set2/20")) == ["late/15/2", "early/20/2"]
+    assert found(store, GroupFilter(task="early/7/")) == [f"early/7/{task}" for task in (3, 2, 1, 0)]
+    assert found(store, GroupFilter(task="%")) == []
     assert {name[-1] for name in found(store, GroupFilter(state="failed"))} == {"3"}
-    assert found(store, GroupFilter(step=4, group="set0", version=3)) == ["early/4/0"]
+    assert found(store, GroupFilter(step=4, task="set0", version=3)) == ["early/4/0"]
 
 
 @pytest.mark.parametrize("wanted", [GroupFilter(), GroupFilter(step=9), GroupFilter(state="failed")])

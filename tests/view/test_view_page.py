@@ -38,7 +38,7 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
         assert client.get("/api/runs").json() == ["run"]
         about = client.get("/api/runs/run/about").json()
         assert about["has_store"] and about["sources"] == ["eval-test"]
-        page = client.get("/api/runs/run/rollouts", params={"group": "sums"}).json()
+        page = client.get("/api/runs/run/rollouts", params={"task": "sums"}).json()
         assert [(row["task"], row["place"], row["reward"]) for row in page["rollouts"]] == [
             ("sums/3", 0, 0.0), ("sums/3", 1, 1.0), ("sums/9", 0, None),
             ("sums/2", 0, 0.0), ("sums/2", 1, 1.0), ("sums/1", 0, 0.0), ("sums/1", 1, 1.0),
@@ -55,7 +55,7 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
         sampled = [("It is 5.", 0, 0.0), (NASTY, 6, 1.0)]
         for found in (client.get(where).json(), client.get(f"{where}/7").json()):
             assert [(one["response"], one["step"], one["reward"]) for one in found["rollouts"]] == sampled
-        filtered = client.get(where, params={"step": 6, "group": "test 7"}).json()["rollouts"]
+        filtered = client.get(where, params={"step": 6, "task": "test 7"}).json()["rollouts"]
         assert [one["place"] for one in filtered] == [1], "its place among the samples of its task"
 
 
@@ -286,7 +286,7 @@ def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
             await page.press("Escape")
             await page.until("!document.querySelector('#keys').open")
             await page.press("t")
-            await page.until(f"{ROWS}.length === 2 && document.forms.rows.group.value === 'sums/3'")
+            await page.until(f"{ROWS}.length === 2 && document.forms.rows.task.value === 'sums/3'")
 
     with serving(run_folder) as address:
         asyncio.run(use(address))

@@ -137,7 +137,7 @@ class GroupFilter(BaseModel):
     step: Number | None = None
     version: Number | None = None
     """The newest policy version that sampled a token of the group."""
-    group: str = ""
+    task: str = ""
     """Substring of the group's or task's name."""
     state: str = Field("", pattern=f"^({'|'.join(State.__members__).lower()})?$")
     before: Id | None = None
@@ -187,9 +187,9 @@ def tokens(run: Run, group_id: Id, place: Id, offset: Id = 0) -> Json:
 
 
 @api.get("/{name:path}/samples/{source}")
-def of_source(rows: Samples, step: Number | None = None, group: str = "") -> Json:
+def of_source(rows: Samples, step: Number | None = None, task: str = "") -> Json:
     """Return the samples of a source as rows of the table."""
-    return {"rollouts": [row for row in rows if step in (None, row["step"]) and group in row["task"]], "before": None}
+    return {"rollouts": [row for row in rows if step in (None, row["step"]) and task in row["task"]], "before": None}
 
 
 @api.get("/{name:path}/samples/{source}/{task}")
@@ -284,9 +284,9 @@ def find_groups(
         query = query.where(g.step == criteria.step)
     if criteria.version is not None:
         query = query.where(g.newest == criteria.version)
-    if criteria.group:
+    if criteria.task:
         query = query.where(
-            g.name.contains(criteria.group, autoescape=True) | g.task.contains(criteria.group, autoescape=True)
+            g.name.contains(criteria.task, autoescape=True) | g.task.contains(criteria.task, autoescape=True)
         )
     if criteria.state:
         query = query.where(g.state == int(State[criteria.state.upper()]))

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -36,8 +35,6 @@ class ViewedRun:
         self.folder = folder
         self.layout = JobLayout(folder)
         self._database: Database | None = open_store(folder, store) if store else None
-        self._lock = Lock()
-        self._batch = lru_cache(maxsize=4)(self._read_batch)
 
     @property
     def has_store(self) -> bool:
@@ -61,20 +58,12 @@ class ViewedRun:
         """Return a group's rows in the batch of train step `step`, with their advantages; none before a checkpoint
         contains that step."""
         archive = self.layout.archive
-        batch = self._batch(step, archive.stat().st_mtime_ns) if archive.exists() else []
+        batch = _batch(archive, step, archive.stat().st_mtime_ns) if archive.exists() else []
         return [line for line in batch if line["group"] in (name, f"{name}#{group_id}")]
 
-    def _read_batch(self, step: int, _changed: int) -> list[Line]:
-        return lines_of(self.layout.archive, step)
-
-    @property
+    @cached_property
     def tokenizer(self) -> Any:
         """The policy's tokenizer; None if it cannot be found."""
-        with self._lock:
-            return self._tokenizer
-
-    @cached_property
-    def _tokenizer(self) -> Any:
         for path in self._model_paths():
             try:
                 return load_tokenizer(path)
@@ -90,6 +79,11 @@ class ViewedRun:
         for path in (model, *folders, meta.get("tokenizer"), meta.get("model")):
             if path and (not path.startswith(("/", ".")) or Path(path, "tokenizer_config.json").is_file()):
                 yield path
+
+
+@lru_cache(maxsize=16)
+def _batch(archive: Path, step: int, _changed: int) -> list[Line]:
+    return lines_of(archive, step)
 
 
 class RunFolders(Mapping[str, ViewedRun]):

@@ -59,7 +59,7 @@ export async function get(path, parameters = {}) {
   return body;
 }
 
-export const about = (run) => get(`runs/${encodeURIComponent(run)}/about`);
+export const ofRun = (path) => `runs/${encodeURIComponent(byId("run").value)}/${path}`;
 
 export function attempt(action) {
   // Show an error on the page until a request succeeds again.

@@ -1,28 +1,26 @@
 // One group of the table: one rollout token by token, or two beside each other.
-import { REPEATED, attempt, byId, fact, get, kind, make, parts, shown } from "./dom.js";
+import { REPEATED, attempt, byId, fact, get, kind, make, ofRun, parts, shown } from "./dom.js";
+import { beside } from "./table.js";
 import { tokenPane } from "./tokens.js";
 
-let remember, beside, showTask;
-// `write` keeps what is shown in the address; `next` gives the group beside another in the table; `task` shows a task's.
-export const connect = (write, next, task) => ([remember, beside, showTask] = [write, next, task]);
-export const place = { run: "", group: null, rollout: 0 };
+let remember, showTask;
+// `write` keeps what is shown in the address; `task` shows the groups of a task.
+export const connect = (write, task) => ([remember, showTask] = [write, task]);
+export const place = { group: null, rollout: 0 };
 let group = null;
 let kept = null;
 
-export function showRun(name) {
-  place.run = name;
+export function forget() {
   kept = group = place.group = null;
   place.rollout = 0;
   byId("group").replaceChildren(make("p", { class: "quiet" }, "The table has no rollouts (r)."));
 }
 
-const base = () => `runs/${encodeURIComponent(place.run)}`;
-
 export const open = attempt(async (id, rollout = 0) => {
   place.group = id;
   const { source, other } = byId("rows");
   const where = source.value ? `samples/${encodeURIComponent(source.value)}` : "groups";
-  const found = await get(`${base()}/${where}/${id}`, { other: other.disabled ? "" : other.value });
+  const found = await get(ofRun(`${where}/${id}`), { other: other.disabled ? "" : other.value });
   if (place.group !== id) return;
   group = found;
   choose(Math.min(rollout, Math.max(0, group.rollouts.length - 1)));
@@ -68,12 +66,13 @@ function pane(owner, number, left = false) {
   const one = owner.rollouts[number];
   const facts = make("p", { class: "facts" },
     ...(left || one.label ? [make("b", {}, `${owner.task ?? owner.group}, ${one.label ?? `step ${owner.step}`}`)] : []),
-    fact("rollout", one.run), fact("reward", shown(one.reward), kind(one.reward)), fact("advantage", shown(one.advantage)),
-    fact("version", one.oldest === one.newest ? one.newest : `${one.oldest} – ${one.newest}`),
-    ...(one.prompt_length ? [fact("tokens", `${one.prompt_length} prompt, ${one.response_length} answer${one.actions === null ? "" : `, ${one.actions} in the loss`}`)] : []),
+    fact("reward", shown(one.reward), kind(one.reward)),
+    ...(one.label ? [] : [fact("rollout", one.run), fact("advantage", shown(one.advantage)),
+      fact("version", one.oldest === one.newest ? shown(one.newest) : `${one.oldest} – ${one.newest}`)]),
+    ...(one.prompt_length ? [fact("tokens", `${one.prompt_length} prompt, ${one.response_length} answer${one.archived ? "" : `, ${one.actions} in the loss`}`)] : []),
     ...(one.truncated ? [make("b", { class: "bad" }, "cut off")] : []), ...(one.is_expert ? [make("b", {}, "expert")] : []),
     ...parts(one.metrics, REPEATED));
-  const tokens = one.archived ? texts(one) : tokenPane(`${base()}/groups/${owner.id}/rollouts/${number}/tokens`, one);
+  const tokens = one.archived ? texts(one) : tokenPane(ofRun(`groups/${owner.id}/rollouts/${number}/tokens`), one);
   return make("div", { class: left ? "pane left" : "pane" }, facts, ...(one.truth ? [reference(one)] : []), tokens);
 }
 

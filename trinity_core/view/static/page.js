@@ -1,5 +1,5 @@
 // Runs, tabs and keys.
-import { about, attempt, byId, get, options } from "./dom.js";
+import { attempt, byId, get, ofRun, options } from "./dom.js";
 import * as groups from "./groups.js";
 import * as table from "./table.js";
 import { COLOURS, colour, setColour } from "./tokens.js";
@@ -13,7 +13,6 @@ function showTab(name) {
     each.setAttribute("aria-selected", each.dataset.tab === name);
     byId(each.dataset.tab).hidden = each.dataset.tab !== name;
   }
-  byId("colours").hidden = byId("legend").hidden = name !== "experiences";
   byId("tip").hidden = true;
   remember();
 }
@@ -22,50 +21,37 @@ function showTab(name) {
 const openFirst = () => tab === "experiences" && groups.place.group === null && groups.keys.j();
 const visit = (name) => (showTab(name), openFirst());
 
-// The address after # says all that is shown: run, tab, group and rollout, the fields of the tab, colour and order.
+// The address after # says all that is shown: run, tab, the fields of the table and its order, colour, group and rollout.
 function remember() {
   if (applied === null) return;
-  const filled = [...new FormData(byId("rows"))].filter(([name, value]) => value && !(name === "show" && value === "all"));
-  const { group: named, ...fields } = Object.fromEntries(filled);
-  const parts = { run: byId("run").value, tab, ...fields };
-  if (named) parts[tab === "experiences" ? "named" : "group"] = named;
-  if (tab === "experiences") parts.colour = colour;
-  if (tab === "experiences" && groups.place.group !== null) Object.assign(parts, { group: groups.place.group, rollout: groups.place.rollout });
-  Object.assign(parts, { by: table.order.by, down: Number(table.order.down) });
-  applied = `#${new URLSearchParams(parts)}`;
+  const filled = Object.fromEntries([...new FormData(byId("rows"))].filter(([, value]) => value));
+  const tokens = tab === "experiences" && { colour, ...(groups.place.group !== null && groups.place) };
+  const { by, down } = table.order;
+  applied = `#${new URLSearchParams({ run: byId("run").value, tab, ...filled, ...tokens, by, down: Number(down) })}`;
   if (location.hash !== applied) history.replaceState(null, "", applied);
 }
-groups.connect(remember, table.beside, (task) => {
+groups.connect(remember, (task) => {
   byId("rows").reset();
-  byId("rows").group.value = task;
+  byId("rows").task.value = task;
   showTab("table");
   return table.list();
 });
 
-// In the address of a rollout `group` is the group's id, and `named` the filter by name.
-function fill(tab, asked) {
+async function showRun(asked) {
+  const run = await get(ofRun("about"));
+  groups.forget();
+  table.showRun(run);
+  if (asked.has("other") && !asked.has("source")) asked.set("source", run.sources[0] ?? "");
   for (const field of byId("rows").elements) {
-    const given = asked.get(tab === "experiences" && field.name === "group" ? "named" : field.name);
-    if (field.name && given !== null) field.value = given;
+    if (asked.has(field.name)) field.value = asked.get(field.name);
     if (field.selectedIndex === -1) field.selectedIndex = 0;  // an old address may name a choice that is gone
   }
-}
-
-async function showRun(name, asked = new URLSearchParams()) {
-  byId("run").value = name;
-  const run = await about(name);
-  groups.showRun(name);
-  table.showRun(name, run);
-  const wanted = (asked.get("tab") ?? (asked.get("group") && "experiences")) === "experiences" ? "experiences" : "table";
-  if (asked.has("other") && !asked.has("source")) asked.set("source", run.sources[0] ?? "");
-  fill(wanted, asked);
   if (asked.has("by")) Object.assign(table.order, { by: asked.get("by"), down: asked.get("down") === "1" });
   setColour(Object.hasOwn(COLOURS, asked.get("colour")) ? asked.get("colour") : colour);
-  showTab(wanted);
+  showTab((asked.get("tab") ?? (asked.has("group") && "experiences")) === "experiences" ? "experiences" : "table");
   await table.list();
-  if (asked.get("group") && wanted === "experiences") await groups.open(Number(asked.get("group")), Number(asked.get("rollout") ?? 0));
+  if (asked.has("group") && tab === "experiences") await groups.open(Number(asked.get("group")), Number(asked.get("rollout") ?? 0));
   else await openFirst();
-  fill(wanted, asked);
   remember();
 }
 
@@ -80,10 +66,10 @@ const start = attempt(async () => {
   byId("run").value = run ?? "";
   if (!names.includes(run)) throw new Error(run ? `There are no rollouts of ${run}. They appear once its first evaluation or explore step is done.` : "There are no rollouts yet.");
   applied = location.hash;
-  await showRun(run, asked);
+  await showRun(asked);
 });
 
-byId("run").addEventListener("change", attempt((event) => showRun(event.target.value)));
+byId("run").addEventListener("change", attempt(() => showRun(new URLSearchParams())));
 byId("older").addEventListener("click", () => table.list(true));
 byId("help").addEventListener("click", () => byId("keys").showModal());
 document.querySelectorAll("[data-tab]").forEach((each) => each.addEventListener("click", () => visit(each.dataset.tab)));
@@ -100,7 +86,7 @@ const soon = (action) => {
   waiting = setTimeout(() => action().then(remember), 250);
 };
 byId("rows").addEventListener("input", (event) => {
-  if (["source", "other"].includes(event.target.name)) groups.showRun(byId("run").value);
+  if (["source", "other"].includes(event.target.name)) groups.forget();
   if (event.target.name !== "show") return soon(table.list);
   table.draw();
   remember();

@@ -1,9 +1,8 @@
 // The table of rollouts, filtered and sorted here: those of the newest groups, older ones on demand; or the samples of a
 // source, of this run or beside those of another.
-import { REPEATED, attempt, byId, get, kind, make, options, says, shown } from "./dom.js";
+import { REPEATED, attempt, byId, get, kind, make, ofRun, options, says, shown } from "./dom.js";
 
 const EXCERPT = 140;
-let run = "";
 let rows = [];
 let listed = [];
 let before = null;
@@ -17,8 +16,7 @@ const COLUMNS = {
 };
 const TEXTS = ["task", "prompt", "answer", "reference"];
 
-export function showRun(name, { sources, has_store }) {
-  run = name;
+export function showRun({ sources, has_store }) {
   rows = [];
   options(byId("rows").source, sources, has_store ? "" : sources[0], has_store ? "training" : undefined);
   byId("table").querySelector("tbody").replaceChildren();
@@ -30,8 +28,8 @@ export const list = attempt(async (more = false) => {
   form.version.disabled = form.state.disabled = form.source.value !== "";
   form.other.disabled = form.source.value === "" || form.other.length < 3;
   const { show, source, ...wanted } = Object.fromEntries(new FormData(form));
-  const where = `runs/${encodeURIComponent(run)}/${source ? `samples/${encodeURIComponent(source)}` : "rollouts"}`;
-  const found = await get(where, { ...wanted, before: more ? before : "" });
+  const where = source ? `samples/${encodeURIComponent(source)}` : "rollouts";
+  const found = await get(ofRun(where), { ...wanted, before: more ? before : "" });
   if (mine !== asked) return;
   rows = more ? [...rows, ...found.rollouts] : found.rollouts;
   before = found.before;
@@ -48,7 +46,7 @@ function wanted() {
   const rewards = Map.groupBy(rows, (row) => row.id);
   const spread = (row) => new Set(rewards.get(row.id).map((each) => each.reward)).size;
   const takes = {
-    all: () => true, wrong: (row) => row.reward !== null && row.reward <= 0, truncated: (row) => row.truncated,
+    "": () => true, wrong: (row) => row.reward !== null && row.reward <= 0, truncated: (row) => row.truncated,
     flat: (row) => row.reward !== null && spread(row) === 1, mixed: (row) => spread(row) > 1,
   }[byId("rows").show.value];
   return rows.filter(takes);
@@ -82,7 +80,7 @@ function cell(name, value, row) {
   if (row) {
     const { source, other } = byId("rows");
     const from = source.value ? { source: source.value, ...(other.value && { other: other.value }) } : {};
-    const address = `#${new URLSearchParams({ run, ...from, group: row.id, rollout: row.place })}`;
+    const address = `#${new URLSearchParams({ run: byId("run").value, ...from, group: row.id, rollout: row.place })}`;
     return make("td", { class: "number" }, make("a", { href: address, title: "Token by token", "aria-label": `step ${value}, ${row.task}, rollout ${row.place}` }, value));
   }
   if (!TEXTS.includes(name)) return make("td", { class: `number ${name === "reward" ? kind(value) : ""}` }, shown(value));
