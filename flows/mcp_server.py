@@ -16,7 +16,7 @@ from typing import Any
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from studio.actions import Action, action_for, hindrance, perform
+from studio.actions import action_for, hindrance, perform
 from studio.launch import BEGIN_SECONDS, Launch, start_run, trinity
 from studio.recipes import recipes
 from studio.runs import Run, known_runs
@@ -142,7 +142,7 @@ class Tools:
     def stop(self, run: str) -> str:
         """Stop a run: it saves at its next step. `run` with the same configuration resumes it."""
         found = self._run(run)
-        if action_for(found) is not Action.CANCEL:
+        if action_for(found) != "Cancel":
             raise ToolError(f"the run is {'over: ' if found.state.is_over else ''}{found.state.value}")
         if reason := hindrance(found):
             raise ToolError(reason)

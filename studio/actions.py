@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from enum import Enum
+from typing import Literal
 
 from studio.launch import start_process
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
@@ -13,18 +13,11 @@ from studio.settings import StudioSettings
 from trinity_core.exchange.tracking.run_record import RunState, read_record
 
 
-class Action(Enum):
-    """A button on a run's page."""
-
-    CANCEL = "Cancel"
-    RETRY = "Retry"
-
-
-def action_for(run: Run) -> Action | None:
+def action_for(run: Run) -> Literal["Cancel", "Retry", ""]:
     """Return what the state of a run calls for: to cancel it, or to retry one that has not finished."""
-    if not run.state.is_over:
-        return None if run.state is RunState.STOPPING else Action.CANCEL
-    return None if run.state is RunState.FINISHED else Action.RETRY
+    if run.state in (RunState.STOPPING, RunState.FINISHED):
+        return ""
+    return "Retry" if run.state.is_over else "Cancel"
 
 
 def hindrance(run: Run) -> str:

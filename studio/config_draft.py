@@ -151,11 +151,9 @@ def checked(text: str, file: Path | None = None) -> CheckedDraft:
     return CheckedDraft([], config, plan_text(plans), flow_of(config), unplaced)
 
 
-def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:
-    """Return key → its problems, with list indices as `.0`; problems of keys outside the form are under ""."""
+def by_field(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
+    """Return key → its problems, with list indices as `.0`."""
     problems_by_field: dict[str, list[Problem]] = {}
-    shown = set(keys)
     for problem in problems:
-        key = re.sub(r"\[(\d+)\]", r".\1", problem.key)
-        problems_by_field.setdefault(key if key in shown else "", []).append(problem)
+        problems_by_field.setdefault(re.sub(r"\[(\d+)\]", r".\1", problem.key), []).append(problem)
     return problems_by_field

@@ -162,7 +162,7 @@ def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
     fields = form_fields(str(algorithm), str(mode), expert)
     if expert:
         fields = narrowed(fields)
-    messages = by_field(problems, (prefix + field.key for field in fields))
+    messages = by_field(problems)
     for section, shown in in_sections(fields).items():
         with st.container(border=True):
             st.markdown(f"**{section}**")

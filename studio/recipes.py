@@ -23,10 +23,10 @@ HEADER = re.compile(r"# yaml-language-server:[^\n]*\n")
 SCHEMA = "configs/schema.json"
 FALLBACK = re.compile(r"\$\{oc\.env:\w+,([^}]*)\}")
 """A value that a variable may replace."""
-COMMENT = re.compile(r"\A((?:#[^\n]*\n)*)")
 FIRST = ("quickstart", "gsm8k", "gsm8k/one_gpu", "lora/one_gpu")
 """Recipes for a first run, as in the README."""
-PARAGRAPH_END = re.compile(r"#(?:  |$)")
+PARAGRAPH = re.compile(r"# \S")
+"""A line of the leading comment's first paragraph; indented commands and tables follow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,6 @@ class Recipe:
     file: Path
     text: str
     about: str
-    """First paragraph of its leading comment; indented commands and tables follow it."""
     needs: str
     run: tuple[str, str]
     is_part: bool = False
@@ -48,22 +47,16 @@ class Recipe:
         name, folder = self.file.stem, self.file.parent.name
         return name if name == folder else f"{folder}/{name}"
 
-    def text_in(self, folder: Path, root: Path) -> str:
-        """Return its text for a file in `folder`. A plugin folder next to it is first looked up in the project
-        `root`."""
-        source = self.file.parent
+    def text_for(self, file: Path, root: Path) -> str:
+        """Return its text for a new file, which also names the run. A part keeps its name, because the parts share
+        it. Plugins next to the recipe, and the schema, are those in the project `root` if it has them."""
+        source, schema = self.file.parent, root / SCHEMA
         if source.is_relative_to(project_files()):
             in_project = root / source.relative_to(project_files())
             source = in_project if in_project.is_dir() else source
-        return moved(self.text, source, folder)
-
-    def text_for(self, file: Path, root: Path) -> str:
-        """Return its text for a new file, which also names the run. A part keeps its name, because the parts share
-        it."""
-        text = self.text_in(file.parent, root)
-        in_project = root / SCHEMA
-        schema = os.path.relpath(in_project, file.parent) if in_project.is_file() else project_files() / SCHEMA
-        header = f"# yaml-language-server: $schema={schema}\n"
+        text = moved(self.text, source, file.parent)
+        shown = os.path.relpath(schema, file.parent) if schema.is_file() else project_files() / SCHEMA
+        header = f"# yaml-language-server: $schema={shown}\n"
         return header + (text if self.is_part else changed(text, "name", file.stem))
 
 
@@ -92,10 +85,7 @@ def _recipe(file: Path, _changed: int) -> Recipe | None:
         tree = parse(text, file.name).valid_tree()
     except (OSError, UnicodeDecodeError, ConfigError):
         return None
-    comment = COMMENT.match(text)
-    lines = (comment[1] if comment else "").splitlines()
-    paragraph = takewhile(lambda line: not PARAGRAPH_END.match(line), lines)
-    about = " ".join(line.lstrip("# ") for line in paragraph)
+    about = " ".join(line.lstrip("# ") for line in takewhile(PARAGRAPH.match, text.splitlines()))
     run = (str(tree.get("project")), str(tree.get("name")))
     return Recipe(file, text, about, " · ".join(_needs(tree)), run)
 

@@ -140,11 +140,11 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
     action = action_for(run)
     why_not = hindrance(run) if action else ""
     with st.container(horizontal=True):
-        if action and st.button(action.value, key=f"{action.value} {run.name}", disabled=bool(why_not)):
+        if action and st.button(action, key=f"{action} {run.name}", disabled=bool(why_not)):
             try:
                 st.toast(perform(run, settings))
             except FAULTS as error:
-                st.error(f"{action.value}: {error}")
+                st.error(f"{action}: {error}")
         if run.flow_run is not None:
             st.link_button("Prefect", settings.flow_run_page(run.flow_run.id), icon=":material/open_in_new:")
         if run.folder and (address := served_run(run.folder)):
@@ -152,8 +152,8 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
         if run.folder and run.files.curves:
             page, file = partial(report, run.folder), f"{run.folder.name}.html"
             st.download_button("Report", page, file, icon=":material/download:", help="The run as one HTML file")
-    if action and why_not:
-        st.caption(f"**{action.value}**: {why_not}")
+    if why_not:
+        st.caption(f"**{action}**: {why_not}")
 
 
 def show_findings(runs: Sequence[Run]) -> None:

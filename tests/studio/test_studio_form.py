@@ -54,9 +54,8 @@ def test_every_field_has_a_doc_and_numbers_their_unit() -> None:
 
 def test_problems_stand_beside_their_fields() -> None:
     problems = checked(changed(TEXT, "buffer.batch_size", -1) + "nmae: 3\n").problems
-    by_key = by_field(problems, BEGINNER)
-    assert by_key["buffer.batch_size"][0].value == -1
-    assert "nmae" in [problem.key for problem in by_key[""]]
+    by_key = by_field(problems)
+    assert by_key["buffer.batch_size"][0].value == -1 and "nmae" in by_key
 
 
 def test_a_change_keeps_comments_and_quotes() -> None:
@@ -156,7 +155,7 @@ def test_plugins_beside_a_file_are_found_from_its_copy(tmp_path: Path, monkeypat
     assert copied is not None and "plugin_dir: ../configs/games # three\n" in copied.text_for(new, tmp_path)
     for recipe in recipes():
         if "plugin_dir" in recipe.text:
-            text = recipe.text_in(new.parent, tmp_path)
+            text = recipe.text_for(new, tmp_path)
             folder = config_from_text(text, name=str(new)).plugin_dir
             assert Path(str(folder)).samefile(recipe.file.parent / str(parse(recipe.text).tree["plugin_dir"]))
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from studio.actions import Action, action_for, hindrance, perform
+from studio.actions import action_for, hindrance, perform
 from studio.curves import Curve
 from studio.launch import Launch, start_run
 from studio.notes import Note, delete
@@ -214,9 +214,8 @@ def test_an_evaluation_leaves_the_record_of_the_training(tmp_path: Path) -> None
     assert find_runs(tmp_path)[0].state is RunState.RUNNING, "of a process elsewhere nothing is known"
 
 
-def allowed(run: Run) -> set[Action]:
-    action = action_for(run)
-    return {action} if action and not hindrance(run) else set()
+def allowed(run: Run) -> str:
+    return action_for(run) if not hindrance(run) else ""
 
 
 def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
@@ -241,15 +240,15 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
     }
     actions = {name: allowed(run) for name, [run] in runs.items()}
     assert actions == {
-        "running": {Action.CANCEL},
-        "done": set(),
-        "failed": {Action.RETRY},
-        "waiting": {Action.CANCEL},
-        "by a command": {Action.CANCEL},
-        "on another machine": set(),
-        "resumed there": set(),
-        "with a secret": set(),
-        "with a secret, by a worker": {Action.RETRY},
+        "running": "Cancel",
+        "done": "",
+        "failed": "Retry",
+        "waiting": "Cancel",
+        "by a command": "Cancel",
+        "on another machine": "",
+        "resumed there": "",
+        "with a secret": "",
+        "with a secret, by a worker": "Retry",
     }
 
 
@@ -270,11 +269,11 @@ def test_a_part_that_a_command_started_does_not_stand_for_the_run(
     going, done = tmp_path / "going", tmp_path / "done"
     folder(going, "one", **config)
     folder(done, "one", outcome=RunOutcome.FAILED, **config)
-    for job, action, kind in ((going, Action.CANCEL, "RUNNING"), (done, Action.RETRY, "FAILED")):
-        alone = set() if is_part else {action}
+    for job, action, kind in ((going, "Cancel", "RUNNING"), (done, "Retry", "FAILED")):
+        alone = "" if is_part else action
         by_command = flow_run("one", kind, deployment="")
         assert [allowed(*find_runs(job, seen)) for seen in ([], [by_command])] == [alone, alone]
-        assert allowed(*find_runs(job, [flow_run("one", kind, parameters={"configs": []})])) == {action}
+        assert allowed(*find_runs(job, [flow_run("one", kind, parameters={"configs": []})])) == action
 
 
 def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
@@ -293,10 +292,10 @@ def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
     folder(tmp_path / "done", "one", outcome=RunOutcome.FAILED, mode="train")
     failed = [replace(part, kind="FAILED") for part in parts]
     [run] = find_runs(tmp_path / "done", failed)
-    assert Action.RETRY not in allowed(run)
+    assert allowed(run) != "Retry"
     subflows = [replace(part, deployment="") for part in failed]  # of one deployment that has all parts
     [run] = find_runs(tmp_path / "done", [flow_run("one", "FAILED"), *subflows])
-    assert Action.RETRY in allowed(run)
+    assert allowed(run) == "Retry"
 
 
 def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +344,7 @@ def test_stages_are_cancelled_with_their_pipeline(tmp_path: Path) -> None:
     parent = flow_run("all", "RUNNING", flow="pipeline")
     stage = flow_run("all_rft", "RUNNING", parameters={"config": "my.yaml", "stage": "rft"})
     above, below = find_runs(tmp_path, [parent, stage])
-    assert (allowed(above), allowed(below)) == ({Action.CANCEL}, set())
+    assert (allowed(above), allowed(below)) == ("Cancel", "")
 
 
 def test_a_launch_as_a_command_and_as_parameters() -> None:

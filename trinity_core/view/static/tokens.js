@@ -66,24 +66,20 @@ function token(page, i) {
 export function tokenPane(where, rollout) {
   const total = rollout.prompt_length + rollout.response_length;
   const pane = make("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": "Tokens" });
-  const pages = new Map();
-  const largest = () => Math.max(1e-9, ...[...pages.values()].map((page) => page.largest));
+  let largest = 1e-9;
 
-  const load = attempt(async (chunk) => {
-    if (!chunk.classList.contains("waiting") || chunk.asked) return;
-    chunk.asked = true;
-    const page = await get(where, { offset: chunk.dataset.offset });
-    page.largest = Math.max(0, ...page.advantage.map((value) => Math.abs(value ?? 0)));
-    pages.set(chunk, page);
+  // A page is asked for once; whoever needs its tokens waits for it.
+  const load = (chunk) => (chunk.loading ??= attempt(async () => {
+    const page = (chunk.page = await get(where, { offset: chunk.dataset.offset }));
+    largest = Math.max(largest, ...page.advantage.map((value) => Math.abs(value ?? 0)));
     chunk.replaceChildren(...page.ids.map((_, i) => token(page, i)));
     chunk.classList.remove("waiting");
     pane.paint();
-  });
+  })());
 
   pane.paint = () => {
-    const scale = largest();
-    for (const [chunk, page] of pages) {
-      for (let i = 0; i < chunk.children.length; i++) chunk.children[i].style.background = COLOURS[colour].background(page, i, scale);
+    for (const chunk of pane.children) {
+      [...chunk.children].forEach((span, i) => (span.style.background = COLOURS[colour].background(chunk.page, i, largest)));
     }
   };
 
@@ -104,15 +100,14 @@ export function tokenPane(where, rollout) {
     pane.querySelector(".found")?.classList.remove("found");
     span?.scrollIntoView({ block: "center" });
     span?.classList.add("found");
-    if (span && pages.has(chunk)) byId("status").textContent = describe(pages.get(chunk), place % PAGE);
+    if (span) byId("status").textContent = describe(chunk.page, place % PAGE);
     pane.place = place;
   };
   pane.nextSurprise = async () => {
     for (let place = (pane.place ?? -1) + 1; place < total; place++) {
       const chunk = chunkOf(place);
       await load(chunk);
-      const logprob = pages.get(chunk)?.logprob[place % PAGE];
-      if (logprob !== null && logprob !== undefined && logprob < Math.log(0.1)) return pane.goTo(place);
+      if ((chunk.page?.logprob[place % PAGE] ?? 0) < Math.log(0.1)) return pane.goTo(place);
     }
     byId("status").textContent = "no further token with a probability below 10 %";
   };
@@ -124,8 +119,8 @@ export function tokenPane(where, rollout) {
   });
   pane.addEventListener("mouseover", (event) => {
     const span = event.target.closest(".t");
-    if (!span || !pages.has(span.parentElement)) return;
-    const text = describe(pages.get(span.parentElement), Number(span.dataset.i));
+    if (!span) return;
+    const text = describe(span.parentElement.page, Number(span.dataset.i));
     byId("status").textContent = text;
     const tip = byId("tip");
     tip.textContent = text.replaceAll("   ", "\n");
