@@ -10,7 +10,7 @@ from studio.launch import start_process
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run
 from studio.settings import StudioSettings
-from trinity_core.exchange.tracking.run_record import RunState, read_record
+from trinity_core.exchange.tracking.run_record import RunState
 
 
 def action_for(run: Run) -> Literal["Cancel", "Retry", ""]:
@@ -30,7 +30,7 @@ def hindrance(run: Run) -> str:
         return "Trainer and explorers were started one by one: stop or start each where it was started."
     if run.state.is_over and run.launch is None:
         return "The run's configuration was not recorded, or has secrets: run the command yourself."
-    if not run.state.is_over and _own_process(run) is None:
+    if not run.state.is_over and not (run.files.record and run.files.record.works_here):
         return "No process of this machine leads the run: press Ctrl+C in its terminal."
     return ""
 
@@ -45,8 +45,8 @@ def _cancel(run: Run, settings: StudioSettings) -> str:
         runs = PrefectRuns(settings.api_url)
         if not [seen for seen in deployed if runs.cancel(seen.id)]:
             return "The run will not begin."
-    elif (pid := _own_process(run)) is not None:
-        os.kill(pid, signal.SIGTERM)
+    elif (record := run.files.record) and record.works_here:
+        os.kill(record.pid, signal.SIGTERM)
     else:
         return "Its process has already ended."
     return "The run will save at its next step and stop."
@@ -72,9 +72,3 @@ def _deployed(run: Run) -> list[FlowRunSeen]:
         return [seen for seen in flow_runs[:1] if deployments == {seen.deployment}]
     over = {kind for kind, state in PREFECT_STATES.items() if state.is_over}
     return [seen for seen in flow_runs if seen.deployment and seen.kind not in over]
-
-
-def _own_process(run: Run) -> int | None:
-    """Return the id of the run's main process if it is on this machine."""
-    record = read_record(run.folder) if run.folder is not None else None
-    return record.pid if record is not None and record.works_here else None

@@ -61,24 +61,26 @@ class RunFiles:
     config: Mapping[str, Any] = field(default_factory=dict)
     curves: Curves = field(default_factory=dict)
     scores: Mapping[int, float] = field(default_factory=dict)
-    interval: tuple[float, float] | None = None
-    """95 % interval of the latest score; None if that is the mean of several sets."""
+    intervals: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """95 % intervals of the scores, unless they are means of several sets."""
     note: Note = field(default_factory=Note)
-    first_score: tuple[float, tuple[float, float] | None] | None = None
-    """Score, with its interval, of the model that the run began with."""
     algorithm: str = ""
     model: str = ""
     source: tuple[str, int] = ("", 0)
     """`project/name` and step of the checkpoint that the run began with, if it is one."""
     record: RunRecord | None = None
     steps: Mapping[str, str] = field(default_factory=dict)
-    """Stage of a pipeline → name of its run's folder."""
+    """Stage of a pipeline → `project/name` of its run."""
     step: int = 0
     seconds_a_step: float | None = None
 
     @property
     def score(self) -> float | None:
         return self.scores[max(self.scores)] if self.scores else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return self.intervals.get(max(self.scores, default=-1))
 
     @property
     def score_text(self) -> str:
@@ -186,7 +188,8 @@ def known_runs(settings: StudioSettings) -> tuple[list[Run], str]:
 
 def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[Run]:
     """Return all runs, newest first, each followed by its stages."""
-    folders = {f"{path.parent.name}/{path.name}": path for path in checkpoints.glob("*/*") if _is_run(path)}
+    paths = [path for path in checkpoints.glob("*/*") if (path / "monitor").is_dir() or (path / "buffer").is_dir()]
+    folders = {f"{path.parent.name}/{path.name}": path for path in paths}
     by_name: dict[str, list[FlowRunSeen]] = {}
     for seen in flow_runs:
         if seen.flow not in SIDE_FLOWS:
@@ -195,21 +198,20 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
         of_name.sort(key=lambda seen: seen.flow == "gate")  # `trinity promote` bears the name of the candidate's run
     names = dict.fromkeys([*folders, *reversed(by_name)])
     runs = {name: _run(name, folders.get(name), by_name.get(name, [])) for name in names}
-    parents = {
-        f"{name.partition('/')[0]}/{stage}": name for name, run in runs.items() for stage in run.files.steps.values()
-    }
+    parents = {stage: name for name, run in runs.items() for stage in run.files.steps.values()}
     with_parents = {name: replace(run, parent=parents.get(name, "")) for name, run in _scored_by_successors(runs)}
-    return list(_nested([_with_stages(run, with_parents) for run in with_parents.values()]))
+    return list(_nested({name: _with_stages(run, with_parents) for name, run in with_parents.items()}))
 
 
 def _scored_by_successors(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
     """Yield all runs by name. One that was not evaluated has the score that a run from its checkpoint began with."""
-    measured = {files.source: files.first_score for files in (run.files for run in runs.values()) if files.first_score}
+    measured = {run.files.source: run.files for run in runs.values() if 0 in run.files.scores}
     for name, run in runs.items():
         steps = [step for source, step in measured if source == name]
         if steps and not run.files.scores:
-            score, interval = measured[name, max(steps)]
-            run = replace(run, files=replace(run.files, scores={max(steps): score}, interval=interval))
+            step, first = max(steps), measured[name, max(steps)]
+            intervals = {step: first.intervals[0]} if 0 in first.intervals else {}
+            run = replace(run, files=replace(run.files, scores={step: first.scores[0]}, intervals=intervals))
         yield name, run
 
 
@@ -266,37 +268,24 @@ def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> Ru
         note=Note.of(folder),
         curves=curves,
         scores=scores,
-        interval=_interval(curves, max(scores, default=-1)),
-        first_score=(scores[0], _interval(curves, 0)) if 0 in scores else None,
+        intervals=_intervals(curves),
         algorithm=str(value_at(config, "algorithm.algorithm_type") or value_at(meta, "algorithm.algorithm_type") or ""),
-        model=_short_model(model),
+        model=f"{origin.name} step {step}" if origin else "/".join(Path(model).parts[-2:]),
         source=(f"{origin.parent.name}/{origin.name}", step) if origin else ("", 0),
         record=record,
-        steps=read_json(layout.stages) or {},
+        steps={stage: f"{folder.parent.name}/{name}" for stage, name in (read_json(layout.stages) or {}).items()},
         step=max(trainer.values) if trainer else max((max(curve.values) for curve in curves.values()), default=0),
         seconds_a_step=median(gaps) if gaps else None,
     )
 
 
-def _interval(curves: Curves, step: int) -> tuple[float, float] | None:
-    bounds = [
-        [curve.values.get(step) for name, curve in curves.items() if name.endswith(f"/accuracy_{end}")]
-        for end in ("low", "high")
-    ]
-    match bounds:
-        case [[float(low)], [float(high)]]:
-            return low, high
-    return None
-
-
-def _short_model(model: str) -> str:
-    """Return a hub name, the last two names of a folder's path, or the run and step of a checkpoint."""
-    run, step = run_of(model)
-    return f"{run.name} step {step}" if run else "/".join(Path(model).parts[-2:])
-
-
-def _is_run(path: Path) -> bool:
-    return path.is_dir() and ((path / "monitor").is_dir() or (path / "buffer").is_dir())
+def _intervals(curves: Curves) -> dict[int, tuple[float, float]]:
+    lows, highs = (
+        [curve.values for name, curve in curves.items() if name.endswith(f"/accuracy_{end}")] for end in ("low", "high")
+    )
+    if len(lows) != 1 or len(highs) != 1:
+        return {}
+    return {step: (low, highs[0][step]) for step, low in lows[0].items() if step in highs[0]}
 
 
 def _changed_at(path: Path) -> tuple[int, int]:
@@ -338,26 +327,20 @@ def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Ru
 
 def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
     """Add to a pipeline the scores of its stages (the last one's are its own), and the model that it began with."""
-    names = (f"{run.name.partition('/')[0]}/{stage}" for stage in run.files.steps.values())
-    stages = [runs[name] for name in names if name in runs]
+    stages = [runs[name] for name in run.files.steps.values() if name in runs]
     if not stages:
         return run
-    scored = [part.files for part in (run, *stages) if part.files.score is not None]
-    last = scored[-1] if scored else run.files
-    scores = dict(enumerate(score for files in scored for _, score in sorted(files.scores.items())))
-    files = replace(run.files, scores=scores, interval=last.interval, model=stages[0].files.model)
-    return replace(run, files=files)
+    parts = [part.files for part in (run, *stages)]
+    scored = [(files.scores[step], files.intervals.get(step)) for files in parts for step in sorted(files.scores)]
+    scores = {number: score for number, (score, _) in enumerate(scored)}
+    intervals = {number: interval for number, (_, interval) in enumerate(scored) if interval}
+    return replace(run, files=replace(run.files, scores=scores, intervals=intervals, model=stages[0].files.model))
 
 
-def _nested(runs: Sequence[Run]) -> Iterator[Run]:
+def _nested(runs: Mapping[str, Run]) -> Iterator[Run]:
     """Yield runs by start time, unstarted ones first, each followed by its stages in order."""
-    for run in sorted(runs, key=_began, reverse=True):
+    for run in sorted(runs.values(), key=lambda run: run.began or datetime.max.replace(tzinfo=UTC), reverse=True):
         if not run.parent:
             yield run
-            stages = [f"{run.name.partition('/')[0]}/{stage}" for stage in run.files.steps.values()]
-            parts = [part for part in runs if part.parent == run.name]
-            yield from sorted(parts, key=lambda part: stages.index(part.name) if part.name in stages else len(stages))
-
-
-def _began(run: Run) -> datetime:
-    return run.began or datetime.max.replace(tzinfo=UTC)
+            stages = [runs[name] for name in run.files.steps.values() if name in runs]
+            yield from (stage for stage in stages if stage.parent == run.name)
