@@ -103,7 +103,7 @@ class Tools:
         curves = self._run(run).files.curves
         if missing := [name for name in names if name not in curves]:
             raise ToolError(f"{run} has no metric {', '.join(missing)}; `status` lists those that it has")
-        return {name: dict([*curves[name].values.items()][-last:]) for name in names}
+        return {name: {step: point.value for step, point in [*curves[name].items()][-last:]} for name in names}
 
     def rollouts(self, run: str, step: int | None = None, count: int = 4) -> list[dict[str, Any]]:
         """Return sampled rollouts of a step (by default the newest): prompt, response, reference, reward with its

@@ -98,10 +98,7 @@ def changed(text: str, key: str, value: Any) -> str:
 def moved(text: str, source: Path, target: Path) -> str:
     """Return the text of a file in folder `source` for one in `target`, so that a `plugin_dir` next to it is still
     found."""
-    try:
-        folder = value_at(parse(text).valid_tree(), "plugin_dir")
-    except ConfigError:
-        return text
+    folder = value_at(parse(text).valid_tree(), "plugin_dir")
     if source == target or not isinstance(folder, str) or expanded(folder).is_dir() or not (source / folder).is_dir():
         return text
     beside = (source / folder).resolve()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader
+from trinity_core.exchange.tracking.metrics_file import MetricsReader
 from trinity_core.exchange.tracking.writers import full_names
 
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
@@ -26,15 +25,14 @@ HINTS = (
 """Ending of a share, its normal maximum and what to do above it, as in docs/troubleshooting.md."""
 
 
-@dataclass(slots=True)
-class Curve:
-    """One metric of a run, by step. If a resumed run wrote a step twice, the later value counts."""
-
-    values: dict[int, float] = field(default_factory=dict)
-    times: dict[int, float] = field(default_factory=dict)
-    """Unix seconds at which the step was recorded."""
+class Point(NamedTuple):
+    value: float
+    time: float
+    """Unix seconds at which it was recorded."""
 
 
+Curve = dict[int, Point]
+"""One metric of a run, by step. If a resumed run wrote a step twice, the later value counts."""
 Curves = dict[str, Curve]
 """Metric's full name → curve."""
 
@@ -43,39 +41,27 @@ class RunCurves:
     """All metrics of a run; each look reads only new lines."""
 
     def __init__(self, job_dir: Path) -> None:
-        self._metrics = MetricsReader(job_dir, self._forget)
+        self.metrics = MetricsReader(job_dir, self._forget)
         self._curves: Curves = {}
-
-    @property
-    def evaluations(self) -> list[MetricLine]:
-        return self._metrics.evaluations
 
     def read(self) -> Curves:
         """Return the current curves. Those returned earlier, which a page may be showing, do not change."""
         new: Curves = {}
-        for line in self._metrics.read():
+        for line in self.metrics.read():
             for name, value in full_names(line).items():
                 if math.isfinite(value):
-                    curve = new.setdefault(name, Curve())
-                    curve.values[line.step], curve.times[line.step] = value, line.time
-        for name, curve in new.items():
-            present = self._curves.get(name, Curve())
-            new[name] = Curve(_by_step(present.values | curve.values), _by_step(present.times | curve.times))
-        self._curves = dict(sorted((self._curves | new).items()))
+                    new.setdefault(name, {})[line.step] = Point(value, line.time)
+        longer = {name: dict(sorted((self._curves.get(name, {}) | curve).items())) for name, curve in new.items()}
+        self._curves = dict(sorted((self._curves | longer).items()))
         return self._curves
 
     def _forget(self) -> None:
         self._curves = {}
 
 
-def _by_step(points: dict[int, float]) -> dict[int, float]:
-    steps = sorted(points)
-    return points if steps == list(points) else {step: points[step] for step in steps}
-
-
 def hints(curves: Curves) -> list[str]:
     """Return a sentence for each share that is not normal in the latest steps."""
-    recent = {name: fmean([*curve.values.values()][-RECENT:]) for name, curve in curves.items()}
+    recent = {name: fmean([point.value for point in curve.values()][-RECENT:]) for name, curve in curves.items()}
     return [
         f"{value:.0%} {text} (`{name}`, mean of {RECENT} steps)."
         for ending, most, text in HINTS for name, value in recent.items() if name.endswith(ending) and value > most
@@ -96,13 +82,14 @@ def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -
     """Return a row per run and step: value as is and smoothed, minutes since the run's first step, its interval."""
     rows: list[dict[str, Any]] = []
     for run, of_run in curves.items():
-        curve = of_run.get(metric, Curve())
-        low, high = (of_run.get(f"{metric}_{end}", Curve()).values for end in ("low", "high"))
-        began, smooth = min((time for curve in of_run.values() for time in curve.times.values()), default=0.0), None
-        for step, value in curve.values.items():
+        curve, low, high = (of_run.get(name, {}) for name in (metric, f"{metric}_low", f"{metric}_high"))
+        began = min((point.time for points in of_run.values() for point in points.values()), default=0.0)
+        smooth = None
+        for step, (value, time) in curve.items():
             smooth = value if smooth is None else smoothing * smooth + (1 - smoothing) * value
-            row = {"run": run, "step": step, "minutes": (curve.times[step] - began) / 60, "raw": value, "value": smooth}
-            rows.append(row | ({"low": low[step], "high": high[step]} if step in low and step in high else {}))
+            row = {"run": run, "step": step, "minutes": (time - began) / 60, "raw": value, "value": smooth}
+            is_band = step in low and step in high
+            rows.append(row | ({"low": low[step].value, "high": high[step].value} if is_band else {}))
     return rows
 
 

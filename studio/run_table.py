@@ -64,8 +64,8 @@ def _row(run: Run, now: datetime) -> dict[str, object]:
 
 def _sparkline(run: Run) -> list[float]:
     """Return the scores of a run that has several, else its reward, thinned out."""
-    rewards = next((c for name, c in run.files.curves.items() if name.endswith("reward/mean")), None)
-    values = (
-        list(run.files.scores.values()) if len(run.files.scores) > 2 or rewards is None else [*rewards.values.values()]
-    )
+    rewards = next((curve for name, curve in run.files.curves.items() if name.endswith("reward/mean")), {})
+    values = [*run.files.scores.values()]
+    if len(values) <= 2 and rewards:
+        values = [point.value for point in rewards.values()]
     return values[:: max(1, len(values) // SPARKLINE)] if len(values) > 1 else []

@@ -245,7 +245,7 @@ class _Seen:
         with self._lock:  # each page runs in its own thread
             if (changed := [_changed_at(path) for path in paths]) != self._changed:
                 curves = self._curves.read()
-                self._files = _read_files(folder, curves, scores_like_the_newest(self._curves.evaluations))
+                self._files = _read_files(folder, curves, scores_like_the_newest(self._curves.metrics.evaluations))
                 self._changed = changed
             return self._files
 
@@ -261,7 +261,7 @@ def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> Ru
     )
     model = str(meta.get("model") or value_at(config, "model.model_path") or "")
     origin, step = run_of(model)
-    recent = list(trainer.times.values())[-RECENT_STEPS:] if trainer else []
+    recent = [point.time for point in trainer.values()][-RECENT_STEPS:] if trainer else []
     gaps = [after - before for before, after in pairwise(recent)]
     return RunFiles(
         config=config,
@@ -274,18 +274,18 @@ def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> Ru
         source=(f"{origin.parent.name}/{origin.name}", step) if origin else ("", 0),
         record=record,
         steps={stage: f"{folder.parent.name}/{name}" for stage, name in (read_json(layout.stages) or {}).items()},
-        step=max(trainer.values) if trainer else max((max(curve.values) for curve in curves.values()), default=0),
+        step=max(trainer or (step for curve in curves.values() for step in curve), default=0),
         seconds_a_step=median(gaps) if gaps else None,
     )
 
 
 def _intervals(curves: Curves) -> dict[int, tuple[float, float]]:
     lows, highs = (
-        [curve.values for name, curve in curves.items() if name.endswith(f"/accuracy_{end}")] for end in ("low", "high")
+        [curve for name, curve in curves.items() if name.endswith(f"/accuracy_{end}")] for end in ("low", "high")
     )
     if len(lows) != 1 or len(highs) != 1:
         return {}
-    return {step: (low, highs[0][step]) for step, low in lows[0].items() if step in highs[0]}
+    return {step: (low.value, highs[0][step].value) for step, low in lows[0].items() if step in highs[0]}
 
 
 def _changed_at(path: Path) -> tuple[int, int]:

@@ -16,11 +16,10 @@ from uuid import uuid4
 import pytest
 
 from studio.actions import action_for, hindrance, perform
-from studio.curves import Curve
 from studio.launch import Launch, start_run
 from studio.notes import Note, delete
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
-from studio.runs import PREFECT_STATES, Run, find_runs
+from studio.runs import PREFECT_STATES, Run, RunFiles, find_runs
 from studio.settings import studio_settings
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import read_json, write_json
@@ -104,12 +103,12 @@ def test_of_a_run_in_progress_the_newest_look_alone_is_kept(tmp_path: Path) -> N
         MetricsFile(job, "eval").write(step, {"eval/test/accuracy": step / 10})
         files = find_runs(tmp_path)[0].files
         gc.collect()  # of other tests too
-        kept.append(sum(isinstance(thing, Curve) for thing in gc.get_objects()))
+        kept.append(sum(isinstance(thing, RunFiles) for thing in gc.get_objects()))
     assert len({*kept}) == 1
-    assert [*files.curves["timing_s/step"].values] == [1, 2, 3, 4] and files.score == 0.4
+    assert [*files.curves["timing_s/step"]] == [1, 2, 3, 4] and files.score == 0.4
     rewind(job, 2)
     files = find_runs(tmp_path)[0].files
-    assert [*files.curves["timing_s/step"].times] == [1, 2] and [*files.scores] == [1, 2], "what was deleted is gone"
+    assert [*files.curves["timing_s/step"]] == [1, 2] and [*files.scores] == [1, 2], "what was deleted is gone"
 
 
 def test_stages_stand_below_their_pipeline_which_has_their_scores(tmp_path: Path) -> None:
