@@ -17,7 +17,6 @@ from studio.sections import SECTIONS
 from studio.settings import StudioSettings
 from studio.start_form import OPENED, start_dialog
 from studio.texts import escaped, hanging
-from trinity_core.base.files import project_files
 from trinity_core.config import ConfigError, Problem, to_dict
 from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import dump_line, parse_value
@@ -82,7 +81,7 @@ def open_file(file: Path) -> ConfigDraft:
     return draft
 
 
-present_findings = st.cache_resource(checked, ttl=FINDINGS_SECONDS, max_entries=64, show_spinner=False)
+present_findings = st.cache_resource(ttl=FINDINGS_SECONDS, max_entries=64, show_spinner=False)(checked)
 
 
 def choose_file(draft: ConfigDraft, settings: StudioSettings, offers_recipes: bool) -> None:
@@ -108,9 +107,6 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     by_title = {recipe.title: recipe for recipe in recipes()}
     if copied := recipe_of(present):
         by_title = {f"a copy of {settings.shown(present)}": copied} | by_title
-    if not by_title:
-        st.error(f"There are no recipes in {project_files() / 'configs'}: install Trinity Flows again.")
-        return
     captions = [f"{recipe.about}  \n{recipe.needs}" for recipe in by_title.values()]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.text_input("New file", value=settings.shown(_free_name(settings, present)))
@@ -283,7 +279,8 @@ def edit_text(draft: ConfigDraft, text: str) -> None:
     st.text_area("YAML", height=420, key=name, placeholder=hint, on_change=take_text)
 
 
-def write(draft: ConfigDraft, text: str) -> bool:
+def write(draft: ConfigDraft, text: str) -> Any:
+    """Write a text and return True; if the file cannot be written, say so."""
     try:
         draft.write(text)
     except OSError as error:

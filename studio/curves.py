@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
-
-from trinity_core.exchange.tracking.metrics_file import MetricsReader
-from trinity_core.exchange.tracking.writers import full_names
 
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
 """Endings of metrics shown by default, one metric each."""
@@ -35,28 +30,6 @@ Curve = dict[int, Point]
 """One metric of a run, by step. If a resumed run wrote a step twice, the later value counts."""
 Curves = dict[str, Curve]
 """Metric's full name → curve."""
-
-
-class RunCurves:
-    """All metrics of a run; each look reads only new lines."""
-
-    def __init__(self, job_dir: Path) -> None:
-        self.metrics = MetricsReader(job_dir, self._forget)
-        self._curves: Curves = {}
-
-    def read(self) -> Curves:
-        """Return the current curves. Those returned earlier, which a page may be showing, do not change."""
-        new: Curves = {}
-        for line in self.metrics.read():
-            for name, value in full_names(line).items():
-                if math.isfinite(value):
-                    new.setdefault(name, {})[line.step] = Point(value, line.time)
-        longer = {name: dict(sorted((self._curves.get(name, {}) | curve).items())) for name, curve in new.items()}
-        self._curves = dict(sorted((self._curves | longer).items()))
-        return self._curves
-
-    def _forget(self) -> None:
-        self._curves = {}
 
 
 def hints(curves: Curves) -> list[str]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from threading import Lock
 from typing import Any
 
-from studio.curves import Curves, RunCurves
+from studio.curves import Curves, Point
 from studio.launch import Launch
 from studio.notes import Note, note_path
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
@@ -26,7 +27,7 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
 from trinity_core.config.secrets import MASK, without_secrets
 from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_steps
-from trinity_core.exchange.tracking.metrics_file import metrics_path
+from trinity_core.exchange.tracking.metrics_file import MetricsReader, metrics_path
 from trinity_core.exchange.tracking.run_record import (
     RunRecord,
     RunState,
@@ -36,6 +37,7 @@ from trinity_core.exchange.tracking.run_record import (
     record_path,
 )
 from trinity_core.exchange.tracking.scores import scores_like_the_newest
+from trinity_core.exchange.tracking.writers import full_names
 from trinity_core.results.lineage import Ancestor, ancestry, parent_of
 
 PREFECT_STATES = {
@@ -132,7 +134,9 @@ class Run:
 
     @property
     def began(self) -> datetime | None:
-        return _time(self.files.record.began) if self.files.record else self.flow_run and self.flow_run.began
+        if self.files.record:
+            return _time(self.files.record.began)
+        return self.flow_run.began if self.flow_run else None
 
     @property
     def launch(self) -> Launch | None:
@@ -169,8 +173,9 @@ class Run:
 
     def seconds(self, now: datetime) -> float | None:
         """Return how long all attempts have taken so far; None if none has begun."""
-        record, flow_run = self.files.record, self.flow_run
-        ended = _time(record.ended) if record and record.ended else flow_run and flow_run.ended
+        record, ended = self.files.record, self.flow_run.ended if self.flow_run else None
+        if record and record.ended:
+            ended = _time(record.ended)
         until = ended if self.state.is_over else now
         if self.began is None or until is None:
             return None
@@ -230,11 +235,13 @@ def ancestors(job_dir: Path) -> list[Ancestor]:
     return chain[::-1]
 
 
-class _Seen:
-    """Cached content of a run's folder; earlier content is not kept."""
+class SeenRun:
+    """Content of a run's folder as of the last look. A look reads the new lines of its metrics only; earlier content,
+    which a page may be showing, does not change, and is not kept."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._curves, self._lock = folder, RunCurves(folder), Lock()
+        self._folder, self._lock = folder, Lock()
+        self._metrics = MetricsReader(folder, self._forget)
         self._changed: list[tuple[int, int]] = []
         self._files = RunFiles()
 
@@ -244,13 +251,26 @@ class _Seen:
         paths += [layout.trainer_meta, layout.stages]
         with self._lock:  # each page runs in its own thread
             if (changed := [_changed_at(path) for path in paths]) != self._changed:
-                curves = self._curves.read()
-                self._files = _read_files(folder, curves, scores_like_the_newest(self._curves.metrics.evaluations))
+                curves = self._curves()
+                self._files = _read_files(folder, curves, scores_like_the_newest(self._metrics.evaluations))
                 self._changed = changed
             return self._files
 
+    def _curves(self) -> Curves:
+        new: Curves = {}
+        for line in self._metrics.read():
+            for name, value in full_names(line).items():
+                if isfinite(value):
+                    new.setdefault(name, {})[line.step] = Point(value, line.time)
+        known = self._files.curves
+        longer = {name: dict(sorted((known.get(name, {}) | curve).items())) for name, curve in new.items()}
+        return dict(sorted((known | longer).items()))
 
-_seen = lru_cache(maxsize=512)(_Seen)
+    def _forget(self) -> None:
+        self._files = RunFiles()
+
+
+_seen = lru_cache(maxsize=512)(SeenRun)
 
 
 def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> RunFiles:

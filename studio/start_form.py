@@ -18,7 +18,6 @@ from trinity_core.exchange.tracking.run_record import read_record
 
 HERE = ""
 """Used instead of a deployment's id: a process on this machine."""
-KNOWN_SECONDS = 30
 VALIDATE_SECONDS = 120.0
 OPENED = "opened"
 """Key of the session for what `validated` said when the dialog was opened."""
@@ -45,7 +44,7 @@ def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettin
         st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
         places = {HERE: "a process on this machine"}
         try:
-            names = deployments(settings.api_url, checked.flow)
+            names = PrefectRuns(settings.api_url).deployments(checked.flow) if settings.api_url else {}
             places = {key: f"a run of {name} in Prefect" for key, name in names.items()} | places
         except api_faults() as error:
             st.warning(f"Prefect does not answer at {settings.api_url}: {error}")
@@ -88,9 +87,3 @@ def start(launch: Launch, config: Config, target: str, settings: StudioSettings)
         start_run(launch, f"{config.project}/{config.name}", config.job_dir, settings)
     else:
         PrefectRuns(settings.api_url).start(target, f"{config.project}/{config.name}", launch.parameters)
-
-
-@st.cache_data(ttl=KNOWN_SECONDS, show_spinner="Asking Prefect for deployments …")
-def deployments(api_url: str, flow: str) -> dict[str, str]:
-    """Cached `PrefectRuns.deployments`; none without Prefect."""
-    return PrefectRuns(api_url).deployments(flow) if api_url else {}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from studio.curves import RunCurves, chart, first_shown, metric_names, rows_of, short_titles
-from studio.runs import ancestors
+from studio.curves import chart, first_shown, metric_names, rows_of, short_titles
+from studio.runs import SeenRun, ancestors
 from trinity_core.base.layout import JobLayout
 from trinity_core.exchange.checkpoints.commit import begin, commit
 from trinity_core.exchange.checkpoints.resume import update_meta
@@ -35,7 +35,7 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
             explorer.write(step, {"reward/mean": reward, "reward/zero_variance_groups": 0.0})
     MetricsFile(tmp_path / "a", "trainer").write(1, {"actor/final_loss": 2.0, "actor/kl": float("nan")})
     MetricsFile(tmp_path / "a", "explorer").write(2, {"reward/mean": 0.3})  # a resumed run
-    curves = {name: RunCurves(tmp_path / name).read() for name in ("a", "b")}
+    curves = {name: SeenRun(tmp_path / name).read().curves for name in ("a", "b")}
     assert metric_names(curves) == ["actor/final_loss", "explorer/reward/mean", "explorer/reward/zero_variance_groups"]
     rows = rows_of(curves, "explorer/reward/mean", smoothing=0.5)
     assert [(row["run"], row["step"], row["raw"]) for row in rows] == [("a", 1, 0.1), ("a", 2, 0.3), ("b", 1, 0.5)]
@@ -50,7 +50,7 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
 def test_an_interval_is_a_band(tmp_path: Path) -> None:
     numbers = {"eval/test/accuracy": 0.5, "eval/test/accuracy_low": 0.4, "eval/test/accuracy_high": 0.6}
     MetricsFile(tmp_path, "eval").write(4, numbers)
-    spec = chart({"a": RunCurves(tmp_path).read()}, "eval/test/accuracy", 0.0, "step", True)
+    spec = chart({"a": SeenRun(tmp_path).read().curves}, "eval/test/accuracy", 0.0, "step", True)
     layers = spec["layer"][0]["layer"]
     marks = [layer["mark"]["type"] for layer in layers]
     assert marks == ["area", "line"] and layers[1]["encoding"]["y"]["scale"]["type"] == "symlog"
@@ -73,7 +73,7 @@ def test_points_keep_clear_of_the_frame(tmp_path: Path, steps: list[int], paddin
     """A single value has no range to widen: Vega would write NaN below it."""
     for step in steps:
         MetricsFile(tmp_path, "eval").write(step, {"eval/test/accuracy": step / 2})
-    spec = chart({"a": RunCurves(tmp_path).read()}, "eval/test/accuracy", 0.0, "step", False)
+    spec = chart({"a": SeenRun(tmp_path).read().curves}, "eval/test/accuracy", 0.0, "step", False)
     encoding = spec["layer"][0]["layer"][-1]["encoding"]
     assert [encoding[axis]["scale"]["padding"] for axis in "xy"] == [padding, padding]
 

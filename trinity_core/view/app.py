@@ -84,7 +84,7 @@ def make_app(runs: Mapping[str, ViewedRun]) -> FastAPI:
     async def refused(request: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, 503 if isinstance(error, TransientFault) else 404)
 
-    handlers = {TrinityError: refused, TransientFault: refused}
+    handlers: dict[int | type[Exception], Any] = {TrinityError: refused, TransientFault: refused}
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, exception_handlers=handlers)
     app.state.runs = runs
     app.include_router(api)
