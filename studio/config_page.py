@@ -121,7 +121,9 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     exists = f"`{settings.shown(file)}` already exists. Choose another name." if file.exists() else ""
     if fault := fault_of(file, settings) or exists:
         st.error(fault)
-    elif write(ConfigDraft(file), by_title[title].text_for(file, settings.root)):
+        return
+    write(ConfigDraft(file), by_title[title].text_for(file, settings.root))
+    if file.exists():
         open_file(file)
         st.rerun()
 
@@ -279,14 +281,11 @@ def edit_text(draft: ConfigDraft, text: str) -> None:
     st.text_area("YAML", height=420, key=name, placeholder=hint, on_change=take_text)
 
 
-def write(draft: ConfigDraft, text: str) -> Any:
-    """Write a text and return True; if the file cannot be written, say so."""
+def write(draft: ConfigDraft, text: str) -> None:
     try:
         draft.write(text)
     except OSError as error:
         st.toast(f"The file cannot be written: {error}")
-        return False
-    return True
 
 
 def _as_yaml(value: Any) -> str:

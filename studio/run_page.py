@@ -18,7 +18,7 @@ from studio.launch import FAULTS
 from studio.run_table import open_clicked, page_of_runs, show_table
 from studio.runs import Run, ancestors
 from studio.settings import StudioSettings
-from studio.texts import COLOURS, duration, escaped, score_text, when
+from studio.texts import COLOURS, duration, escaped, score_text
 from trinity_core.base.addresses import rollouts_page
 from trinity_core.base.layout import JobLayout
 from trinity_core.exchange.checkpoints.convert import is_converted
@@ -114,8 +114,9 @@ def _last_stages(chosen: Sequence[Run], stages: Sequence[Run]) -> list[Run]:
 
 
 def show_facts(run: Run) -> None:
-    files, now = run.files, datetime.now(UTC)
-    facts = {"Began": when(run.began, now), "Took" if run.state.is_over else "So far": duration(run.seconds(now))}
+    files = run.files
+    began = f"{run.began.astimezone():%d %b %H:%M}" if run.began else "–"
+    facts = {"Began": began, "Took" if run.state.is_over else "So far": duration(run.seconds(datetime.now(UTC)))}
     if not run.state.is_over and files.seconds_left is not None:
         facts["Left, about"] = duration(files.seconds_left)
     if run.folder is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from html import escape
 from typing import Literal
 
@@ -19,14 +18,6 @@ COLOURS: dict[RunState, Colour] = {
     RunState.FAILED: "red",
     RunState.KILLED: "red",
 }
-
-
-def when(time: datetime | None, now: datetime) -> str:
-    """Format a time in this machine's time zone; today's without the date."""
-    if time is None:
-        return "–"
-    local = time.astimezone()
-    return f"{local:%H:%M:%S}" if local.date() == now.astimezone().date() else f"{local:%d %b %H:%M}"
 
 
 def duration(seconds: float | None) -> str:

@@ -91,7 +91,7 @@ class RunFolders(Mapping[str, ViewedRun]):
 
     def __init__(self, checkpoints: Path) -> None:
         self._checkpoints = checkpoints
-        self._open = lru_cache(maxsize=32)(self._opened)
+        self._open = lru_cache(maxsize=32)(ViewedRun)
 
     def __iter__(self) -> Iterator[str]:
         folders = (path for path in self._checkpoints.glob("*/*/") if _has_something(path))
@@ -110,10 +110,7 @@ class RunFolders(Mapping[str, ViewedRun]):
         if name not in self:
             raise KeyError(name)
         folder = self._checkpoints / name
-        return self._open(name, stores_of(folder).get(folder.name))  # a pipeline's stages have their own entries
-
-    def _opened(self, name: str, store: str | None) -> ViewedRun:
-        return ViewedRun(self._checkpoints / name, store)
+        return self._open(folder, stores_of(folder).get(folder.name))  # a pipeline's stages have their own entries
 
 
 def import_for_pages() -> None:

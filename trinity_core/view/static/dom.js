@@ -22,20 +22,15 @@ export function options(select, values, chosen, all) {
   select.value = chosen ?? "";
 }
 
-export const shown = (value, digits = 3) =>
-  value === null || value === undefined ? "–" : Number.isInteger(value) ? String(value) : value.toFixed(digits);
+export const shown = (value) => (value === null || value === undefined ? "–" : Number.isInteger(value) ? String(value) : value.toFixed(3));
 
 export const kind = (reward) => (reward === null || reward === undefined ? "quiet" : reward > 0 ? "good" : "bad");
 
-export const REPEATED = ["response_length", "truncated"];  // numbers of a rollout that tables and filters have by themselves
+const REPEATED = ["response_length", "truncated"];  // numbers of a rollout that tables and filters have by themselves
 
 // A reward's part of 0 says that an answer was judged; faults, which are rare, are named where there are any.
 const FAULTS = /truncated$|_errors(\/|$)/;
-export const says = (name, value) => value !== undefined && (value !== 0 || !FAULTS.test(name));
-
-// Facts of the parts of a reward and other numbers.
-export const parts = (numbers, repeated = []) => Object.entries(numbers)
-  .filter(([name, value]) => says(name, value) && !repeated.includes(name)).slice(0, 12).map(([name, value]) => fact(name, shown(value)));
+export const says = (name, value) => value !== undefined && !REPEATED.includes(name) && (value !== 0 || !FAULTS.test(name));
 
 let waiting = 0;
 function waits(by) {

@@ -1,5 +1,5 @@
 // One group of the table: one rollout token by token, or two beside each other.
-import { REPEATED, attempt, byId, fact, get, kind, make, ofRun, parts, shown } from "./dom.js";
+import { attempt, byId, fact, get, kind, make, ofRun, says, shown } from "./dom.js";
 import { beside } from "./table.js";
 import { tokenPane } from "./tokens.js";
 
@@ -64,6 +64,7 @@ function head() {
 
 function pane(owner, number, left = false) {
   const one = owner.rollouts[number];
+  const parts = Object.entries(one.metrics).filter((part) => says(...part)).slice(0, 12);
   const facts = make("p", { class: "facts" },
     ...(left || one.label ? [make("b", {}, `${owner.task ?? owner.group}, ${one.label ?? `step ${owner.step}`}`)] : []),
     fact("reward", shown(one.reward), kind(one.reward)),
@@ -71,7 +72,7 @@ function pane(owner, number, left = false) {
       fact("version", one.oldest === one.newest ? shown(one.newest) : `${one.oldest} – ${one.newest}`)]),
     ...(one.prompt_length ? [fact("tokens", `${one.prompt_length} prompt, ${one.response_length} answer${one.archived ? "" : `, ${one.actions} in the loss`}`)] : []),
     ...(one.truncated ? [make("b", { class: "bad" }, "cut off")] : []), ...(one.is_expert ? [make("b", {}, "expert")] : []),
-    ...parts(one.metrics, REPEATED));
+    ...parts.map(([name, value]) => fact(name, shown(value))));
   const tokens = one.archived ? texts(one) : tokenPane(ofRun(`groups/${owner.id}/rollouts/${number}/tokens`), one);
   return make("div", { class: left ? "pane left" : "pane" }, facts, ...(one.truth ? [reference(one)] : []), tokens);
 }

@@ -1,6 +1,6 @@
 // The table of rollouts, filtered and sorted here: those of the newest groups, older ones on demand; or the samples of a
 // source, of this run or beside those of another.
-import { REPEATED, attempt, byId, get, kind, make, ofRun, options, says, shown } from "./dom.js";
+import { attempt, byId, get, kind, make, ofRun, options, says, shown } from "./dom.js";
 
 const EXCERPT = 140;
 let rows = [];
@@ -37,7 +37,7 @@ export const list = attempt(async (more = false) => {
 });
 
 function columns() {
-  const isColumn = (part) => !REPEATED.includes(part) && rows.some((row) => says(part, row.metrics[part]));
+  const isColumn = (part) => rows.some((row) => says(part, row.metrics[part]));
   const parts = [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))].filter(isColumn).slice(0, 6);
   return { ...COLUMNS, ...Object.fromEntries(parts.map((part) => [part, (row) => row.metrics[part]])) };
 }
