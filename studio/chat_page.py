@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import streamlit as st
@@ -15,11 +14,10 @@ from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.results.chat import ChatModel, Conversation, chat_models
 
-OLDEST = datetime.min.replace(tzinfo=UTC)
-
 
 def chat_page(settings: StudioSettings) -> None:
-    runs = sorted(find_runs(settings.checkpoints), key=lambda run: run.began or OLDEST, reverse=True)
+    runs = find_runs(settings.checkpoints)
+    runs.sort(key=lambda run: run.began.timestamp() if run.began else 0.0, reverse=True)
     folders = {run.name: run.folder for run in runs if run.folder is not None}
     steps = {name: whole_steps(folder)[::-1] for name, folder in folders.items()}
     names = [name for name, saved in steps.items() if saved]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from itertools import pairwise
@@ -111,18 +111,16 @@ def moved(text: str, source: Path, target: Path) -> str:
 
 def yaml_files(root: Path) -> list[Path]:
     """Return YAML files below a folder, as paths relative to it, those of the folder itself first."""
-    files = sorted(_yaml_files(root, LISTED_DEPTH), key=lambda path: (len(path.parts), path))
-    return [path.relative_to(root) for path in files[:MOST_LISTED]]
 
+    def is_listed(name: str) -> bool:
+        return not name.startswith(".") and name not in UNLISTED
 
-def _yaml_files(folder: Path, depth: int) -> Iterator[Path]:
-    for path in folder.iterdir():
-        if path.name.startswith(".") or path.name in UNLISTED:
-            continue
-        if path.is_dir() and depth and not path.is_symlink():
-            yield from _yaml_files(path, depth - 1)
-        elif path.suffix in (".yaml", ".yml") and path.is_file():
-            yield path
+    files: list[Path] = []
+    for folder, below, names in os.walk(root):
+        here = Path(folder).relative_to(root)
+        below[:] = filter(is_listed, below) if len(here.parts) < LISTED_DEPTH else ()
+        files += [here / name for name in filter(is_listed, names) if name.endswith((".yaml", ".yml"))]
+    return sorted(files, key=lambda path: (len(path.parts), path))[:MOST_LISTED]
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,20 +277,16 @@ def find_groups(
     """Return the newest matching groups, and before which id there are more, None on the last page. One pass by primary
     key."""
     g = t.groups.c
-    query = select(t.groups).order_by(g.id.desc()).limit(limit + 1)
+    state = State[criteria.state.upper()].value if criteria.state else None
+    equal = [(g.step, criteria.step), (g.newest, criteria.version), (g.state, state)]
+    query = select(t.groups).where(*(column == value for column, value in equal if value is not None))
     if criteria.before is not None:
         query = query.where(g.id < criteria.before)
-    if criteria.step is not None:
-        query = query.where(g.step == criteria.step)
-    if criteria.version is not None:
-        query = query.where(g.newest == criteria.version)
     if criteria.task:
         query = query.where(
             g.name.contains(criteria.task, autoescape=True) | g.task.contains(criteria.task, autoescape=True)
         )
-    if criteria.state:
-        query = query.where(g.state == int(State[criteria.state.upper()]))
-    rows = connection.execute(query).all()
+    rows = connection.execute(query.order_by(g.id.desc()).limit(limit + 1)).all()
     page = rows[:limit]
     return _entries(connection, t, page), page[-1].id if len(rows) > limit else None
 
