@@ -19,7 +19,6 @@ from studio.config_draft import checked
 from studio.form import form_fields
 from studio.recipes import recipes
 from studio.settings import StudioSettings, studio_settings
-from tasks.retries import api_faults
 from trinity_core.base.addresses import ROLLOUTS
 from trinity_core.base.gate import Gate, asked_for, server_key
 from trinity_core.view.app import make_app
@@ -37,9 +36,7 @@ def page(_request: Request) -> HTMLResponse:
 
 
 def studio_app(settings: StudioSettings, key: str) -> App:
-    """Return the application. Slow imports and caches are warmed up here: the first page would wait a second for
-    them."""
-    api_faults()
+    """Return the application. Slow caches are filled here: the first page would wait a second for them."""
     form_fields("grpo", "both")
     for recipe in recipes()[:1]:  # the quick start
         checked(recipe.text, recipe.file)

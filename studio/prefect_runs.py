@@ -6,15 +6,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
-from tasks.prefect_api import api_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas import OrchestrationResult
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.states import Cancelling, Scheduled
 
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas import OrchestrationResult
-    from prefect.client.schemas.objects import FlowRun
+from tasks.prefect_api import api_client
 
 PREFIX = re.compile(r"^Flow run encountered an exception: (?:(?:Config|Trinity)Error: )?")
 """Prefect's prefix of an error's message; errors written for users do not need their class."""
@@ -50,9 +52,6 @@ class PrefectRuns:
 
     def recent(self) -> list[FlowRunSeen]:
         """Return the newest flow runs first; after them the parts of flow runs, which may have the same name."""
-        from prefect.client.schemas.filters import FlowRunFilter
-        from prefect.client.schemas.sorting import FlowRunSort
-
         until = FlowRunFilter.model_validate({"expected_start_time": {"before_": datetime.now(UTC) + SOON}})
         newest_first = FlowRunSort.EXPECTED_START_TIME_DESC
         with api_client(self._api_url) as client:
@@ -85,8 +84,6 @@ class PrefectRuns:
 
         Prefect decides: a run that a worker has taken has a process, even before it begins or between attempts.
         """
-        from prefect.states import Cancelling
-
         with api_client(self._api_url) as client:
             state = client.read_flow_run(UUID(run)).state
             # Prefect would leave a paused run paused (3.7.7); a suspended one has no process, and is cancelled at once.
@@ -96,8 +93,6 @@ class PrefectRuns:
 
     def retry(self, run: str) -> None:
         """Let a worker run a deployment's run again; it resumes from its latest checkpoint."""
-        from prefect.states import Scheduled
-
         with api_client(self._api_url) as client:
             client.set_flow_run_state(UUID(run), Scheduled(message="Retried in Studio"), force=True)
 
