@@ -7,7 +7,7 @@ import signal
 from typing import Literal
 
 from studio.launch import start_process
-from studio.prefect_runs import FlowRunSeen, PrefectRuns
+from studio.prefect_runs import FlowRunSeen, cancel_run, retry_run
 from studio.runs import PREFECT_STATES, Run
 from studio.settings import StudioSettings
 from trinity_core.exchange.tracking.run_record import RunState
@@ -42,8 +42,7 @@ def perform(run: Run, settings: StudioSettings) -> str:
 
 def _cancel(run: Run, settings: StudioSettings) -> str:
     if deployed := _deployed(run):
-        runs = PrefectRuns(settings.api_url)
-        if not [seen for seen in deployed if runs.cancel(seen.id)]:
+        if not [seen for seen in deployed if cancel_run(settings.api_url, seen.id)]:
             return "The run will not begin."
     elif (record := run.files.record) and record.works_here:
         os.kill(record.pid, signal.SIGTERM)
@@ -54,7 +53,7 @@ def _cancel(run: Run, settings: StudioSettings) -> str:
 
 def _retry(run: Run, settings: StudioSettings) -> str:
     for deployed in _deployed(run):
-        PrefectRuns(settings.api_url).retry(deployed.id)
+        retry_run(settings.api_url, deployed.id)
         return "A worker will start it again from its latest checkpoint."
     assert run.launch is not None
     return f"Started process {start_process(run.launch, run.name, settings).pid}."

@@ -41,10 +41,6 @@ def hints(curves: Curves) -> list[str]:
     ]  # fmt: skip
 
 
-def metric_names(curves: Mapping[str, Curves]) -> list[str]:
-    return sorted({name for of_run in curves.values() for name in of_run})
-
-
 def first_shown(names: Sequence[str]) -> list[str]:
     """Return the metrics shown by default: one for each of the first endings."""
     shown = (next((name for name in names if name.endswith(ending)), None) for ending in FIRST_ENDINGS)

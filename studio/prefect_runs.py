@@ -1,4 +1,5 @@
-"""Prefect's part of Studio: its flow runs and actions on them. Nothing here is cached."""
+"""Prefect's part of Studio: its flow runs and actions on them, without a cache. Each function raises the errors in
+`tasks.retries.api_faults` if the API is away."""
 
 from __future__ import annotations
 
@@ -43,58 +44,55 @@ class FlowRunSeen:
     """`project`, `name` and `stage`, once its configuration has been read."""
 
 
-class PrefectRuns:
-    """The flow runs of a Prefect API. Every method raises the errors in `tasks.retries.api_faults` if the API is
-    away."""
+def recent_runs(api_url: str) -> list[FlowRunSeen]:
+    """Return the newest flow runs first; after them the parts of flow runs, which may have the same name."""
+    until = FlowRunFilter.model_validate({"expected_start_time": {"before_": datetime.now(UTC) + SOON}})
+    newest_first = FlowRunSort.EXPECTED_START_TIME_DESC
+    with api_client(api_url) as client:
+        flow_runs = client.read_flow_runs(flow_run_filter=until, sort=newest_first, limit=MOST_RUNS)
+        flows = _flow_names(client)
+    # A part of another run has no name before its configuration has been read.
+    main_runs = [run for run in flow_runs if not run.parent_task_run_id or run.tags]
+    return [_seen(run, flows) for run in sorted(main_runs, key=lambda run: bool(run.parent_task_run_id))]
 
-    def __init__(self, api_url: str) -> None:
-        self._api_url = api_url
 
-    def recent(self) -> list[FlowRunSeen]:
-        """Return the newest flow runs first; after them the parts of flow runs, which may have the same name."""
-        until = FlowRunFilter.model_validate({"expected_start_time": {"before_": datetime.now(UTC) + SOON}})
-        newest_first = FlowRunSort.EXPECTED_START_TIME_DESC
-        with api_client(self._api_url) as client:
-            flow_runs = client.read_flow_runs(flow_run_filter=until, sort=newest_first, limit=MOST_RUNS)
-            flows = _flow_names(client)
-        # A part of another run has no name before its configuration has been read.
-        main_runs = [run for run in flow_runs if not run.parent_task_run_id or run.tags]
-        return [_seen(run, flows) for run in sorted(main_runs, key=lambda run: bool(run.parent_task_run_id))]
+def deployments(api_url: str, flow: str) -> dict[str, str]:
+    """Return a flow's deployments whose runs take one `config`: id → `flow/name`."""
+    with api_client(api_url) as client:
+        flows = _flow_names(client)
+        of_flow = [deployment for deployment in client.read_deployments() if flows.get(deployment.flow_id) == flow]
+    fitting = [one for one in of_flow if "config" in (one.parameter_openapi_schema or {}).get("properties", {})]
+    return {str(one.id): f"{flow}/{one.name}" for one in sorted(fitting, key=lambda one: one.name)}
 
-    def deployments(self, flow: str) -> dict[str, str]:
-        """Return a flow's deployments whose runs take one `config`: id → `flow/name`."""
-        with api_client(self._api_url) as client:
-            flows = _flow_names(client)
-            of_flow = [deployment for deployment in client.read_deployments() if flows.get(deployment.flow_id) == flow]
-        fitting = [one for one in of_flow if "config" in (one.parameter_openapi_schema or {}).get("properties", {})]
-        return {str(one.id): f"{flow}/{one.name}" for one in sorted(fitting, key=lambda one: one.name)}
 
-    def start(self, deployment: str, name: str, parameters: Mapping[str, Any]) -> str:
-        """Schedule a deployment's run for `project/name` now and return its id. It keeps this name even if it is
-        refused."""
-        tags = [f"{kind}:{part}" for kind, part in zip(("project", "name"), name.split("/"), strict=True)]
-        with api_client(self._api_url) as client:
-            run = client.create_flow_run_from_deployment(
-                UUID(deployment), name=name, parameters=dict(parameters), tags=tags
-            )
-        return str(run.id)
+def start_deployment(api_url: str, deployment: str, name: str, parameters: Mapping[str, Any]) -> str:
+    """Schedule a deployment's run for `project/name` now and return its id. It keeps this name even if it is
+    refused."""
+    tags = [f"{kind}:{part}" for kind, part in zip(("project", "name"), name.split("/"), strict=True)]
+    with api_client(api_url) as client:
+        run = client.create_flow_run_from_deployment(
+            UUID(deployment), name=name, parameters=dict(parameters), tags=tags
+        )
+    return str(run.id)
 
-    def cancel(self, run: str) -> bool:
-        """Request the end of a run: training saves at its next step boundary. Return False if the run will never begin.
 
-        Prefect decides: a run that a worker has taken has a process, even before it begins or between attempts.
-        """
-        with api_client(self._api_url) as client:
-            state = client.read_flow_run(UUID(run)).state
-            # Prefect would leave a paused run paused (3.7.7); a suspended one has no process, and is cancelled at once.
-            is_paused = state is not None and state.name == "Paused"
-            result: OrchestrationResult[Any] = client.set_flow_run_state(UUID(run), Cancelling(), force=is_paused)
-        return result.state is None or not result.state.is_cancelled()
+def cancel_run(api_url: str, run: str) -> bool:
+    """Request the end of a run: training saves at its next step boundary. Return False if the run will never begin.
 
-    def retry(self, run: str) -> None:
-        """Let a worker run a deployment's run again; it resumes from its latest checkpoint."""
-        with api_client(self._api_url) as client:
-            client.set_flow_run_state(UUID(run), Scheduled(message="Retried in Studio"), force=True)
+    Prefect decides: a run that a worker has taken has a process, even before it begins or between attempts.
+    """
+    with api_client(api_url) as client:
+        state = client.read_flow_run(UUID(run)).state
+        # Prefect would leave a paused run paused (3.7.7); a suspended one has no process, and is cancelled at once.
+        is_paused = state is not None and state.name == "Paused"
+        result: OrchestrationResult[Any] = client.set_flow_run_state(UUID(run), Cancelling(), force=is_paused)
+    return result.state is None or not result.state.is_cancelled()
+
+
+def retry_run(api_url: str, run: str) -> None:
+    """Let a worker run a deployment's run again; it resumes from its latest checkpoint."""
+    with api_client(api_url) as client:
+        client.set_flow_run_state(UUID(run), Scheduled(message="Retried in Studio"), force=True)
 
 
 def _flow_names(client: SyncPrefectClient) -> dict[Any, str]:

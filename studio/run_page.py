@@ -13,7 +13,7 @@ from pathlib import Path
 import streamlit as st
 
 from studio.actions import action_for, hindrance, perform
-from studio.curves import chart, first_shown, hints, metric_names, short_titles
+from studio.curves import chart, first_shown, hints, short_titles
 from studio.launch import FAULTS
 from studio.run_table import open_clicked, page_of_runs, show_table
 from studio.runs import Run, ancestors
@@ -35,7 +35,6 @@ from trinity_core.view.viewed_run import RunFolders
 
 LOG_BYTES = 40_000
 FINDINGS_SECONDS = 60.0
-STEP, MINUTES = "step", "minutes"
 
 
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
@@ -183,7 +182,7 @@ def show_none(what: str, runs: Sequence[Run], ended: str, yet: str) -> None:
 def show_curves(runs: Sequence[Run]) -> None:
     short = short_titles([run.name for run in runs])
     curves = {short[run.name]: run.files.curves for run in runs if run.files.curves}
-    names = metric_names(curves)
+    names = sorted({name for of_run in curves.values() for name in of_run})
     if not names:
         show_none("metrics", runs, "before its first step: see *Logs*", "the first step is still running: see *Logs*")
         return
@@ -192,7 +191,9 @@ def show_curves(runs: Sequence[Run]) -> None:
         usual = "accuracy, reward, loss, length"
         shown_metrics = st.multiselect("Metrics", names, key="metrics", placeholder=usual, bind="query-params")
         smoothing = st.slider("Smoothing", 0.0, 0.95, 0.0, 0.05, key="smoothing", width=160, bind="query-params")
-        by = st.segmented_control("Over", [STEP, MINUTES], default=STEP, required=True, key="over", bind="query-params")
+        by = st.segmented_control(
+            "Over", ["step", "minutes"], default="step", required=True, key="over", bind="query-params"
+        )
         is_log = st.toggle("Log scale", key="log", bind="query-params")
     shown_metrics = shown_metrics or first_shown(names)
     for start in range(0, len(shown_metrics), 2):

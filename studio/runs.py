@@ -16,7 +16,7 @@ from typing import Any
 from studio.curves import Curves, Point
 from studio.launch import Launch
 from studio.notes import Note, note_path
-from studio.prefect_runs import FlowRunSeen, PrefectRuns
+from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.settings import StudioSettings
 from studio.texts import score_text
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
@@ -185,7 +185,7 @@ class Run:
 def known_runs(settings: StudioSettings) -> tuple[list[Run], str]:
     """Return all runs, and why Prefect's are missing if it does not answer, as after `trinity down`."""
     try:
-        flow_runs = PrefectRuns(settings.api_url).recent() if settings.api_url else []
+        flow_runs = recent_runs(settings.api_url) if settings.api_url else []
     except api_faults() as error:
         return find_runs(settings.checkpoints), f"Prefect does not answer at {settings.api_url}: {error}"
     return find_runs(settings.checkpoints, flow_runs), ""

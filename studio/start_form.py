@@ -8,7 +8,7 @@ import streamlit as st
 
 from studio.config_draft import CheckedDraft, ConfigDraft
 from studio.launch import FAULTS, Launch, start_run, trinity
-from studio.prefect_runs import PrefectRuns
+from studio.prefect_runs import deployments, start_deployment
 from studio.run_table import open_runs
 from studio.settings import StudioSettings
 from studio.texts import escaped
@@ -44,7 +44,7 @@ def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettin
         st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
         places = {HERE: "a process on this machine"}
         try:
-            names = PrefectRuns(settings.api_url).deployments(checked.flow) if settings.api_url else {}
+            names = deployments(settings.api_url, checked.flow) if settings.api_url else {}
             places = {key: f"a run of {name} in Prefect" for key, name in names.items()} | places
         except api_faults() as error:
             st.warning(f"Prefect does not answer at {settings.api_url}: {error}")
@@ -86,4 +86,4 @@ def start(launch: Launch, config: Config, target: str, settings: StudioSettings)
     if target == HERE:
         start_run(launch, f"{config.project}/{config.name}", config.job_dir, settings)
     else:
-        PrefectRuns(settings.api_url).start(target, f"{config.project}/{config.name}", launch.parameters)
+        start_deployment(settings.api_url, target, f"{config.project}/{config.name}", launch.parameters)

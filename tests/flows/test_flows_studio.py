@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from studio.prefect_runs import PrefectRuns
+from studio.prefect_runs import cancel_run, deployments, recent_runs, retry_run, start_deployment
 from studio.runs import find_runs
 from tasks.prefect_api import api_client
 from trinity_core.exchange.tracking.run_record import RunState
@@ -30,13 +30,14 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
 
     def nothing() -> None: ...
 
-    runs = PrefectRuns(prefect_api)
     with api_client(prefect_api) as client:
         ours = str(deployed(client, "one", SCHEMA))
         deployed(client, "several", {"type": "object", "properties": {"configs": {"type": "array"}}})
-        assert runs.deployments("studio_rft") == {ours: "studio_rft/one"}, "the other one takes no single configuration"
+        assert deployments(prefect_api, "studio_rft") == {ours: "studio_rft/one"}, (
+            "the other one takes no single configuration"
+        )
 
-        started = runs.start(ours, "studio/one", {"config": "my.yaml", "overrides": ["seed=1"]})
+        started = start_deployment(prefect_api, ours, "studio/one", {"config": "my.yaml", "overrides": ["seed=1"]})
         assert {"project:studio", "name:one"} <= {*client.read_flow_run(UUID(started)).tags}
         later = datetime.now(UTC) + timedelta(hours=2)
         client.create_flow_run_from_deployment(UUID(ours), name="by a schedule", state=_scheduled(later))
@@ -47,7 +48,7 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
         stands_for = client.create_task_run(task(nothing), UUID(started), dynamic_key="0").id
         client.create_flow_run(flow(nothing, name="studio_nameless"), parent_task_run_id=stands_for, state=Running())
 
-        seen = [run for run in runs.recent() if run.flow.startswith("studio_")]
+        seen = [run for run in recent_runs(prefect_api) if run.flow.startswith("studio_")]
         assert {(run.id, run.flow, run.kind) for run in seen} == {
             (started, "studio_rft", "RUNNING"),
             (str(part.id), "studio_sft", "RUNNING"),
@@ -57,28 +58,30 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
         assert by_flow["studio_sft"].tags == {"project": "studio", "name": "one_sft", "stage": "sft"}
         assert {run.name for run in find_runs(tmp_path, seen)} == {"studio/one", "studio/one_sft"}
 
-        assert runs.cancel(started)
+        assert cancel_run(prefect_api, started)
         assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLING"
         client.set_flow_run_state(UUID(started), Cancelled(), force=True)
-        runs.retry(started)
-        again = next(run for run in runs.recent() if run.id == started)
+        retry_run(prefect_api, started)
+        again = next(run for run in recent_runs(prefect_api) if run.id == started)
         assert find_runs(tmp_path, [again])[0].state is RunState.WAITING
-        assert not runs.cancel(started)
+        assert not cancel_run(prefect_api, started)
         assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLED"
         for state in (Pending(), AwaitingRetry(), Paused(timeout_seconds=60)):
             client.set_flow_run_state(UUID(started), state, force=True)
             client.update_flow_run(UUID(started), infrastructure_pid="1")
-            assert runs.cancel(started), "it has a process"
+            assert cancel_run(prefect_api, started), "it has a process"
             assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLING"
         client.set_flow_run_state(UUID(started), Paused(timeout_seconds=60), force=True)
         client.set_flow_run_state(UUID(started), Cancelling())
         assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLING", "by `prefect flow-run cancel`"
         client.set_flow_run_state(UUID(started), Suspended(timeout_seconds=60), force=True)
-        assert not runs.cancel(started), "its process has ended"
+        assert not cancel_run(prefect_api, started), "its process has ended"
         assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLED"
         refused = "Flow run encountered an exception: ConfigError: The configuration has 1 problem"
         client.set_flow_run_state(part.id, Failed(message=refused), force=True)
-        assert {run.message for run in runs.recent() if run.id == str(part.id)} == {"The configuration has 1 problem"}
+        assert {run.message for run in recent_runs(prefect_api) if run.id == str(part.id)} == {
+            "The configuration has 1 problem"
+        }
 
 
 def _scheduled(at: datetime) -> Any:

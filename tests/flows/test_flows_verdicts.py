@@ -181,7 +181,7 @@ def test_a_retried_run_asks_again(config, prefect_api, monkeypatch) -> None:
     from prefect.client.orchestration import get_client
     from prefect.flow_engine import run_flow
 
-    from studio.prefect_runs import PrefectRuns
+    from studio.prefect_runs import retry_run
 
     monkeypatch.setattr("tasks.frontend.POLL_SECONDS", 0.5)
 
@@ -198,7 +198,7 @@ def test_a_retried_run_asks_again(config, prefect_api, monkeypatch) -> None:
     failed = asking(config.with_values({f"{VERDICTS}.timeout": 1.0}))(return_state=True)
     run = failed.state_details.flow_run_id
     with get_client(sync_client=True) as client, ThreadPoolExecutor() as threads:
-        PrefectRuns(prefect_api).retry(str(run))
+        retry_run(prefect_api, str(run))
         person = threads.submit(copy_context().run, answer)
         flow = asking(patient := config.with_values({f"{VERDICTS}.timeout": 60.0}))
         state = run_flow(flow, flow_run=client.read_flow_run(run), return_type="state")
@@ -217,7 +217,7 @@ def test_a_run_that_is_cancelled_while_it_is_paused_does_not_train(config, prefe
     from prefect.client.orchestration import get_client
     from prefect.exceptions import Abort
 
-    from studio.prefect_runs import PrefectRuns
+    from studio.prefect_runs import cancel_run
     from tasks import frontend
 
     monkeypatch.setattr("tasks.frontend.POLL_SECONDS", 0.5)
@@ -225,7 +225,7 @@ def test_a_run_that_is_cancelled_while_it_is_paused_does_not_train(config, prefe
 
     def cancel() -> str:
         run, _ = paused_run()
-        assert PrefectRuns(prefect_api).cancel(run)
+        assert cancel_run(prefect_api, run)
         return run
 
     def after_the_cancellation() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from studio.curves import chart, first_shown, metric_names, rows_of, short_titles
+from studio.curves import chart, first_shown, rows_of, short_titles
 from studio.runs import SeenRun, ancestors
 from trinity_core.base.layout import JobLayout
 from trinity_core.exchange.checkpoints.commit import begin, commit
@@ -36,7 +36,7 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
     MetricsFile(tmp_path / "a", "trainer").write(1, {"actor/final_loss": 2.0, "actor/kl": float("nan")})
     MetricsFile(tmp_path / "a", "explorer").write(2, {"reward/mean": 0.3})  # a resumed run
     curves = {name: SeenRun(tmp_path / name).read().curves for name in ("a", "b")}
-    assert metric_names(curves) == ["actor/final_loss", "explorer/reward/mean", "explorer/reward/zero_variance_groups"]
+    assert [*curves["a"]] == ["actor/final_loss", "explorer/reward/mean", "explorer/reward/zero_variance_groups"]
     rows = rows_of(curves, "explorer/reward/mean", smoothing=0.5)
     assert [(row["run"], row["step"], row["raw"]) for row in rows] == [("a", 1, 0.1), ("a", 2, 0.3), ("b", 1, 0.5)]
     assert [row["value"] for row in rows] == pytest.approx([0.1, 0.2, 0.5]) and rows[0]["minutes"] < 1

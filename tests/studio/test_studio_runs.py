@@ -18,7 +18,7 @@ import pytest
 from studio.actions import action_for, hindrance, perform
 from studio.launch import Launch, start_run
 from studio.notes import Note, delete
-from studio.prefect_runs import FlowRunSeen, PrefectRuns
+from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.runs import PREFECT_STATES, Run, RunFiles, find_runs
 from studio.settings import studio_settings
 from trinity_core.base.errors import TrinityError
@@ -165,7 +165,7 @@ def test_a_flow_run_stands_for_its_parts_of_the_same_name(tmp_path: Path, monkey
     earlier = FlowRun(flow_id=flow, deployment_id=uuid4(), tags=tags)
     newest_first = SimpleNamespace(read_flow_runs=lambda **_: [*parts, whole, earlier], read_flows=list)
     monkeypatch.setattr("studio.prefect_runs.api_client", lambda _: nullcontext(newest_first))
-    [run] = find_runs(tmp_path, PrefectRuns("").recent())
+    [run] = find_runs(tmp_path, recent_runs(""))
     assert run.flow_run is not None and run.flow_run.id == str(whole.id)
 
 
@@ -280,7 +280,7 @@ def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
 ) -> None:
     """Trainer and explorer share the run's name; a retry of one of them alone would leave the other out."""
     asked: list[str] = []
-    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run: asked.append(run))
+    monkeypatch.setattr("studio.actions.cancel_run", lambda _, run: asked.append(run))
     kinds = {"explorer": "SCHEDULED", "trainer": "RUNNING"}
     parts = [flow_run("one", kind, id=name, deployment=name) for name, kind in kinds.items()]
     over = flow_run("one", "CRASHED", id="earlier", deployment="trainer")
@@ -300,8 +300,8 @@ def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
 def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's run through Prefect, a command's by a signal to its process."""
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run: asked.append(("cancel", run)))
-    monkeypatch.setattr(PrefectRuns, "retry", lambda self, run: asked.append(("retry", run)))
+    monkeypatch.setattr("studio.actions.cancel_run", lambda _, run: asked.append(("cancel", run)))
+    monkeypatch.setattr("studio.actions.retry_run", lambda _, run: asked.append(("retry", run)))
     monkeypatch.setattr("os.kill", lambda *arguments: asked.append(arguments))
     settings, job = studio_settings([]), folder(tmp_path, "one")
     resumed = flow_run("one", "FAILED")  # by a command, after the worker's run
