@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Literal
 
-from studio.launch import start_process
+from studio.launch import start_run
 from studio.prefect_runs import FlowRunSeen, cancel_run, retry_run
 from studio.runs import PREFECT_STATES, Run
 from studio.settings import StudioSettings
@@ -56,7 +56,8 @@ def _retry(run: Run, settings: StudioSettings) -> str:
         retry_run(settings.api_url, deployed.id)
         return "A worker will start it again from its latest checkpoint."
     assert run.launch is not None
-    return f"Started process {start_process(run.launch, run.name, settings).pid}."
+    start_run(run.launch, run.name, run.folder or settings.checkpoints / run.name, settings)
+    return "It continues from its latest checkpoint."
 
 
 def _deployed(run: Run) -> list[FlowRunSeen]:

@@ -48,28 +48,22 @@ class Launch:
         return ["run", "--config", self.config, *self.overrides, *same]
 
 
-def start_process(launch: Launch, run: str, settings: StudioSettings) -> subprocess.Popen[bytes]:
-    """Start a `trinity` command in its own session, which outlives Studio. Raises OSError."""
+def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings) -> bool:
+    """Start a run in a session of its own, which outlives Studio, and wait until it has begun or ended; False if that
+    takes longer. Raises OSError, and TrinityError with its last line if it failed."""
     folder = settings.logs_of(run)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{len([*folder.iterdir()]):04d}_{launch.flow or 'run'}.log"
-    return start_detached([*TRINITY, *launch.command], log, _environment(settings), settings.root)
-
-
-def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings) -> bool:
-    """Start a run and wait until it has begun or ended; False if it takes longer. Raises OSError, and TrinityError with
-    its last line if it failed."""
     began, has_begun = time.time(), False
-    process = start_process(launch, run, settings)
+    process = start_detached([*TRINITY, *launch.command], log, _environment(settings), settings.root)
     for _ in poll(BEGIN_SECONDS, 0.2):
         record = read_record(job_dir)
         if has_begun := process.poll() is not None or (record is not None and record.began >= began):
             break
     if process.poll():
-        newest = max(settings.logs_of(run).iterdir())
-        lines = newest.read_text(errors="replace").split("\n")
+        lines = log.read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        raise TrinityError(f"{last or f'It ended with {process.returncode}'} (all of it: {settings.shown(newest)})")
+        raise TrinityError(f"{last or f'It ended with {process.returncode}'} (all of it: {settings.shown(log)})")
     return has_begun
 
 

@@ -142,7 +142,8 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
     with st.container(horizontal=True):
         if action and st.button(action, key=f"{action} {run.name}", disabled=bool(why_not)):
             try:
-                st.toast(perform(run, settings))
+                with st.spinner(f"{action} …"):
+                    st.toast(perform(run, settings))
             except FAULTS as error:
                 st.error(f"{action}: {error}")
         if run.flow_run is not None:
