@@ -96,11 +96,11 @@ class Tools:
         """Return state, step, score, remaining seconds, checkpoints, and the names of all metrics of a run."""
         found = self._run(run)
         steps = whole_steps(found.folder) if found.folder else []
-        return _facts(found) | {"checkpoints": steps, "metrics": [*found.files.curves]}
+        return _facts(found) | {"checkpoints": steps, "metrics": [*found.curves]}
 
     def metrics(self, run: str, names: Sequence[str], last: int = 20) -> dict[str, dict[int, float]]:
         """Return the latest values of metrics by step."""
-        curves = self._run(run).files.curves
+        curves = self._run(run).curves
         if missing := [name for name in names if name not in curves]:
             raise ToolError(f"{run} has no metric {', '.join(missing)}; `status` lists those that it has")
         return {name: {step: point.value for step, point in [*curves[name].items()][-last:]} for name in names}
@@ -168,11 +168,10 @@ class Tools:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    files = run.files
     return {
         "run": run.name, "state": run.state.value, "detail": run.detail, "flow": run.flow, "parent": run.parent,
-        "algorithm": files.algorithm, "model": files.model, "step": files.step, "total_steps": files.total_steps,
-        "score": files.score, "interval": files.interval, "seconds_left": files.seconds_left,
+        "algorithm": run.algorithm, "model": run.model, "step": run.step, "total_steps": run.total_steps,
+        "score": run.score, "interval": run.interval, "seconds_left": run.seconds_left,
         "folder": str(run.folder or ""),
     }  # fmt: skip
 

@@ -30,7 +30,7 @@ def hindrance(run: Run) -> str:
         return "Trainer and explorers were started one by one: stop or start each where it was started."
     if run.state.is_over and run.launch is None:
         return "The run's configuration was not recorded, or has secrets: run the command yourself."
-    if not run.state.is_over and not (run.files.record and run.files.record.works_here):
+    if not run.state.is_over and not (run.record and run.record.works_here):
         return "No process of this machine leads the run: press Ctrl+C in its terminal."
     return ""
 
@@ -44,7 +44,7 @@ def _cancel(run: Run, settings: StudioSettings) -> str:
     if deployed := _deployed(run):
         if not [seen for seen in deployed if cancel_run(settings.api_url, seen.id)]:
             return "The run will not begin."
-    elif (record := run.files.record) and record.works_here:
+    elif (record := run.record) and record.works_here:
         os.kill(record.pid, signal.SIGTERM)
     else:
         return "Its process has already ended."

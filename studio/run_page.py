@@ -86,7 +86,7 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
 def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: StudioSettings) -> None:
     st.markdown(f"### {' · '.join(escaped(run.name) for run in chosen)}")
     show_table(chosen)
-    folders = {run.name: run.folder for run in chosen if run.folder is not None and run.files.config}
+    folders = {run.name: run.folder for run in chosen if run.folder is not None and run.config}
     if len(folders) > 1:
         comparison = compare([*folders.values()])
         settings_rows = [
@@ -113,15 +113,14 @@ def _last_stages(chosen: Sequence[Run], stages: Sequence[Run]) -> list[Run]:
 
 
 def show_facts(run: Run) -> None:
-    files = run.files
     began = f"{run.began.astimezone():%d %b %H:%M}" if run.began else "–"
     facts = {"Began": began, "Took" if run.state.is_over else "So far": duration(run.seconds(datetime.now(UTC)))}
-    if not run.state.is_over and files.seconds_left is not None:
-        facts["Left, about"] = duration(files.seconds_left)
+    if not run.state.is_over and run.seconds_left is not None:
+        facts["Left, about"] = duration(run.seconds_left)
     if run.folder is not None:
-        step = {} if files.steps else {"Step": files.progress or "–"}
-        facts = {"Score": files.score_text, **step, **facts}
-        facts |= {"Algorithm": files.method or "–", "Model": files.model or "–"}
+        step = {} if run.stages else {"Step": run.progress or "–"}
+        facts = {"Score": run.score_text, **step, **facts}
+        facts |= {"Algorithm": run.method or "–", "Model": run.model or "–"}
     with st.container(horizontal=True, key="facts"):
         for name, value in facts.items():
             st.html(f'<div class="fact"><span>{escape(name)}</span><b>{escape(value)}</b></div>', width="content")
@@ -129,7 +128,7 @@ def show_facts(run: Run) -> None:
 
 def show_note(run: Run) -> None:
     if run.folder is not None:
-        note = run.files.note
+        note = run.note
         text = st.text_input("Note", note.text, placeholder="A note, shown in the list", label_visibility="collapsed")
         if text != note.text:
             replace(note, text=text).save(run.folder)
@@ -150,7 +149,7 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
             st.link_button("Prefect", settings.flow_run_page(run.flow_run.id), icon=":material/open_in_new:")
         if run.folder and (address := served_run(run.folder)):
             st.link_button("MLflow", address, icon=":material/open_in_new:")
-        if run.folder and run.files.curves:
+        if run.folder and run.curves:
             page, file = partial(report, run.folder), f"{run.folder.name}.html"
             st.download_button("Report", page, file, icon=":material/download:", help="The run as one HTML file")
     if why_not:
@@ -164,7 +163,7 @@ def show_findings(runs: Sequence[Run]) -> None:
             name = "" if len(runs) == 1 else f"{escaped(run.name)}: "
             text = f"**{name}{found.check}**: {escaped(found.evidence)}. {escaped(found.cause)}."
             st.warning(f"{text}  \n{escaped(found.next_step)}.", icon=":material/stethoscope:")
-        for hint in hints(run.files.curves):
+        for hint in hints(run.curves):
             st.caption(f":material/lightbulb: {hint} [What is normal](docs?page=troubleshooting.md)")
 
 
@@ -182,7 +181,7 @@ def show_none(what: str, runs: Sequence[Run], ended: str, yet: str) -> None:
 
 def show_curves(runs: Sequence[Run]) -> None:
     short = short_titles([run.name for run in runs])
-    curves = {short[run.name]: run.files.curves for run in runs if run.files.curves}
+    curves = {short[run.name]: run.curves for run in runs if run.curves}
     names = sorted({name for of_run in curves.values() for name in of_run})
     if not names:
         show_none("metrics", runs, "before its first step: see *Logs*", "the first step is still running: see *Logs*")
@@ -211,16 +210,14 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
     if not names:
         show_none("rollouts", runs, "without any", "the first ones are kept after the first evaluation or explore step")
         return
-    first = names[-1] if len(names) != len(runs) or len(runs) > 2 else names[0]
-    other = next((name for name in names if name != first), "") if len(runs) == 2 else ""
-    address = rollouts_page(first, other)
+    address = rollouts_page(*(names if len(names) == len(runs) == 2 else names[-1:]))
     st.link_button("Open in its own tab", address, icon=":material/open_in_new:")
     st.iframe(address, height=900)
 
 
 def show_configuration(run: Run) -> None:
     """Show the configuration a run was started with."""
-    if run.folder is None or not run.files.config:
+    if run.folder is None or not run.config:
         st.info("The run has not recorded its configuration.")
         return
     st.code(config_path(run.folder).read_text(encoding="utf-8"), "yaml", height=600)

@@ -47,25 +47,24 @@ def open_clicked(event: Any, runs: Sequence[Run]) -> None:
 
 
 def _row(run: Run, now: datetime) -> dict[str, object]:
-    files = run.files
     return {
         "state": run.state.value,
         "run": f"{'↳ ' if run.parent else ''}{run.name}",
-        "score": files.score_text,
+        "score": run.score_text,
         "curve": _sparkline(run),
-        "step": files.progress or "–",
-        "algorithm": files.method,
-        "model": files.model,
+        "step": run.progress or "–",
+        "algorithm": run.method,
+        "model": run.model,
         "began": run.began.astimezone() if run.began else None,
         "took": duration(run.seconds(now)),
-        "note": files.note.text,
+        "note": run.note.text,
     }
 
 
 def _sparkline(run: Run) -> list[float]:
     """Return the scores of a run that has several, else its reward, thinned out."""
-    rewards = next((curve for name, curve in run.files.curves.items() if name.endswith("reward/mean")), {})
-    values = [*run.files.scores.values()]
+    rewards = next((curve for name, curve in run.curves.items() if name.endswith("reward/mean")), {})
+    values = [*run.scores.values()]
     if len(values) <= 2 and rewards:
         values = [point.value for point in rewards.values()]
     return values[:: max(1, len(values) // SPARKLINE)] if len(values) > 1 else []

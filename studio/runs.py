@@ -57,9 +57,18 @@ RECENT_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class RunFiles:
-    """The information in a run's folder."""
+class Run:
+    """A run, in progress or over."""
 
+    name: str
+    """`project/name`; if it has not begun, or was refused, `flow FILE` with its overrides."""
+    state: RunState
+    folder: Path | None = None
+    detail: str = ""
+    flow: str = ""
+    parent: str = ""
+    flow_runs: tuple[FlowRunSeen, ...] = ()
+    """Flow runs of this name, the one that represents the run first."""
     config: Mapping[str, Any] = field(default_factory=dict)
     curves: Curves = field(default_factory=dict)
     scores: Mapping[int, float] = field(default_factory=dict)
@@ -71,7 +80,7 @@ class RunFiles:
     source: tuple[str, int] = ("", 0)
     """`project/name` and step of the checkpoint that the run began with, if it is one."""
     record: RunRecord | None = None
-    steps: Mapping[str, str] = field(default_factory=dict)
+    stages: Mapping[str, str] = field(default_factory=dict)
     """Stage of a pipeline → `project/name` of its run."""
     step: int = 0
     seconds_a_step: float | None = None
@@ -97,7 +106,7 @@ class RunFiles:
     @property
     def method(self) -> str:
         """Its algorithm, or the stages of a pipeline."""
-        return " → ".join(self.steps) or self.algorithm
+        return " → ".join(self.stages) or self.algorithm
 
     @property
     def total_steps(self) -> int | None:
@@ -112,30 +121,14 @@ class RunFiles:
             return None
         return max(self.total_steps - self.step, 0) * self.seconds_a_step
 
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run, in progress or over."""
-
-    name: str
-    """`project/name`; if it has not begun, or was refused, `flow FILE` with its overrides."""
-    state: RunState
-    folder: Path | None = None
-    files: RunFiles = field(default_factory=RunFiles)
-    detail: str = ""
-    flow: str = ""
-    parent: str = ""
-    flow_runs: tuple[FlowRunSeen, ...] = ()
-    """Flow runs of this name, the one that represents the run first."""
-
     @property
     def flow_run(self) -> FlowRunSeen | None:
         return self.flow_runs[0] if self.flow_runs else None
 
     @property
     def began(self) -> datetime | None:
-        if self.files.record:
-            return _time(self.files.record.began)
+        if self.record:
+            return _time(self.record.began)
         return self.flow_run.began if self.flow_run else None
 
     @property
@@ -153,7 +146,7 @@ class Run:
             if (model := parameters.get("model_path")) and not stage:  # a stage begins with the previous one's
                 overrides.append(f"model.model_path={model}")
             return Launch(self.flow, file, tuple(overrides), stage, run=run)
-        if self.folder is None or not self.files.config or MASK in str(self.files.config):
+        if self.folder is None or not self.config or MASK in str(self.config):
             return None
         return Launch(self.flow, str(config_path(self.folder)), run=run)
 
@@ -165,15 +158,15 @@ class Run:
     @property
     def is_part(self) -> bool:
         """True if the folder records a trainer or an explorer alone, each of which has its own command."""
-        algorithm_type, mode = ALGORITHMS.get(self.files.algorithm), value_at(self.files.config, "mode")
-        source = value_at(self.files.config, "buffer.trainer_input.experience_buffer.storage_type")
+        algorithm_type, mode = ALGORITHMS.get(self.algorithm), value_at(self.config, "mode")
+        source = value_at(self.config, "buffer.trainer_input.experience_buffer.storage_type")
         # A plugin's algorithm is unknown here, but its default storage type is recorded.
         trains_alone = source in ("file", "rollouts") if algorithm_type is None else not algorithm_type.uses_rollouts
-        return not self.files.steps and (mode in ("explore", "serve") or (mode == "train" and not trains_alone))
+        return not self.stages and (mode in ("explore", "serve") or (mode == "train" and not trains_alone))
 
     def seconds(self, now: datetime) -> float | None:
         """Return how long all attempts have taken so far; None if none has begun."""
-        record, ended = self.files.record, self.flow_run.ended if self.flow_run else None
+        record, ended = self.record, self.flow_run.ended if self.flow_run else None
         if record and record.ended:
             ended = _time(record.ended)
         until = ended if self.state.is_over else now
@@ -203,20 +196,20 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
         of_name.sort(key=lambda seen: seen.flow == "gate")  # `trinity promote` bears the name of the candidate's run
     names = dict.fromkeys([*folders, *reversed(by_name)])
     runs = {name: _run(name, folders.get(name), by_name.get(name, [])) for name in names}
-    parents = {stage: name for name, run in runs.items() for stage in run.files.steps.values()}
+    parents = {stage: name for name, run in runs.items() for stage in run.stages.values()}
     with_parents = {name: replace(run, parent=parents.get(name, "")) for name, run in _scored_by_successors(runs)}
     return list(_nested({name: _with_stages(run, with_parents) for name, run in with_parents.items()}))
 
 
 def _scored_by_successors(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
     """Yield all runs by name. One that was not evaluated has the score that a run from its checkpoint began with."""
-    measured = {run.files.source: run.files for run in runs.values() if 0 in run.files.scores}
+    measured = {run.source: run for run in runs.values() if 0 in run.scores}
     for name, run in runs.items():
         steps = [step for source, step in measured if source == name]
-        if steps and not run.files.scores:
+        if steps and not run.scores:
             step, first = max(steps), measured[name, max(steps)]
             intervals = {step: first.intervals[0]} if 0 in first.intervals else {}
-            run = replace(run, files=replace(run.files, scores={step: first.scores[0]}, intervals=intervals))
+            run = replace(run, scores={step: first.scores[0]}, intervals=intervals)
         yield name, run
 
 
@@ -243,18 +236,18 @@ class SeenRun:
         self._folder, self._lock = folder, Lock()
         self._metrics = MetricsReader(folder, self._forget)
         self._changed: list[tuple[int, int]] = []
-        self._files = RunFiles()
+        self._run = Run(f"{folder.parent.name}/{folder.name}", RunState.UNKNOWN, folder)
 
-    def read(self) -> RunFiles:
+    def read(self) -> Run:
         folder, layout = self._folder, JobLayout(self._folder)
         paths = [metrics_path(folder), record_path(folder), config_path(folder), note_path(folder)]
         paths += [layout.trainer_meta, layout.stages]
         with self._lock:  # each page runs in its own thread
             if (changed := [_changed_at(path) for path in paths]) != self._changed:
                 curves = self._curves()
-                self._files = _read_files(folder, curves, scores_like_the_newest(self._metrics.evaluations))
+                self._run = _read(self._run, folder, curves, scores_like_the_newest(self._metrics.evaluations))
                 self._changed = changed
-            return self._files
+            return self._run
 
     def _curves(self) -> Curves:
         new: Curves = {}
@@ -262,18 +255,18 @@ class SeenRun:
             for name, value in full_names(line).items():
                 if isfinite(value):
                     new.setdefault(name, {})[line.step] = Point(value, line.time)
-        known = self._files.curves
+        known = self._run.curves
         longer = {name: dict(sorted((known.get(name, {}) | curve).items())) for name, curve in new.items()}
         return dict(sorted((known | longer).items()))
 
     def _forget(self) -> None:
-        self._files = RunFiles()
+        self._run = replace(self._run, curves={})
 
 
 _seen = lru_cache(maxsize=512)(SeenRun)
 
 
-def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> RunFiles:
+def _read(run: Run, folder: Path, curves: Curves, scores: Mapping[int, float]) -> Run:
     layout, record, config = JobLayout(folder), read_record(folder), read_config(folder)
     meta = read_meta(layout.trainer_meta)
     trainer = curves.get("timing_s/step") or next(
@@ -283,7 +276,8 @@ def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> Ru
     origin, step = run_of(model)
     recent = [point.time for point in trainer.values()][-RECENT_STEPS:] if trainer else []
     gaps = [after - before for before, after in pairwise(recent)]
-    return RunFiles(
+    return replace(
+        run,
         config=config,
         note=Note.of(folder),
         curves=curves,
@@ -293,7 +287,7 @@ def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> Ru
         model=f"{origin.name} step {step}" if origin else "/".join(Path(model).parts[-2:]),
         source=(f"{origin.parent.name}/{origin.name}", step) if origin else ("", 0),
         record=record,
-        steps={stage: f"{folder.parent.name}/{name}" for stage, name in (read_json(layout.stages) or {}).items()},
+        stages={stage: f"{folder.parent.name}/{name}" for stage, name in (read_json(layout.stages) or {}).items()},
         step=max(trainer or (step for curve in curves.values() for step in curve), default=0),
         seconds_a_step=median(gaps) if gaps else None,
     )
@@ -334,27 +328,26 @@ def _shown(override: str) -> str:
 
 
 def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Run:
-    files = _seen(folder).read() if folder is not None else RunFiles()
-    state, detail, flow = files.record.present_state if files.record else RunState.UNKNOWN, "", ""
+    run = Run(name, RunState.UNKNOWN) if folder is None else _seen(folder).read()
+    state, detail, flow = run.record.present_state if run.record else run.state, "", ""
     for flow_run in flow_runs[:1]:
         seen = PREFECT_STATES.get(flow_run.kind, RunState.UNKNOWN)
         alive = not seen.is_over and state is not RunState.KILLED
         if alive or state is RunState.UNKNOWN or folder is None:
             state = seen
         detail, flow = flow_run.message if state is seen else "", flow_run.flow
-    return Run(name, state, folder, files, detail, flow, flow_runs=tuple(flow_runs))
+    return replace(run, state=state, detail=detail, flow=flow, flow_runs=tuple(flow_runs))
 
 
 def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
     """Add to a pipeline the scores of its stages (the last one's are its own), and the model that it began with."""
-    stages = [runs[name] for name in run.files.steps.values() if name in runs]
+    stages = [runs[name] for name in run.stages.values() if name in runs]
     if not stages:
         return run
-    parts = [part.files for part in (run, *stages)]
-    scored = [(files.scores[step], files.intervals.get(step)) for files in parts for step in sorted(files.scores)]
+    scored = [(part.scores[step], part.intervals.get(step)) for part in (run, *stages) for step in sorted(part.scores)]
     scores = {number: score for number, (score, _) in enumerate(scored)}
     intervals = {number: interval for number, (_, interval) in enumerate(scored) if interval}
-    return replace(run, files=replace(run.files, scores=scores, intervals=intervals, model=stages[0].files.model))
+    return replace(run, scores=scores, intervals=intervals, model=stages[0].model)
 
 
 def _nested(runs: Mapping[str, Run]) -> Iterator[Run]:
@@ -362,5 +355,5 @@ def _nested(runs: Mapping[str, Run]) -> Iterator[Run]:
     for run in sorted(runs.values(), key=lambda run: run.began or datetime.max.replace(tzinfo=UTC), reverse=True):
         if not run.parent:
             yield run
-            stages = [runs[name] for name in run.files.steps.values() if name in runs]
+            stages = [runs[name] for name in run.stages.values() if name in runs]
             yield from (stage for stage in stages if stage.parent == run.name)

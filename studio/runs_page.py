@@ -62,9 +62,9 @@ def show_list(runs: Sequence[Run]) -> None:
     Ticks are kept in the address, because Streamlit's selections are row numbers, which a new run changes.
     """
     above = st.container(horizontal=True)
-    archived = [run for run in runs if run.files.note.archived]
+    archived = [run for run in runs if run.note.archived]
     shows_all = bool(archived) and above.toggle(f"Archived ({len(archived)})", key="archived", bind="query-params")
-    listed = [run for run in runs if shows_all or not run.files.note.archived]
+    listed = [run for run in runs if shows_all or not run.note.archived]
     names = [run.name for run in listed]
     if not listed:
         st.info("All runs are archived.")
@@ -106,11 +106,11 @@ def show_actions(chosen: Sequence[Run], runs: Sequence[Run]) -> None:
         open_runs(*(run.name for run in chosen))
     names = {run.name for run in chosen}
     whole = [run for run in runs if run.folder is not None and names & {run.name, run.parent}]
-    is_archived = all(run.files.note.archived for run in whole)
+    is_archived = all(run.note.archived for run in whole)
     if whole and st.button("Restore" if is_archived else "Archive"):
         for run in whole:
             assert run.folder is not None
-            replace(run.files.note, archived=not is_archived).save(run.folder)
+            replace(run.note, archived=not is_archived).save(run.folder)
         st.query_params[TICKED] = []
         st.rerun()
     if whole:
@@ -125,7 +125,7 @@ def confirm_delete(chosen: Sequence[Run], runs: Sequence[Run]) -> None:
     st.markdown("\n".join(f"- {escaped(run.name)}: `{run.folder}`" for run in chosen))
     st.warning("Checkpoints, rollouts and metrics are removed from the disk. MLflow keeps its own records.")
     names = {run.name for run in chosen}
-    if heirs := [run.name for run in runs if run.name not in names and run.files.source[0] in names]:
+    if heirs := [run.name for run in runs if run.name not in names and run.source[0] in names]:
         st.warning(f"Begun from a checkpoint of these, and not to be resumed without it: {', '.join(heirs)}.")
     if st.button("Delete for good", type="primary"):
         try:

@@ -46,6 +46,5 @@ def hanging(text: str) -> str:
 
 
 def _line(line: str) -> str:
-    match = LAST_COLUMN.match(line)
-    indent = len(match[0]) if match is not None else 0
+    indent = len(line) - len(LAST_COLUMN.sub("", line))
     return f'<div style="padding-left: {indent}ch; text-indent: -{indent}ch">{escape(line)}</div>'

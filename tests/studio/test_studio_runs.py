@@ -19,7 +19,7 @@ from studio.actions import action_for, hindrance, perform
 from studio.launch import Launch, start_run
 from studio.notes import Note, delete
 from studio.prefect_runs import FlowRunSeen, recent_runs
-from studio.runs import PREFECT_STATES, Run, RunFiles, find_runs
+from studio.runs import PREFECT_STATES, Run, find_runs
 from studio.settings import studio_settings
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import read_json, write_json
@@ -83,9 +83,8 @@ def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> N
     assert run.seconds(NOON) == 120.0 and run.launch == Launch("rft", "my.yaml", ("seed=1",))
     write_json(record_path(job), (read_json(record_path(job)) or {}) | {"earlier": 30.0})
     assert find_runs(tmp_path)[0].seconds(NOON) == 150.0, "with the attempts before"
-    files = run.files
-    assert (files.step, files.total_steps, files.score, files.interval) == (3, 8, 0.5, (0.4, 0.6))
-    assert files.seconds_left is not None and files.seconds_left < 60
+    assert (run.step, run.total_steps, run.score, run.interval) == (3, 8, 0.5, (0.4, 0.6))
+    assert run.seconds_left is not None and run.seconds_left < 60
 
 
 def test_a_promotion_does_not_stand_for_the_run_whose_model_it_promotes(tmp_path: Path) -> None:
@@ -101,14 +100,14 @@ def test_of_a_run_in_progress_the_newest_look_alone_is_kept(tmp_path: Path) -> N
     for step in (1, 2, 4, 3):
         MetricsFile(job, "trainer").write(step, {"timing_s/step": 1.0})
         MetricsFile(job, "eval").write(step, {"eval/test/accuracy": step / 10})
-        files = find_runs(tmp_path)[0].files
+        [run] = find_runs(tmp_path)
         gc.collect()  # of other tests too
-        kept.append(sum(isinstance(thing, RunFiles) for thing in gc.get_objects()))
+        kept.append(sum(isinstance(thing, Run) for thing in gc.get_objects()))
     assert len({*kept}) == 1
-    assert [*files.curves["timing_s/step"]] == [1, 2, 3, 4] and files.score == 0.4
+    assert [*run.curves["timing_s/step"]] == [1, 2, 3, 4] and run.score == 0.4
     rewind(job, 2)
-    files = find_runs(tmp_path)[0].files
-    assert [*files.curves["timing_s/step"]] == [1, 2] and [*files.scores] == [1, 2], "what was deleted is gone"
+    [run] = find_runs(tmp_path)
+    assert [*run.curves["timing_s/step"]] == [1, 2] and [*run.scores] == [1, 2], "what was deleted is gone"
 
 
 def test_stages_stand_below_their_pipeline_which_has_their_scores(tmp_path: Path) -> None:
@@ -125,8 +124,8 @@ def test_stages_stand_below_their_pipeline_which_has_their_scores(tmp_path: Path
     assert [(run.name, run.parent) for run in runs] == [
         ("p/later", ""), ("p/all", ""), ("p/all_sft", "p/all"), ("p/all_rft", "p/all"),
     ]  # fmt: skip
-    assert [*runs[1].files.scores.values()] == pytest.approx([0.1, 0.2, 0.3, 0.4]), "of all steps"
-    assert runs[3].files.model == "all_sft step 9"
+    assert [*runs[1].scores.values()] == pytest.approx([0.1, 0.2, 0.3, 0.4]), "of all steps"
+    assert runs[3].model == "all_sft step 9"
 
 
 def test_a_run_without_evaluations_has_the_score_that_its_successor_began_with(tmp_path: Path) -> None:
@@ -136,15 +135,15 @@ def test_a_run_without_evaluations_has_the_score_that_its_successor_began_with(t
     interval = {"eval/test/accuracy_low": 0.4, "eval/test/accuracy_high": 0.6}
     for step, score in ((0, 0.5), (8, 0.9)):
         MetricsFile(rft, "eval").write(step, {"eval/test/accuracy": score} | interval)
-    files = {run.name: run.files for run in find_runs(tmp_path)}
-    assert (files["p/sft"].scores, files["p/sft"].interval, files["p/rft"].score) == ({9: 0.5}, (0.4, 0.6), 0.9)
+    runs = {run.name: run for run in find_runs(tmp_path)}
+    assert (runs["p/sft"].scores, runs["p/sft"].interval, runs["p/rft"].score) == ({9: 0.5}, (0.4, 0.6), 0.9)
 
 
 def test_a_note_stays_with_a_run_until_it_is_deleted(tmp_path: Path) -> None:
     """A run that lies elsewhere loses its link here; one in progress loses nothing."""
     job = folder(tmp_path, "one", outcome=RunOutcome.FINISHED)
     Note("the good one", archived=True).save(job)
-    assert find_runs(tmp_path)[0].files.note == Note("the good one", archived=True)
+    assert find_runs(tmp_path)[0].note == Note("the good one", archived=True)
     linked = folder(tmp_path / "elsewhere", "two", outcome=RunOutcome.FINISHED)
     (tmp_path / "p/two").symlink_to(linked)
     for component in (RUN_TRAINS, PIPELINE, "explorer_second"):
