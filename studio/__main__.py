@@ -56,9 +56,14 @@ OTHER_LINES = ("#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colours of further runs in a chart, distinguishable for any colour vision (Okabe and Ito, 2008)."""
 
 
-def streamlit_options(settings: StudioSettings) -> dict[str, Any]:
-    """Return Streamlit's options; telemetry is off."""
-    return {
+def main() -> None:
+    """Serve the pages to those who have the folder's key."""
+    settings = studio_settings(sys.argv[1:])
+    key = server_key(settings.root)
+    Thread(target=import_for_pages, daemon=True).start()
+    address = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(f"Studio: http://{address}:{settings.port}   ({asked_for(key)})", flush=True)
+    options: dict[str, Any] = {
         "server.address": settings.host,
         "server.port": settings.port,
         "server.headless": True,
@@ -72,16 +77,7 @@ def streamlit_options(settings: StudioSettings) -> dict[str, Any]:
         "theme.light.chartCategoricalColors": json.dumps([PRIMARY, *OTHER_LINES]),
         "theme.dark.chartCategoricalColors": json.dumps([PRIMARY_IN_THE_DARK, *OTHER_LINES]),
     }
-
-
-def main() -> None:
-    """Serve the pages to those who have the folder's key."""
-    settings = studio_settings(sys.argv[1:])
-    key = server_key(settings.root)
-    Thread(target=import_for_pages, daemon=True).start()
-    address = f"[{settings.host}]" if ":" in settings.host else settings.host
-    print(f"Studio: http://{address}:{settings.port}   ({asked_for(key)})", flush=True)
-    studio_app(settings, key).run(config=streamlit_options(settings))
+    studio_app(settings, key).run(config=options)
 
 
 if __name__ == "__main__":

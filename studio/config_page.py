@@ -109,7 +109,9 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
         by_title = {f"a copy of {settings.shown(present)}": copied} | by_title
     captions = [f"{recipe.about}  \n{recipe.needs}" for recipe in by_title.values()]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        name = st.text_input("New file", value=settings.shown(_free_name(settings, present)))
+        names = (present, settings.file, *(settings.root / f"config_{number}.yaml" for number in range(2, 100)))
+        free = next((file for file in names if not file.exists()), settings.file)
+        name = st.text_input("New file", value=settings.shown(free))
         create = st.button("Create", type="primary", key="create")
     takes = st.container()
     title = str(st.radio("Begin from", list(by_title), captions=captions))
@@ -129,12 +131,6 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
 
 
 new_dialog = st.dialog("New configuration", width="large")(recipe_form)
-
-
-def _free_name(settings: StudioSettings, present: Path) -> Path:
-    """Return the present file if it does not exist yet, else the first free name."""
-    names = (present, settings.file, *(settings.root / f"config_{number}.yaml" for number in range(2, 100)))
-    return next((file for file in names if not file.exists()), settings.file)
 
 
 def fault_of(file: Path, settings: StudioSettings) -> str:

@@ -103,13 +103,8 @@ def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: Studio
     st.markdown("**Curves**")
     show_curves([*chosen, *stages])
     st.markdown("**Rollouts**")
-    show_rollouts(_last_stages(chosen, stages), settings.checkpoints)
-
-
-def _last_stages(chosen: Sequence[Run], stages: Sequence[Run]) -> list[Run]:
-    """Return for each pipeline its last stage, in whose folder most of its rollouts are; other runs as they are."""
-    last = {stage.parent: stage for stage in stages}
-    return [last.get(run.name, run) for run in chosen]
+    last_stages = {stage.parent: stage for stage in stages}  # in whose folders most rollouts of a pipeline are
+    show_rollouts([last_stages.get(run.name, run) for run in chosen], settings.checkpoints)
 
 
 def show_facts(run: Run) -> None:
@@ -146,12 +141,13 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
             except FAULTS as error:
                 st.error(f"{action}: {error}")
         if run.flow_run is not None:
-            st.link_button("Prefect", settings.flow_run_page(run.flow_run.id), icon=":material/open_in_new:")
+            page = f"{settings.api_url.removesuffix('/api')}/runs/flow-run/{run.flow_run.id}"
+            st.link_button("Prefect", page, icon=":material/open_in_new:")
         if run.folder and (address := served_run(run.folder)):
             st.link_button("MLflow", address, icon=":material/open_in_new:")
         if run.folder and run.curves:
-            page, file = partial(report, run.folder), f"{run.folder.name}.html"
-            st.download_button("Report", page, file, icon=":material/download:", help="The run as one HTML file")
+            text, file = partial(report, run.folder), f"{run.folder.name}.html"
+            st.download_button("Report", text, file, icon=":material/download:", help="The run as one HTML file")
     if why_not:
         st.caption(f"**{action}**: {why_not}")
 

@@ -27,9 +27,6 @@ class StudioSettings:
     host: str = LOOPBACK
     port: int = STUDIO_PORT
 
-    def flow_run_page(self, run: str) -> str:
-        return f"{self.api_url.removesuffix('/api')}/runs/flow-run/{run}"
-
     def logs_of(self, run: str) -> Path:
         """Return the folder with the output of processes that Studio started for `project/name`."""
         return self.root / ".trinity/studio/logs" / run

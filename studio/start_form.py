@@ -52,8 +52,12 @@ def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettin
         if present := what_is_there(config):
             st.info(f"{present} Another `name` begins a new run.")
         if st.button("Start", type="primary", icon=":material/play_arrow:", key="start"):
+            launch = Launch(checked.flow, str(draft.file))
             with st.spinner("Starting …"):
-                start(Launch(checked.flow, str(draft.file)), config, target, settings)
+                if target == HERE:
+                    start_run(launch, run, config.job_dir, settings)
+                else:
+                    start_deployment(settings.api_url, target, run, launch.parameters)
             open_runs(run)
     except FAULTS as error:
         st.error(f"The run cannot start: {error}")
@@ -80,10 +84,3 @@ def validated(draft: ConfigDraft, settings: StudioSettings) -> tuple[list[str], 
     answer = json.loads(trinity(["validate", "--json", "--config", str(draft.file)], settings, VALIDATE_SECONDS))
     problems = [f"{problem['key']}: {problem['message']}" for problem in answer["problems"]]
     return problems, list(dict.fromkeys(notice for stage in answer["stages"] for notice in stage["notices"]))
-
-
-def start(launch: Launch, config: Config, target: str, settings: StudioSettings) -> None:
-    if target == HERE:
-        start_run(launch, f"{config.project}/{config.name}", config.job_dir, settings)
-    else:
-        start_deployment(settings.api_url, target, f"{config.project}/{config.name}", launch.parameters)

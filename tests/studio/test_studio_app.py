@@ -230,7 +230,7 @@ def test_a_start_asks_where_and_says_what_is_there(folder: Path, monkeypatch: py
     """What the configuration names is opened once, before that."""
     validations, started = [], []
     monkeypatch.setattr("studio.start_form.validated", lambda *_: validations.append(1) or ([], ["a notice"]))
-    monkeypatch.setattr("studio.start_form.start", lambda launch, *_: started.append(launch))
+    monkeypatch.setattr("studio.start_form.start_run", lambda launch, *_: started.append(launch))
     monkeypatch.setattr("studio.start_form.open_runs", started.append)
     page = AppTest.from_function(start_form_of_my_file, default_timeout=60).run()
     assert page.success and "a notice" in page.warning[0].value and not page.info

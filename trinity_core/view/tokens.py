@@ -77,6 +77,10 @@ def token_page(
         sampled = zip(values[response].tolist(), mask, strict=True)
         return nothing + [round(value, 5) if has and isfinite(value) else None for value, has in sampled]
 
+    by_token = None
+    if advantage is not None:
+        by_token = np.zeros(experience.response_length)
+        by_token[experience.action_mask] = advantage
     before = int(experience.tokens[start - 1]) if start else None
     return {
         "offset": start, "total": len(experience.tokens), "prompt_length": experience.prompt_length, "ids": ids,
@@ -84,14 +88,5 @@ def token_page(
         "kind": "p" * len(nothing) + "".join("a" if is_sampled else "c" for is_sampled in mask),
         "logprob": column(experience.logprobs), "version": column(experience.versions),
         "reward": column(experience.token_rewards), "teacher": column(experience.teacher_logprobs),
-        "advantage": column(_by_token(experience, advantage)),
+        "advantage": column(by_token),
     }  # fmt: skip
-
-
-def _by_token(experience: Experience, advantage: Advantage | None) -> np.ndarray | None:
-    """Return an advantage as float64 [T], 0 outside the loss."""
-    if advantage is None:
-        return None
-    values = np.zeros(experience.response_length)
-    values[experience.action_mask] = advantage
-    return values
