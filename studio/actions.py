@@ -36,28 +36,22 @@ def hindrance(run: Run) -> str:
 
 
 def perform(run: Run, settings: StudioSettings) -> str:
-    """Cancel a run or retry one that is over; return what happens next."""
-    return _retry(run, settings) if run.state.is_over else _cancel(run, settings)
-
-
-def _cancel(run: Run, settings: StudioSettings) -> str:
-    if deployed := _deployed(run):
-        if not [seen for seen in deployed if cancel_run(settings.api_url, seen.id)]:
-            return "The run will not begin."
-    elif (record := run.record) and record.works_here:
-        os.kill(record.pid, signal.SIGTERM)
-    else:
-        return "Its process has already ended."
-    return "The run will save at its next step and stop."
-
-
-def _retry(run: Run, settings: StudioSettings) -> str:
-    for deployed in _deployed(run):
-        retry_run(settings.api_url, deployed.id)
+    """Cancel a run, or retry one that is over; return what happens next."""
+    deployed, record = _deployed(run), run.record
+    if run.state.is_over and deployed:
+        retry_run(settings.api_url, deployed[0].id)
         return "A worker will start it again from its latest checkpoint."
-    assert run.launch is not None
-    start_run(run.launch, run.name, run.folder or settings.checkpoints / run.name, settings)
-    return "It continues from its latest checkpoint."
+    if run.state.is_over:
+        assert run.launch is not None
+        start_run(run.launch, run.name, run.folder or settings.checkpoints / run.name, settings)
+        return "It continues from its latest checkpoint."
+    if deployed and not [seen for seen in deployed if cancel_run(settings.api_url, seen.id)]:
+        return "The run will not begin."
+    if not deployed:
+        if record is None or not record.works_here:
+            return "Its process has already ended."
+        os.kill(record.pid, signal.SIGTERM)
+    return "The run will save at its next step and stop."
 
 
 def _deployed(run: Run) -> list[FlowRunSeen]:

@@ -235,7 +235,7 @@ class SeenRun:
     def __init__(self, folder: Path) -> None:
         self._folder, self._lock = folder, Lock()
         self._metrics = MetricsReader(folder, self._forget)
-        self._changed: list[tuple[int, int]] = []
+        self._changed: list[tuple[Path, int, int]] = []
         self._run = Run(f"{folder.parent.name}/{folder.name}", RunState.UNKNOWN, folder)
 
     def read(self) -> Run:
@@ -243,7 +243,8 @@ class SeenRun:
         paths = [metrics_path(folder), record_path(folder), config_path(folder), note_path(folder)]
         paths += [layout.trainer_meta, layout.stages]
         with self._lock:  # each page runs in its own thread
-            if (changed := [_changed_at(path) for path in paths]) != self._changed:
+            changed = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
+            if changed != self._changed:
                 curves = self._curves()
                 self._run = _read(self._run, folder, curves, scores_like_the_newest(self._metrics.evaluations))
                 self._changed = changed
@@ -300,13 +301,6 @@ def _intervals(curves: Curves) -> dict[int, tuple[float, float]]:
     if len(lows) != 1 or len(highs) != 1:
         return {}
     return {step: (low.value, highs[0][step].value) for step, low in lows[0].items() if step in highs[0]}
-
-
-def _changed_at(path: Path) -> tuple[int, int]:
-    if not path.exists():
-        return 0, 0
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 def _time(seconds: float) -> datetime:

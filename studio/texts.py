@@ -42,9 +42,8 @@ LAST_COLUMN = re.compile(r"^ *(?:\S+(?: \S+)? {2,})?")
 
 def hanging(text: str) -> str:
     """Format text in a fixed-width font; broken lines get the indent of their last column."""
-    return f'<div class="hanging">{"".join(_line(line) for line in text.splitlines())}</div>'
-
-
-def _line(line: str) -> str:
-    indent = len(line) - len(LAST_COLUMN.sub("", line))
-    return f'<div style="padding-left: {indent}ch; text-indent: -{indent}ch">{escape(line)}</div>'
+    lines = []
+    for line in text.splitlines():
+        indent = len(line) - len(LAST_COLUMN.sub("", line))
+        lines.append(f'<div style="padding-left: {indent}ch; text-indent: -{indent}ch">{escape(line)}</div>')
+    return f'<div class="hanging">{"".join(lines)}</div>'
