@@ -82,7 +82,7 @@ class Tools:
         checked = self.validate(config, overrides)
         if not checked["accepted"]:
             raise ToolError("\n".join(f"{problem['key']}: {problem['message']}" for problem in checked["problems"]))
-        launch = Launch(checked["flow"], config, tuple(overrides))
+        launch = Launch(config, tuple(overrides))
         if not start_run(launch, checked["run"], Path(checked["job_dir"]), self._settings):
             detail = f"Started, but not begun within {BEGIN_SECONDS:g} s: `runs` lists it once it has."
             return {"run": checked["run"], "state": RunState.WAITING.value, "detail": detail}
@@ -168,8 +168,9 @@ class Tools:
 
 
 def _facts(run: Run) -> dict[str, Any]:
+    flow = run.flow_run.flow if run.flow_run else ""
     return {
-        "run": run.name, "state": run.state.value, "detail": run.detail, "flow": run.flow, "parent": run.parent,
+        "run": run.name, "state": run.state.value, "detail": run.detail, "flow": flow, "parent": run.parent,
         "algorithm": run.algorithm, "model": run.model, "step": run.step, "total_steps": run.total_steps,
         "score": run.score, "interval": run.interval, "seconds_left": run.seconds_left,
         "folder": str(run.folder or ""),

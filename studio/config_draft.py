@@ -18,7 +18,6 @@ from trinity_core.base.files import expanded, write_atomically
 from trinity_core.config import Config, ConfigError, Problem, config_from_text
 from trinity_core.config.findings import value_at
 from trinity_core.config.source import parse
-from trinity_core.hosting.placement import flow_of
 from trinity_core.run.preflight.stage_plan import plan_text, plans_with_pace
 
 LISTED_DEPTH = 3
@@ -130,7 +129,6 @@ class CheckedDraft:
     problems: list[Problem]
     config: Config | None = None
     plan: str = ""
-    flow: str = ""
     unplaced: str = ""
     """Why this machine cannot run it, or ""."""
 
@@ -143,7 +141,7 @@ def checked(text: str, file: Path | None = None) -> CheckedDraft:
         return CheckedDraft(error.problems)
     plans = plans_with_pace(config)
     unplaced = " ".join(dict.fromkeys(plan.unplaced for plan in plans if plan.unplaced))
-    return CheckedDraft([], config, plan_text(plans), flow_of(config), unplaced)
+    return CheckedDraft([], config, plan_text(plans), unplaced)
 
 
 def by_field(problems: Iterable[Problem]) -> dict[str, list[Problem]]:

@@ -27,10 +27,8 @@ BEGIN_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A flow and its parameters. Empty values are left to the flow."""
+    """The parameters of a flow. Empty values are left to the flow."""
 
-    flow: str
-    """`rft`, `sft` or `pipeline`."""
     config: str
     overrides: tuple[str, ...] = ()
     stage: str = ""
@@ -53,7 +51,7 @@ def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings)
     takes longer. Raises OSError, and TrinityError with its last line if it failed."""
     folder = settings.logs_of(run)
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / f"{len([*folder.iterdir()]):04d}_{launch.flow or 'run'}.log"
+    log = folder / f"{len([*folder.iterdir()]):04d}.log"
     began, has_begun = time.time(), False
     process = start_detached([*TRINITY, *launch.command], log, _environment(settings), settings.root)
     for _ in poll(BEGIN_SECONDS, 0.2):

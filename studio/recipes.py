@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from studio.config_draft import changed, moved
+from studio.config_draft import changed, checked, moved
 from trinity_core.base.files import project_files
 from trinity_core.config import ConfigError
 from trinity_core.config.findings import value_at
@@ -37,9 +36,6 @@ class Recipe:
     text: str
     about: str
     needs: str
-    run: tuple[str, str]
-    is_part: bool = False
-    """True if another recipe has the same run: each starts a part of it."""
 
     @property
     def title(self) -> str:
@@ -56,8 +52,8 @@ class Recipe:
             source = in_project if in_project.is_dir() else source
         text = moved(self.text, source, file.parent)
         shown = os.path.relpath(schema, file.parent) if schema.is_file() else project_files() / SCHEMA
-        header = f"# yaml-language-server: $schema={shown}\n"
-        return header + (text if self.is_part else changed(text, "name", file.stem))
+        header, config = f"# yaml-language-server: $schema={shown}\n", checked(text, file).config
+        return header + (text if config and config.is_part else changed(text, "name", file.stem))
 
 
 def recipes() -> list[Recipe]:
@@ -66,9 +62,7 @@ def recipes() -> list[Recipe]:
     Unreadable files, which may be in the process of being written, are left out.
     """
     files = sorted((project_files() / "configs").glob("*/[!.]*.yaml"))
-    found = [recipe for file in files if (recipe := recipe_of(file)) is not None]
-    count = Counter(recipe.run for recipe in found)
-    listed = [replace(recipe, is_part=count[recipe.run] > 1) for recipe in found]
+    listed = [recipe for file in files if (recipe := recipe_of(file)) is not None]
     places = {title: index for index, title in enumerate(FIRST)}
     return sorted(listed, key=lambda recipe: (places.get(recipe.title, len(FIRST)), "no GPU" not in recipe.needs))
 
@@ -86,8 +80,7 @@ def _recipe(file: Path, _changed: int) -> Recipe | None:
     except (OSError, UnicodeDecodeError, ConfigError):
         return None
     about = " ".join(line.lstrip("# ") for line in takewhile(PARAGRAPH.match, text.splitlines()))
-    run = (str(tree.get("project")), str(tree.get("name")))
-    return Recipe(file, text, about, " · ".join(_needs(tree)), run)
+    return Recipe(file, text, about, " · ".join(_needs(tree)))
 
 
 def _needs(tree: Mapping[str, Any]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from studio.launch import FAULTS
 from studio.run_table import open_clicked, page_of_runs, show_table
 from studio.runs import Run, ancestors
 from studio.settings import StudioSettings
-from studio.texts import COLOURS, duration, escaped, score_text
+from studio.texts import COLOURS, duration, escaped
 from trinity_core.base.addresses import rollouts_page
 from trinity_core.base.layout import JobLayout
 from trinity_core.exchange.checkpoints.convert import is_converted
@@ -243,7 +243,7 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
     rows = [
         {
             "step": step,
-            "score": score_text(scores.get(step), None),
+            "score": f"{scores[step]:.3f}" if step in scores else "–",
             "best": "★" if step == best else "",
             "Hugging Face": "converted" if is_converted(layout.step(step)) else "",
             "folder": settings.shown(layout.step(step)),

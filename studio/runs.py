@@ -18,7 +18,6 @@ from studio.launch import Launch
 from studio.notes import Note, note_path
 from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.settings import StudioSettings
-from studio.texts import score_text
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
 from tasks.retries import api_faults
 from trinity_core.base.files import read_json
@@ -65,7 +64,6 @@ class Run:
     state: RunState
     folder: Path | None = None
     detail: str = ""
-    flow: str = ""
     parent: str = ""
     flow_runs: tuple[FlowRunSeen, ...] = ()
     """Flow runs of this name, the one that represents the run first."""
@@ -96,7 +94,8 @@ class Run:
     @property
     def score_text(self) -> str:
         """`0.985 [0.968, 0.993]`."""
-        return score_text(self.score, self.interval)
+        score = "–" if self.score is None else f"{self.score:.3f}"
+        return f"{score} [{self.interval[0]:.3f}, {self.interval[1]:.3f}]" if self.interval else score
 
     @property
     def progress(self) -> str:
@@ -145,10 +144,10 @@ class Run:
             overrides = with_main_settings(parameters.get("overrides") or (), stage, **main_settings)
             if (model := parameters.get("model_path")) and not stage:  # a stage begins with the previous one's
                 overrides.append(f"model.model_path={model}")
-            return Launch(self.flow, file, tuple(overrides), stage, run=run)
+            return Launch(file, tuple(overrides), stage, run=run)
         if self.folder is None or not self.config or MASK in str(self.config):
             return None
-        return Launch(self.flow, str(config_path(self.folder)), run=run)
+        return Launch(str(config_path(self.folder)), run=run)
 
     @property
     def asks_person(self) -> bool:
@@ -323,14 +322,14 @@ def _shown(override: str) -> str:
 
 def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Run:
     run = Run(name, RunState.UNKNOWN) if folder is None else _seen(folder).read()
-    state, detail, flow = run.record.present_state if run.record else run.state, "", ""
+    state, detail = run.record.present_state if run.record else run.state, ""
     for flow_run in flow_runs[:1]:
         seen = PREFECT_STATES.get(flow_run.kind, RunState.UNKNOWN)
         alive = not seen.is_over and state is not RunState.KILLED
         if alive or state is RunState.UNKNOWN or folder is None:
             state = seen
-        detail, flow = flow_run.message if state is seen else "", flow_run.flow
-    return replace(run, state=state, detail=detail, flow=flow, flow_runs=tuple(flow_runs))
+        detail = flow_run.message if state is seen else ""
+    return replace(run, state=state, detail=detail, flow_runs=tuple(flow_runs))
 
 
 def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:

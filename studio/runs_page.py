@@ -106,19 +106,20 @@ def show_actions(chosen: Sequence[Run], runs: Sequence[Run]) -> None:
         open_runs(*(run.name for run in chosen))
     names = {run.name for run in chosen}
     whole = [run for run in runs if run.folder is not None and names & {run.name, run.parent}]
+    if not whole:
+        return
     is_archived = all(run.note.archived for run in whole)
-    if whole and st.button("Restore" if is_archived else "Archive"):
+    if st.button("Restore" if is_archived else "Archive"):
         for run in whole:
             assert run.folder is not None
             replace(run.note, archived=not is_archived).save(run.folder)
         st.query_params[TICKED] = []
         st.rerun()
-    if whole:
-        names = {run.name for run in whole} | {run.parent for run in whole}  # a pipeline needs its earlier stages
-        is_over = all(run.state.is_over for run in runs if run.name in names)
-        with st.popover("Delete", disabled=not is_over):
-            if is_over:
-                confirm_delete(whole, runs)
+    names = {run.name for run in whole} | {run.parent for run in whole}  # a pipeline needs its earlier stages
+    is_over = all(run.state.is_over for run in runs if run.name in names)
+    with st.popover("Delete", disabled=not is_over):
+        if is_over:
+            confirm_delete(whole, runs)
 
 
 def confirm_delete(chosen: Sequence[Run], runs: Sequence[Run]) -> None:

@@ -15,6 +15,7 @@ from studio.texts import escaped
 from tasks.retries import api_faults
 from trinity_core.config import Config
 from trinity_core.exchange.tracking.run_record import read_record
+from trinity_core.hosting.placement import flow_of
 
 HERE = ""
 """Used instead of a deployment's id: a process on this machine."""
@@ -28,8 +29,8 @@ def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettin
     config = checked.config
     if config is None:
         return
-    run = f"{config.project}/{config.name}"
-    st.markdown(f"Flow **{checked.flow}** with `{settings.shown(draft.file)}`, as **{escaped(run)}**")
+    run, flow = f"{config.project}/{config.name}", flow_of(config)
+    st.markdown(f"Flow **{flow}** with `{settings.shown(draft.file)}`, as **{escaped(run)}**")
     try:
         if OPENED not in st.session_state:
             with st.spinner("Opening model and data …"):
@@ -44,7 +45,7 @@ def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettin
         st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
         places = {HERE: "a process on this machine"}
         try:
-            names = deployments(settings.api_url, checked.flow) if settings.api_url else {}
+            names = deployments(settings.api_url, flow) if settings.api_url else {}
             places = {key: f"a run of {name} in Prefect" for key, name in names.items()} | places
         except api_faults() as error:
             st.warning(f"Prefect does not answer at {settings.api_url}: {error}")
@@ -52,7 +53,7 @@ def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettin
         if present := what_is_there(config):
             st.info(f"{present} Another `name` begins a new run.")
         if st.button("Start", type="primary", icon=":material/play_arrow:", key="start"):
-            launch = Launch(checked.flow, str(draft.file))
+            launch = Launch(str(draft.file))
             with st.spinner("Starting …"):
                 if target == HERE:
                     start_run(launch, run, config.job_dir, settings)

@@ -25,13 +25,6 @@ def duration(seconds: float | None) -> str:
     return "–" if seconds is None else stage_plan.duration(seconds)
 
 
-def score_text(score: float | None, interval: tuple[float, float] | None) -> str:
-    """Format `0.985 [0.968, 0.993]`."""
-    if score is None:
-        return "–"
-    return f"{score:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
-
-
 def escaped(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\`*_[]:$<>~#|" else letter for letter in text)
 

@@ -238,7 +238,7 @@ def test_a_start_asks_where_and_says_what_is_there(folder: Path, monkeypatch: py
     page.button[0].click().run()
     assert "mine already exists (running)" in page.info[0].value
     assert not page.exception and len(validations) == 1
-    assert started == [Launch("rft", str(folder / "my.yaml")), "trinity/mine"]
+    assert started == [Launch(str(folder / "my.yaml")), "trinity/mine"]
 
 
 @pytest.mark.parametrize(

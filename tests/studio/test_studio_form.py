@@ -78,7 +78,7 @@ def test_what_is_fine_has_a_plan_and_a_flow() -> None:
     text = changed(changed(TEXT, "model.model_path", "org/model"), "buffer.explorer_input.taskset.path", "org/data")
     text = changed(changed(text, "model.max_response_tokens", 16), "model.max_prompt_tokens", 16)
     draft = checked(changed(text, "buffer.train_batch_size", 32))
-    assert draft.problems == [] and draft.flow == "rft"
+    assert draft.problems == [] and draft.config is not None
     assert "4 tasks, 32 rollouts" in draft.plan and "org/model" in draft.plan
 
 

@@ -80,7 +80,7 @@ def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> N
     )
     [run] = find_runs(tmp_path, [flow_run("one"), flow_run("one", minutes=-9, id="earlier", kind="FAILED")])
     assert run.state is RunState.FINISHED and run.folder == job and run.flow_run.id == "flow run one"
-    assert run.seconds(NOON) == 120.0 and run.launch == Launch("rft", "my.yaml", ("seed=1",))
+    assert run.seconds(NOON) == 120.0 and run.launch == Launch("my.yaml", ("seed=1",))
     write_json(record_path(job), (read_json(record_path(job)) or {}) | {"earlier": 30.0})
     assert find_runs(tmp_path)[0].seconds(NOON) == 150.0, "with the attempts before"
     assert (run.step, run.total_steps, run.score, run.interval) == (3, 8, 0.5, (0.4, 0.6))
@@ -91,7 +91,7 @@ def test_a_promotion_does_not_stand_for_the_run_whose_model_it_promotes(tmp_path
     folder(tmp_path, "one", outcome=RunOutcome.FINISHED)
     promotion = flow_run("one", minutes=9, id="gate", flow="gate", kind="RUNNING", parameters={"config": "gate.yaml"})
     [run] = find_runs(tmp_path, [promotion, flow_run("one")])
-    assert run.state is RunState.FINISHED and run.launch == Launch("rft", "my.yaml", ("seed=1",))
+    assert run.state is RunState.FINISHED and run.launch == Launch("my.yaml", ("seed=1",))
 
 
 def test_of_a_run_in_progress_the_newest_look_alone_is_kept(tmp_path: Path) -> None:
@@ -316,8 +316,8 @@ def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_run_is_started_again_as_it_was(tmp_path: Path) -> None:
     job = folder(tmp_path, "one", outcome=RunOutcome.FAILED)
-    assert find_runs(tmp_path, [flow_run("one")])[0].launch == Launch("rft", "my.yaml", ("seed=1",))
-    assert find_runs(tmp_path)[0].launch == Launch("", str(job / "monitor/config.yaml"))
+    assert find_runs(tmp_path, [flow_run("one")])[0].launch == Launch("my.yaml", ("seed=1",))
+    assert find_runs(tmp_path)[0].launch == Launch(str(job / "monitor/config.yaml"))
 
 
 def test_a_run_in_a_fresh_folder_is_meant_itself(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_run_that_a_form_started_keeps_its_settings(tmp_path: Path) -> None:
     filled = {"config": "my.yaml", "overrides": ["seed=1"], "lr": 1e-4, "total_steps": None, "model_path": "m"}
     [run] = find_runs(tmp_path, [flow_run("one", parameters=filled)])
     settings = ("seed=1", "algorithm.optimizer.lr=0.0001", "model.model_path=m")
-    assert run.launch == Launch("rft", "my.yaml", settings)
+    assert run.launch == Launch("my.yaml", settings)
 
 
 def test_stages_are_cancelled_with_their_pipeline(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_stages_are_cancelled_with_their_pipeline(tmp_path: Path) -> None:
 
 
 def test_a_launch_as_a_command_and_as_parameters() -> None:
-    launch = Launch("rft", "my.yaml", ("seed=1",))
+    launch = Launch("my.yaml", ("seed=1",))
     assert launch.command == ["run", "--config", "my.yaml", "seed=1"]
     assert launch.parameters == {"config": "my.yaml", "overrides": ["seed=1"]}
 
@@ -354,8 +354,8 @@ def test_a_launch_as_a_command_and_as_parameters() -> None:
 def test_a_run_that_does_not_begin_says_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("studio.launch.TRINITY", [sys.executable, "-c", "print('begins'); exit('the port is taken')"])
-    with pytest.raises(TrinityError, match=r"the port is taken .*\.trinity/studio/logs/p/one/0000_rft\.log"):
-        start_run(Launch("rft", "my.yaml"), "p/one", tmp_path / "p/one", studio_settings([]))
+    with pytest.raises(TrinityError, match=r"the port is taken .*\.trinity/studio/logs/p/one/0000\.log"):
+        start_run(Launch("my.yaml"), "p/one", tmp_path / "p/one", studio_settings([]))
 
 
 def test_a_run_is_started_once_it_has_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,7 +366,7 @@ def test_a_run_is_started_once_it_has_a_record(tmp_path: Path, monkeypatch: pyte
     begin += f"record_start(Path({str(job)!r}), {{}}, 'rft'); time.sleep(600)"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("studio.launch.TRINITY", [sys.executable, "-c", begin])
-    start_run(Launch("rft", "my.yaml"), "p/one", job, studio_settings([]))
+    start_run(Launch("my.yaml"), "p/one", job, studio_settings([]))
     [run] = find_runs(tmp_path)
     pid = read_record(job).pid
     try:
