@@ -24,7 +24,6 @@ from trinity_core.base.gate import Gate, asked_for, server_key
 from trinity_core.view.app import make_app
 from trinity_core.view.viewed_run import RunFolders, import_for_pages
 
-HEALTH = "/_stcore/health"
 PAGES = ("/", "/configuration", "/runs", "/chat", "/docs")
 INDEX = Path(streamlit.__file__).with_name("static") / "index.html"
 BASE = "<head><script>window.__streamlit = {BACKEND_BASE_URL: location.origin}</script>"
@@ -46,7 +45,7 @@ def studio_app(settings: StudioSettings, key: str) -> App:
             *(Route(path, page) for path in PAGES),
             Mount(ROLLOUTS, make_app(RunFolders(settings.checkpoints))),
         ],
-        middleware=[Middleware(Gate, key=key, host=settings.host, open_paths=[HEALTH])],
+        middleware=[Middleware(Gate, key=key, host=settings.host, open_paths=["/_stcore/health"])],
     )
 
 

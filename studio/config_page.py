@@ -21,13 +21,9 @@ from trinity_core.config import ConfigError, Problem, to_dict
 from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import dump_line, parse_value
 
-DEFAULT = ""
-"""Choice that means that the key is not given."""
 COMMON = "All stages"
 DRAFT, AS_OPENED, REFUSED = "draft", "text as opened", "text not used"
 """Keys of the session."""
-FINDINGS_SECONDS = 60
-"""After which a text is checked anew, on a machine that may have changed."""
 FAULTS = (ConfigError, YAMLError, yaml.YAMLError, ValueError, OSError)
 """What a change of a file may raise."""
 
@@ -81,7 +77,7 @@ def open_file(file: Path) -> ConfigDraft:
     return draft
 
 
-present_findings = st.cache_resource(ttl=FINDINGS_SECONDS, max_entries=64, show_spinner=False)(checked)
+present_findings = st.cache_resource(ttl=60, max_entries=64, show_spinner=False)(checked)
 
 
 def choose_file(draft: ConfigDraft, settings: StudioSettings, offers_recipes: bool) -> None:
@@ -200,7 +196,7 @@ def show_field(
         "key": name, "help": field.setting.doc, "on_change": take, "args": (draft, field, key, name)
     }  # fmt: skip
     if field.choices:
-        choices = list(dict.fromkeys([DEFAULT, *field.choices, written]))
+        choices = list(dict.fromkeys(["", *field.choices, written]))  # "": the key is not given
         st.selectbox(
             field.label, choices, format_func=lambda choice: choice or default or "not set",
             accept_new_options=field.open, **shared,
@@ -273,8 +269,7 @@ def edit_text(draft: ConfigDraft, text: str) -> None:
             st.session_state[REFUSED] = entered
 
     show_value(name, text)
-    hint = "Or write a configuration here, as YAML"
-    st.text_area("YAML", height=420, key=name, placeholder=hint, on_change=take_text)
+    st.text_area("YAML", height=420, key=name, placeholder="Or write a configuration here", on_change=take_text)
 
 
 def write(draft: ConfigDraft, text: str) -> None:
@@ -285,6 +280,5 @@ def write(draft: ConfigDraft, text: str) -> None:
 
 
 def _as_yaml(value: Any) -> str:
-    if value is None:
-        return DEFAULT
-    return value if isinstance(value, str) else dump_line(to_dict(value))
+    text = value if isinstance(value, str) else dump_line(to_dict(value))
+    return "" if value is None else text

@@ -48,7 +48,6 @@ LONG_NAME = 40
 """Length above which a label may be broken at its dots."""
 NAMED = ("default_workflow_type", "default_reward_fn_type")
 """Settings of task sets that name a part; plugins may add names."""
-TOP = "run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class FormField:
 
     @property
     def section(self) -> str:
-        return self.key.partition(".")[0] if "." in self.key else TOP
+        return self.key.partition(".")[0] if "." in self.key else "run"
 
     @property
     def label(self) -> str:

@@ -34,7 +34,6 @@ from trinity_core.results.report import report
 from trinity_core.view.viewed_run import RunFolders
 
 LOG_BYTES = 40_000
-FINDINGS_SECONDS = 60.0
 
 
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
@@ -50,7 +49,8 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
         open_clicked(show_table(stages, key="stages", on_select="rerun", selection_mode="single-cell"), stages)
     if run.parent:
         st.page_link(page_of_runs(), label=f"Stage of {run.parent}", query_params={"run": run.parent})
-    if run.asks_person:
+    asks_person = run.flow_run is not None and run.flow_run.kind == "PAUSED"
+    if asks_person:
         st.info(
             "The run waits for a person's answers: press *Prefect*, then *Resume* on its page.", icon=":material/edit:"
         )
@@ -59,7 +59,7 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
         if run.state is RunState.FAILED and run.launch is not None:
             over += f" Correct {settings.shown(Path(run.launch.config))} as said above, then retry it."
         waits = "The run has not written anything yet. Its state above is renewed every few seconds."
-        if not run.asks_person:
+        if not asks_person:
             st.info(escaped(over) if run.state.is_over else waits)
         return
     titles = ["Curves", "Rollouts", "Configuration", "Checkpoints", "Logs", "Commands"]
@@ -123,10 +123,10 @@ def show_facts(run: Run) -> None:
 
 def show_note(run: Run) -> None:
     if run.folder is not None:
-        note = run.note
-        text = st.text_input("Note", note.text, placeholder="A note, shown in the list", label_visibility="collapsed")
-        if text != note.text:
-            replace(note, text=text).save(run.folder)
+        hint = "A note, shown in the list"
+        text = st.text_input("Note", run.note.text, placeholder=hint, label_visibility="collapsed")
+        if text != run.note.text:
+            replace(run.note, text=text).save(run.folder)
 
 
 def show_buttons(run: Run, settings: StudioSettings) -> None:
@@ -163,7 +163,7 @@ def show_findings(runs: Sequence[Run]) -> None:
             st.caption(f":material/lightbulb: {hint} [What is normal](docs?page=troubleshooting.md)")
 
 
-@st.cache_data(ttl=FINDINGS_SECONDS, max_entries=64, show_spinner=False)
+@st.cache_data(ttl=60, max_entries=64, show_spinner=False)
 def findings(folder: Path) -> list[Diagnosis]:
     """Return what `trinity doctor` finds without the audit, which reads every row."""
     return diagnose(gather(folder, stores_of(folder).get(folder.name), audited=False))

@@ -150,11 +150,6 @@ class Run:
         return Launch(str(config_path(self.folder)), run=run)
 
     @property
-    def asks_person(self) -> bool:
-        """True while its flow run is paused until a person has answered."""
-        return self.flow_run is not None and self.flow_run.kind == "PAUSED"
-
-    @property
     def is_part(self) -> bool:
         """True if the folder records a trainer or an explorer alone, each of which has its own command."""
         algorithm_type, mode = ALGORITHMS.get(self.algorithm), value_at(self.config, "mode")
@@ -312,12 +307,9 @@ def _name_of(run: FlowRunSeen) -> str:
         return "/".join(labels)
     # Its configuration is not read yet, or was refused: its parameters identify it, as in a command.
     file, overrides = run.parameters.get("config"), run.parameters.get("overrides") or ()
-    return " ".join([run.flow, str(file), *map(_shown, overrides), f"({run.title})"]) if file else run.title
-
-
-def _shown(override: str) -> str:
-    key, equals, value = override.partition("=")
-    return f"{key}{equals}{without_secrets(value, key.split('.')[-1])}"
+    parts = (override.partition("=") for override in overrides)
+    shown = [f"{key}{equals}{without_secrets(value, key.split('.')[-1])}" for key, equals, value in parts]
+    return " ".join([run.flow, str(file), *shown, f"({run.title})"]) if file else run.title
 
 
 def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Run:

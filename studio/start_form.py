@@ -17,8 +17,6 @@ from trinity_core.config import Config
 from trinity_core.exchange.tracking.run_record import read_record
 from trinity_core.hosting.placement import flow_of
 
-HERE = ""
-"""Used instead of a deployment's id: a process on this machine."""
 VALIDATE_SECONDS = 120.0
 OPENED = "opened"
 """Key of the session for what `validated` said when the dialog was opened."""
@@ -27,8 +25,7 @@ OPENED = "opened"
 def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings) -> None:
     """Open what the configuration names; choose where the run starts, and start it."""
     config = checked.config
-    if config is None:
-        return
+    assert config is not None, "else there is nothing to start"
     run, flow = f"{config.project}/{config.name}", flow_of(config)
     st.markdown(f"Flow **{flow}** with `{settings.shown(draft.file)}`, as **{escaped(run)}**")
     try:
@@ -43,7 +40,7 @@ def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettin
         for notice in notices:
             st.warning(escaped(notice), icon=":material/info:")
         st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
-        places = {HERE: "a process on this machine"}
+        places = {"": "a process on this machine"}  # others have a deployment's id
         try:
             names = deployments(settings.api_url, flow) if settings.api_url else {}
             places = {key: f"a run of {name} in Prefect" for key, name in names.items()} | places
@@ -55,10 +52,10 @@ def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettin
         if st.button("Start", type="primary", icon=":material/play_arrow:", key="start"):
             launch = Launch(str(draft.file))
             with st.spinner("Starting …"):
-                if target == HERE:
-                    start_run(launch, run, config.job_dir, settings)
-                else:
+                if target:
                     start_deployment(settings.api_url, target, run, launch.parameters)
+                else:
+                    start_run(launch, run, config.job_dir, settings)
             open_runs(run)
     except FAULTS as error:
         st.error(f"The run cannot start: {error}")

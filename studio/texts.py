@@ -9,8 +9,7 @@ from typing import Literal
 from trinity_core.exchange.tracking.run_record import RunState
 from trinity_core.run.preflight import stage_plan
 
-Colour = Literal["gray", "blue", "orange", "green", "red"]
-COLOURS: dict[RunState, Colour] = {
+COLOURS: dict[RunState, Literal["gray", "blue", "orange", "green", "red"]] = {
     RunState.RUNNING: "blue",
     RunState.STOPPING: "orange",
     RunState.FINISHED: "green",

@@ -186,7 +186,7 @@ def test_every_state_of_prefect_has_a_word(kind: str, tmp_path: Path) -> None:
 
     assert {*PREFECT_STATES} == {state.value for state in StateType}
     [run] = find_runs(tmp_path, [flow_run("one", kind)])
-    assert run.state is PREFECT_STATES[kind] and run.asks_person == (kind == "PAUSED")
+    assert run.state is PREFECT_STATES[kind]
 
 
 def test_a_state_is_the_folders_unless_prefect_knows_better(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
             ("sums/2", 0, 0.0), ("sums/2", 1, 1.0), ("sums/1", 0, 0.0), ("sums/1", 1, 1.0),
         ]  # fmt: skip
         assert page["before"] is None and page["rollouts"][2]["response"].startswith("broke on")
-        assert [row["advantage"] for row in page["rollouts"]] == [*[None] * 5, -0.25, 0.5], "what the batch has had"
+        assert [row.get("advantage") for row in page["rollouts"]] == [*[None] * 5, -0.25, 0.5], "what the batch has had"
         group = client.get(f"/api/runs/run/groups/{page['rollouts'][0]['id']}").json()
         assert [rollout["reward"] for rollout in group["rollouts"]] == [0.0, 1.0]
         assert (group["rollouts"][1]["response"], group["rollouts"][0]["truth"]) == (NASTY, "#### 4 ?")

@@ -225,8 +225,7 @@ def _rollouts(run: ViewedRun, group: Json) -> list[Json]:
 def _rows(run: ViewedRun, group: Json) -> list[Json]:
     """Return a group's rollouts for the table; without rollouts, one row with the task's outcome."""
     of_group = {name: group[name] for name in ("id", "step", "task", "state")}
-    outcome: Json = {"prompt": "", "response": group["failure"] or "", "truth": "", "metrics": {}}
-    outcome |= {"reward": None, "advantage": None}
+    outcome: Json = {"prompt": "", "response": group["failure"] or "", "truth": "", "metrics": {}, "reward": None}
     return [of_group | {"place": place} | row for place, row in enumerate(_rollouts(run, group) or [outcome])]
 
 
@@ -266,9 +265,9 @@ def words_found(reference: str, answer: str) -> list[tuple[str, bool]]:
 def _cut(value: Any) -> str:
     """Return a text fit for sending: limited in length, without unpaired surrogates."""
     text = str(value).encode(errors="replace").decode()
-    return (
-        text if len(text) <= TEXT else f"{text[: TEXT // 2]}\n… {len(text) - TEXT} characters …\n{text[-TEXT // 2 :]}"
-    )
+    if len(text) <= TEXT:
+        return text
+    return f"{text[: TEXT // 2]}\n… {len(text) - TEXT} characters …\n{text[-TEXT // 2 :]}"
 
 
 def find_groups(

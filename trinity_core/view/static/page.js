@@ -73,10 +73,7 @@ byId("run").addEventListener("change", attempt(() => showRun(new URLSearchParams
 byId("older").addEventListener("click", () => table.list(true));
 byId("help").addEventListener("click", () => byId("keys").showModal());
 document.querySelectorAll("[data-tab]").forEach((each) => each.addEventListener("click", () => visit(each.dataset.tab)));
-const recolour = (name) => {
-  setColour(name);
-  remember();
-};
+const recolour = (name) => (setColour(name), remember());
 byId("colours").addEventListener("click", (event) => event.target.dataset.colour && recolour(event.target.dataset.colour));
 byId("rows").addEventListener("submit", (event) => event.preventDefault());
 
