@@ -67,8 +67,8 @@ function pane(owner, number, left = false) {
   const parts = Object.entries(one.metrics).filter((part) => says(...part)).slice(0, 12);
   const facts = make("p", { class: "facts" },
     ...(left || one.label ? [make("b", {}, `${owner.task ?? owner.group}, ${one.label ?? `step ${owner.step}`}`)] : []),
-    fact("reward", shown(one.reward), kind(one.reward)),
-    ...(one.label ? [] : [fact("rollout", one.run), fact("advantage", shown(one.advantage)),
+    ...(one.label ? [] : [fact("rollout", one.run)]), fact("reward", shown(one.reward), kind(one.reward)),
+    ...(one.label ? [] : [fact("advantage", shown(one.advantage)),
       fact("version", one.oldest === one.newest ? shown(one.newest) : `${one.oldest} – ${one.newest}`)]),
     ...(one.prompt_length ? [fact("tokens", `${one.prompt_length} prompt, ${one.response_length} answer${one.archived ? "" : `, ${one.actions} in the loss`}`)] : []),
     ...(one.truncated ? [make("b", { class: "bad" }, "cut off")] : []), ...(one.is_expert ? [make("b", {}, "expert")] : []),
