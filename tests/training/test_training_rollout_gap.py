@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from threading import Event
 from types import SimpleNamespace
 
@@ -11,10 +12,12 @@ from batches import make_batch
 from raising import raising
 
 from trinity_core.base.errors import TrinityError
+from trinity_core.training.batch import make_batch as lay_out
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.learner import Learner
 from trinity_core.training.sources import BatchSource
 from trinity_core.training.trainer import Progress, Trainer, check_first_gap
+from trinity_core.training.update import forward_batch, micro_batches
 
 FP8 = {"explorer__rollout_model__extra_engine_args__quantization": "fp8", "cluster__gpu_per_node": 1}
 
@@ -63,3 +66,24 @@ def test_the_gap_of_the_first_update_ends_the_run(make_config, algorithm, steps_
         trainer.update(implausible)
     progress.step += 1
     trainer.update(make_batch(steps_before + 3))
+
+
+@pytest.mark.parametrize("algorithm", ["opmd", "raft", "grpo"])
+def test_the_gap_is_that_before_the_first_of_several_updates(make_config, algorithm):
+    config = make_config(
+        algorithm,
+        algorithm__max_rollout_gap="null",
+        algorithm__optimizer__lr=0.02,
+        trainer__trainer_config__actor_rollout_ref__actor__ppo_epochs=2,
+    )
+    ranks = join(0, 1, *meeting_point(), use_gpu=False)
+    learner = Learner(config, 9, ranks)
+    rows = make_batch(1)
+    batch = lay_out(rows, ranks.device)
+    micros = micro_batches(batch, learner.cut, ranks)
+    policy = forward_batch(batch, micros, lambda micro: learner.engine(micro, 1.0, "none")[0], ranks).numpy()
+    exact = [replace(row, logprobs=policy[i, : row.response_length]) for i, row in enumerate(rows)]
+    trainer = Trainer(config, learner, ranks, BatchSource(), None, SimpleNamespace(), Progress(0, 9), Event())
+    trainer.update(exact)
+    metrics = trainer.progress.metrics
+    assert metrics is not None and metrics["rollout_gap/mean"] < 1e-4

@@ -263,7 +263,7 @@ class Learner:
 
     def _old(self, batch: Batch, micros: Micros) -> Tensor | None:
         """Old log-probs [B, T] of the importance ratio; None if they are the stop-gradient of the new ones."""
-        if not needs_old_logprobs_first(self.objective, self.settings.epochs):
+        if not needs_old_logprobs_first(self.objective, batch, self.settings.epochs):
             return None
         return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, "none")[0], self.ranks)
 

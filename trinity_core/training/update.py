@@ -94,11 +94,15 @@ def forward_batch(batch: Batch, micros: Micros, forward: Callable[[Micro], Tenso
     return sum_over_ranks(grid, ranks)
 
 
-def needs_old_logprobs_first(objective: Objective, updates: int) -> bool:
+def needs_old_logprobs_first(objective: Objective, batch: Batch, updates: int) -> bool:
     """True if old log-probs must be computed before the update; otherwise they are the stop-gradient of the new
-    ones."""
+    ones.
+
+    From the second update on, the rollout gap and its correction need them too, whatever the loss.
+    """
     in_advantage = "old_logprobs" in objective.advantage_inputs
-    return objective.kl_in_reward or in_advantage or (updates > 1 and objective.needs_old_logprobs)
+    in_loss = objective.needs_old_logprobs or batch.rollout_logprobs is not None
+    return objective.kl_in_reward or in_advantage or (updates > 1 and in_loss)
 
 
 @dataclass(frozen=True, slots=True)
