@@ -8,9 +8,11 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
+import torch
 from batches import make_batch
 from raising import raising
 
+from trinity_core.algorithms import ADVANTAGES
 from trinity_core.base.errors import TrinityError
 from trinity_core.training.batch import make_batch as lay_out
 from trinity_core.training.distributed import join, meeting_point
@@ -87,3 +89,13 @@ def test_the_gap_is_that_before_the_first_of_several_updates(make_config, algori
     trainer.update(exact)
     metrics = trainer.progress.metrics
     assert metrics is not None and metrics["rollout_gap/mean"] < 1e-4
+
+
+def test_an_advantage_that_takes_rollout_logprobs_alone_gets_them(make_config, monkeypatch):
+    def only_rollout_logprobs(rewards, mask, rollout_logprobs):
+        return torch.where(mask, rollout_logprobs, 0.0), {"seen": float(rollout_logprobs[mask].mean())}
+
+    monkeypatch.setitem(ADVANTAGES, "only_rollout_logprobs", only_rollout_logprobs)
+    ranks = join(0, 1, *meeting_point(), use_gpu=False)
+    learner = Learner(make_config(algorithm__advantage_fn="only_rollout_logprobs"), 9, ranks)
+    assert -6.1 < learner.step(make_batch(1), 1)["seen"] < -6

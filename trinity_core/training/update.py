@@ -100,7 +100,7 @@ def needs_old_logprobs_first(objective: Objective, batch: Batch, updates: int) -
 
     From the second update on, the rollout gap and its correction need them too, whatever the loss.
     """
-    in_advantage = "old_logprobs" in objective.advantage_inputs
+    in_advantage = not objective.advantage_inputs.isdisjoint({"old_logprobs", "rollout_logprobs"})
     in_loss = objective.needs_old_logprobs or batch.rollout_logprobs is not None
     return objective.kl_in_reward or in_advantage or (updates > 1 and in_loss)
 
