@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
 
-from trinity_core.algorithms import ADVANTAGES, InputError, fill_batch, groups_with_variance, overlong_penalty
+from trinity_core.algorithms import (
+    ADVANTAGES,
+    ALGORITHMS,
+    InputError,
+    Objective,
+    fill_batch,
+    groups_with_variance,
+    overlong_penalty,
+)
 
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0, 2.0, 5.0, 3.0])
 IDS = ["a", "a", "a", "b", "b", "c", "b"]  # a: 1 0 0, b: 1 2 3, c: one of its own
@@ -27,7 +35,7 @@ def scores(name, rewards=REWARDS, ids=IDS, **args):
     return advantages[:, 0].tolist()
 
 
-@pytest.mark.parametrize("level", ["group", "batch"])
+@pytest.mark.parametrize("level", ["group", "batch", "advantages"])
 @pytest.mark.parametrize("epsilon", [0.0, 1e-6])
 def test_equal_rewards_have_no_advantage_whatever_epsilon(level, epsilon):
     equal = scores("grpo", torch.ones(7), epsilon=epsilon, std_cal_level=level)
@@ -51,6 +59,11 @@ STD_A = statistics.stdev([1, 0, 0])
             "grpo",
             {"std_cal_level": "batch", "epsilon": 0.0},
             [x / statistics.stdev(REWARDS.tolist()) for x in (2 / 3, -1 / 3, -1 / 3, -1, 0, 0, 1)],
+        ),
+        (
+            "grpo",
+            {"std_cal_level": "advantages", "epsilon": 0.0},
+            [x / statistics.stdev([2 / 3, -1 / 3, -1 / 3, -1, 0, 1]) for x in (2 / 3, -1 / 3, -1 / 3, -1, 0, 0, 1)],
         ),
         ("grpo", {"std_threshold": STD_A + 0.01, "std_normalize": False}, [0, 0, 0, -1, 0, 0, 1]),
         ("rloo", {}, [1 - 0, 0 - 0.5, 0 - 0.5, 1 - 2.5, 2 - 2, 0, 3 - 1.5]),  # arXiv 2402.14740
@@ -76,6 +89,7 @@ def test_by_hand(name, args, expected):
         ("grpo", {"std_normalize": False}, [2 / 3] * 3 + [-1 / 3] * 2),
         ("grpo", {"epsilon": 0.0}, [2 / 3 / STD_A] * 3 + [-1 / 3 / STD_A] * 2),
         ("grpo", {"epsilon": 0.0, "std_cal_level": "batch"}, [2 / 3 / STD_A] * 3 + [-1 / 3 / STD_A] * 2),
+        ("grpo", {"epsilon": 0.0, "std_cal_level": "advantages"}, [2 / 3 / STD_A] * 3 + [-1 / 3 / STD_A] * 2),
         ("rloo", {}, [1, 1, 1, -0.5, -0.5]),
         ("opmd", {}, [2 / 3] * 3 + [-1 / 3] * 2),
         ("asymre", {}, [2 / 3 + 0.1] * 3 + [-1 / 3 + 0.1] * 2),
@@ -93,8 +107,19 @@ def test_a_rollout_of_several_rows_counts_once(name, args, expected):
     mixed = {key: torch.cat([value[order], value]) for key, value in inputs.items()}
     groups, ids = ["t"] * 5 + ["u"] * 5, [rollouts[i] for i in order] + rollouts
     again, _ = ADVANTAGES[name](group_ids=groups, rollout_ids=ids, **mixed, **args)
-    if args.get("std_cal_level") != "batch":
+    if "std_cal_level" not in args:
         assert again[:, 0].tolist() == pytest.approx([expected[i] for i in order] + expected, abs=1e-6)
+
+
+def test_scale_rl_advantages_have_a_deviation_of_one_over_groups_with_variance():
+    """Neither the means of tasks nor tasks that are always or never solved count."""
+    rewards = torch.tensor([0.0, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0, 0])
+    objective = Objective(ALGORITHMS["scale_rl"])
+    groups = [row // 4 for row in range(16)]
+    mask = torch.ones(16, 2, dtype=torch.bool)
+    advantages = objective.advantages(mask, rewards=rewards, group_ids=groups).advantages[:, 0]
+    assert float(advantages[:8].std()) == pytest.approx(1, abs=1e-5)
+    assert advantages[8:].tolist() == [0.0] * 8
 
 
 M = 7 / 12

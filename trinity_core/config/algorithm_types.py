@@ -274,7 +274,7 @@ SDPO = replace(OPSD, name="sdpo", min_repeat_times=2)
 SCALE_RL = replace(
     CISPO,
     name="scale_rl",
-    advantage_fn_args={"epsilon": 1e-6, "std_cal_level": "batch"},
+    advantage_fn_args={"epsilon": 1e-6, "std_cal_level": "advantages"},
     policy_loss_fn_args={"clip_range_low": 1.0, "clip_range_high": 3.0},
     rollout_correction="bypass",
 )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 Result: TypeAlias = "tuple[Tensor, dict[str, float]]"
+StdLevel: TypeAlias = Literal["group", "batch", "advantages"]
 
 
 def overlong_penalty(lengths_B: Tensor, max_length: int, cache_length: int, factor: float = 1.0) -> Tensor:
@@ -41,15 +42,12 @@ def overlong_penalty(lengths_B: Tensor, max_length: int, cache_length: int, fact
     return -factor * (excess / cache_length).clamp(0, 1)
 
 
-def _scaled(groups: Groups, epsilon: float, std_normalize: bool, std_cal_level: str) -> Tensor:
-    """[B] reward minus group mean, divided by the deviation of the group or batch plus epsilon if `std_normalize`."""
-    if std_cal_level not in ("group", "batch"):
-        raise InputError(f"std_cal_level is group or batch, not '{std_cal_level}'", key="std_cal_level")
-    if not std_normalize:
-        return groups.deviations
-    if std_cal_level == "group":
-        return divided(groups.deviations, groups.stds[groups.index], epsilon)
-    return divided(groups.deviations, groups.std, epsilon)
+def _scaled(groups: Groups, epsilon: float, std_normalize: bool, std_cal_level: StdLevel) -> Tensor:
+    """[B] reward minus group mean, divided by the deviation of `std_cal_level` plus epsilon if `std_normalize`."""
+    stds = {"group": groups.stds[groups.index], "batch": groups.std, "advantages": groups.std_of_deviations}
+    if std_cal_level not in stds:
+        raise InputError(f"std_cal_level is one of {', '.join(stds)}, not '{std_cal_level}'", key="std_cal_level")
+    return divided(groups.deviations, stds[std_cal_level], epsilon) if std_normalize else groups.deviations
 
 
 @advantage("grpo")
@@ -60,7 +58,7 @@ def grpo(
     rollout_ids: GroupIds | None = None,
     epsilon: NonNegative = 1e-6,
     std_normalize: bool = True,
-    std_cal_level: Literal["group", "batch"] = "group",
+    std_cal_level: StdLevel = "group",
     std_threshold: float | None = None,
     overlong: Annotated[Mapping[str, Any] | None, ArgumentsOf(overlong_penalty, ("lengths_B",))] = None,
     lengths: Tensor | None = None,
@@ -68,7 +66,8 @@ def grpo(
     """(r - mean of its group) / (sample deviation + epsilon) (GRPO, arXiv 2402.03300, section 4.1.2).
 
     Without `std_normalize` there is no division (Dr. GRPO, 2503.20783); `std_cal_level: batch` divides by the deviation
-    of all rewards of the batch. Groups whose deviation is at most `std_threshold` get 0 and are counted as
+    of all rewards of the batch, `advantages` by that of r - mean over the groups whose rewards differ (ScaleRL,
+    2510.13786, section 4). Groups whose deviation is at most `std_threshold` get 0 and are counted as
     `filtered_count` (rows). Groups of one and zero-variance groups get 0. `overlong` are the arguments of
     `overlong_penalty` (max_length, cache_length, factor), which is added to the rewards first. `lengths` [B] are the
     sampled tokens of each row, by default the tokens of `mask`, which is empty for a masked truncated answer.
@@ -207,7 +206,7 @@ def step_wise_grpo(
     turns: Tensor | None = None,
     epsilon: NonNegative = 1e-6,
     std_normalize: bool = True,
-    std_cal_level: Literal["group", "batch"] = "group",
+    std_cal_level: StdLevel = "group",
     std_threshold: float | None = None,
     enable_step_norm: bool = False,
     penalties: Tensor | None = None,

@@ -117,6 +117,12 @@ class Groups:
         mean = (self.rewards * self.weights).sum() / count
         return (((self.rewards - mean).square() * self.weights).sum() / (count - 1).clamp(min=1)).sqrt()
 
+    @property
+    def std_of_deviations(self) -> Tensor:
+        """Sample deviation of `deviations` over the rollouts of all groups but zero-variance ones."""
+        count = self.counts[self.stds > 0].sum()
+        return ((self.deviations.square() * self.weights).sum() / (count - 1).clamp(min=1)).sqrt()
+
     def metrics(self) -> dict[str, float]:
         """Mean and deviation of the rewards, averaged over groups, and the fraction of zero-variance groups."""
         if not len(self.rewards):
