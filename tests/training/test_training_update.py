@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from batches import make_answers, make_batch, rows_of
+from batches import make_answers, make_batch, rows_of, trained_models
 from raising import raising
 from saving_helpers import save
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -299,10 +299,18 @@ def test_expert_rows_do_not_form_groups():
     assert signal.groups == len({e.group for e in batch})
 
 
-def test_batch_of_unscored_answers_changes_nothing(learner):
-    """All verifiers failed: the run continues."""
-    (metrics,), _ = _train(learner(), [[_unscored(e) for e in make_batch(1)]])
-    assert metrics["actor/final_loss"] == 0.0 and metrics["actor/grad_norm"] == 0.0
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_batch_of_unscored_answers_changes_nothing(learner, algorithm):
+    """All verifiers failed: the run continues, and no momentum or weight decay moves a model."""
+    from trinity_core.training.state import weights
+
+    trained = learner(algorithm)
+    trained.step(make_batch(1), 1)
+    before = [w.clone() for engine in trained_models(trained).values() for _, w in weights(engine)]
+    metrics = trained.step([_unscored(e) for e in make_batch(2)], 2)
+    assert metrics["skipped_step"] == 1.0 and metrics["experience/unscored_rows"] == 16.0
+    after = [w for engine in trained_models(trained).values() for _, w in weights(engine)]
+    assert trained.advantages == [] and all(map(torch.equal, after, before))
 
 
 @pytest.mark.parametrize("unscored", [0, 1])

@@ -177,12 +177,16 @@ class Learner:
         return Policy(lm, fast_paths, self.ranks.sequence)
 
     def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
-        """Take train step `step` (from 1) on a batch; return its metrics."""
+        """Take train step `step` (from 1) on a batch; return its metrics. A batch without an action token updates
+        nothing (`skipped_step`)."""
         watch = StepTimer()
         with watch.part("lay_out"):
             batch = make_batch(experiences, self.ranks.device, self.objective.needs_of_rows)
             micros = micro_batches(batch, self.cut, self.ranks)
         metrics = batch_metrics(batch, step - 1)
+        if not any(row.action_mask.any() for row in batch.experiences):
+            self.advantages = []
+            return metrics | {"skipped_step": 1.0}
         self._warn_of_unused_experts(batch)
         with watch.part("log_probs"):
             old, reference = self._old(batch, micros), self._reference(batch, micros)
