@@ -14,8 +14,12 @@ from raising import raising
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.data.experience import Experience
-from trinity_core.training.micro import build_micro
+from trinity_core.training.batch import make_batch
+from trinity_core.training.distributed import join, meeting_point
+from trinity_core.training.learner import Learner
+from trinity_core.training.micro import Micros, build_micro
 from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
+from trinity_core.training.update import forward_batch, micro_batches
 
 VOCABULARY, ROW, LONG, LONGEST = 128, 48, 150, 200
 SIZES = {
@@ -98,6 +102,26 @@ def test_logprobs_do_not_depend_on_the_micro_batch(kind: str, tmp_path: Path) ->
     alone, beside = (trainer_logprobs(tmp_path, {}, chosen) for chosen in ([0], [0, 1]))
     np.testing.assert_allclose(alone, beside, atol=1e-4)
     np.testing.assert_allclose(alone, own_logprobs(tmp_path, LONGEST), atol=1e-4)
+
+
+def test_supervised_logprobs_do_not_depend_on_the_micro_batch(make_config: Any, tmp_path: Path) -> None:
+    """A later stage on rollouts, and an engine that serves the model, compute the same function."""
+    make_model("phi3", tmp_path / "phi3")
+    config = make_config(
+        "sft", model__model_path=tmp_path / "phi3", model__max_response_tokens=LONGEST - 32,
+        buffer__trainer_input__experience_buffer__path="x",
+    )  # fmt: skip
+    learner = Learner(config, 1, ranks := join(0, 1, *meeting_point(), use_gpu=False))
+    batch = make_batch(rows(), ranks.device)
+
+    def alone_or_beside(micros: Micros) -> np.ndarray:
+        return np.asarray(
+            forward_batch(batch, micros, lambda m: learner.engine(m, 1.0, "none")[0], ranks)[0, : ROW - 1]
+        )
+
+    alone, beside = (alone_or_beside(micro_batches(batch, learner.cut, ranks, chosen)) for chosen in ([0], [0, 1]))
+    np.testing.assert_allclose(alone, beside, atol=1e-4)
+    np.testing.assert_allclose(alone, own_logprobs(tmp_path / "phi3", LONGEST), atol=1e-4)
 
 
 def test_short_frequencies_serve_a_short_max_model_len(tmp_path: Path) -> None:

@@ -164,8 +164,8 @@ class Learner:
     def _load(self, config: Config) -> Any:
         model = config.model
         overrides = self.settings.model_overrides
-        longest = None if config.is_supervised else model.max_model_len  # there is no engine to match
-        load = partial(load_causal_lm, model.model_path, self.dtype, model.trust_remote_code, overrides, longest)
+        trust, longest = model.trust_remote_code, model.max_model_len
+        load = partial(load_causal_lm, model.model_path, self.dtype, trust, overrides, longest)
         if model.lora is not None and model.lora.load_in_4bit:  # quantized on the device, by each rank
             return load(quantized=in_4_bits(self.dtype, self.ranks.device))
         return load_on_first(load, self.ranks)

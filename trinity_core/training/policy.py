@@ -327,8 +327,8 @@ def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
     if "dynamic" in kinds and max_model_len > config.max_position_embeddings:
         raise TrinityError(
             f"model.max_model_len is {max_model_len}, but {config.model_type} has rotary embeddings of type 'dynamic' "
-            f"for {config.max_position_embeddings} positions, and engine and trainer would scale them differently "
-            f"beyond; set max_model_len to at most {config.max_position_embeddings}, or choose another rope_type",
+            f"for {config.max_position_embeddings} positions; beyond, they vary with the micro-batch, unlike the "
+            f"engine's; set max_model_len to at most {config.max_position_embeddings}, or choose another rope_type",
             key="model.max_model_len",
         )
     if "longrope" in kinds and not long:
