@@ -175,3 +175,16 @@ def test_unscored_batch_has_no_advantage(make_config, algorithm):
     zeros = torch.zeros(batch.mask.shape)
     prepared, _ = prepare(objective, batch, zeros, zeros, zeros, zeros)
     assert not prepared.advantages.any()
+
+
+def test_rollout_logprob_that_is_not_finite_is_refused_with_its_row_and_token():
+    """Also by losses that only measure the gap to it; at other tokens it has no effect."""
+    rows = make_rows(1)
+    for token, is_action in enumerate(rows[3].action_mask):
+        broken = [*rows[:3], replace(rows[3], logprobs=rows[3].logprobs.copy()), *rows[4:]]
+        broken[3].logprobs[token] = np.nan
+        if not is_action:
+            make_batch(broken, CPU)
+            continue
+        with pytest.raises(InputError, match=f"row 3 .* token {token}, is nan"):
+            make_batch(broken, CPU)

@@ -58,11 +58,12 @@ def make_batch(experiences: Sequence[Experience], device: torch.device, needs: C
 
     A row may have no loss-carrying token: unscored answers and truncated prompts. A rollout without one of `needs`
     (`Objective.needs_of_rows`) is masked too, with a warning. Raises DataError for no rows, and InputError if all
-    rollouts lack one.
+    rollouts lack one, or for a rollout log-prob of an action token that is not finite.
     """
     if not experiences:
         raise DataError("a training batch has no rows")
     rows = _with_unscored(experiences, needs)
+    _require_finite_logprobs(rows)
     width = max(e.response_length for e in rows)
     taught = [e.teacher_logprobs for e in rows]
     return Batch(
@@ -77,6 +78,20 @@ def make_batch(experiences: Sequence[Experience], device: torch.device, needs: C
         else _optional(taught, width, device),
         torch.tensor([e.is_expert for e in rows], device=device),
     )
+
+
+def _require_finite_logprobs(rows: Sequence[Experience]) -> None:
+    for i, row in enumerate(rows):
+        if row.logprobs is None:
+            continue
+        bad = ~np.isfinite(row.logprobs) & row.action_mask
+        if bad.any():
+            token = int(bad.argmax())
+            raise InputError(
+                f"the rollout log-prob of row {i} (run {row.run} of group '{row.group}'), token {token}, is "
+                f"{row.logprobs[token]}",
+                key="rollout_logprobs",
+            )
 
 
 def _with_unscored(experiences: Sequence[Experience], needs: Collection[str]) -> list[Experience]:

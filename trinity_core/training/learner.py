@@ -180,7 +180,7 @@ class Learner:
         """Take train step `step` (from 1) on a batch; return its metrics. A batch without an action token updates
         nothing (`skipped_step`)."""
         watch = StepTimer()
-        with watch.part("lay_out"):
+        with watch.part("lay_out"), step_in_error(step):
             batch = make_batch(experiences, self.ranks.device, self.objective.needs_of_rows)
             micros = micro_batches(batch, self.cut, self.ranks)
         metrics = batch_metrics(batch, step - 1)

@@ -121,7 +121,6 @@ class Prepared:
     def inputs(self) -> dict[str, Tensor | None]:
         """Loss inputs other than the policy's log-probs, keyed by their label in error messages."""
         return {
-            "the rollouts' log-probs": self.batch.rollout_logprobs,
             "the reference model's log-probs": self.ref_logprobs,
             "the old log-probs": self.old_logprobs,
             "the advantages": self.advantages,
@@ -334,7 +333,7 @@ def _take(values: Tensor | None, micro: Micro) -> Any:
 
 @contextmanager
 def step_in_error(step: int) -> Iterator[None]:
-    """Prefix an InputError (a reward or value that is not finite) with the train step."""
+    """Prefix an InputError (a number that is not finite) with the train step."""
     try:
         yield
     except InputError as error:

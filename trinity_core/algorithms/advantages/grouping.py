@@ -34,6 +34,13 @@ def advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
     return ADVANTAGES.register(name)
 
 
+def require_finite_rewards(rewards_B: Tensor) -> None:
+    """Raise InputError for a reward that is not finite."""
+    if not bool(torch.isfinite(rewards_B).all()):
+        row = int((~torch.isfinite(rewards_B)).nonzero()[0])
+        raise InputError(f"the reward of row {row} is {float(rewards_B[row])}", key="rewards")
+
+
 @dataclass(frozen=True)
 class Groups:
     """Rewards by group, in float64.
@@ -66,9 +73,7 @@ class Groups:
                 f"group advantages need rewards [B] and as many group_ids: {tuple(rewards.shape)}, {count}",
                 key="group_ids",
             )
-        if not bool(torch.isfinite(rewards).all()):
-            row = int((~torch.isfinite(rewards)).nonzero()[0])
-            raise InputError(f"the reward of row {row} is {float(rewards[row])}", key="rewards")
+        require_finite_rewards(rewards)
         index = _numbered(group_ids, rewards.device)
         rollouts = torch.arange(len(rewards), device=rewards.device)
         if rollout_ids is not None:

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, to_tokens, token_rewards_of
+from trinity_core.algorithms.advantages.grouping import (
+    GroupIds,
+    Groups,
+    advantage,
+    require_finite_rewards,
+    to_tokens,
+    token_rewards_of,
+)
 from trinity_core.algorithms.tensors import (
     as_mask,
     clean,
@@ -102,8 +109,7 @@ def reinforce(
     rewards: Tensor, mask: Tensor, group_ids: GroupIds | None = None, baseline: float = 0.0
 ) -> tuple[Tensor, dict[str, float]]:
     """r - baseline, a constant; uses neither groups nor a critic."""
-    if not bool(torch.isfinite(rewards).all()):
-        raise InputError("a reward is not finite", key="rewards")
+    require_finite_rewards(rewards)
     return to_tokens(rewards.detach() - baseline, mask), {}
 
 
