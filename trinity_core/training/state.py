@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.functional import pad
 
 from trinity_core.base.errors import DataError
 from trinity_core.exchange.checkpoints.adapters import A, B, is_adapter, merged_weight, plain_name
-from trinity_core.exchange.sync.tensorfile import CHUNK
+from trinity_core.exchange.sync.tensorfile import CHUNK, MIX, SPREAD
 from trinity_core.training.engine import TrainingEngine, uncompiled
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -102,29 +103,54 @@ def weights_digest(engine: TrainingEngine) -> str:
     total = torch.zeros((), dtype=torch.int64, device=engine.device)
     partitioned = engine.settings.zero_stage == 3
     for name, p in parameters(engine):
-        part = _own_part(p, engine) if partitioned else p
-        total += sum_of_bits(part).to(total.device) * (zlib.crc32(name.encode()) | 1)
+        part, start = _own_part(p, engine) if partitioned else (p, 0)
+        total += sum_of_bits(part, start).to(total.device) * (zlib.crc32(name.encode()) | 1)
     if partitioned and engine.ranks.world_size > 1:
         torch.distributed.all_reduce(total)
     return f"{int(total) % 2**64:016x}"
 
 
-def sum_of_bits(tensor: Tensor) -> Tensor:
-    """Return the int64 sum of 2 v^2 + v over the elements' bits v, modulo 2^32 a permutation (the mixing of RC6)
-    without which opposite changes of two elements would cancel out."""
+BLOCK = CHUNK["cpu"]
+"""Elements after which the weights of positions repeat; blocks have weights too."""
+
+
+def sum_of_bits(tensor: Tensor, start: int = 0) -> Tensor:
+    """Return the int64 sum of v (2 v + w) over the elements' bits v, each block times an odd number. w, odd, depends on
+    the position: elements that change places change the sum. `start` is the position of the first element.
+
+    For an odd w this is a permutation of v modulo 2^32 (the mixing of RC6), without which opposite changes of two
+    elements would cancel out.
+    """
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}[tensor.element_size()]
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for chunk in tensor.detach().reshape(-1).view(words).split(CHUNK[tensor.device.type]):
-        bits = chunk.to(torch.int32)
-        total += torch.add(bits, bits * bits, alpha=2).sum(dtype=torch.int64)
-    return total
+    bits = tensor.detach().reshape(-1).view(words)
+    start *= tensor.element_size() // words.itemsize
+    head = min(-start % BLOCK, len(bits))  # up to the end of a block
+    tail = head + (len(bits) - head) // BLOCK * BLOCK
+    whole_blocks = bits[head:tail].view(-1, BLOCK).split(CHUNK[bits.device.type] // BLOCK)
+    weights = _weights_of_positions(bits.device)
+    sums = [torch.zeros(0, dtype=torch.int64, device=bits.device)]
+    for blocks, first in ((bits[None, :head], start % BLOCK), *((b, 0) for b in whole_blocks), (bits[None, tail:], 0)):
+        if blocks.numel():
+            mixed = torch.add(weights[first : first + blocks.shape[1]], blocks, alpha=2).mul_(blocks)
+            sums.append(mixed.sum(1, dtype=torch.int64))
+    by_block = torch.cat(sums)
+    number = start // BLOCK + torch.arange(len(by_block), device=bits.device)
+    return (by_block * (2 * number + 1)).sum()
 
 
-def _own_part(p: Any, engine: TrainingEngine) -> Tensor:
-    """Return this rank's elements of a partitioned parameter, without the padding after the last ones."""
+@cache
+def _weights_of_positions(device: torch.device) -> Tensor:
+    """int32 [BLOCK]: odd numbers without a pattern."""
+    mixed = torch.arange(1, BLOCK + 1, dtype=torch.int32, device=device) * SPREAD
+    return (mixed ^ (mixed >> 15)) * MIX | 1
+
+
+def _own_part(p: Any, engine: TrainingEngine) -> tuple[Tensor, int]:
+    """Return this rank's elements of a partitioned parameter, without the padding after the last ones, and the position
+    of the first."""
     part: Tensor = p.ds_tensor.reshape(-1)
-    left = p.ds_numel - engine.ranks.rank * part.numel()
-    return part[: max(0, left)]
+    start = engine.ranks.rank * part.numel()
+    return part[: max(0, p.ds_numel - start)], start
 
 
 def optimizer_steps(engine: TrainingEngine) -> int:
