@@ -13,6 +13,7 @@ import torch
 from trained_runs import assert_same_runs, put, run
 
 from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.exchange.store.members import Contribution
 from trinity_core.run.loop import train
 from trinity_core.training.worker import TrainerActor, TrainerWorker
 
@@ -52,6 +53,26 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     put(stopped)
     assert again.run(train)["ended"] == "finished"
     assert_same_runs(stopped, whole)
+
+
+def test_metrics_that_another_thread_reads_are_not_changed(rollouts):
+    config = rollouts("run")
+    put(config)
+    read = []
+
+    def one_step(trainer):
+        def contributions(step=None):
+            read.append(trainer.progress.metrics)
+            return {"explorer": Contribution(16, 0.0)}
+
+        with mock.patch.object(trainer.source, "contributions", contributions):
+            trainer.update(trainer.next_batch())
+            trainer.write_metrics()
+        assert "rows/explorer" in trainer.progress.metrics and "rows/explorer" not in read[0]
+
+    worker = TrainerWorker(config)
+    worker.start()
+    worker.run(one_step)
 
 
 def test_fault_during_wait_for_batch_costs_no_step(rollouts):

@@ -64,6 +64,7 @@ class Progress:
     """starting, waiting (for a batch), training, publishing, saving, done, paused, stopped."""
     saved_step: int = 0
     metrics: dict[str, float] | None = None
+    """Replaced, never changed: another thread reads it."""
     waits: str = ""
     """Text that says what it waits for; "" if nothing, or not for long."""
 
@@ -204,7 +205,7 @@ class Trainer:
         self._timer, self._since = StepTimer(), now
         self.progress.metrics = (self.progress.metrics or {}) | seconds
         if self._metrics_file is not None:
-            self.progress.metrics |= self._by_explorer()
+            self.progress.metrics = self.progress.metrics | self._by_explorer()
             self._metrics_file.write(
                 self.progress.step, self.progress.metrics, total_steps=self.progress.total_steps, weights=weights,
                 updates=optimizer_steps(self.learner.engine),
