@@ -14,7 +14,9 @@ RECIPES = Path(__file__).parents[2] / "configs"
 VERL = "trainer.trainer_config"
 ACTOR = f"{VERL}.actor_rollout_ref.actor"
 BYPASS = "algorithm.rollout_correction=bypass"
-CLIP = "algorithm.policy_loss_fn_args.clip_range=0.1"
+LOSS = "algorithm.policy_loss_fn_args"
+CLIP = f"{LOSS}.clip_range=0.1"
+CHORD = ("algorithm.algorithm_type=mix_chord", "buffer.trainer_input.auxiliary_buffers.expert.path=x")
 MODEL = "explorer.auxiliary_models"
 CPU, ON_POLICY = "cluster.gpu_per_node=0", "synchronizer.sync_offset=0"
 
@@ -29,6 +31,8 @@ def found(*overrides: str) -> list[tuple[str, str]]:
         (),
         (CLIP, f"{ACTOR}.ppo_epochs=2"),
         (CLIP, BYPASS),
+        (*CHORD, f"{LOSS}.mu_peak=0.5", f"{LOSS}.mu_valley=0.5"),
+        (*CHORD, f"{LOSS}.mu_peak=0.5", f"{LOSS}.mu_decay_steps=10"),
         ("synchronizer.sync_style=explorer_driven", ON_POLICY),
         ("synchronizer.sync_style=dynamic_by_explorer", ON_POLICY),
         (CPU, f"{MODEL}=[{{model_path: x}}]"),
@@ -44,6 +48,7 @@ def test_settings_with_effect_get_no_notice(overrides: tuple[str, ...]) -> None:
         ((f"{VERL}.critic.ppo_mini_batch_size=4",), [f"{VERL}.critic.ppo_mini_batch_size"]),
         ((f"{VERL}.critic.of_a_later_release=4",), [f"{VERL}.critic.of_a_later_release"]),
         ((CLIP,), ["algorithm.policy_loss_fn_args.clip_range"]),
+        ((*CHORD, f"{LOSS}.mu_peak=0.5"), [f"{LOSS}.mu_peak"]),
     ],
 )
 def test_settings_without_effect_get_a_notice(overrides: tuple[str, ...], keys: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity_core.base.registry import registry_of
+from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Code, Finding
 from trinity_core.config.foreign.names import instead_of
 from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, most_repeats
@@ -29,7 +30,7 @@ def remarks(config: Config) -> list[Finding]:
 
 
 def _surprises(config: Config) -> Iterator[Finding]:
-    for rule in (_clips, _thinking, _batches):
+    for rule in (_clips, _peak, _thinking, _batches):
         yield from rule(config)
 
 
@@ -56,6 +57,18 @@ def _clips(config: Config) -> Iterator[Finding]:
                 "ppo_epochs above 1, or algorithm.rollout_correction: bypass."
             )
             yield _notice(key, "no-effect", message)
+
+
+def _peak(config: Config) -> Iterator[Finding]:
+    """Yield a peak of CHORD's schedule that no step has."""
+    args = {**ALGORITHMS["mix_chord"].policy_loss_fn_args, **(config.algorithm.policy_loss_fn_args or {})}
+    if config.algorithm.policy_loss_fn != "mix_chord" or args["mu_peak"] == args["mu_valley"] or args["mu_decay_steps"]:
+        return
+    key = "algorithm.policy_loss_fn_args.mu_peak"
+    message = (
+        f"{key}: mu is mu_valley ({args['mu_valley']}) after the warm-up. A peak acts with mu_decay_steps above 0."
+    )
+    yield _notice(key, "no-effect", message)
 
 
 def _thinking(config: Config) -> Iterator[Finding]:
