@@ -23,7 +23,7 @@ from trinity_core.base.errors import TrinityError
 from trinity_core.training.batch import make_batch as lay_out
 from trinity_core.training.distributed import SequenceGroup, join, meeting_point
 from trinity_core.training.micro import build_micro
-from trinity_core.training.policy import FastPaths
+from trinity_core.training.policy import FastPaths, Policy
 from trinity_core.training.trainer import RewardSignal
 
 pytestmark = pytest.mark.slow
@@ -565,6 +565,21 @@ def test_student_at_another_temperature_is_refused():
         torch.testing.assert_close(prepared(same)[0].advantages, prepared(1.0)[0].advantages)
     with raising(InputError, key="rollout_args.temperature"):
         prepared(0.5)
+
+
+@pytest.mark.parametrize(("advantage", "passes"), [("grpo", 0), ("high_entropy", 1), ("clipb", 1), ("clipv", 1)])
+def test_what_an_advantage_needs_of_the_policy_takes_one_pass(learner, monkeypatch, advantage, passes):
+    trained = learner(algorithm__advantage_fn=advantage, algorithm__kl_loss_fn="none")
+    count = 0
+
+    def forward(self, *args, forward=Policy.forward):
+        nonlocal count
+        count += not torch.is_grad_enabled()
+        return forward(self, *args)
+
+    monkeypatch.setattr(Policy, "forward", forward)
+    metrics = trained.step(make_batch(1), 1)
+    assert count == passes and metrics["actor/ppo_kl"] == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize(("algorithm", "warnings"), [("mix", 0), ("grpo", 1), ("raft", 1)])

@@ -189,9 +189,8 @@ class Learner:
             return metrics | {"skipped_step": 1.0}
         self._warn_of_unused_experts(batch)
         with watch.part("log_probs"):
-            old, reference = self._old(batch, micros), self._reference(batch, micros)
-            entropies = self._entropies(batch, micros)
-            signals = self._expected_signals(batch, micros)
+            old, entropies, signals = self._before_update(batch, micros)
+            reference = self._reference(batch, micros)
         with watch.part("values"):
             critic_micros = self.critic.micro_batches(batch) if self.critic else micros
             values = self.critic.values(batch, critic_micros) if self.critic else None
@@ -265,24 +264,20 @@ class Learner:
             zero_losses["critic"] = lambda: critic(moved).sum() * 0.0
         return zero_losses
 
-    def _old(self, batch: Batch, micros: Micros) -> Tensor | None:
-        """Old log-probs [B, T] of the importance ratio; None if they are the stop-gradient of the new ones."""
-        if not needs_old_logprobs_first(self.objective, batch, self.settings.epochs):
-            return None
-        return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, "none")[0], self.ranks)
-
-    def _entropies(self, batch: Batch, micros: Micros) -> Tensor | None:
-        """The policy's entropy [B, T] in nats, if the advantage uses it."""
-        if "entropies" not in self.objective.advantage_inputs:
-            return None
-        return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, "metric")[1], self.ranks)
-
-    def _expected_signals(self, batch: Batch, micros: Micros) -> Tensor | None:
-        """The expectation [B, T] of the signal of `clipv`, if the advantage uses it."""
-        if "expected_signals" not in self.objective.advantage_inputs:
-            return None
-        arguments = self.temperature, "none", "signals"
-        return forward_batch(batch, micros, lambda micro: self.engine(micro, *arguments)[2], self.ranks)
+    def _before_update(self, batch: Batch, micros: Micros) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """By one pass of the policy, [B, T] each: the old log-probs of the importance ratio (None: the stop-gradient of
+        the new ones), and if the advantage uses them its entropy in nats and the expectation of the signal of
+        `clipv`."""
+        has_old = needs_old_logprobs_first(self.objective, batch, self.settings.epochs)
+        inputs = self.objective.advantage_inputs
+        has_entropies, has_signals = "entropies" in inputs, "expected_signals" in inputs
+        if not (has_old or has_entropies or has_signals):
+            return None, None, None
+        arguments = self.temperature, "metric" if has_entropies else "none", "signals" if has_signals else None
+        old, entropies, *signals = forward_batch(
+            batch, micros, lambda micro: torch.stack(self.engine(micro, *arguments)), self.ranks
+        )
+        return old if has_old else None, entropies if has_entropies else None, signals[0] if has_signals else None
 
     def _reference(self, batch: Batch, micros: Micros) -> Tensor | None:
         if self.reference is None or not self.objective.needs_ref_logprobs:

@@ -51,9 +51,9 @@ class Micro:
         return self if self.teacher is None else self.teacher
 
     def grid(self, values: Tensor) -> Tensor:
-        """[K] -> [b, T], zero at tokens without loss."""
-        flat = values.new_zeros(len(self.rows) * self.width)
-        return flat.index_copy(0, self.cells, values).view(len(self.rows), self.width)
+        """[..., K] -> [..., b, T], zero at tokens without loss."""
+        flat = values.new_zeros(*values.shape[:-1], len(self.rows) * self.width)
+        return flat.index_copy(-1, self.cells, values).unflatten(-1, (len(self.rows), self.width))
 
     def emptied(self) -> Micro:
         """Drop all loss-carrying tokens but keep the inputs: all gradients are zero."""

@@ -87,10 +87,14 @@ def micro_batches(batch: Batch, limits: MicroBatchLimits, ranks: Ranks, chosen: 
 
 @torch.no_grad()
 def forward_batch(batch: Batch, micros: Micros, forward: Callable[[Micro], Tensor], ranks: Ranks) -> Tensor:
-    """Run `forward` (float32 [K]) on each micro-batch; return the results as [B, T], the same on every rank."""
-    grid = torch.zeros(batch.mask.shape, device=batch.mask.device)
-    for micro in micros:
-        grid.index_add_(0, micro.rows, micro.grid(forward(micro)))
+    """Run `forward` (float32 [..., K]) on each micro-batch; return the results as [..., B, T], the same on every
+    rank."""
+    grid = torch.zeros(0)
+    for i, micro in enumerate(micros):
+        values = micro.grid(forward(micro))
+        if i == 0:
+            grid = values.new_zeros(*values.shape[:-2], *batch.mask.shape)
+        grid.index_add_(-2, micro.rows, values)
     return sum_over_ranks(grid, ranks)
 
 
