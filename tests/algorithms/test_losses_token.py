@@ -160,7 +160,7 @@ def test_gmpo_by_hand():
     )
     assert loss.item() == pytest.approx((-2 * good + bad) / 2)
     assert metrics["pg_clipfrac"] == pytest.approx(2 / 5)
-    assert metrics["ppo_kl_seq"] == pytest.approx((0.15 - 0.8 / 3) / 2)
+    assert metrics["ppo_kl_seq"] == pytest.approx(-(0.05 + 0.4 / 3) / 2)  # of the ratios as they are
     loss.backward()
     # clipped tokens have no gradient; of the others d exp(mean) / d log pi_t = exp(mean) / T
     expected = [0, -2 * good / 2 / 2, 0, bad / 3 / 2, 0, bad / 3 / 2]

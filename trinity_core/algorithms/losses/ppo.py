@@ -120,7 +120,7 @@ def gmpo(
     return -advantages * mean.exp(), {
         "pg_clipfrac": (limited != log_ratio, mask),
         "ppo_kl": (-log_ratio, mask),
-        "ppo_kl_seq": (-mean.detach().expand(mask.shape), first_token(mask)),
+        "ppo_kl_seq": (-row_mean(log_ratio.detach(), mask).expand(mask.shape), first_token(mask)),
     }
 
 
