@@ -172,9 +172,10 @@ def test_topr_tapers_the_whole_sequence():
     logprobs = torch.tensor([[-1.0, -2.0], [-1.0, -2.0]], dtype=torch.float64)
     old = torch.tensor([[-0.5, -1.5], [-0.5, -1.5]], dtype=torch.float64)
     advantages = torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
-    values, _ = POLICY_LOSSES["topr"].tokens(
+    values, stats = POLICY_LOSSES["topr"].tokens(
         logprobs, torch.ones(2, 2, dtype=torch.bool), old_logprobs=old, advantages=advantages
     )
+    assert stats["topr/weight"][0].flatten().tolist() == pytest.approx([1, 1, math.exp(-1), math.exp(-1)])
     assert values.flatten().tolist() == pytest.approx([1, 2, -math.exp(-1), -2 * math.exp(-1)])
 
 

@@ -65,7 +65,7 @@ def topr(
     log_weight = row_sum(log_ratio, mask) if level == "sequence" else log_ratio
     tapered = log_weight.clamp(max=0).exp().expand(mask.shape)
     weight = torch.where(advantages > advantage_threshold, torch.ones_like(tapered), tapered)
-    return -advantages * weight * logprobs, {"ratio/mean": (weight, mask), "ppo_kl": (-log_ratio, mask)}
+    return -advantages * weight * logprobs, {"topr/weight": (weight, mask), "ppo_kl": (-log_ratio, mask)}
 
 
 def _in_range(
