@@ -111,8 +111,8 @@ def high_entropy(
     share: NonNegative = 0.2,
     epsilon: NonNegative = 1e-6,
 ) -> tuple[Tensor, dict[str, float]]:
-    """GRPO's advantages; 0 but for the `share` of the batch's tokens with the highest entropy (arXiv 2506.01939, eq. 5
-    and 6). `entropies` [B, T] are the policy's at each position, in nats."""
+    """GRPO's advantages; 0 but for the `share` of the batch's tokens with the highest entropy, ties included (arXiv
+    2506.01939, eq. 5 and 6). `entropies` [B, T] are the policy's at each position, in nats."""
     mask = as_mask(mask)
     require_finite(mask, entropies=entropies)
     advantages, metrics = grpo(rewards, group_ids, mask, rollout_ids, epsilon)

@@ -126,8 +126,8 @@ def on_policy_distill(
     """kl_coef * (log teacher - log student) of each sampled token: its expectation is minus the reverse KL (Agarwal et
     al., arXiv 2306.13649; Thinking Machines Lab 2025, "On-policy distillation").
 
-    `old_logprobs` are the student's, `teacher_logprobs` the teacher's log-probs of the same tokens, [B, T]. Metrics are
-    of rows with action tokens.
+    `old_logprobs` are the student's, `teacher_logprobs` the teacher's log-probs of the same tokens, [B, T]. `kl/mean`
+    and `kl/std` are of the sums of rows with action tokens, `kl/token` is the mean over tokens.
     """
     mask = as_mask(mask)
     require_finite(mask, teacher_logprobs=teacher_logprobs, old_logprobs=old_logprobs)
