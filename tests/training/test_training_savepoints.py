@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -11,7 +12,7 @@ from raising import raising
 from safetensors.torch import load_file, save_file
 
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.layout import MANIFEST
+from trinity_core.base.layout import MANIFEST, shard_name
 from trinity_core.base.runlock import release
 from trinity_core.config.schema import Config
 from trinity_core.exchange.checkpoints.beginning import other_beginning
@@ -46,6 +47,29 @@ def test_best_checkpoint_by_eval_is_kept(make_config: Any, tmp_path: Path) -> No
     assert savepoints.return_to_latest() == 4
     (tmp_path / "away").rename(manifest)
     assert savepoints.return_to_latest() == 4, "it went on from there"
+
+
+def test_best_checkpoint_stays_while_its_disk_is_away(make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = join(0, 1, *meeting_point(), use_gpu=False)
+    config = make_config(trainer__max_checkpoints_to_keep=1)
+    learner = Learner(config, 2, ranks)
+    savepoints = Savepoints(config, ranks, learner.engine.module.lm)
+    savepoints.save(learner, 1, None)
+    savepoints.writer.until_written()
+    MetricsFile(config.job_dir, "eval").write(1, {"eval/test/accuracy": 0.5})
+    shard = savepoints.layout.actor(1) / shard_name("model", 1, 0)
+    stat = Path.stat
+
+    def is_away(path: Path, **options: Any) -> Any:
+        if path == shard:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return stat(path, **options)
+
+    with monkeypatch.context() as away:
+        away.setattr(Path, "stat", is_away)
+        savepoints.save(learner, 2, None)
+        savepoints.writer.close()
+    assert savepoints.layout.steps() == [1, 2]
 
 
 def other_weights(model: Path, folder: Path) -> Path:

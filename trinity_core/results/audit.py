@@ -172,8 +172,8 @@ def _listed(counts: Counter[str]) -> str:
 
 def _audit(folder: Path, url: str) -> Audit:
     layout = JobLayout(folder)
-    newest = max(whole_steps(layout.root), default=0)
+    newest = max(whole_steps(layout.root, or_unreadable=True), default=0)
     with closing(open_store(folder, url)) as database, database.read() as connection:
         seen = read(connection, database.tables)
-    after = max(whole_steps(layout.root), default=0)
+    after = max(whole_steps(layout.root, or_unreadable=True), default=0)
     return judge(seen, archived(layout.archive), newest, after, read_sessions(layout.buffer))

@@ -314,7 +314,7 @@ class Savepoints:
         scored, the project's champions; all if no score is known."""
         if self.keep is None:
             return []
-        whole = whole_steps(self.layout.root)
+        whole = whole_steps(self.layout.root, or_unreadable=True)
         try:
             kept = {*best_steps(self.config, whole), *champion_steps(self.layout.root)}
             if self.config.evaluates_beside:
@@ -338,7 +338,7 @@ class Savepoints:
 
         Older ones kept for their score do not count: a run that peaks early would keep every row since.
         """
-        return min(whole_steps(self.layout.root)[-(self.keep or 0) :], default=0)
+        return min(whole_steps(self.layout.root, or_unreadable=True)[-(self.keep or 0) :], default=0)
 
     def load(self, learner: Learner, step: int) -> None:
         """Restore the checkpoint of `step`.

@@ -54,20 +54,21 @@ def abandon_after(job_dir: Path, step: int) -> None:
             log.warning("the checkpoint %s is abandoned: the run continues from step %d", mark.parent, step)
 
 
-def whole_steps(job_dir: Path) -> list[int]:
+def whole_steps(job_dir: Path, or_unreadable: bool = False) -> list[int]:
     """Return the steps with a complete checkpoint, ascending. Compares sizes, not contents.
 
-    Unreadable ones and those of another format are left out: this is for display only.
+    Those of another format are left out, and unreadable ones unless `or_unreadable`: they may be whole, so whoever
+    decides which checkpoints stay must count them.
     """
     layout = JobLayout(job_dir)
-    return [step for step in layout.steps() if _is_whole(layout.step(step))]
+    return [step for step in layout.steps() if _is_whole(layout.step(step), or_unreadable)]
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(folder: Path, or_unreadable: bool) -> bool:
     try:
         return damage(folder, deep=False) is None
     except TransientFault:
-        return False
+        return or_unreadable
     except DataError as error:
         log.warning("the checkpoint %s is not listed: %s", folder, error)
         return False
