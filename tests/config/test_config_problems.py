@@ -107,6 +107,12 @@ TABLE = [
         f"{BUFFER}.reuse_cooldown_time=60 & {BUFFER}.replay_buffer={{enable: true, reuse_cooldown_time: 30}}",
         key=f"{BUFFER}.reuse_cooldown_time",
     ),
+    mistake("conflict", f"{BUFFER}.replay_buffer.enable=true & algorithm.sample_strategy=staleness_control"),
+    mistake(
+        "conflict",
+        f"{BUFFER}.replay_buffer.enable=true & algorithm.algorithm_type=mix & {AUXILIARY}.e.path=x & "
+        "algorithm.sample_strategy_args={inner: staleness_control}",
+    ),
     mistake("conflict", "synchronizer.max_staleness=1 & algorithm.sample_strategy=priority"),
     mistake(
         "two-spellings",

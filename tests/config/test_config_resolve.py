@@ -11,6 +11,7 @@ import yaml
 from trinity_core.algorithms.losses.policy_loss import policy_loss
 from trinity_core.config import Config, config_from_dict, resolve, store_url, train_settings
 from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.resolve import replay_args
 from trinity_core.config.source import merge
 
 GOOD: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "documents/quick_start.yaml").read_text())
@@ -110,6 +111,18 @@ def test_mix_accepts_arguments_of_its_inner_strategy() -> None:
     queue = "buffer.trainer_input.experience_buffer.use_priority_queue=true"
     assert made(*expert, queue, "algorithm.sample_strategy_args.decay=1").algorithm.sample_strategy_args["decay"] == 1
     assert made(queue, "algorithm.sample_strategy_args.decay=1").algorithm.sample_strategy_args == {"decay": 1.0}
+
+
+def test_priority_strategy_takes_the_options_of_the_replay_buffer() -> None:
+    replay = {
+        "reuse_cooldown_time": 60.0,
+        "priority_fn": "decay_limit_randomization",
+        "priority_fn_args": {"sigma": 1.0},
+    }
+    buffer = {"trainer_input": {"experience_buffer": {"replay_buffer": replay}}}
+    enabled = "buffer.trainer_input.experience_buffer.replay_buffer.enable=true"
+    drawn = replay_args(made("algorithm.sample_strategy=priority", "seed=7", buffer=buffer))
+    assert drawn == replay_args(made(enabled, "seed=7", buffer=buffer)) == {"seed": 7, **replay}
 
 
 def test_arguments_of_plugin_parts_are_untouched() -> None:

@@ -182,13 +182,10 @@ def draws_by(config: Config) -> str:
 def replay_args(config: Config) -> dict[str, Any] | None:
     """Return the buffer's options as arguments of the sample strategy `priority`; None if there are none."""
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer
-    cooldown = {"reuse_cooldown_time": replay.reuse_cooldown_time}
-    if replay.enable:
-        priority = {"priority_fn": replay.priority_fn, "priority_fn_args": dict(replay.priority_fn_args)}
-        return {**cooldown, "seed": config.seed, **priority}
-    if _drawn_by(config.algorithm) == "priority":
-        return cooldown
-    return None
+    if not replay.enable and _drawn_by(config.algorithm) != "priority":
+        return None
+    priority = {"priority_fn": replay.priority_fn, "priority_fn_args": dict(replay.priority_fn_args)}
+    return {"reuse_cooldown_time": replay.reuse_cooldown_time, "seed": config.seed, **priority}
 
 
 def _drawn_by(algorithm: AlgorithmConfig) -> str:

@@ -8,7 +8,7 @@ from trinity_core.base.registry import registry_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Finding, conflict, repeated_names
 from trinity_core.config.paths import is_backup, no_database
-from trinity_core.config.resolve import expert_share
+from trinity_core.config.resolve import draws_by, expert_share
 from trinity_core.config.rules.tasks import ONE_PATH
 from trinity_core.config.schema import Config
 from trinity_core.config.types import SEVERAL
@@ -32,6 +32,10 @@ def experience_rules(config: Config) -> Iterator[Finding]:
     for key, buffer in sources.items():
         if SEVERAL in (buffer.path or "") and (buffer.storage_type != "file" or config.mode == "explore"):
             yield conflict(config, f"{key}.path", ONE_PATH, f"{key}.storage_type", "mode")
+    drawn = draws_by(config)
+    if inputs.experience_buffer.replay_buffer.enable and drawn != "priority":
+        message = f"has no effect on rows drawn by '{drawn}'; leave it out, or choose sample_strategy default."
+        yield conflict(config, f"{BUFFER}.replay_buffer.enable", message, "algorithm.sample_strategy")
     yield from _auxiliary(config)
     yield from _experts(config)
     yield from repeated_names("buffers", [(f"{key}.name", buffer.name) for key, buffer in sources.items()])
