@@ -4,6 +4,7 @@ import pytest
 from store_helpers import ids, make_rows
 
 from trinity_core.exchange.store.store import LineageChanged
+from trinity_core.exchange.store.strategies import StalenessControl
 
 
 def play(store, steps, offset=0):
@@ -62,6 +63,15 @@ def test_oldest_rewind_since_a_lineage(store):
     assert store.lineage() == 3
     assert [store.went_back_to(lineage) for lineage in (0, 1, 2)] == [4, 5, 5]
     assert store.went_back_to(3) == store.trainer().committed == 5
+
+
+def test_groups_that_became_stale_without_a_batch_return(store):
+    store.put("e", 1, {}, make_rows(2), 0)
+    assert store.lease(1, 2, 0)
+    store.commit(1)
+    assert store.lease(2, 2, 1, StalenessControl(0)) is None and store.stats().stale == 2
+    store.rewind(1)
+    assert (store.stats().stale, store.stats().ready, store.lineage()) == (0, 2, 0)
 
 
 def test_pruned_rows_are_counted_as_lost(store):

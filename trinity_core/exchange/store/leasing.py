@@ -151,6 +151,8 @@ def rewind(connection: Connection, t: Tables, step: int) -> int:
     creates its version. A rewound explorer starts over; the others keep waiting for their version.
     """
     mark_trained(connection, t, step)
+    stale = (t.groups.c.state == State.STALE) & (t.groups.c.stale_at > step)
+    connection.execute(update(t.groups).where(kept(t), stale).values(state=State.READY, stale_at=None))
     lineage = connection.execute(select(t.meta.c.lineage)).scalar_one()
     first = _first_steps_to_drop(connection, t, step)
     later = connection.execute(select(func.count()).select_from(t.leases).where(t.leases.c.step > step)).scalar_one()
@@ -220,8 +222,6 @@ def _release(connection: Connection, t: Tables, step: int) -> list[int]:
         pruned += connection.scalars(select(g.id).where(g.id.in_(some), ~unpruned, ~used_before))
         connection.execute(update(t.groups).where(g.id.in_(some), unpruned, ~used_before).values(state=State.READY))
         connection.execute(update(t.groups).where(g.id.in_(some), unpruned, used_before).values(state=State.TRAINED))
-    stale = (g.state == State.STALE) & (g.stale_at > step)
-    connection.execute(update(t.groups).where(stale).values(state=State.READY, stale_at=None))
     connection.execute(delete(t.lease_groups).where(lg.step > step))
     connection.execute(delete(t.leases).where(t.leases.c.step > step))
     return pruned
