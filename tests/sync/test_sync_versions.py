@@ -164,6 +164,13 @@ def test_rewind_removes_newer_versions(folder):
     assert folder.latest() is None
 
 
+def test_version_whose_tensors_were_removed_is_not_whole(folder):
+    for version in (1, 2):
+        folder.publish(version, tensors(version))
+    (folder._record_path(1).parent / folder.record(1).file).unlink()
+    assert folder.whole() == [2]
+
+
 def test_wait_returns_a_version_published_later(folder):
     publisher = threading.Timer(0.1, lambda: folder.publish(2, tensors(2)))
     publisher.start()

@@ -216,7 +216,13 @@ class WeightVersions(ABC):
         """Return the loadable versions, ascending."""
 
     def whole(self) -> list[int]:
-        return [version for version in self.versions() if next(self.load(version), None) is not None]
+        """Return the versions whose tensors can be loaded: a cleaner of temporary files may have removed some."""
+        whole = []
+        for version in self.versions():
+            with suppress(VersionGone):
+                if next(self.load(version), None) is not None:
+                    whole.append(version)
+        return whole
 
     def there_at_start(self) -> list[int]:
         """Return the versions that the engines of a resumed run can load, after `rewind` and before anything is
