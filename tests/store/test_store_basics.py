@@ -10,6 +10,7 @@ from store_helpers import ids, make_rows
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.exchange.store.database import namespaces
 from trinity_core.exchange.store.store import ExperienceStore, LineageChanged
+from trinity_core.exchange.store.strategies import Priority
 from trinity_core.training.sources import wait_lease
 
 
@@ -113,6 +114,15 @@ def test_wait_lease_stops_and_times_out(store, caplog):
     assert len(wait_lease(store, 1, 4, 0, timeout=0.02)) == 2
     [record] = caplog.records
     assert record.levelname == "WARNING" and record.args[:3] == (1, 2, 4)
+
+
+def test_wait_lease_takes_rows_that_may_be_used_again(store):
+    replay = Priority(reuse_cooldown_time=0.0)
+    store.put("e", 1, {}, make_rows(2), 0)
+    assert len(store.lease(1, 4, 0, replay)) == 4
+    assert len(wait_lease(store, 2, 8, 1, replay, timeout=0.02)) == 4
+    with pytest.raises(TransientFault):
+        wait_lease(store, 3, 8, 2, timeout=0.02)
 
 
 def test_pruning_deletes_old_trained_rows(store):

@@ -347,11 +347,11 @@ def wait_lease(
                         return batch
                 if stop is not None and stop():
                     return None
-            stats = store.stats()
-            if stats.ready or not _may_bring_rows(steps_before, stats):
+            stats, has_rows = store.stats(), store.has_rows_for(step, strategy)
+            if has_rows or not _may_bring_rows(steps_before, stats):
                 break
             log.warning(BUSY, step, times * timeout, describe_explorers(stats.explorers, stats.now))
-    if not stats.ready:
+    if not has_rows:
         raise _nothing_came(step, times * timeout, steps_before, stats)
     if batch := lease(final=True):
         explorers = describe_explorers(stats.explorers, stats.now)

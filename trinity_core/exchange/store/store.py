@@ -328,6 +328,13 @@ class ExperienceStore:
         return None  # Unchanged
 
     @again_if_away
+    def has_rows_for(self, step: int, strategy: Strategy | None = None) -> bool:
+        """True if there are rollouts, new or used, that `strategy` may choose for trainer step `step` now."""
+        with self._database.read() as connection:
+            now = self._database.now(connection)
+            return bool(leasing.candidates(connection, self._tables, strategy or Fifo(), 1, now, step))
+
+    @again_if_away
     def batch(self, step: int) -> list[Experience]:
         """Return the rollouts that trainer step `step` was given; empty if there was no such step or it was pruned."""
         with self._database.read() as connection:
