@@ -95,6 +95,25 @@ def test_a_group_that_was_passed_over_long_enough_has_sunk(store, monkeypatch):
     assert {row.group for row in lease(20, 1000)} == {f"step {step} g0" for step in (15, 16, 17, 18, 20)}
 
 
+def test_a_group_that_newer_ones_displace_from_batches_becomes_stale(store, monkeypatch):
+    monkeypatch.setattr(leasing, "RETENTION", 4)
+    for step in range(1, 11):  # each brings two groups, of which one is taken
+        store.put("e", step, {}, make_rows(2, version=step - 1, tag=f"step {step} "), step - 1)
+        assert {row.group for row in store.lease(step, 2, step - 1, Priority())} == {f"step {step} g0"}
+        store.commit(step)
+    assert (store.stats().stale, store.stats().ready) == (2 * 5, 2 * 5), "those put before step 6 took its batch"
+    store.rewind(8)
+    assert (store.stats().stale, store.prune(8)) == (2 * 3, 2 * (8 + 3))
+
+
+@pytest.mark.parametrize("newest", [0, 11])
+def test_a_trainer_comes_to_all_groups_of_a_queue_that_is_no_longer_filled(store, monkeypatch, newest):
+    monkeypatch.setattr(leasing, "RETENTION", 4)
+    for step in range(1, 13):
+        store.put("e", step, {}, make_rows(1, version=min(step - 1, newest)), newest)
+    assert [len(store.lease(step, 2, 11, Priority())) for step in range(1, 13)] == [2] * 12
+
+
 def test_stale_groups_are_counted_and_never_trained(store):
     store.put("e", 1, {}, make_rows(2, version=0, tag="old"), 0)
     store.put("e", 2, {}, make_rows(2, version=3, tag="new"), 3)

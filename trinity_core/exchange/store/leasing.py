@@ -120,6 +120,21 @@ def mark_stale(connection: Connection, t: Tables, groups: Sequence[Candidate], s
         connection.execute(update(t.groups).where(t.groups.c.id.in_(ids)).values(state=State.STALE, stale_at=step))
 
 
+def mark_displaced(connection: Connection, t: Tables, step: int) -> None:
+    """Mark as stale the groups that were in the queue for `RETENTION` train steps, each of which took newer ones only.
+
+    Not where a trainer works through a queue that is no longer filled: it comes to the oldest last.
+    """
+    g, lg = t.groups.c, t.lease_groups.c
+    newest_of = select(func.max(lg.group_id))
+    put_by_then = newest_of.where(lg.step == step - RETENTION).scalar_subquery()
+    taken_now = newest_of.where(lg.step == step - 1).scalar_subquery()
+    taken = select(lg.group_id).where(lg.step > step - RETENTION)
+    oldest_taken = select(func.min(g.newest)).where(g.id.in_(taken)).scalar_subquery()
+    displaced = in_queue(t.groups) & (g.id < put_by_then) & (put_by_then < taken_now) & (g.newest < oldest_taken)
+    connection.execute(update(t.groups).where(displaced).values(state=State.STALE, stale_at=step))
+
+
 def expert_position(connection: Connection, t: Tables, step: int) -> ExpertPosition:
     """Return the expert position at which trainer step `step` begins."""
     query = select(t.leases.c.expert).where(t.leases.c.step < step, t.leases.c.expert.is_not(None))

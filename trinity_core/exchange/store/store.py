@@ -303,6 +303,8 @@ class ExperienceStore:
             if step <= committed:
                 raise TrinityError(f"trainer step {step} lies before checkpoint {committed}: rewind the store first")
             now = self._database.now(connection) if now is None else now
+            if strategy.favours_newer:
+                leasing.mark_displaced(connection, t, step)
             most = leasing.EVERY_ROW if whole_step else rollout_rows
             groups = leasing.candidates(connection, t, strategy, most, now, step)
             choice = strategy.choose(groups, most, newest_version)

@@ -112,6 +112,11 @@ class Strategy(ABC):
         return False
 
     @property
+    def favours_newer(self) -> bool:
+        """True if newer groups may displace a group from every batch: in time it becomes stale."""
+        return False
+
+    @property
     def expert_ratio(self) -> float:
         """Share of a batch's rows that comes from expert data."""
         return 0.0
@@ -189,6 +194,10 @@ class Priority(Strategy):
         """True: the newest groups stand at the end."""
         return True
 
+    @property
+    def favours_newer(self) -> bool:
+        return True
+
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         noise = np.random.default_rng([self.seed, version]).standard_normal(len(candidates)).tolist()
         priorities = [self.function.priority(group, draw) for group, draw in zip(candidates, noise, strict=True)]
@@ -241,6 +250,10 @@ class Mix(Strategy):
     @property
     def whole_queue(self) -> bool:
         return self.inner.whole_queue
+
+    @property
+    def favours_newer(self) -> bool:
+        return self.inner.favours_newer
 
     @property
     def expert_ratio(self) -> float:
