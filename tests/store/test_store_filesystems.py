@@ -34,6 +34,11 @@ def on(monkeypatch, tmp_path):
         ("10.0.0.1@tcp:/fs", "lustre"),
         ("10.0.0.1:6789:/", "ceph"),
         ("me@host:/home/me", "fuse.sshfs"),
+        ("admin@b3acfc0d-575f-41d3-9c91-0e7ed3dbb3fa.cephfs=/", "ceph"),
+        ("ceph-fuse", "fuse.ceph-fuse"),
+        ("beegfs_nodev", "beegfs"),
+        ("gpfs0", "gpfs"),
+        ("default", "wekafs"),
     ],
 )
 def test_sqlite_on_a_network_file_system_is_refused(on, device, kind):

@@ -244,17 +244,23 @@ def project_files() -> Path:
     return packaged if packaged.exists() else top
 
 
+NETWORKED = frozenset({"beegfs", "ceph", "fuse.ceph-fuse", "gpfs", "wekafs"})
+"""Types of network file systems whose devices are names of their own, such as `gpfs0` or `user@fsid.cephfs=/`."""
+
+
 def networked(path: Path) -> str:
     """Return the type of the network file system that holds `path`, which need not exist; "" for a local one.
 
     SQLite's locks and its shared index need a local file system. The device of a network file system is `host:path` or
-    `//host/share`.
+    `//host/share`, except for those in `NETWORKED`.
     """
     import psutil
 
     mounts = ((disk.mountpoint, disk) for disk in psutil.disk_partitions(all=True))
     disk = mount_at(path.absolute().resolve(), mounts)
-    return disk.fstype if disk is not None and (":" in disk.device or disk.device.startswith("//")) else ""
+    if disk is None or not (":" in disk.device or disk.device.startswith("//") or disk.fstype in NETWORKED):
+        return ""
+    return disk.fstype
 
 
 def mount_at(path: PurePath, mounts: Iterable[tuple[str, T]]) -> T | None:
