@@ -1,5 +1,6 @@
 """Published versions: whole, unchanged while in use, rewound and removed, in shared memory and in checkpoints."""
 
+import errno
 import os
 import signal
 import tempfile
@@ -367,6 +368,26 @@ def test_damaged_file_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(DataError):
         folder.load(1)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights.json", "latest_state_dict_iteration.txt"])
+def test_file_that_another_machine_removed_is_missing(tmp_path, monkeypatch, name):
+    """NFS then reports a stale file handle."""
+    folder, real, stale = CheckpointVersions(tmp_path), Path.open, [True, False]
+    folder.publish(1, tensors(1))
+
+    def open_file(path, *args, **options):
+        if path.name == name and stale and stale.pop(0):
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", open_file)
+    assert folder.latest() == 1
+    assert loaded(folder, 1)["steps"] == 1
+    if name != "latest_state_dict_iteration.txt":
+        stale += [True] * 1000
+        with pytest.raises(VersionGone):
+            folder.load(1)
 
 
 def test_removing_a_version_spares_the_full_checkpoint(tmp_path):

@@ -11,10 +11,11 @@ One process publishes at a time; any number of processes load.
 
 from __future__ import annotations
 
+import errno
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
@@ -74,13 +75,25 @@ class VersionRecord:
     def read(cls, path: Path) -> VersionRecord | None:
         """Return the record at `path`, or None. Raises DataError for a record written by a newer release."""
         try:
-            value = json.loads(path.read_bytes())
+            with stale_as_missing():
+                value = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
         check = value.pop("check")
         digests = {name: TensorDigest(*digest) for name, digest in value.pop("digests").items()}
         others = {"check": None if check is None else WeightCheck.from_json(check), "digests": digests}
         return from_record(cls, value | others, path)
+
+
+@contextmanager
+def stale_as_missing() -> Iterator[None]:
+    """Raise FileNotFoundError for a file that another machine removed while it was being read over NFS."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        raise FileNotFoundError(errno.ENOENT, error.strerror, error.filename) from error
 
 
 @dataclass(frozen=True)
@@ -252,7 +265,8 @@ class WeightVersions(ABC):
 
     def latest(self) -> int | None:
         try:
-            pointed = int((self.root / LATEST_STATE_DICT).read_text())
+            with stale_as_missing():
+                pointed = int((self.root / LATEST_STATE_DICT).read_text())
         except (FileNotFoundError, ValueError):
             pointed = -1
         if pointed >= 0 and self.has(pointed):
@@ -311,7 +325,7 @@ class WeightVersions(ABC):
         path = self._record_path(version)
         for _ in poll(LOAD_SECONDS):
             record = VersionRecord.read(path)
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), stale_as_missing():
                 if record is not None:
                     return record, self._named(record, *self._map(record, path))
         raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
