@@ -28,7 +28,7 @@ from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.sync.shared_gpu import SharedGpu
-from trinity_core.exchange.sync.versions import TrainerRank, VersionGone, open_versions, run_versions
+from trinity_core.exchange.sync.versions import TrainerRank, VersionGone, WeightVersions, open_versions, run_versions
 from trinity_core.exchange.tracking.metrics_file import metrics_path, read_metrics
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.exchange.tracking.scores import valid_scores
@@ -468,6 +468,26 @@ def test_starts_over_if_its_version_is_removed_during_load(config, engine, store
     store = None
     assert asyncio.run(main())["step"] == 4
     assert [version for _, version in engine.loaded] == [1, 1]
+
+
+@pytest.mark.parametrize("style", ["fixed", "trainer_driven"])
+def test_event_loop_does_not_wait_for_the_disk_of_the_weights(config, engine, style, monkeypatch):
+    """A network file system may hang; answers and calls of workflows continue."""
+    threads = set()
+
+    def noted(look):
+        def noting(*args):
+            threads.add(threading.current_thread())
+            return look(*args)
+
+        return noting
+
+    settings = config(synchronizer={"sync_style": style, "sync_interval": 10})
+    publish(settings, 0)
+    for name in ("has", "latest"):
+        monkeypatch.setattr(WeightVersions, name, noted(getattr(WeightVersions, name)))
+    assert asyncio.run(Explorer(settings, [engine]).run(explore))["step"] == 4
+    assert threads and threading.main_thread() not in threads
 
 
 def test_a_newer_version_than_the_due_one_is_a_warning(config, engine, caplog):

@@ -224,7 +224,8 @@ class Explorer:
         Waits for the first version; with `max_staleness`, until the step's rows will be fresh enough when trained; in
         mode `serve`, for feedback. None after `stop`, and if the trainer has finished.
         """
-        version = SyncSchedule.of(self.config).dynamic_version(step, self.version, self.weights.latest())
+        newest = await asyncio.to_thread(self.weights.latest)
+        version = SyncSchedule.of(self.config).dynamic_version(step, self.version, newest)
         if version is None and (version := await self.wait_for(0)) is None:
             return None
         if (bound := staleness_bound(self.config)) is None:
@@ -244,7 +245,7 @@ class Explorer:
         if await self._engines_hold(version):
             return 0
         self._state = f"waiting for version {version}"
-        if not self.weights.has(version):
+        if not await asyncio.to_thread(self.weights.has, version):
             await self._turn.end(self._open.pool)
             await asyncio.to_thread(self._open.store.mark_waiting, self.name, version)
         wait = VersionWait(version, self.weights, self._open.store, self._watch, self._lineage, self._is_stopping)
@@ -271,7 +272,7 @@ class Explorer:
                     done = await self._open.pool.load(self._open.source, version)
                     break
                 except VersionGone as gone:
-                    newest = self.weights.latest()
+                    newest = await asyncio.to_thread(self.weights.latest)
                     if newest is None or newest < version:
                         self.version = None  # some engines may have loaded it
                         raise LineageChanged(f"the trainer goes back: {gone}") from gone
@@ -439,7 +440,7 @@ class Explorer:
         False if there is a checkpoint: the trainer resumes from it and publishes its weights. False if they have slept.
         """
         holds_initial = self._has_initial_weights and self._open.pool.holds_weights
-        is_at_start = version == 0 and holds_initial and not self.weights.has(0)
+        is_at_start = version == 0 and holds_initial and not await asyncio.to_thread(self.weights.has, 0)
         return is_at_start and not (await asyncio.to_thread(self._open.store.trainer)).committed
 
     @property
