@@ -153,7 +153,11 @@ def test_make_strategy():
 
 def expert(length=5, seed=None, per_row=1):
     def make(i):
-        return [Experience(tokens=[i, i, r], prompt_length=1, action_mask=[True, True]) for r in range(per_row)]
+        mask = [True, True]
+        return [
+            Experience(tokens=[i, i, r], prompt_length=1, action_mask=mask, group=f"row {i}", is_expert=True)
+            for r in range(per_row)
+        ]
 
     return ExpertData(length, make, seed)
 

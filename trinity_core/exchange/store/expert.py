@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
 import numpy as np
@@ -43,7 +43,7 @@ class ExpertMixture:
 
 @dataclass(frozen=True)
 class ExpertData:
-    """`length` data-set rows; `make(i)` converts row i to its experiences, which stay together."""
+    """`length` data-set rows; `make(i)` converts row i to its experiences, a group marked `is_expert`."""
 
     length: int
     make: Callable[[int], Sequence[Experience]]
@@ -65,12 +65,9 @@ class ExpertData:
             if offset >= self.length:
                 epoch, offset = epoch + 1, 0
                 order = self._order(epoch)
-            row = int(order[offset])
-            experiences = self.make(row)
+            experiences = self.make(int(order[offset]))
             barren = 0 if experiences else barren + 1
-            for experience in experiences:
-                group = experience.group or f"expert/{epoch}/{row}"
-                batch.append(replace(experience, is_expert=True, group=group))
+            batch += experiences
             offset += 1
         return batch, ExpertPosition(epoch=epoch, offset=offset)
 
