@@ -203,7 +203,8 @@ class Database:
 
     @again_if_away
     def clock(self) -> int:
-        """Return a number that grows with every change of the store."""
+        """Return a number that grows with every change of a store on a server; changes of a SQLite file are seen by
+        `watching`."""
         with self.read() as connection:
             return int(connection.execute(select(self.tables.meta.c.clock)).scalar_one())
 

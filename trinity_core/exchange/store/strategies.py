@@ -166,7 +166,8 @@ class Priority(Strategy):
     """Takes the highest priority first, by `priority_fn` with its `priority_fn_args`; ties go to the older group.
 
     With `reuse_cooldown_time` a group may be taken again after that many seconds; without, each is taken once. `decay`
-    is that of `linear_decay`. Noise derives from `seed`, the group and the trainer's version.
+    is that of `linear_decay`. Noise derives from `seed`, the trainer's version and the group's place among the
+    candidates.
     """
 
     reuse_cooldown_time: float | None = None

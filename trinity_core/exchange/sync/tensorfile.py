@@ -32,7 +32,8 @@ CHUNK = {"cpu": 1 << 15, "cuda": 1 << 24}
 """Elements per chunk: on a CPU what fits in one core's cache, because for more, torch uses threads whose
 synchronisation costs more than the work; on a GPU enough to keep it busy."""
 SPREAD, MIX = -1640531535, -2048144777
-"""Odd multipliers (2654435761 and 2246822519 as int32), which map distinct bit patterns to distinct values."""
+"""Odd multipliers (2654435761 and 2246822519 as int32). Each maps distinct int32 to distinct ones. The shift between
+them keeps the sign, so two patterns of 32 bits may have the same mix; each of 16 bits has its own."""
 
 
 class TensorDigest(NamedTuple):
