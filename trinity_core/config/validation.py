@@ -71,11 +71,12 @@ def exact(model: type[BaseModel]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         if from_yaml(annotation := field.rebuild_annotation()):
-            given = type_of(annotation)
-            plain: Any = exact(given.section) if given.section else EXACT.get(given.plain, given.plain)
-            plain = Annotated[(plain, *given.extras)] if given.extras else plain
+            typed = type_of(annotation)
+            section = None if typed.entry else typed.section
+            plain: Any = exact(section) if section else EXACT.get(typed.plain, typed.plain)
+            plain = Annotated[(plain, *typed.extras)] if typed.extras else plain
             default = ... if field.is_required() else field.get_default(call_default_factory=True)
-            fields[name] = (plain | None if given.optional else plain, default)
+            fields[name] = (plain | None if typed.optional else plain, default)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Field name", UserWarning)  # an argument may be called `copy` or `json`
         made = create_model(model.__name__, __base__=(_Exact, model), **fields)
