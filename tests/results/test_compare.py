@@ -66,6 +66,14 @@ def test_difference_between_seeds_widens_the_interval() -> None:
     assert alone / 200 < 0.8
 
 
+def test_one_run_and_several_like_it_do_not_differ() -> None:
+    run = {str(task): [1.0, 0.0, 0.0, float(task % 2)] for task in range(50)}
+    for sides in ([run], [run, run]), ([run, run], [run]):
+        difference = paired_over_seeds(*sides)
+        assert difference is not None and difference.before == difference.after == 0.375
+        assert difference.verdict == "not distinguishable"
+
+
 def test_only_common_tasks_and_verdicts_are_paired() -> None:
     before = {"a": [1.0, None], "b": [0.0], "c": [1.0], "d": [0.0]}
     after = {"a": [1.0, 0.0], "b": [1.0], "c": [None], "e": [0.0]}
@@ -80,6 +88,8 @@ def test_curves_are_compared_at_common_steps() -> None:
     higher = paired_by_blocks(curve, {step: value + 0.1 + 0.01 * (step % 2) for step, value in curve.items()})
     assert higher is not None and higher.verdict == "better" and higher.pairs == 100
     assert paired_by_blocks(curve, {0: 1.0}) is None
+    undefined = paired_by_blocks(curve, curve | {50: float("nan")})
+    assert undefined is not None and undefined.verdict == "not distinguishable" and undefined.pairs == 99
 
 
 def run_folder(root: Path, name: str, accuracy: float, seed: int, lr: float = 1e-5, answers: bool = True) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf, sqrt
+from math import inf, isfinite, sqrt
 from statistics import fmean, variance
 from typing import Any
 
@@ -74,9 +74,11 @@ def paired(before: Scores, after: Scores) -> Difference | None:
 def paired_over_seeds(before: Sequence[Scores], after: Sequence[Scores]) -> Difference | None:
     """Like `paired`, for several runs of each of two configurations, which differ in their seeds.
 
-    Answers are averaged over the runs of a configuration. From two runs on, the pooled variance between runs is added
-    to that of the tasks: the difference then holds for further seeds too.
+    If one of them has several runs, the answers to a task are averaged over the runs of a configuration. If both have,
+    the pooled variance between runs is added to that of the tasks: the difference then holds for further seeds too.
     """
+    if len(before) == len(after) == 1:
+        return paired(before[0], after[0])
     difference = paired(_averaged(before), _averaged(after))
     if difference is None or min(len(before), len(after)) < 2:
         return difference
@@ -88,11 +90,11 @@ def paired_over_seeds(before: Sequence[Scores], after: Sequence[Scores]) -> Diff
 
 
 def paired_by_blocks(before: Mapping[int, float], after: Mapping[int, float], blocks: int = 20) -> Difference | None:
-    """The mean difference of two curves over their common steps; None with fewer than two blocks of steps.
+    """The mean difference of two curves over the steps at which both are finite; None with fewer than two blocks.
 
     Neighbouring steps are dependent: they form up to `blocks` clusters.
     """
-    steps = sorted(before.keys() & after.keys())
+    steps = sorted(step for step in before.keys() & after.keys() if isfinite(before[step]) and isfinite(after[step]))
     size = max(1, -(-len(steps) // blocks))
     clusters = [[after[step] - before[step] for step in steps[i : i + size]] for i in range(0, len(steps), size)]
     if len(clusters) < 2:
@@ -119,8 +121,6 @@ def _judged(scores: Sequence[float | None]) -> list[float]:
 
 
 def _averaged(runs: Sequence[Scores]) -> Scores:
-    if len(runs) == 1:
-        return runs[0]
     common = set.intersection(*(set(run) for run in runs))
     return {
         task: [fmean([fmean(judged) for judged in of_runs])]
