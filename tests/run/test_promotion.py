@@ -24,6 +24,7 @@ from trinity_core.config.findings import ConfigError
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data.experience import Experience
 from trinity_core.data.schedule import open_tasksets
+from trinity_core.data.session_log import SESSION
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.exchange.checkpoints.commit import write_manifest
@@ -247,6 +248,15 @@ def test_tasks_that_users_asked_about_are_found_in_their_conversations(tmp_path:
     tasks = [task(index, question) for index, question in enumerate(asked)]
     assert [one.index for one in leaked_tasks(str(run / "global_step_4"), tasks)] == [0, 1]
     assert sightings(tmp_path, file, 1)[0].run == "p/improved"
+
+
+def test_tasks_that_sessions_of_the_openai_api_trained_on(tmp_path: Path) -> None:
+    model = Path(trained_parent_and_run(tmp_path))
+    rendered = {"prompt": "<|user|>What is  six?<|end|><|assistant|>", "response": "6<|user|>And seven?", SESSION: "s"}
+    with (model.parents[2] / "buffer" / "experience_buffer.jsonl").open("w") as archive:
+        archive.write(json.dumps({"step": 3, "group": "g3"} | rendered) + "\n")
+    tasks = [task(index, question) for index, question in enumerate(["What is six?", "And seven?", "What is 8?"])]
+    assert [one.index for one in leaked_tasks(str(model), tasks)] == [0, 1]
 
 
 def test_the_gate_refuses_leaked_sets_beyond_the_share(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

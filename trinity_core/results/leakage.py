@@ -4,8 +4,9 @@ runs it descends from, have trained on."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -14,6 +15,7 @@ from trinity_core.base.layout import JobLayout
 from trinity_core.config.schema import FormatConfig
 from trinity_core.data import formats
 from trinity_core.data.files import read_rows
+from trinity_core.data.session_log import SESSION
 from trinity_core.data.task import Task
 from trinity_core.exchange.store.archive import line_header
 from trinity_core.exchange.store.earlier_rollouts import EarlierRollout, find_rollouts
@@ -24,8 +26,8 @@ from trinity_core.results.lineage import ancestry
 def leaked_tasks(model: str, tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks whose prompt the model, or one it descends from, was trained on.
 
-    Prompts are compared without case and spacing. In rollouts of earlier runs, whose prompts are whole conversations,
-    a task's prompt is searched for. Of runs whose folders are gone, nothing is known.
+    Prompts are compared without case and spacing. In sessions of the OpenAI API and rollouts of earlier runs, which are
+    stored as they were rendered, a task's prompt is searched for. Of runs whose folders are gone, nothing is known.
     """
     asked: dict[str, list[Task]] = {}
     for task in tasks:
@@ -33,18 +35,18 @@ def leaked_tasks(model: str, tasks: Sequence[Task]) -> list[Task]:
             asked.setdefault(_plain(prompt), []).append(task)
     leaked: dict[int, Task] = {}
     for ancestor in ancestry(model):
-        if ancestor.folder is not None:
-            for prompt in _trained_prompts(ancestor.folder, ancestor.step):
-                leaked |= {task.index: task for task in asked.get(_plain(prompt), ())}
-            for conversation in map(_plain, _conversations(ancestor.folder)):
-                found = (same for prompt, same in asked.items() if prompt in conversation)
-                leaked |= {task.index: task for same in found for task in same}
+        for text, is_conversation in _trained_texts(ancestor.folder, ancestor.step) if ancestor.folder else ():
+            plain = _plain(text)
+            prompts = [prompt for prompt in asked if prompt in plain] if is_conversation else [plain]
+            leaked |= {task.index: task for prompt in prompts for task in asked.get(prompt, ())}
     return [leaked[index] for index in sorted(leaked)]
 
 
-def _trained_prompts(folder: Path, step: int) -> Iterator[str]:
-    """Yield the last message of each prompt that a run trained on up to `step`. Raises DataError if the files of a
-    supervised data set are gone."""
+def _trained_texts(folder: Path, step: int) -> Iterator[tuple[str, bool]]:
+    """Yield what a run trained on up to `step`: the last message of a prompt, or a whole conversation (True).
+
+    Raises DataError if the files of a supervised data set are gone.
+    """
     archive = JobLayout(folder).archive
     if archive.exists():
         with archive.open("rb") as lines:
@@ -52,23 +54,24 @@ def _trained_prompts(folder: Path, step: int) -> Iterator[str]:
                 header = line_header(raw)
                 if header is None or header[0] > step:
                     break
-                yield str(json.loads(raw).get("prompt") or "")
+                line = json.loads(raw)
+                in_session = SESSION in line
+                yield _conversation(line) if in_session else str(line.get("prompt") or ""), in_session
     for data in supervised_sets(folder):
         try:
             form = FormatConfig.model_validate(data.settings.get("format") or {})
         except ValidationError:
             form = FormatConfig()  # of another release
         rows = read_rows(data.path, *data.split, data.settings["storage_type"], data.name).rows
-        yield from (prompt for row in rows if (prompt := _prompt(row, form)))
-
-
-def _conversations(folder: Path) -> Iterator[str]:
-    """Yield the earlier rollouts that a supervised run learned from, as they were rendered."""
+        yield from ((prompt, False) for row in rows if (prompt := _prompt(row, form)))
     for data in supervised_sets(folder, ["rollouts"]):
         for rollout in find_rollouts(data.path, data.settings.get("subset_name")):
             if isinstance(rollout, EarlierRollout):
-                info = rollout.experience.info
-                yield f"{info.get('prompt')} {info.get('response')}"
+                yield _conversation(rollout.experience.info), True
+
+
+def _conversation(info: Mapping[str, Any]) -> str:
+    return f"{info.get('prompt')} {info.get('response')}"
 
 
 def _prompt(row: formats.Row, form: FormatConfig) -> str:
