@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.results.doctor import CHECKS, diagnose
 from trinity_core.results.evidence import Evidence, Score, gather
 
@@ -170,6 +171,17 @@ def test_what_the_store_and_the_model_show(tmp_path: Path) -> None:
         evidence = gather(tmp_path, f"sqlite:///{tmp_path}/store.db", audited=False)
         assert evidence.other_template == other
     assert evidence.skipped == ["step 3 of explorer drew 2 tasks and moved on by 66"]
+
+
+def test_scores_made_with_other_settings_are_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "monitor").mkdir()
+    scored = [(0, "0", 0.1, 0.3), (6, "before", 0.9, 0.9), (9, "now", 0.4, 0.3), (12, "now", 0.5, 0.4)]
+    for step, made_with, easy, hard in scored:
+        metrics = {"eval/a/easy/accuracy": easy, "eval/a/hard/accuracy": hard}
+        MetricsFile(tmp_path, "eval").write(step, metrics, made_with=made_with)
+    evidence = gather(tmp_path, None)
+    scores = {name: [(score.step, score.accuracy) for score in of_set] for name, of_set in evidence.scores.items()}
+    assert scores == {"a/easy": [(0, 0.1), (9, 0.4), (12, 0.5)], "a/hard": [(0, 0.3), (9, 0.3), (12, 0.4)]}
 
 
 def test_every_check_has_a_fault_here() -> None:

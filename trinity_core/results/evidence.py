@@ -17,7 +17,7 @@ from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics, stream_of
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.exchange.tracking.run_record import read_config
-from trinity_core.exchange.tracking.scores import evaluated_sets
+from trinity_core.exchange.tracking.scores import evaluated_sets, like_the_newest
 from trinity_core.results.audit import audit_runs, open_store
 from trinity_core.results.data_rows import DataSet, task_sets
 
@@ -159,12 +159,13 @@ def _text(path: Path) -> str | None:
 
 
 def _scores(lines: Sequence[MetricLine]) -> dict[str, list[Score]]:
+    """Return the scores that are comparable with the newest one."""
     scores: dict[str, dict[int, Score]] = {}
-    for line in lines:
-        for taskset in evaluated_sets(line.metrics) if stream_of(line.source) == "eval" else ():
-            name = f"eval/{taskset}/accuracy"
-            low, high = (line.metrics.get(f"{name}_{end}", line.metrics[name]) for end in ("low", "high"))
-            scores.setdefault(taskset, {})[line.step] = Score(line.step, line.metrics[name], low, high)
+    for line in like_the_newest([line for line in lines if stream_of(line.source) == "eval"]):
+        for taskset in evaluated_sets(line.metrics):
+            accuracy = line.metrics[name := f"eval/{taskset}/accuracy"]
+            low, high = (line.metrics.get(f"{name}_{end}", accuracy) for end in ("low", "high"))
+            scores.setdefault(taskset, {})[line.step] = Score(line.step, accuracy, low, high)
     return {taskset: [score for _, score in sorted(steps.items())] for taskset, steps in scores.items()}
 
 

@@ -108,7 +108,7 @@ def latest_scores(job_dir: Path | str) -> dict[int, float]:
 
 def scores_like_the_newest(evaluations: list[MetricLine]) -> dict[int, float]:
     """Like `latest_scores`, given the evaluations' lines."""
-    return _scores(_like_the_newest(evaluations))
+    return _scores(like_the_newest(evaluations))
 
 
 def steps_to_evaluate(config: Config, whole: Collection[int]) -> list[int]:
@@ -173,12 +173,13 @@ def _by_set(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 def _valid(lines: list[MetricLine], config: Config) -> list[MetricLine]:
     if not config.buffer.explorer_input.eval_tasksets:
-        return _like_the_newest(lines)
+        return like_the_newest(lines)
     now = {first: score_fingerprint(config, first) for first in {min(line.step, 1) for line in lines}}
     return [line for line in lines if line.made_with == now[min(line.step, 1)]]
 
 
-def _like_the_newest(lines: list[MetricLine]) -> list[MetricLine]:
+def like_the_newest(lines: list[MetricLine]) -> list[MetricLine]:
+    """Return the evaluations with the fingerprint of the newest one; that of step 0 is a fingerprint of its own."""
     newest = {min(line.step, 1): line.made_with for line in lines}
     return [line for line in lines if line.made_with == newest[min(line.step, 1)]]
 
