@@ -82,6 +82,8 @@ def test_a_healthy_run_is_not_accused(seed: int) -> None:
 
 def test_a_run_that_has_hardly_begun_is_not_accused() -> None:
     assert found(Evidence()) == set()
+    first = {1: {"actor/grad_norm": 0.0, "actor/lr": 1e-5, "advantages/zero_rows": 1.0}}
+    assert found(Evidence(trained=first)) == set()
 
 
 TRAINED, EXPLORED = dict(healthy().trained), dict(healthy().explored["explorer"])

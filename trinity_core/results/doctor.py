@@ -193,7 +193,7 @@ def no_update(evidence: Evidence) -> Iterator[Sign]:
     steps = {step: metrics for step, metrics in evidence.trained.items() if "actor/grad_norm" in metrics}
     recent = _last(steps, RECENT)
     still = [step for step in recent if not steps[step]["actor/grad_norm"] or steps[step].get("actor/lr") == 0.0]
-    if recent and len(still) == len(recent) and not evidence.is_solved:
+    if len(still) == RECENT and not evidence.is_solved:
         norms, rates = ({steps[step].get(f"actor/{name}") for step in recent} for name in ("grad_norm", "lr"))
         cause = "The learning rate is 0" if rates == {0.0} else "The loss of every row is 0"
         zero = fmean(steps[step].get("advantages/zero_rows", 0.0) for step in recent)
