@@ -22,6 +22,7 @@ from trinity_core.exchange.checkpoints.commit import write_manifest
 from trinity_core.exchange.tracking.forwarder import Forwarder
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.scores import (
+    best_steps,
     latest_scores,
     score_fingerprint,
     uncounted_steps,
@@ -210,6 +211,13 @@ def test_best_checkpoint_takes_scores_that_count(folder: Path) -> None:
 
     Forwarder(new.job_dir, Counting(), scores=partial(valid_scores, new))._forward_checkpoints()
     assert sent == {6: 0.4, 8: 0.5} and best == [8]
+
+
+def test_the_best_step_of_the_settings_before_outlives_a_score_of_step_0(folder: Path) -> None:
+    old, new = config_of(folder), config_of(folder, "model.temperature=0.5")
+    for config, step, accuracy in (old, 0, 0.1), (old, 4, 0.9), (old, 5, 0.8), (new, 0, 0.1), (new, 6, 0.3):
+        write_score(config, step, accuracy)
+    assert best_steps(new, [4, 5, 6]) == [4, 6]
 
 
 def test_plugins_in_the_home_folder_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def best_steps(config: Config, among: Collection[int]) -> list[int]:
     the first step.
     """
     lines = read_evaluations(config.job_dir)
-    newest = list(dict.fromkeys(line.made_with for line in reversed(lines)))[:2]
+    newest = list(dict.fromkeys(line.made_with for line in reversed(lines) if line.step))[:2]  # step 0 has its own
     earlier = [_scores(line for line in lines if line.made_with == fingerprint) for fingerprint in newest]
     rankings = [valid_scores(config), *earlier]
     best = [sorted(scores.keys() & set(among), key=lambda step: (-scores[step], step))[:1] for scores in rankings]
