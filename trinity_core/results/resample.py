@@ -108,6 +108,8 @@ def _difference(row: Experience, spans: Sequence[tuple[int, int]], answers: Sequ
             now = answer[index - begin] if index - begin < len(answer) else None
             if response[index] != now:
                 return index, response[index], now
+    if end == len(response) and not row.truncated and len(answer) > end - begin:  # it ended there of its own accord
+        return end, None, answer[end - begin]
     return None, None, None
 
 
