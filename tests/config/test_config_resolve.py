@@ -13,6 +13,7 @@ from trinity_core.config import Config, config_from_dict, resolve, store_url, tr
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.resolve import replay_args
 from trinity_core.config.source import merge
+from trinity_core.config.validation import exact
 
 GOOD: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "documents/quick_start.yaml").read_text())
 SFT = ("mode=train", "algorithm.algorithm_type=sft", "buffer.trainer_input.experience_buffer={path: data}")
@@ -123,6 +124,14 @@ def test_priority_strategy_takes_the_options_of_the_replay_buffer() -> None:
     enabled = "buffer.trainer_input.experience_buffer.replay_buffer.enable=true"
     drawn = replay_args(made("algorithm.sample_strategy=priority", "seed=7", buffer=buffer))
     assert drawn == replay_args(made(enabled, "seed=7", buffer=buffer)) == {"seed": 7, **replay}
+
+
+def test_models_of_arguments_are_built_once() -> None:
+    sizes = set()
+    for _ in range(3):
+        made("algorithm.sample_strategy_args.decay=1", f"{PATH.removesuffix('path')}use_priority_queue=true")
+        sizes.add(exact.cache_info().currsize)
+    assert len(sizes) == 1
 
 
 def test_arguments_of_plugin_parts_are_untouched() -> None:

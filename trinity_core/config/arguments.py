@@ -6,6 +6,7 @@ for workflows, rewards and operators.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
@@ -67,7 +68,11 @@ def _taken(config: Config, key: str, name: str, registry: Registry[Any]) -> type
     if key == "algorithm.sample_strategy":
         names = [name, draws_by(config)]
     models = [registry.arguments(registry[other], other) for other in dict.fromkeys(names) if other in registry]
-    return models[0] if len(models) == 1 else arguments_model(name, [model for model in models if model is not None])
+    return models[0] if len(models) == 1 else _joined(name, tuple(model for model in models if model is not None))
+
+
+_joined = functools.cache(arguments_model)
+"""Builds a class for each name and models once; `exact` keeps one for every class that it gets."""
 
 
 def _fitting(
