@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from raising import raising
 from results.chat_run import chat_run
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from trinity_core.base.files import write_json
 from trinity_core.base.layout import JobLayout
 from trinity_core.config import ModelConfig
 from trinity_core.exchange.checkpoints.resume import update_meta
+from trinity_core.exchange.tracking.run_record import config_path, read_config
 from trinity_core.results.chat import ChatModel, Conversation, chat_models
 
 
@@ -42,6 +44,19 @@ def test_an_adapter_is_served_on_its_base_with_room_for_its_rank(tmp_path: Path)
     write_json(tmp_path / "adapter_config.json", {"r": 24})
     command = ChatModel("base", ModelConfig(), adapter=tmp_path).serve_command("mine")
     assert command.startswith(f"vllm serve base --enable-lora --max-lora-rank 32 --lora-modules mine={tmp_path}")
+
+
+def test_answers_are_sampled_as_in_the_run_whatever_the_folder_says(run: Path) -> None:
+    """The checkpoint's folder has sampling of its own, as many models of the hub do."""
+    write_json(JobLayout(run).huggingface(4) / "generation_config.json", {"no_repeat_ngram_size": 1, "min_length": 90})
+    conversation = Conversation(chat_models(run), greedy=True)
+    usual = conversation.ask("How many?")
+    assert usual["base"] == usual["step 4"]
+    penalised = {"model": {**read_config(run)["model"], "repetition_penalty": 9.0, "min_response_tokens": 8}}
+    config_path(run).write_text(yaml.safe_dump(read_config(run) | penalised))
+    model = chat_models(run)["step 4"]
+    assert model.answer([{"role": "user", "content": "How many?"}], greedy=True) != usual["base"]
+    assert '"repetition_penalty": 9.0' in model.serve_command("mine") and "config vllm" in model.serve_command("mine")
 
 
 def test_a_question_on_the_command_line(run: Path) -> None:

@@ -34,6 +34,7 @@ from trinity_core.rollout.inference.vllm_types import LORA_RANKS
 
 NEW = "/new"
 """The line that begins a new conversation."""
+SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,13 @@ class ChatModel:
     @cached_property
     def _model(self) -> Any:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
         trusted = self.settings.trust_remote_code
         model: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype="auto", trust_remote_code=trusted)
+        model.generation_config = GenerationConfig()  # the folder's has sampling of its own, which engines do not use
         if self.adapter is not None:
             from peft import PeftModel
 
@@ -82,10 +84,12 @@ class ChatModel:
         if sampling.temperature and not greedy:
             choice = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
             choice["top_k"] = max(sampling.top_k, 0)  # transformers: 0 is all
+        most = min(room, sampling.max_response_tokens or room)
+        least = min(max(sampling.min_response_tokens - 1, 0), most)  # counted without the end token
         tokens = torch.tensor([prompt], device=self._model.device)
         made = self._model.generate(
             input_ids=tokens, attention_mask=torch.ones_like(tokens), eos_token_id=ends, pad_token_id=ends[0],
-            max_new_tokens=min(room, sampling.max_response_tokens or room), **choice,
+            max_new_tokens=most, min_new_tokens=least, repetition_penalty=sampling.repetition_penalty, **choice,
         )  # fmt: skip
         return str(self.encoder.tokenizer.decode(made[0, len(prompt) :], skip_special_tokens=True)).strip()
 
@@ -100,8 +104,9 @@ class ChatModel:
             command += ["--chat-template", template]
         if self.settings.max_model_len:
             command += ["--max-model-len", str(self.settings.max_model_len)]
-        sampling = {key: getattr(self.settings, key) for key in ("temperature", "top_p", "top_k")}
-        return shlex.join([*command, "--override-generation-config", dumps(sampling)])
+        sampling = {key: getattr(self.settings, key) for key in SAMPLING}
+        command += ["--generation-config", "vllm", "--override-generation-config", dumps(sampling)]
+        return shlex.join(command)
 
 
 @dataclass
@@ -153,9 +158,6 @@ def chat_models(folder: Path, step: int | None = None, base: bool = True) -> dic
     path = start if adapter else str(converted)
     trained_model = {f"step {shown_step}": ChatModel(path, settings, system, adapter)}
     return ({"base": ChatModel(start, settings, system)} if base else {}) | trained_model
-
-
-SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def chat(conversation: Conversation, lines: Iterable[str], say: Callable[[str], object]) -> None:
