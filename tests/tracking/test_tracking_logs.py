@@ -101,10 +101,16 @@ def test_level_and_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     "secret",
     ["postgresql://me:hunter2@db/x", "api_key=hunter2", "{'password': 'hunter2'}", "WANDB_API_KEY: hunter2",
-     "Authorization: Bearer hunter2hunter2", 'hf_token="hunter2"'],
+     "Authorization: Bearer hunter2hunter2", 'hf_token="hunter2"', "X-Api-Key: hunter2", "secret_key: hunter2",
+     "error: aws_secret_access_key=hunter2", "http://host?key=hunter2", "Authorization: token hunter2",
+     "--api-key hunter2", "['--hf-token', 'hunter2']", "authToken: hunter2", "client_secret=hunter2"],
 )  # fmt: skip
 def test_secrets_are_masked(secret: str) -> None:
     assert "hunter2" not in masked(secret) and "***" in masked(secret)
+
+
+def test_numbers_are_secrets_unless_they_count_tokens() -> None:
+    assert masked("password=123456, max_token=16") == "password=***, max_token=16"
 
 
 def test_plain_text_stays() -> None:

@@ -30,10 +30,17 @@ NODE = "{node}"
 """Part of the file's path that stands for the address of the actor's node."""
 OURS = ("trinity_core", "tasks")
 MASK = "***"
+_NAMES = (
+    r"(?<![\w-])[\w-]*(?:api[_-]?keys?|(?:private|access|secret)[_-]?keys?|passwd|passwords?|secrets?|credentials?|auth"
+    r"|authorization)"
+)
+"""Matches names of secrets, besides a plain `key=` and tokens, whose numbers are counts."""
 _SECRETS = (
     re.compile(r"(?<=://)([^/@:\s]*:)[^/@\s]+(?=@)"),
-    re.compile(r"(\b\w*(?:api_?key|passwd|password|secret|token|credentials?)['\"]?\s*[=:]\s*['\"]?)(?!\d+\b)[^\s'\",}]+",
+    re.compile(rf"((?:{_NAMES}['\"]?\s*[=:]\s*|(?<![\w-])keys?=)['\"]?(?:(?:basic|bearer|token)\s+)?)[^\s'\",}}]+",
                re.IGNORECASE),
+    re.compile(r"((?<![\w-])[\w-]*token['\"]?\s*[=:]\s*['\"]?)(?!\d+\b)[^\s'\",}]+", re.IGNORECASE),
+    re.compile(r"((?<![\w-])--[\w-]*(?:key|password|secret|token)(?:\s+|['\"],\s+['\"]))[^\s'\",]+", re.IGNORECASE),
     re.compile(r"((?:Bearer|Basic)\s+)[\w.+/=-]{8,}"),
 )  # fmt: skip
 
