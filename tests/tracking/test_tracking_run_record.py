@@ -15,7 +15,8 @@ from raising import raising
 from trinity_core.base.addresses import page_note
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import write_json
-from trinity_core.config import config_from_dict, public_dict
+from trinity_core.config import config_from_dict, load_config, public_dict
+from trinity_core.config.load import escaped
 from trinity_core.config.secrets import MASK
 from trinity_core.exchange.tracking.forwarder import Forwarder, open_writer
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
@@ -23,6 +24,8 @@ from trinity_core.exchange.tracking.mlflow_facts import DESCRIPTION
 from trinity_core.exchange.tracking.mlflow_writer import describe_runs, run_note
 from trinity_core.exchange.tracking.run_record import (
     RunState,
+    changes_since,
+    config_path,
     read_config,
     read_record,
     record_end,
@@ -51,6 +54,19 @@ def test_a_run_records_its_configuration_state_and_end(tmp_path: Path) -> None:
         ended = read_record(tmp_path)
         assert ended is not None and ended.present_state is state and ended.ended is not None
     assert read_record(tmp_path / "none") is None and read_config(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize("prompt", ["Use ${seed}", r"Use \${seed}", r"\\${HOME} and \$1 \\", "5 $"])
+def test_a_run_can_be_started_from_its_recorded_configuration(tmp_path: Path, prompt: str) -> None:
+    taskset = {"path": "x", "format": {"system_prompt": escaped(prompt)}}
+    tree = {"model": {"model_path": "m", "max_model_len": 64}, "buffer": {"explorer_input": {"taskset": taskset}}}
+    config = config_from_dict(tree)
+    assert config.buffer.explorer_input.tasksets[0].format.system_prompt == prompt
+    record_start(tmp_path, public_dict(config), "rft")
+    assert changes_since(tmp_path, public_dict(config), "rft", {}) == ""
+    assert load_config(config_path(tmp_path)).buffer == config.buffer
+    [recorded] = read_config(tmp_path)["buffer"]["explorer_input"]["tasksets"]
+    assert recorded["format"]["system_prompt"] == prompt
 
 
 def test_state_of_a_newer_release_is_unknown(tmp_path: Path) -> None:

@@ -280,3 +280,12 @@ def escaped(node: Any) -> Any:
     if isinstance(node, str):
         return re.sub(r"(\\*)\$\{", lambda match: match.group(1) * 2 + r"\${", node)
     return node
+
+
+def unescaped(node: Any) -> Any:
+    """Return what `escaped` was given; other `${` stay as they are."""
+    if isinstance(node, dict):
+        return {name: unescaped(value) for name, value in node.items()}
+    if isinstance(node, list):
+        return [unescaped(value) for value in node]
+    return re.sub(r"(\\*)\1\\\$\{", r"\1${", node) if isinstance(node, str) else node

@@ -1,6 +1,7 @@
 """Files next to a run's metrics: `config.yaml`, its configuration, and `run.json`, its state.
 
-They are for people and pages that show runs, with or without a tracking system. Secrets are masked.
+They are for people and pages that show runs, with or without a tracking system. Secrets are masked. A run can be
+started from its `config.yaml`, whose literal `${` is escaped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import yaml
 
 from trinity_core.base.files import private_folder, read_json, write_atomically, write_json
 from trinity_core.base.processes import start_mark, still_runs
+from trinity_core.config.load import escaped, unescaped
 from trinity_core.config.secrets import without_secrets
 from trinity_core.exchange.tracking.metrics_file import read_metrics, stream_of
 from trinity_core.exchange.tracking.writers import RunOutcome, leaves
@@ -120,7 +122,7 @@ def changes_since(job_dir: Path, config: Mapping[str, Any], stage: str, software
         was = ", ".join(f"{name} {previous.software.get(name) or '–'}" for name in other)
         now = ", ".join(f"{name} {software[name] or '–'}" for name in other)
         parts = [f"the run was begun by {was if previous.software else 'an older release'}, this is {now}"]
-    recorded, present = dict(leaves(read_config(job_dir))), leaves(yaml.load(_as_yaml(config), yaml.CSafeLoader))
+    recorded, present = dict(leaves(read_config(job_dir))), leaves(_parse(_as_yaml(config)))
     if differ := [
         f"{key} ({recorded[key]}, now {value})" for key, value in present if recorded.get(key, value) != value
     ]:
@@ -129,7 +131,12 @@ def changes_since(job_dir: Path, config: Mapping[str, Any], stage: str, software
 
 
 def _as_yaml(config: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(without_secrets(dict(config)), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(escaped(without_secrets(dict(config))), sort_keys=False, allow_unicode=True)
+
+
+def _parse(text: str) -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.load(text, yaml.CSafeLoader) or {}
+    return unescaped(tree) if "${" in text else tree
 
 
 def record_kill(job_dir: Path, stages: Iterable[Path] = ()) -> None:
@@ -162,4 +169,4 @@ def read_record(job_dir: Path) -> RunRecord | None:
 def read_config(job_dir: Path) -> dict[str, Any]:
     """Read the configuration as a tree; empty if the run has not recorded one."""
     path = config_path(job_dir)
-    return yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) or {} if path.exists() else {}
+    return _parse(path.read_text(encoding="utf-8")) if path.exists() else {}
