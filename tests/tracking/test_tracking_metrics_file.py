@@ -80,7 +80,8 @@ def test_rewind_drops_only_later_lines(
         MetricsFile(job_dir, source).write(step, {"a": step})
     for stream in STREAMS:
         tail = Tail(job_dir, stream)
-        tail.advance(tail.read()[1])
+        with tail.exclusive():
+            tail.advance(tail.read()[1])
     for source, step in steps[forwarded:]:
         MetricsFile(job_dir, source).write(step, {"a": step})
 

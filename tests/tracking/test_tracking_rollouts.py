@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from trinity_core.data.experience import Experience
+from trinity_core.exchange.tracking.forwarder import Forwarder
+from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsFile
 from trinity_core.exchange.tracking.rollouts import (
     SampledRollout,
     markdown_text,
@@ -17,6 +20,7 @@ from trinity_core.exchange.tracking.rollouts import (
     rollouts_table,
     save_rollouts,
 )
+from trinity_core.exchange.tracking.writers import Writer
 
 
 def test_rollouts_come_back_as_they_were(tmp_path: Path) -> None:
@@ -57,3 +61,32 @@ def test_what_a_workflow_calls_turns_may_be_anything(tmp_path: Path, turns: obje
     experience = Experience(tokens, 1, np.ones(2), info={"response": "r", "turns": turns})
     (read,) = read_rollouts(save_rollouts(tmp_path, "explorer", 1, [SampledRollout.of(experience)]))
     assert read.response == "r" and read.turns in ([], [{"role": "user", "content": 7, "seen": "{1}"}])
+
+
+class Tables(Writer):
+    """Keeps the names of the files that it gets."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def log(self, lines: Sequence[MetricLine]) -> None:
+        pass
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        self.names.append(path.name)
+
+
+def test_a_new_tracking_system_gets_the_tables_of_earlier_steps(tmp_path: Path) -> None:
+    def sent(target: str) -> list[str]:
+        writer = Tables()
+        forwarder = Forwarder(tmp_path, writer, target=target)
+        forwarder.poll()
+        forwarder.poll()
+        return writer.names
+
+    for step in (1, 11):
+        save_rollouts(tmp_path, "explorer", step, [SampledRollout("1 + 1?", "2")])
+        MetricsFile(tmp_path, "explorer").write(step, {"reward/mean": 1.0})
+    both = ["explorer_step_1.md", "explorer_step_11.md"]
+    assert sent("mlflow") == both and sent("mlflow") == []
+    assert sent("wandb") == both and sent("wandb") == sent("mlflow") == []

@@ -119,6 +119,9 @@ class Forwarder:
         run = f"{target} {writer.run_id}".rstrip()
         evals = f"{target} {writer.evals_id}".rstrip() if writer.per_explorer else run
         self._tails = [Tail(self.job_dir, stream, own, evals if stream == "eval" else run) for stream in ROLES[role]]
+        tables = [(source, path.with_suffix(".md")) for source, _, path in rollout_files(self.job_dir)]
+        self._tables_due = {table for tail in self._tails if tail.is_new for name, table in tables if tail.takes(name)}
+        """Tables that another tracking system may have."""
         self._checkpoints_seen: set[int] = set()
         self._read_scores = scores or partial(latest_scores, self.job_dir)
         self._scores: dict[int, float] = {}
@@ -165,11 +168,12 @@ class Forwarder:
         """Send a table of each sample. One that was sent has its sample's time, which a run that goes back changes."""
         for source, step, path in rollout_files(self.job_dir):
             table, written = path.with_suffix(".md"), path.stat().st_mtime_ns
-            was_sent = table.exists() and table.stat().st_mtime_ns == written
+            was_sent = table not in self._tables_due and table.exists() and table.stat().st_mtime_ns == written
             if not was_sent and any(tail.takes(source) for tail in self._tails):
                 table.write_text(f"# {source}, step {step}\n\n{rollouts_table(read_rollouts(path))}\n", "utf-8")
                 self.writer.artifact(table, "rollouts")
                 os.utime(table, ns=(written, written))
+                self._tables_due.discard(table)
 
     def _forward_traces(self) -> None:
         """Send the newest `MOST_TRACES` waiting steps and drop earlier ones; metrics never wait for traces."""

@@ -215,6 +215,11 @@ class Tail:
         """Return a lock that keeps other flows from forwarding this stream."""
         return _locked(self._state)
 
+    @property
+    def is_new(self) -> bool:
+        """True if the tracking system has got nothing of the stream yet."""
+        return self._target not in self._positions()
+
     def takes(self, source: str) -> bool:
         return source == self._own if self._own else stream_of(source) == self._stream
 
@@ -232,7 +237,7 @@ class Tail:
     def advance(self, position: int) -> None:
         """Record that everything before `position` has been forwarded."""
         positions = self._positions()
-        if position != positions.get(self._target, 0):
+        if position != positions.get(self._target):
             _replace(self._state, json.dumps({"positions": positions | {self._target: position}}).encode())
 
     def _positions(self) -> dict[str, int]:
