@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from browser import opened
+from sqlalchemy import select
 from studio_served import Served
 
 from flows.mcp_server import Tools
@@ -14,6 +16,8 @@ from studio.settings import studio_settings
 from trinity_core.base.addresses import rollouts_page
 from trinity_core.base.files import write_json
 from trinity_core.base.layout import JobLayout
+from trinity_core.exchange.store.run_store import Identity
+from trinity_core.exchange.store.schema import tables
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.view.viewed_run import RunFolders
@@ -55,6 +59,18 @@ def test_a_pipeline_has_its_own_samples_and_not_its_stages_stores(tmp_path: Path
     assert [(rollout["step"], rollout["response"]) for rollout in told] == [(3, "It is 4, or not.")]
     runs = RunFolders(tmp_path)
     assert {name: run.has_store for name, run in runs.items()} == {"p/all": False, "p/all_one": True, "p/all_two": True}
+
+
+def test_a_run_that_takes_a_deleted_ones_place_has_its_own_store(tmp_path: Path) -> None:
+    runs, run = RunFolders(tmp_path), tmp_path / "p" / "run"
+    for namespace in ("first", "second"):
+        ExperienceStore.open(f"sqlite:///{run}/buffer/explorer_output.db", namespace).close()
+        identity = Identity(namespace, namespace, str(run), run.stat().st_ino)
+        write_json(JobLayout(run).identity, asdict(identity))
+        with runs["p/run"].read() as (connection, own):
+            assert own.groups.name == tables(namespace).groups.name
+            assert connection.execute(select(own.groups)).all() == []
+        shutil.rmtree(run)
 
 
 def test_a_run_is_named_by_project_and_name_alone(tmp_path: Path) -> None:

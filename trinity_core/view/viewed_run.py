@@ -19,6 +19,7 @@ from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.exchange.checkpoints.resume import read_meta
 from trinity_core.exchange.store.archive import Line, lines_of
 from trinity_core.exchange.store.database import Database
+from trinity_core.exchange.store.run_store import read_identity
 from trinity_core.exchange.store.schema import Tables
 from trinity_core.exchange.tracking.rollouts import rollouts_dir
 from trinity_core.exchange.tracking.run_record import read_config
@@ -91,7 +92,7 @@ class RunFolders(Mapping[str, ViewedRun]):
 
     def __init__(self, checkpoints: Path) -> None:
         self._checkpoints = checkpoints
-        self._open = lru_cache(maxsize=32)(ViewedRun)
+        self._open = lru_cache(maxsize=32)(lambda folder, store, _identity: ViewedRun(folder, store))
 
     def __iter__(self) -> Iterator[str]:
         folders = (path for path in self._checkpoints.glob("*/*/") if _has_something(path))
@@ -110,7 +111,8 @@ class RunFolders(Mapping[str, ViewedRun]):
         if name not in self:
             raise KeyError(name)
         folder = self._checkpoints / name
-        return self._open(folder, stores_of(folder).get(folder.name))  # a pipeline's stages have their own entries
+        store = stores_of(folder).get(folder.name)  # a pipeline's stages have their own entries
+        return self._open(folder, store, read_identity(folder))
 
 
 def import_for_pages() -> None:
