@@ -51,3 +51,6 @@ def test_each_step_leaves_a_few_rollouts_to_be_traced(tmp_path: Path, monitor: d
     assert [(step, len(rollouts)) for step, rollouts in written] == ([(4, count)] if count else [])
     assert len({rollout.run for _, rollouts in written for rollout in rollouts}) == count, "spread over the step"
     assert all(rollout.span == (1.0, 2.5) for _, rollouts in written for rollout in rollouts)
+    records.sample("eval_test", 4, (rows * 4)[:31])
+    [(_, _, path)] = rollout_files(config.job_dir)
+    assert [rollout.run for rollout in read_rollouts(path)][-4:] == [23 % 8, 25 % 8, 27 % 8, 29 % 8], "16 of 31"

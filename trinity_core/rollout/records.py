@@ -114,7 +114,8 @@ class StepRecords:
 
 
 def _spread(experiences: list[Experience], count: int) -> list[Experience]:
-    return experiences[:: max(1, len(experiences) // count)][:count]
+    total, count = len(experiences), min(count, len(experiences))
+    return [experiences[index * total // count] for index in range(count)]
 
 
 def drawn_tasks(outcomes: Sequence[Outcome], dropped: Mapping[str, Mapping[str, int]]) -> list[DrawnTask]:
