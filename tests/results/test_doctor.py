@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_core.data.experience import Experience
+from trinity_core.data.session_log import SESSION
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
@@ -173,6 +174,16 @@ def test_what_the_store_and_the_model_show(tmp_path: Path) -> None:
         evidence = gather(tmp_path, f"sqlite:///{tmp_path}/store.db", audited=False)
         assert evidence.other_template == other
     assert evidence.skipped == ["step 3 of explorer drew 2 tasks and moved on by 66"]
+
+
+def test_prompts_of_the_openai_api_are_trained_on_with_their_template() -> None:
+    sessions = [
+        row(1, group, 0, np.random.default_rng(0), info={"prompt": f"<user>question {group}<end>", SESSION: "s"})
+        for group in range(8)
+    ]
+    for count, checks in (2, set()), (3, {"eval-leak"}):
+        prompts = frozenset([*(f"question {group}" for group in range(count)), "held out", ""])
+        assert found(healthy(batches={1: sessions}, eval_prompts=prompts)) == checks
 
 
 def test_scores_made_with_other_settings_are_not_compared(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from trinity_core.base.errors import DataError
 from trinity_core.data.experience import Experience
+from trinity_core.data.session_log import SESSION
 from trinity_core.results.audit import stored_runs, stores_of
 from trinity_core.results.evidence import Evidence, Steps, gather
 
@@ -176,8 +177,14 @@ def schedule_restarted(evidence: Evidence) -> Iterator[Sign]:
 @check
 def eval_leak(evidence: Evidence) -> Iterator[Sign]:
     """A tenth of the sampled evaluation prompts were trained on."""
-    trained = {str(row.info.get("prompt")) for row in evidence.rows if row.info.get("prompt")}
-    leaked = sorted(evidence.eval_prompts & trained)
+    rows = [row for row in evidence.rows if row.info.get("prompt")]
+    trained = {str(row.info["prompt"]) for row in rows}
+    rendered = {str(row.info["prompt"]) for row in rows if SESSION in row.info}  # with template and earlier messages
+    leaked = [
+        asked
+        for asked in sorted(evidence.eval_prompts)
+        if asked and (asked in trained or any(asked in prompt for prompt in rendered))
+    ]
     if len(leaked) >= max(3, 0.1 * len(evidence.eval_prompts)):
         yield (
             f"{len(leaked)} of {len(evidence.eval_prompts)} sampled evaluation prompts were trained on, such as "
