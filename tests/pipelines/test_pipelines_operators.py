@@ -1,6 +1,7 @@
 """Operators between workflow and store; dynamic sampling leaves neither side waiting for the other."""
 
 from dataclasses import replace
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -229,6 +230,13 @@ def test_changes_in_place_are_applied_once():
     assert [(e.token_rewards.tolist(), e.info) for e in left] == [([-0.5, -0.5], {"costs": [0.5]})]
     assert list(dropped) == ["bad"]
     assert (rows[0].token_rewards.tolist(), rows[0].info) == ([0, 0], {"costs": []})
+
+
+def test_an_info_may_hold_what_cannot_be_copied():
+    lock = Lock()
+    rows = [replace(e, info={"seen": [lock]}) for e in _group("a", 1)]
+    left, dropped = OperatorPipeline([("all", list)]).run(rows)
+    assert left[0].info == {"seen": [lock]} and not dropped
 
 
 def test_a_missing_reward_is_an_error():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -111,12 +110,13 @@ class Experience:
                 )
 
     def copied(self) -> Experience:
-        """Return a deep copy of arrays, metrics and info, without checking the invariants again."""
+        """Return a copy with its own arrays, metrics, and lists and dicts in info, without checking the invariants
+        again."""
         other: Experience = object.__new__(Experience)
         for name in Experience.__slots__:
             value = getattr(self, name)
             setattr(other, name, value.copy() if isinstance(value, np.ndarray) else value)
-        other.metrics, other.info = dict(self.metrics), copy.deepcopy(self.info)
+        other.metrics, other.info = dict(self.metrics), _copy(self.info)
         return other
 
     @property
@@ -193,6 +193,15 @@ def _is_utf8(text: str) -> bool:
         return bool(text.encode())
     except UnicodeEncodeError:
         return False
+
+
+def _copy(value: Any) -> Any:
+    """Copy what an operator may change in an info. Other objects, which are stored as text, need not be copyable."""
+    if isinstance(value, dict):
+        return {name: _copy(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_copy(part) for part in value]
+    return value.copy() if isinstance(value, np.ndarray | set) else value
 
 
 def as_json(value: Any) -> Json:
