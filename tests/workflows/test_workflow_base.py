@@ -1,4 +1,5 @@
 import asyncio
+import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -185,6 +186,7 @@ def test_a_recording_model_keeps_what_it_answered():
     assert model.extract_experience_from_history() == []
     members = {name for name in dir(RolloutModel) if not name.startswith("_")} | set(RolloutModel.__annotations__)
     assert all(hasattr(RecordingModel(WholeModel()), name) for name in members)
+    assert copy.copy(model).tokenizer is model.tokenizer
 
 
 def test_plugins_register_their_workflows(tmp_path):

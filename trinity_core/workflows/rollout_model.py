@@ -213,6 +213,8 @@ class RecordingModel:
 
     def __getattr__(self, name: str) -> Any:
         """Return what the model has besides its answers."""
+        if name == "model" or name.startswith("_"):  # a copy asks before it has a model
+            raise AttributeError(name)
         return getattr(self.model, name)
 
     async def chat(
