@@ -70,6 +70,22 @@ def test_the_end_of_a_run_is_sent_after_a_fault_that_passes(
     assert recorder.calls == [("close", RunOutcome.FINISHED)] * (times == 1)
 
 
+def test_a_run_ends_after_an_error_that_nobody_has_checked(tmp_path: Path) -> None:
+    class Faulty(Recorder):
+        def log(self, lines: object) -> None:
+            self.log = super().log  # type: ignore[method-assign]
+            raise ValueError("once")
+
+    recorder = Faulty()
+    MetricsFile(tmp_path, "trainer").write(1, {"a": 1})
+    thread = tracking(Forwarder(tmp_path, recorder))
+    with pytest.raises(ValueError):
+        while True:
+            thread.check()
+    thread.close(RunOutcome.FINISHED)
+    assert recorder.calls == [("log", "trainer", 1), ("close", RunOutcome.FINISHED)]
+
+
 @pytest.mark.slow
 def test_a_run_that_is_deleted_in_mlflow_has_not_failed(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

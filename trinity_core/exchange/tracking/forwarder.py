@@ -264,7 +264,7 @@ class ForwarderThread:
         start of the run. Other errors of the last attempt are raised.
         """
         known = self._error
-        if outcome.is_success:
+        if outcome.is_success and self._forwarder is None:
             self.writer()
         patience = CLOSE_SECONDS if outcome.is_success else FAILED_CLOSE_SECONDS
         self._outcome, self._deadline = outcome, time.monotonic() + patience
