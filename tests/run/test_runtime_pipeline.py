@@ -142,6 +142,14 @@ def test_a_pipeline_has_the_verdict_of_its_gate_and_the_last_score(tmp_path: Pat
     assert (summary["score"], summary["gate"]["verdict"]) == (rft["score"], "no better")
 
 
+def test_a_pipeline_of_a_gate_alone_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = pipeline_of(tmp_path, "stages=[{stage_name: gate, mode: bench, gate: {enable: true, champion: tiny}}]")
+    gate = {"score": None, "scores": {}, "step": 0, "seconds": 1.0, "hf_dir": None, "gate": {"verdict": "no better"}}
+    monkeypatch.setattr(driver, "run_request", lambda *_: gate)
+    monkeypatch.setattr(driver, "open_cluster", lambda *_: None)
+    assert driver.run_pipeline(config)["gate"] == gate["gate"]
+
+
 def test_stages_run_again_from_the_first_changed_one(tmp_path: Path) -> None:
     first, _ = run_all(tmp_path)
     assert finished(loaded(tmp_path, "seed=7")) == [None, None]

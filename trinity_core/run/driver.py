@@ -177,7 +177,7 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
             summaries[stage.name] = done or run_stage(stage.flow, stage.name, model_path=model_path)
             model_path = summaries[stage.name]["hf_dir"] or model_path
         last = next((stage.name for stage in reversed(plan.stages) if stage.flow != "gate"), "")
-        if plan.evaluates == last and summaries[last]["score"] is None and not summaries[last].get("left_out"):
+        if last and plan.evaluates == last and summaries[last]["score"] is None and not summaries[last].get("left_out"):
             scored = run_stage("evaluate", last, which="latest", run=summaries[last]["name"])
             seconds = round(summaries[last]["seconds"] + scored["seconds"], 2)
             summaries[last] |= {"score": scored["score"], "scores": scored["scores"], "seconds": seconds}
