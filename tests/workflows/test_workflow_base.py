@@ -189,8 +189,9 @@ def test_a_recording_model_keeps_what_it_answered():
     assert copy.copy(model).tokenizer is model.tokenizer
 
 
-def test_plugins_register_their_workflows(tmp_path):
-    (tmp_path / "my_plugin_words.py").write_text("WORD = 'x'\n")
+def test_plugins_register_their_workflows(tmp_path, capsys):
+    """What they print stays out of a command's JSON."""
+    (tmp_path / "my_plugin_words.py").write_text("WORD = 'x'\nprint(WORD)\n")
     (tmp_path / "my_plugin_flow.py").write_text(
         "from my_plugin_words import WORD\n"
         "from trinity_core.workflows import WORKFLOWS, SimpleWorkflow\n"
@@ -199,6 +200,7 @@ def test_plugins_register_their_workflows(tmp_path):
     )
     (tmp_path / "_left_out.py").write_text("raise ValueError\n")
     assert load_plugins(tmp_path) == ["my_plugin_flow", "my_plugin_words"]
+    assert capsys.readouterr() == ("", "x\n")
     assert load_plugins(tmp_path) == ["my_plugin_flow", "my_plugin_words"]
     assert [one.reward for one in run(make_task("mine_x", repeat_times=1), ScriptedModel("#### 2"))] == [1]
     assert [one.reward for one in run(make_task("my_plugin_flow.Mine", repeat_times=1), ScriptedModel("#### 2"))] == [1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from trinity_core.base.errors import TrinityError
@@ -90,7 +91,8 @@ def _load(file: Path) -> str:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with redirect_stdout(sys.stderr):  # a command's output may be JSON
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise TrinityError(
