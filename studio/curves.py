@@ -69,7 +69,8 @@ def chart(curves: Mapping[str, Curves], metric: str, smoothing: float, by: str, 
     """
     rows = rows_of(curves, metric, smoothing)
     x = {
-        "field": by, "type": "quantitative", "title": by, "axis": {"format": "~s", "tickMinStep": 1},
+        "field": by, "type": "quantitative", "title": by,
+        "axis": {"labelExpr": "format(datum.value, '~s')", "tickMinStep": 1},  # by "format" a lone 0 is NaN
         "scale": {"zero": False, "nice": False, "padding": _padding(rows, by)},
     }  # fmt: skip
     scale = {"type": "symlog" if is_log else "linear", "zero": False, "padding": _padding(rows, "raw")}

@@ -86,6 +86,23 @@ def test_a_run_has_a_page_of_its_own(studio: Served, runs: Path, tmp_path: Path)
     asyncio.run(look())
 
 
+def test_a_first_score_stands_at_step_0(studio: Served, tmp_path: Path) -> None:
+    """While a pipeline's first stage trains there is no other."""
+    folder = studio.root / "checkpoints/first/pipeline"
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    record_start(folder, {"project": "first", "name": "pipeline"}, "pipeline")
+    MetricsFile(folder, "eval").write(0, {"eval/test/accuracy": 0.0})
+    labels = "[...document.querySelectorAll('[data-testid=stVegaLiteChart] .role-axis-label text')]"
+
+    async def look() -> None:
+        async with opened("about:blank", tmp_path) as page:
+            await go(page, studio, "/runs?run=first/pipeline", f"{labels}.length > 0")
+            assert await page.value(f"{labels}[0].textContent") == "0"
+
+    asyncio.run(look())
+    shutil.rmtree(folder.parent)
+
+
 def test_an_address_shows_the_curves_that_were_chosen(studio: Served, runs: Path, tmp_path: Path) -> None:
     """Metrics, smoothing, scale, and wall time in place of steps: whoever opens it sees the same, also of a run in
     progress when its page is renewed."""
