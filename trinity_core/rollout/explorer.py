@@ -475,9 +475,11 @@ class Explorer:
     async def _evaluate(self, version: int, lineage: int | None = None) -> dict[str, float]:
         """Raises `LineageChanged`, and writes no score, if the trainer is no longer in `lineage` (None: any)."""
         self._state = f"evaluating version {version}"
-        resources, began = self._open, time.perf_counter()
-        outcomes = {taskset.name: await resources.evaluated(taskset, version) for taskset in resources.eval_tasksets}
-        numbers = {name: number for of_set in outcomes.items() for name, number in eval_numbers(*of_set).items()}
+        began, numbers = time.perf_counter(), dict[str, float]()
+        for taskset in self._open.eval_tasksets:
+            outcomes = await self._open.evaluated(taskset, version)
+            numbers |= eval_numbers(taskset.name, outcomes)
+            self._records.answered(taskset.name, outcomes)
         numbers["eval/seconds"] = time.perf_counter() - began
         if missing := unscored_sets(numbers):
             log.warning(
@@ -485,16 +487,14 @@ class Explorer:
             )
         made_with = await asyncio.to_thread(score_fingerprint, self.config, version)
         metrics = MetricsFile(self.config.job_dir, "eval")
-        if lineage is not None and await asyncio.to_thread(resources.store.lineage) != lineage:
+        if lineage is not None and await asyncio.to_thread(self._open.store.lineage) != lineage:
             raise LineageChanged(f"the trainer went back while version {version} was evaluated")
-        for name, answered in outcomes.items():
-            await asyncio.to_thread(self._records.evaluated, name, version, answered)
+        await asyncio.to_thread(self._records.save_evaluation, version)
         await asyncio.to_thread(metrics.write, version, numbers, made_with=made_with)
         log.info("scores of step %d: %s", version, scores_text(by_eval_set(self.config, numbers)))
         self._evaluated = version
         return numbers
 
     def _summary(self) -> dict[str, Any]:
-        steps = self._resources.steps if self._resources else None
-        total = steps.total_steps if steps else None
+        total = self.total_steps if self._resources and self._resources.steps else None
         return {"step": self._step, "total_steps": total, "version": self.version or 0, "evaluated": self._evaluated}

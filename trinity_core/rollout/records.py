@@ -17,7 +17,7 @@ from trinity_core.exchange.store.archive import Archive, lines_of, whole_line
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.run_store import file_owner
 from trinity_core.exchange.store.store import ExperienceStore
-from trinity_core.exchange.tracking.answers import save_answers
+from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, explorer_source
 from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
 from trinity_core.rollout.inference.requests import WeightSyncReport
@@ -54,6 +54,7 @@ class StepRecords:
         self._source = explorer_source(config.explorer.name)
         self._traced = config.monitor.traces_per_step if config.monitor.monitor_type == "mlflow" else 0
         self._timer = StepTimer()
+        self._answered: dict[str, tuple[list[TaskAnswers], list[Experience]]] = {}
         self._gaps: list[float] = []
         """Gaps of the weight checks since the last step."""
 
@@ -103,10 +104,16 @@ class StepRecords:
         if not self._metrics.has(step):
             self._metrics.write(step, numbers)
 
-    def evaluated(self, taskset: str, version: int, outcomes: Sequence[Outcome]) -> None:
-        """Save an evaluation's answers, and a sample of them as rollouts."""
-        save_answers(self._job_dir, taskset, version, task_answers(outcomes))
-        self.sample(f"eval_{taskset}", version, experiences_of(outcomes))
+    def answered(self, taskset: str, outcomes: Sequence[Outcome]) -> None:
+        """Keep what `save_evaluation` saves of the answers to an eval set."""
+        self._answered[taskset] = task_answers(outcomes), _spread(experiences_of(outcomes), SAMPLED)
+
+    def save_evaluation(self, version: int) -> None:
+        """Save the answers of an evaluation, and a sample of them as rollouts."""
+        for taskset, (answers, rollouts) in self._answered.items():
+            save_answers(self._job_dir, taskset, version, answers)
+            self.sample(f"eval_{taskset}", version, rollouts)
+        self._answered = {}
 
     def sample(self, source: str, step: int, experiences: list[Experience]) -> None:
         """Save an evenly spaced sample of these rollouts."""

@@ -217,7 +217,7 @@ KEYS: Mapping[type[Any], Keys] = {
         **noted("dtype", "auto"),
     },
     schema.SynchronizerConfig: {
-        "sync_style": Rewritten(lambda style, *_: _STYLES.get(str(style))),
+        "sync_style": Rewritten(lambda style, *_: _STYLES.get(str(style).lower())),
         **moved("sync_iteration_interval explorer_sync_interval trainer_sync_interval", "sync_interval"),
         **noted("ray_namespace"),
     },

@@ -171,14 +171,14 @@ class EnginePool:
 
     async def _scored(self, slot: _Slot, call: Coroutine[Any, Any, list[float]]) -> list[float]:
         """Return the engine's answer. Raises EngineLost if it answers no scoring request at all for `patience`."""
-        scoring = asyncio.ensure_future(call)
+        scoring, lost = asyncio.ensure_future(call), slot.lost
         try:
             while True:
                 scored_before = slot.scored
                 try:
                     scores = await _answer(slot, asyncio.shield(scoring), self.patience, "scored a sequence")
                 except EngineLost:
-                    if scoring.done() or slot.lost.is_set() or not (slot.loading or slot.scored > scored_before):
+                    if scoring.done() or lost.is_set() or not (slot.loading or slot.scored > scored_before):
                         raise
                 else:
                     slot.scored += 1
