@@ -124,7 +124,6 @@ def test_numbers_may_be_of_numpy(made, reward):
         *({"reward": reward} for reward in ("good", [1, 2], float("nan"), np.float32("inf"))),
         {"token_rewards": [0.5, float("nan")]},
         {"teacher_logprobs": [-1, float("-inf")]},
-        {"reward": 1, "logprobs": [-1, float("nan")]},
         {"reward": 1, "metrics": {"accuracy": float("nan")}},
         {"reward": 1, "turn": None},
         {"reward": 1, "info": {(0, 1): "a move"}},
@@ -137,8 +136,7 @@ def test_what_cannot_be_trained_on_or_stored_is_a_workflow_error(made, verdict):
 
 
 def test_a_metric_that_is_no_finite_number_is_left_out(made, caplog):
-    fields = {"reward": 1, "action_mask": [True, False]}
-    fields |= {key: [-1, float("nan")] for key in ("logprobs", "teacher_logprobs")}
+    fields = {"reward": 1, "action_mask": [True, False], "teacher_logprobs": [-1, float("nan")]}
     (one,) = made({**fields, "metrics": {"rate": float("nan"), 2: 1, "turns": 3}}, repeat_times=1)
     assert one.metrics == {"2": 1.0, "turns": 3.0} and any("rate" in message for message in caplog.messages)
 

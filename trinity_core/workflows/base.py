@@ -245,11 +245,10 @@ def _plain_numbers(experience: Experience, workflow: str) -> None:
             f"workflow '{workflow}' gave a reward, metric, run or turn that is not a number: {error}", key=workflow
         ) from error
     experience.state = str(experience.state)
-    logprobs, taught = experience.logprobs, experience.teacher_logprobs
+    taught = experience.teacher_logprobs
     read = {
         "reward": experience.reward,
         "token_rewards": experience.token_rewards,
-        "logprobs": None if logprobs is None else logprobs[experience.action_mask],
         "teacher_logprobs": None if taught is None else taught[experience.action_mask],
         "metrics['accuracy']": metrics.get("accuracy"),
     }
