@@ -235,16 +235,6 @@ async def test_an_engine_that_scores_is_not_lost_however_many_sequences_wait(ans
     assert [score == [0.0] for score in scores] == [answers] * 40 and pool.restarts == restarts
 
 
-async def test_a_call_from_another_event_loop_replaces_no_engine():
-    pool = await started(FakeEngine(seconds=0.1))
-    busy = asyncio.create_task(pool.generate(ask("w")))
-    await asyncio.sleep(0.02)
-    with pytest.raises(RuntimeError):
-        await asyncio.to_thread(asyncio.run, pool.generate(ask("other")))
-    await busy
-    assert pool.restarts == 0
-
-
 async def test_requests_cancelled_while_an_engine_is_replaced_are_not_sampled():
     class Slow(FakeEngine):
         async def start(self):

@@ -477,8 +477,6 @@ async def _answer(slot: _Slot, call: Awaitable[T], seconds: float | None = None,
         await asyncio.wait({answer, lost}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             return answer.result()
-        if lost.done():
-            lost.result()  # raises in another event loop than the pool's
         raise EngineLost("it was given up" if lost.done() else f"it has not {done} within {seconds:g} s")
     finally:
         answer.cancel()
