@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,6 +34,7 @@ from studio_browser import opened, person_at
 
 from trinity_core import QUIET
 from trinity_core.base.gate import server_key
+from trinity_core.base.waits import poll
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.exchange.checkpoints.convert import convert_all
 from trinity_core.exchange.checkpoints.huggingface import tensors_sha256
@@ -170,6 +172,25 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
         here.call("trinity", "down")
         assert not psutil.wait_procs(family, timeout=60)[1]
         assert not [*(root / "checkpoints").glob("*_page.json")], "nobody looks for a page that is not served"
+
+
+def test_a_schedule_makes_runs(deployed: Deployed) -> None:
+    """Of `evaluate/sweep`, whose schedule is off at first."""
+    deployment = deployed.ask("GET", "deployments/name/evaluate/sweep")
+    schedules = f"deployments/{deployment['id']}/schedules"
+    [schedule] = deployed.ask("GET", schedules)
+    assert not schedule["active"]
+    wanted = {"deployments": {"id": {"any_": [deployment["id"]]}}}
+    user, password = deployed.key.split(":")
+    switch = partial(httpx.patch, f"{deployed.up()['api_url']}/{schedules}/{schedule['id']}", auth=(user, password))
+    switch(json={"active": True}).raise_for_status()
+    try:
+        for _ in poll(150, 1.0):
+            if deployed.ask("POST", "flow_runs/filter", json=wanted):
+                return
+        raise AssertionError("Prefect's scheduler makes no run")
+    finally:
+        switch(json={"active": False}).raise_for_status()
 
 
 def test_no_process_calls_out(survivor: Deployed) -> None:
