@@ -172,6 +172,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
         here.call("trinity", "down")
         assert not psutil.wait_procs(family, timeout=60)[1]
         assert not [*(root / "checkpoints").glob("*_page.json")], "nobody looks for a page that is not served"
+        assert "database is locked" not in (root / ".trinity/log/server.log").read_text(), "retries fill the log"
 
 
 def test_a_schedule_makes_runs(deployed: Deployed) -> None:
