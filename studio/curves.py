@@ -69,9 +69,8 @@ def chart(curves: Mapping[str, Curves], metric: str, smoothing: float, by: str, 
     """
     rows = rows_of(curves, metric, smoothing)
     x = {
-        "field": by, "type": "quantitative", "title": by,
-        "axis": {"labelExpr": "format(datum.value, '~s')", "tickMinStep": 1},  # by "format" a lone 0 is NaN
-        "scale": {"zero": False, "nice": False, "padding": _padding(rows, by)},
+        "field": by, "type": "quantitative", "scale": {"zero": False, "nice": False, "padding": _padding(rows, by)},
+        "title": by, "axis": {"labelExpr": "format(datum.value, '~s')", "tickMinStep": 1},  # "format": a lone 0 is NaN
     }  # fmt: skip
     scale = {"type": "symlog" if is_log else "linear", "zero": False, "padding": _padding(rows, "raw")}
     drawn = [run for run, of_run in curves.items() if metric in of_run]

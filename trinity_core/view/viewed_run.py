@@ -29,10 +29,9 @@ log = logging.getLogger(__name__)
 
 
 class ViewedRun:
-    """One run. Thread-safe."""
+    """One run; `store` is the URL of its store, if it has one. Thread-safe."""
 
     def __init__(self, folder: Path, store: str | None) -> None:
-        """`store` is the URL of its store, if it has one."""
         self.folder = folder
         self.layout = JobLayout(folder)
         self._database: Database | None = open_store(folder, store) if store else None
@@ -111,8 +110,7 @@ class RunFolders(Mapping[str, ViewedRun]):
         if name not in self:
             raise KeyError(name)
         folder = self._checkpoints / name
-        store = stores_of(folder).get(folder.name)  # a pipeline's stages have their own entries
-        return self._open(folder, store, read_identity(folder))
+        return self._open(folder, stores_of(folder).get(folder.name), read_identity(folder))  # stages: own entries
 
 
 def import_for_pages() -> None:
