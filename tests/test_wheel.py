@@ -121,7 +121,8 @@ def test_studio_has_the_recipes_too(bin_folder, project):
     code = (
         "from pathlib import Path; from studio.recipes import recipes\n"
         "here = Path.cwd()\n"
-        "for recipe in recipes(): print(recipe.title, 'plugin_dir: configs/toy_text' in recipe.text_in(here, here))"
+        "for recipe in recipes():\n"
+        "    print(recipe.title, 'plugin_dir: configs/toy_text' in recipe.text_for(here / 'mine.yaml', here))"
     )
     plugin_of = dict(line.split() for line in run(bin_folder / "python", "-c", code, cwd=project).splitlines())
     assert len(plugin_of) == len([*(ROOT / "configs").glob("*/*.yaml")])
