@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import TransientFault, TrinityError, on_failure
 from trinity_core.base.files import private_folder, write_json
-from trinity_core.base.layout import JobLayout
+from trinity_core.base.layout import JobLayout, run_of
 from trinity_core.base.runlock import PIPELINE, held
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.config.paths import normalised
@@ -293,8 +292,11 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
 
 
 def _is_moved(recorded: Any, model: str) -> bool:
-    """True if a recorded model is that of the same checkpoint of a run, which may have been moved."""
-    return Path(str(recorded)).parts[-5:] == Path(model).parts[-5:]
+    """True if a recorded model is that of the same checkpoint of a run, which may have been moved or copied."""
+    (before, before_step), (run_folder, step) = run_of(str(recorded)), run_of(model)
+    if before is None or run_folder is None:
+        return False
+    return (before.parts[-2:], before_step) == (run_folder.parts[-2:], step)
 
 
 def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any]:
