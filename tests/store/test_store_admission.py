@@ -55,6 +55,41 @@ def test_a_step_begun_earlier_is_not_overtaken_too_often(store, explorers):
     assert b.admit("b", ROWS, 1, LOOSE) == (None, 1)
 
 
+def test_a_step_does_not_overtake_one_that_has_waited_longer(store, explorers):
+    """A large step needs the queue almost empty: the fast explorer leaves it so, once."""
+    a, b = explorers
+    bound = StalenessBound(1, ROWS).awaited
+    assert a.admit("a", ROWS, 0, bound) == (None, 0)
+    assert b.admit("b", 2 * ROWS, 0, bound)[0] == 1
+    a.put("a", 1, {}, make_rows(1, ROWS, tag="a1"), 0)
+    assert a.admit("a", ROWS, 0, bound)[0] == 1, "there is room for this step, but b has waited longer"
+    assert len(store.lease(1, ROWS, 0)) == ROWS
+    assert a.admit("a", ROWS, 1, bound)[0] is not None
+    assert b.admit("b", 2 * ROWS, 1, bound)[0] is None
+    assert a.admit("a", ROWS, 1, bound)[0] == 2
+    b.put("b", 1, {}, make_rows(2, ROWS, 1, tag="b1"), 1)
+    assert len(store.lease(2, ROWS, 1)) == ROWS
+    assert b.admit("b", 2 * ROWS, 1, bound)[0] is not None, "now it is a's turn"
+    assert a.admit("a", ROWS, 2, bound)[0] is None
+
+
+@pytest.mark.parametrize("how", ["starts anew", "leaves", "is lost"])
+def test_a_dead_explorer_loses_its_turn(store, explorers, how):
+    a, b = explorers
+    now = 1e6
+    assert a.admit("a", ROWS, 0, LOOSE, now)[0] is None
+    seen(store, "b", now)
+    assert b.admit("b", 2 * ROWS, 0, LOOSE, now)[0] == 1
+    a.put("a", 1, {}, make_rows(1, ROWS), 0)
+    assert a.admit("a", ROWS, 0, LOOSE, now + 1)[0] == 1
+    if how == "starts anew":
+        b.position("b")
+    elif how == "leaves":
+        b.leave("b")
+    later = now + (LOST_SECONDS + 1 if how == "is lost" else 1)
+    assert a.admit("a", ROWS, 0, LOOSE, later)[0] is None
+
+
 def test_a_short_batch_ends_a_wait_for_room(store, explorers):
     """One row is left over, too few for a batch; with a further step on top, its last row would be too old."""
     a, b = explorers

@@ -42,6 +42,11 @@ class Run:
     """Explore steps that a train step takes in place of `batch` rows."""
     sequences: tuple[int, ...] = ()
     """Rows of each explore step, if they are not all `rows`: its rollouts became several, or were dropped."""
+    sizes: tuple[int, ...] = ()
+    """Rows of each explorer's steps, if they differ."""
+
+    def size(self, explorer: int) -> int:
+        return self.sizes[explorer] if self.sizes else self.rows
 
     @cached_property
     def schedule(self) -> SyncSchedule:
@@ -50,7 +55,7 @@ class Run:
     @cached_property
     def bound(self) -> StalenessBound:
         every = self.schedule.publish_every
-        least = least_staleness(self.rows, self.batch, every)
+        least = least_staleness(max(self.sizes, default=self.rows), self.batch, every)
         if self.style == "fixed":
             least = self.schedule.largest_lag
         return StalenessBound(least + self.slack, self.batch, every)
@@ -58,7 +63,8 @@ class Run:
     @cached_property
     def train_steps(self) -> int:
         """Fixed: one for each explore step. Else as many as the rows fill."""
-        return self.steps if self.style == "fixed" else -(-self.explorers * self.steps * self.rows // self.batch)
+        rows = self.steps * sum(self.size(explorer) for explorer in range(self.explorers))
+        return self.steps if self.style == "fixed" else -(-rows // self.batch)
 
 
 class Explorer(NamedTuple):
@@ -69,6 +75,8 @@ class Explorer(NamedTuple):
     begun: int | None = None
     """The version of the step that it has begun."""
     waiting: int | None = None
+    overtaken: int = 0
+    """Steps that others have begun since it waits to begin one."""
     lost: str = ""
     """`silent`: dead or frozen, but not known to be; `known`: the others no longer wait for it."""
 
@@ -92,6 +100,8 @@ class State(NamedTuple):
     """Fixed style: the older versions that the checkpoint holds."""
     inexact: bool = False
     """Whether an explore step began with another version than the one that was due."""
+    turns: tuple[int, ...] = ()
+    """Explorers that wait to begin a step, the longest wait first."""
 
     @property
     def leased(self) -> int:
@@ -110,7 +120,8 @@ def with_explorer(state: State, index: int, **changes: object) -> State:
 def explorer_edges(run: Run, state: State, index: int) -> Edges:
     me = state.explorers[index]
     if me.lost:
-        yield "restart", with_explorer(state, index, held=None, begun=None, waiting=None, lost="")
+        over = {"held": None, "begun": None, "waiting": None, "overtaken": 0, "lost": ""}
+        yield "restart", with_explorer(without_turn(state, index), index, **over)
         if me.lost == "silent" and run.style != "fixed":
             yield "given up", with_explorer(state, index, lost="known")
         if me.begun is not None:  # it was only slow
@@ -139,19 +150,29 @@ def begin(run: Run, state: State, index: int) -> State:
             version = state.published
             awaited = admitted(run, state, index, version)
     if awaited is not None:
-        return with_explorer(state, index, waiting=awaited)
-    return with_explorer(state, index, begun=version, held=version, waiting=None)
+        turns = state.turns if run.style == "fixed" or index in state.turns else (*state.turns, index)
+        return with_explorer(state._replace(turns=turns), index, waiting=awaited)
+    for other in state.turns:
+        state = with_explorer(state, other, overtaken=state.explorers[other].overtaken + (other != index))
+    state = without_turn(state, index)
+    return with_explorer(state, index, begun=version, held=version, waiting=None, overtaken=0)
+
+
+def without_turn(state: State, index: int) -> State:
+    return state._replace(turns=tuple(other for other in state.turns if other != index))
 
 
 def admitted(run: Run, state: State, index: int, version: int) -> int | None:
-    others = [e for i, e in enumerate(state.explorers) if i != index and e.lost != "known"]
-    begun = [(run.rows, e.begun) for e in others if e.begun is not None]
-    return run.bound.awaited(version, run.rows, state.leased, len(state.queue), begun)
+    known = {i: e for i, e in enumerate(state.explorers) if i != index and e.lost != "known"}
+    begun = [(run.size(i), e.begun) for i, e in known.items() if e.begun is not None]
+    before = state.turns[: state.turns.index(index)] if index in state.turns else state.turns
+    earlier = [run.size(i) for i in before if i in known and known[i].waiting is not None]
+    return run.bound.awaited(version, run.size(index), state.leased, len(state.queue), begun, earlier)
 
 
 def put(run: Run, state: State, index: int) -> State:
     me = state.explorers[index]
-    rows = ((index, me.done + 1, me.begun),) * (run.sequences[me.done] if run.sequences else run.rows)
+    rows = ((index, me.done + 1, me.begun),) * (run.sequences[me.done] if run.sequences else run.size(index))
     waits = run.style == "fixed" and me.done + 1 < run.steps
     waiting = run.schedule.required_version(me.done + 2) if waits else None
     state = state._replace(queue=state.queue + rows)
@@ -228,7 +249,7 @@ def rewound(run: Run, state: State) -> State:
         if version > back:
             first[index] = min(step, first.get(index, step))
     kept = tuple(row for row in rows if row[1] < first.get(row[0], row[1] + 1))
-    over = {"begun": None, "waiting": None, "held": None}
+    over = {"begun": None, "waiting": None, "held": None, "overtaken": 0}
     for index, explorer in enumerate(state.explorers):
         done = min(explorer.done, first.get(index, run.steps + 1) - 1)
         state = with_explorer(state, index, done=done, **over)
@@ -312,6 +333,16 @@ def test_asynchronous_runs_keep_the_bound(style, interval, slack, explorers):
             last = [state for state in graph if ended(run, state)]
             assert all(e.done == run.steps for state in last for e in state.explorers), run
             assert not any(state.queue for state in last), run
+
+
+@pytest.mark.parametrize(("interval", "sizes", "steps"), [(1, (2, 4), 3), (1, (2, 2), 4), (2, (2, 2), 4)])
+def test_no_explorer_waits_without_end(interval, sizes, steps):
+    """However fast others are: few of their steps begin before the one that has waited longer."""
+    run = Run("trainer_driven", interval, batch=2, explorers=2, steps=steps, sizes=sizes, save_every=100)
+    graph = check(run)
+    most = 1 + interval * run.batch // min(sizes)  # steps that fit in beside it
+    assert max(e.overtaken for state in graph for e in state.explorers) <= most
+    assert not any(state.dropped for state in graph)
 
 
 @pytest.mark.parametrize("crashes", [1, 2])

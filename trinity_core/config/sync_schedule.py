@@ -137,19 +137,32 @@ class StalenessBound:
         """Return the oldest version allowed for the last of `rows` pending rows."""
         return max(leased + -(-rows // self.batch_rows) - 1 - self.max_staleness, 0)
 
-    def awaited(self, version: int, rows: int, leased: int, ready: int, begun: Sequence[tuple[int, int]]) -> int | None:
+    def awaited(
+        self, version: int, rows: int, leased: int, ready: int, begun: Sequence[tuple[int, int]],
+        earlier: Sequence[int] = (),
+    ) -> int | None:  # fmt: skip
         """Return None if an explore step of `rows` rows may begin with `version`; else the version that its explorer
         awaits.
 
         `ready` rows are stored and not leased; `begun` has rows and version of each step that other explorers have
-        begun and not stored. A version newer than `leased` needs a further train step, for which the trainer takes the
-        available rows (`trinity_core.exchange.store`): otherwise each side would wait for the other.
+        begun and not stored; `earlier` the rows of each step that has waited longer. None of these may be put off to a
+        later version, or explorers with large or slow steps would wait without end. A version newer than `leased` needs
+        a further train step, for which the trainer takes the available rows (`trinity_core.exchange.store`): otherwise
+        each side would wait for the other.
         """
-        oldest = self.oldest_version(ready + rows + sum(others for others, _ in begun), leased)
+        pending = ready + sum(others for others, _ in begun)
+        if any(self._begins_at(pending + rows + other, leased) > self._begins_at(pending + other, leased)
+               for other in earlier):  # fmt: skip
+            return leased + 1
+        oldest = self.oldest_version(pending + rows, leased)
         if min([version, *(used for _, used in begun)]) >= oldest:
             return None
         published = leased - leased % self.publish_every
         return oldest if oldest <= published else leased + 1
+
+    def _begins_at(self, rows: int, leased: int) -> int:
+        """Return the published version with which the last step of `rows` pending rows may begin."""
+        return -(-self.oldest_version(rows, leased) // self.publish_every) * self.publish_every
 
 
 def least_staleness(rows: int, batch_rows: int, publish_every: int) -> int:

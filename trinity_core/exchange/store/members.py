@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, func, insert, select, update
+from sqlalchemy import Connection, and_, case, delete, func, insert, select, update
 
-from trinity_core.exchange.store.presence import ExplorerPresence, Length, TrainerPresence
-from trinity_core.exchange.store.schema import EXPLORER, TRAINER, State, Tables, in_queue, kept
+from trinity_core.exchange.store.presence import ExplorerPresence, Length, TrainerPresence, Turn
+from trinity_core.exchange.store.schema import EXPLORER, TRAINER, TURN, State, Tables, in_queue, kept
 
 
 def note(connection: Connection, t: Tables, role: str, name: str, **values: Any) -> None:
@@ -25,6 +25,19 @@ def trainer_state(connection: Connection, t: Tables) -> TrainerPresence:
         select(p.total, p.seen, p.expected, p.left).where(p.role == TRAINER).order_by(p.seen.desc()).limit(1)
     ).one_or_none()
     return TrainerPresence(meta.lineage, meta.committed, *(row or ()))
+
+
+def turns(connection: Connection, t: Tables) -> dict[str, Turn]:
+    """Return explorer → the step that it waits, or last waited, to begin."""
+    p = t.presence.c
+    return {
+        name: Turn(seen, total)
+        for name, seen, total in connection.execute(select(p.name, p.seen, p.total).where(p.role == TURN))
+    }
+
+
+def end_turn(connection: Connection, t: Tables, name: str) -> None:
+    connection.execute(delete(t.presence).where(t.presence.c.role == TURN, t.presence.c.name == name))
 
 
 def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now: float) -> None:

@@ -175,6 +175,26 @@ def begun_by_others(explorers: Explorers, name: str, now: float) -> list[tuple[i
     return [explorer.begun for explorer in others if explorer.begun is not None]
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A step that waits to begin, where explorers share a bound on staleness."""
+
+    since: float
+    rows: int
+
+
+def rows_of_earlier(turns: Mapping[str, Turn], explorers: Explorers, name: str, now: float) -> list[int]:
+    """Return the rows of each step that has waited longer than the one of explorer `name`, without lost explorers."""
+    mine = (turns[name].since if name in turns else now, name)
+    return [
+        turn.rows
+        for other, turn in turns.items()
+        if (turn.since, other) < mine and (explorer := explorers.get(other)) is not None
+        and explorer.waiting is not None and explorer.begun is None and explorer.is_expected
+        and not explorer.is_lost(now)
+    ]  # fmt: skip
+
+
 def all_is_dropped(explorers: Explorers, before: Mapping[str, int], now: float) -> bool:
     """True if explorers are active, and each has put steps since `before` (name → step), the last ones without a row.
 
@@ -201,4 +221,4 @@ def _of(total: int | None) -> str:
 
 
 def _seen(seen: float | None, now: float) -> str:
-    return "never seen" if seen is None else f"last seen {max(0.0, now - seen):.0f} s ago"
+    return "not started yet" if seen is None else f"last seen {max(0.0, now - seen):.0f} s ago"

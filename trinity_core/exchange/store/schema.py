@@ -54,6 +54,8 @@ BOOT = "boot"
 Its name is the boot id."""
 REWIND = "rewind"
 """Role of a row with the step of a rewind; its name is the lineage that began then."""
+TURN = "turn"
+"""Role of a row for an explorer that waits to begin a step: the step's rows (`total`), and since when (`seen`)."""
 
 
 class State(IntEnum):

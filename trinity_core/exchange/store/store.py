@@ -29,8 +29,14 @@ from trinity_core.exchange.store.database import Database, Unchanged, again_if_a
 from trinity_core.exchange.store.expert import ExpertSource
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.members import Contribution, Stats
-from trinity_core.exchange.store.presence import TrainerPresence, all_have_finished, begun_by_others, nothing_more_comes
-from trinity_core.exchange.store.schema import EXPLORER, REWIND, TRAINER, statements, tables
+from trinity_core.exchange.store.presence import (
+    TrainerPresence,
+    all_have_finished,
+    begun_by_others,
+    nothing_more_comes,
+    rows_of_earlier,
+)
+from trinity_core.exchange.store.schema import EXPLORER, REWIND, TRAINER, TURN, statements, tables
 from trinity_core.exchange.store.strategies import Fifo, Strategy, first_explore_step
 
 log = logging.getLogger(__name__)
@@ -40,7 +46,7 @@ LOST = (
     "(trainer.max_checkpoints_to_keep): %d rows that later steps trained on are deleted, and their tasks are not drawn "
     "again; `trinity audit` names them"
 )
-Awaited = Callable[[int, int, int, int, list[tuple[int, int]]], int | None]
+Awaited = Callable[[int, int, int, int, list[tuple[int, int]], list[int]], int | None]
 """(version, rows of a step, newest leased train step, ready rows, other explorers' (rows, version)) → version."""
 
 
@@ -95,6 +101,7 @@ class ExperienceStore:
         query = select(t.steps.c.step, t.steps.c.position).where(t.steps.c.explorer == explorer)
         with self._database.write() as connection:
             self._set_explorer(connection, explorer, waiting=None, finished=False)
+            members.end_turn(connection, t, explorer)
             now = connection.execute(select(t.meta.c.lineage)).scalar_one()
             row = connection.execute(query.order_by(t.steps.c.step.desc()).limit(1)).one_or_none()
         self._lineages[explorer] = now
@@ -199,7 +206,7 @@ class ExperienceStore:
     ) -> tuple[int | None, int]:
         """Let `explorer` begin a step of about `rows` rows with weights of `version` or newer, unless it must wait.
 
-        `awaited(version, rows, leased, ready, begun)` returns the version it must wait for, if any, as
+        `awaited(version, rows, leased, ready, begun, earlier)` returns the version it must wait for, if any, as
         `config.sync_schedule.StalenessBound` does. That version is recorded and returned, with the newest train step
         that has a batch. If it is None, the step counts as begun until it is put, or until its explorer starts over or
         is not seen for `LOST_SECONDS`. Raises LineageChanged as `mark_waiting` does.
@@ -211,8 +218,14 @@ class ExperienceStore:
             explorers = members.explorers(connection, self._tables)
             leased = members.newest_leased(connection, self._tables)
             ready = members.untrained_rows(connection, self._tables)
-            needed = awaited(version, rows, leased, ready, begun_by_others(explorers, explorer, now))
-            if needed is not None and explorer in explorers and needed == explorers[explorer].waiting:
+            turns = members.turns(connection, self._tables)
+            earlier = rows_of_earlier(turns, explorers, explorer, now)
+            needed = awaited(version, rows, leased, ready, begun_by_others(explorers, explorer, now), earlier)
+            if needed is None:
+                members.end_turn(connection, self._tables, explorer)
+            elif explorer not in turns:
+                members.note(connection, self._tables, TURN, explorer, seen=now, total=rows)
+            elif explorer in explorers and needed == explorers[explorer].waiting:
                 raise Unchanged
             step = {"begun_rows": rows, "begun_version": version} if needed is None else {"begun_rows": 0}
             self._set_explorer(connection, explorer, waiting=needed, finished=False, **step)
