@@ -3,8 +3,11 @@
 import pytest
 from store_helpers import ids, make_rows
 
+from trinity_core.base.errors import TransientFault
+from trinity_core.exchange.store.schema import EXPLORER
 from trinity_core.exchange.store.store import LineageChanged
 from trinity_core.exchange.store.strategies import StalenessControl
+from trinity_core.training.sources import wait_lease
 
 
 def play(store, steps, offset=0):
@@ -41,6 +44,22 @@ def test_rewound_rows_return_in_their_old_order(store):
     store.rewind(1)
     assert store.stats().ready == waiting + 12 - 8, "versions 2 and 3 are not known at checkpoint 1"
     assert {step: ids(store.lease(step, 4, step - 1)) for step in (2, 3, 4)} == {s: batches[s] for s in (2, 3, 4)}
+
+
+def test_finished_explorer_whose_steps_are_undone_is_not_at_work(store, caplog):
+    """It is waited for as one that is still to start, for `max_read_timeout`, and a warning says so."""
+    store.expect("e")
+    store.mark_seen(EXPLORER, "e")
+    on_policy(store, 1, 6, {})
+    store.mark_finished("e")
+    store.commit(3)
+    store.rewind(3)
+    explorer = store.stats().explorers["e"]
+    assert (explorer.step, explorer.is_expected, explorer.is_at_work(store.now())) == (4, True, False)
+    assert "explorer e" in caplog.text
+    assert len(wait_lease(store, 4, 4, 3, timeout=0.1)) == 4
+    with pytest.raises(TransientFault, match=r"in 0\.1 s \(max_read_timeout\)"):
+        wait_lease(store, 5, 4, 4, timeout=0.1)
 
 
 def test_explorer_of_old_lineage_cannot_cut_a_batch_short(store):

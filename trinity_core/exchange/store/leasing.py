@@ -12,8 +12,9 @@ from sqlalchemy import Connection, Select, delete, func, insert, select, update
 from trinity_core.base.errors import TrinityError
 from trinity_core.config.training import RETENTION
 from trinity_core.data.experience import Experience, from_bytes
+from trinity_core.exchange.store import members
 from trinity_core.exchange.store.expert import START, ExpertPosition, ExpertSource
-from trinity_core.exchange.store.schema import REWIND, State, Tables, in_queue, kept, statements
+from trinity_core.exchange.store.schema import EXPLORER, REWIND, State, Tables, in_queue, kept, statements
 from trinity_core.exchange.store.strategies import Candidate, Choice, Strategy
 
 CHUNK = 500
@@ -156,14 +157,16 @@ def chunks(ids: Sequence[int]) -> list[Sequence[int]]:
     return [ids[i : i + CHUNK] for i in range(0, len(ids), CHUNK)]
 
 
-def rewind(connection: Connection, t: Tables, step: int) -> int:
-    """Undo everything after trainer step `step`, within a write transaction; return the number of lost rows.
+def rewind(connection: Connection, t: Tables, step: int) -> tuple[int, dict[str, int]]:
+    """Undo everything after trainer step `step`, within a write transaction; return the number of lost rows, and
+    finished explorer -> the first of its steps that are undone.
 
     Batches up to `step` are final. Later batches return to the queue in their old order (by id). An explore step that
     used a version newer than `step` is deleted with all later steps of its explorer.
 
     A new lineage begins exactly if a version newer than `step` may exist: each trainer step has a lease before it
-    creates its version. A rewound explorer starts over; the others keep waiting for their version.
+    creates its version. A rewound explorer starts over; the others keep waiting for their version. One that had
+    finished is not running, so it counts as not yet seen.
     """
     mark_trained(connection, t, step)
     stale = (t.groups.c.state == State.STALE) & (t.groups.c.stale_at > step)
@@ -172,17 +175,20 @@ def rewind(connection: Connection, t: Tables, step: int) -> int:
     first = _first_steps_to_drop(connection, t, step)
     later = connection.execute(select(func.count()).select_from(t.leases).where(t.leases.c.step > step)).scalar_one()
     if not first and not later:
-        return 0
+        return 0, {}
+    finished = set(connection.scalars(select(t.explorers.c.name).where(t.explorers.c.finished)))
     pruned = _release(connection, t, step)
     for explorer, begin in first.items():
         _drop_steps(connection, t, explorer, begin)
+        if explorer in finished:
+            members.note(connection, t, EXPLORER, explorer, seen=None)
     connection.execute(update(t.meta).values(lineage=lineage + 1, committed=step))
     connection.execute(insert(t.presence).values(role=REWIND, name=str(lineage + 1), total=step))
     bounded = update(t.explorers).where(t.explorers.c.begun_rows.is_not(None))
     connection.execute(
         bounded.values(waiting=None, begun_rows=None, begun_version=None)
     )  # they request admission again
-    return _count_rows(connection, t, pruned)
+    return _count_rows(connection, t, pruned), {name: begin for name, begin in first.items() if name in finished}
 
 
 def mark_trained(connection: Connection, t: Tables, step: int) -> None:

@@ -41,6 +41,10 @@ from trinity_core.exchange.store.strategies import Fifo, Strategy, first_explore
 
 log = logging.getLogger(__name__)
 
+UNDONE = (
+    "explorer %s had finished, but the run goes back to step %d, and its steps from %d on are undone: it must run "
+    "again. If it was started by a command or deployment of its own, start it again"
+)
 LOST = (
     "the run goes back to step %d, and the store keeps the rows of the newest checkpoints only "
     "(trainer.max_checkpoints_to_keep): %d rows that later steps trained on are deleted, and their tasks are not drawn "
@@ -384,9 +388,11 @@ class ExperienceStore:
         are not sampled again, and logs a warning: a rewind is exact only to the step of the last `prune` or later.
         """
         with self._database.write() as connection:
-            lost = leasing.rewind(connection, self._tables, step)
+            lost, undone = leasing.rewind(connection, self._tables, step)
         if lost:
             log.warning(LOST, step, lost)
+        for explorer, begin in undone.items():
+            log.warning(UNDONE, explorer, step, begin)
         return lost
 
     @waits_for_room
