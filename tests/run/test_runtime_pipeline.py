@@ -25,9 +25,17 @@ from trinity_core.run.driver import early_cluster, finished, plan_stages
 from trinity_core.run.made_from import differences, made_from
 from trinity_core.run.nodes import software
 from trinity_core.run.preflight.stage_plan import plans_of
-from trinity_core.run.stage import StageRequest, in_fresh_folder, in_newest_folder, job_dir_of, stage_names
+from trinity_core.run.stage import (
+    StageRequest,
+    choose_stage,
+    in_fresh_folder,
+    in_newest_folder,
+    job_dir_of,
+    stage_names,
+)
 from trinity_core.run.summary import summary_path, write_summary
 
+SEPARATE = "synchronizer.sync_method=checkpoint"
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
 
 
@@ -264,6 +272,14 @@ def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypa
     JobLayout(alone.job_dir).identity.touch()
     assert job_dir_of(config, last) == alone.job_dir
     assert in_newest_folder(config).job_dir == in_fresh_folder(config, "flow 2").job_dir
+
+
+@pytest.mark.parametrize("mode", ["explore", "train"])
+def test_a_part_begun_anew_alone_is_refused(tmp_path: Path, mode: str) -> None:
+    """It would get a folder of its own, and never meet the other parts."""
+    config = pipeline_of(tmp_path, "stages=[]", "continue_from_checkpoint=false", f"mode={mode}", SEPARATE)
+    with raising(TrinityError, key=""):
+        choose_stage(StageRequest(config), is_ready=True)
 
 
 def test_a_retry_of_a_pipeline_begun_anew_knows_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

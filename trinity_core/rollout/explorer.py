@@ -119,7 +119,7 @@ class Explorer:
 
     def _end(self) -> dict[str, Any]:
         """Return the summary: why the explorer ends, how many experiences each operator dropped, and how many of its
-        rows stay untrained (None: not known yet)."""
+        rows are untrained (None: a trainer may still take them)."""
         store, trainer = self._open.store, self._open.store.trainer()
         if self._is_done:
             ended = "finished"
@@ -132,7 +132,7 @@ class Explorer:
             ended = f"the trainer has {done}"
             log.info("explorer %s ends at step %d: %s", self.name, self._step, ended)
         self._state = "stopped" if ended == "stopped" else "finished"
-        untrained = store.untrained(self.name) if trainer.finished else None
+        untrained = store.untrained(self.name) if trainer.finished or trainer.seen is None else None
         return self._summary() | {
             "ended": ended, "untrained_rows": untrained, "dropped_experiences": store.dropped_by(self.name),
         }  # fmt: skip

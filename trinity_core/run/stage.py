@@ -64,6 +64,11 @@ BEYOND = (
     "checkpoint. For a shorter run, give it another `name`."
 )
 
+PARTED = (
+    "continue_from_checkpoint: false gives each run a folder of its own, so %s of %s, which is started alone, would "
+    "not meet the other parts: leave the key out, and give all parts another `name` for a new run. (Parts of one "
+    "rft_async flow share a folder.)"
+)
 OTHER_STORE = (
     "The run in %s has a checkpoint of step %s, but the store at %s has no batch of that step: it is a different "
     "store, or was emptied. Restore the run's database, or correct buffer.trainer_input.experience_buffer.path. To "
@@ -142,7 +147,7 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
     if request.model_path:
         config = start_from(config, request.model_path)
     if not evaluates or (parent_dir and request.model_path):
-        config = in_fresh_folder(config, begun_by)
+        config = in_fresh_folder(config, begun_by, is_alone=not request.file)
     elif not request.run:
         config = in_newest_folder(config, parent_dir)
     written = config
@@ -329,15 +334,17 @@ def job_dir_of(config: Config, stage: str = "") -> Path:
     return in_newest_folder((trained or every)[-1], config.job_dir if config.stages else None).job_dir
 
 
-def in_fresh_folder(config: Config, begun_by: str) -> Config:
+def in_fresh_folder(config: Config, begun_by: str, is_alone: bool = False) -> Config:
     """Give a run (or pipeline) with `continue_from_checkpoint: false` whose folder is taken its own folder,
     `<name>_<time>`.
 
     A pipeline's stages resume next to its folder. A retry, which has the same `begun_by`, resumes in the folder of the
-    first attempt.
+    first attempt. Raises TrinityError for a part that starts alone.
     """
     if config.continue_from_checkpoint:
         return config
+    if config.is_part and is_alone:
+        raise TrinityError(PARTED % (config.explorer.name if config.explores else "the trainer", config.name))
     suffixes = [stage.name.removeprefix(config.name) for stage in config.stage_runs]
     name = fresh_folder(config.job_dir.parent, config.name, begun_by, suffixes)
     return config.resuming(name) if config.stages else config.with_values({"name": name})
