@@ -104,6 +104,7 @@ def compare(
         list[Path],
         typer.Argument(metavar="RUN RUN…", help="Folders of runs, pipelines or checkpoints.", show_default=False),
     ],
+    everything: Annotated[bool, typer.Option("--all", help="List every difference and every changed sample.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text, with all samples.")] = False,
 ) -> None:
     """Compare runs: configuration, data and code, then scores paired by task, and samples that changed sides.
@@ -114,7 +115,8 @@ def compare(
     from trinity_core.results.compare import comparison_text
 
     comparison = compared(runs)
-    typer.echo(json.dumps(comparison.json(), indent=2, default=str) if as_json else comparison_text(comparison))
+    text = comparison_text(comparison, everything=everything)
+    typer.echo(json.dumps(comparison.json(), indent=2, default=str) if as_json else text)
 
 
 @app.command(rich_help_panel=RESULTS)

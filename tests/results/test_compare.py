@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import gt, lt
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,50 @@ def test_pipelines_that_differ_in_their_seed_form_a_group(tmp_path: Path) -> Non
     assert compared.baseline == ["p/low1_rft", "p/low2_rft"]
     assert compared.configuration == {"seed": [1, 2, 1, 2], "stages.0.algorithm.lr": [1e-5, 1e-5, 1e-4, 1e-4]}
     assert compared.others[0].sets["test"].difference.verdict == "better"
+
+
+def pipeline_folder(root: Path, name: str, accuracy: float, **settings: Any) -> Path:
+    stage = run_folder(root, f"{name}_rft", accuracy, seed=1)
+    record_start(stage.parent / name, {"name": name, **settings}, "pipeline")
+    write_json(stage.parent / name / "stages.json", {"rft": stage.name})
+    return stage.parent / name
+
+
+def test_an_unset_key_equals_its_default(tmp_path: Path) -> None:
+    stage = {"stage_name": "rft"}
+    plain = pipeline_folder(tmp_path, "plain", 0.5, stages=[stage])
+    written = pipeline_folder(tmp_path, "written", 0.5, seed=42, trainer={"save_interval": 100}, stages=[stage])
+    assert compare([plain, written]).configuration == {}
+    other = pipeline_folder(tmp_path, "other", 0.5, trainer={"save_interval": None}, seed=43, stages=[stage])
+    assert compare([plain, other]).configuration == {"seed": [42, 43], "trainer.save_interval": [100, None]}
+
+
+def test_an_unset_key_of_a_stage_equals_what_the_stage_inherits(tmp_path: Path) -> None:
+    folders = [
+        pipeline_folder(tmp_path, name, 0.5, algorithm={"algorithm_type": "grpo", "repeat_times": 4}, stages=[stage])
+        for name, stage in (
+            ("above", {"stage_name": "rft"}),
+            ("same", {"stage_name": "rft", "algorithm": {"repeat_times": 4}, "trainer": {"save_interval": 100}}),
+            ("higher", {"stage_name": "rft", "algorithm": {"repeat_times": 8}}),
+        )
+    ]
+    assert compare(folders).configuration == {"stages.0.algorithm.repeat_times": [4, 4, 8]}
+    assert compare(folders).baseline == ["p/above_rft", "p/same_rft"]
+
+
+def test_all_differences_are_listed_if_asked(tmp_path: Path) -> None:
+    one, other = run_folder(tmp_path, "one", 0.4, 1), run_folder(tmp_path, "other", 0.6, 2, lr=1e-4)
+    [group] = compare([one, other]).others
+    gained, lost = (sum(side(*sample.scores) for sample in group.sets["test"].changed) for side in (lt, gt))
+    for words, counts in (([], [3, 3]), (["--all"], [gained, lost])):
+        lines = called(main, "compare", str(one), str(other), *words).stdout.splitlines()
+        assert [sum(line.startswith(f"    {side} ") for line in lines) for side in ("gained", "lost")] == counts
+        assert any("--all" in line for line in lines) != bool(words)
+
+
+def test_runs_without_a_common_eval_set_say_how_to_score_them(tmp_path: Path) -> None:
+    folders = [run_folder(tmp_path, name, 0.5, 1, lr, answers=False) for name, lr in (("one", 1e-5), ("other", 1e-4))]
+    assert "trinity evaluate" in called(main, "compare", *map(str, folders)).stdout
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ the baseline. Reads what the runs have stored, and changes nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any
 
 from trinity_core.base.errors import DataError
 from trinity_core.base.layout import step_of
+from trinity_core.config.fields import plain_settings
 from trinity_core.config.paths import normalised
+from trinity_core.config.source import WHOLE, inherited, merge
 from trinity_core.exchange.tracking.answers import TaskAnswers, read_answers
 from trinity_core.exchange.tracking.metrics_file import read_evaluations, read_metrics, series
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import evaluated_sets, latest_scores
-from trinity_core.exchange.tracking.writers import flatten
+from trinity_core.exchange.tracking.writers import flatten, leaves
 from trinity_core.results.audit import runs_in, stored_runs
 from trinity_core.results.data_rows import input_digests
 from trinity_core.results.paired import Difference, means, paired_by_blocks, paired_over_seeds
@@ -27,8 +30,11 @@ NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
 """Settings that always differ between runs, or in notation."""
 NOISE = (*NAMES, "project", "seed")
 """Settings in which the runs of one group may differ."""
+STAGE = re.compile(r"^stages\.\d+\.")
+NO_SCORES = "  held-out scores: none in common; evaluate the runs on the same eval set (`trinity evaluate --which all`)"
+TRAINED_ON = "on tasks trained on, so it does not say which model is better"
 SHOWN, LISTED = 3, 20
-"""Samples that changed sides, and differing settings, that are shown without `--json`."""
+"""Samples that changed sides, and differing settings, that are shown without `--all`."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class ComparedRun:
     step: int | None
     """Step of the evaluation; None without any."""
     config: Mapping[str, Any]
+    """As recorded; dotted key → value once `compare` has read all runs."""
     data: Mapping[str, Any]
     """Data file or plugin → digest; empty before the run has ended."""
     software: Mapping[str, str]
@@ -108,8 +115,10 @@ def compare(paths: Sequence[Path]) -> Comparison:
     if len(paths) < 2:
         raise DataError(f"give two runs to compare, not {len(paths)}")
     runs = [read_run(path) for path in paths]
-    if all(pipelines := [_pipeline_settings(path) for path in paths]):
-        runs = [replace(run, config=settings) for run, settings in zip(runs, pipelines, strict=True)]
+    configs = [run.config for run in runs]
+    if all(pipelines := [_pipeline_config(path) for path in paths]):
+        configs = pipelines
+    runs = [replace(run, config=settings) for run, settings in zip(runs, comparable_settings(configs), strict=True)]
     groups: dict[tuple[str, str], list[ComparedRun]] = {}
     for path, run in zip(paths, runs, strict=True):
         settings = sorted((key, str(value)) for key, value in run.config.items() if key not in NOISE)
@@ -141,7 +150,7 @@ def read_run(path: Path) -> ComparedRun:
     return ComparedRun(
         f"{folder.parent.name}/{folder.name}" + ("" if step is None else f" step {step}"),
         at if metrics else None,
-        settings_of(read_config(folder)),
+        read_config(folder),
         input_digests(folder),
         record.software if record is not None else {},
         {name: {task.digest: task for task in tasks} for name, tasks in answers.items() if tasks},
@@ -149,18 +158,41 @@ def read_run(path: Path) -> ComparedRun:
     )
 
 
-def _pipeline_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of a pipeline with those of its stages; empty for other folders.
+def _pipeline_config(path: Path) -> dict[str, Any]:
+    """Return the configuration of a pipeline with those of its stages; empty for other folders.
 
     The configuration of a stage names the model of the stage before it, which differs between the seeds of a pipeline.
     """
     path = path.resolve()
-    return settings_of(read_config(path)) if runs_in(path) != [path] else {}
+    return read_config(path) if runs_in(path) != [path] else {}
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return dotted key → value of a recorded configuration, written in one way, without what is empty."""
     return flatten(normalised(dict(config)))
+
+
+def default_settings() -> dict[str, Any]:
+    return settings_of({key: setting.default for key, setting in plain_settings()})
+
+
+def comparable_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return `settings_of` each. A key that only others set has the value that applies: its default, or in a stage what
+    the stage inherits. What is empty has recorded nothing and stays empty."""
+    keys = dict.fromkeys(key for config in configs for key, _ in leaves(config))
+    defaults, settings = default_settings(), []
+    for config in configs:
+        whole = _with_inherited(config)
+        values, is_set = settings_of(whole), dict(leaves(whole))
+        default = {key: None if key in is_set else defaults.get(STAGE.sub("", key)) for key in keys}
+        settings.append({key: values.get(key, default[key]) for key in keys} if config else {})
+    return settings
+
+
+def _with_inherited(config: Mapping[str, Any]) -> dict[str, Any]:
+    stages = config.get("stages") or ()
+    above = {name: value for name, value in config.items() if name != "stages"}
+    return above | {"stages": [merge(inherited(above, stage), stage, WHOLE) for stage in stages]}
 
 
 def differing(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -199,24 +231,28 @@ def _notes(runs: Sequence[ComparedRun]) -> Iterator[str]:
         yield f"data not compared: {', '.join(missing)} recorded no digests, which a run does at its end"
 
 
-def comparison_text(comparison: Comparison, titles: Sequence[str] = ("configuration", "data", "code")) -> str:
-    """Return differences of what the runs were made from, then of their scores, then the samples that changed."""
+def comparison_text(
+    comparison: Comparison, titles: Sequence[str] = ("configuration", "data", "code"), everything: bool = False
+) -> str:
+    """Return differences of what the runs were made from, then of their scores, then the samples that changed; unless
+    `everything` is true only the first of them, and how many more there are."""
     lines = [f"{chr(ord('A') + i)}  {name}" for i, name in enumerate(comparison.runs)]
     for title in titles:
         rows = getattr(comparison, title)
         lines += ["", title if rows else f"{title}: no difference"]
-        lines += [f"  {key}  {' | '.join(map(shown, values))}" for key, values in [*rows.items()][:LISTED]]
-        lines += [f"  … {len(rows) - LISTED} more: --json"] if len(rows) > LISTED else []
+        listed = [f"  {key}  {' | '.join(map(shown, values))}" for key, values in rows.items()]
+        lines += listed if everything else _first(listed, LISTED, "  … {} more")
     for group in comparison.others:
         lines += ["", f"{', '.join(group.runs)} against {', '.join(comparison.baseline)}"]
         for name, compared in group.sets.items():
-            lines += _set_lines(name, compared)
+            lines += _set_lines(name, compared, everything)
+        lines += [] if group.sets else [NO_SCORES]
         if group.rewards is not None:
-            lines.append(f"  training reward: {_difference(group.rewards)} common steps; no held-out score")
+            lines.append(f"  training reward: {_difference(group.rewards)} common steps; {TRAINED_ON}")
     return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])
 
 
-def _set_lines(name: str, compared: SetComparison) -> list[str]:
+def _set_lines(name: str, compared: SetComparison, everything: bool) -> list[str]:
     difference = compared.difference
     tied = difference.pairs - difference.won - difference.lost
     bands = [f"{min(s):.3f}–{max(s):.3f} ({len(s)} runs)" if len(s) > 1 else "1 run" for s in compared.seeds]
@@ -230,14 +266,23 @@ def _set_lines(name: str, compared: SetComparison) -> list[str]:
         ("gained", [sample for sample in compared.changed if sample.scores[1] > sample.scores[0]]),
         ("lost", [sample for sample in compared.changed if sample.scores[1] < sample.scores[0]]),
     ):
-        for sample in samples[:SHOWN]:
-            lines.append(
-                f"    {title} {sample.location}  {sample.scores[0]:g} → {sample.scores[1]:g}  {sample.prompt[:100]!r}"
-            )
-            before, after = (answer[-100:] for answer in sample.answers)
-            lines += [f"      before …{before!r}", f"      after  …{after!r}"]
-        lines += [f"    … {len(samples) - SHOWN} more {title}: --json"] if len(samples) > SHOWN else []
+        listed = [_sample_text(title, sample) for sample in samples]
+        lines += listed if everything else _first(listed, SHOWN, f"    … {{}} more {title}")
     return lines
+
+
+def _sample_text(title: str, sample: Changed) -> str:
+    before, after = (answer[-100:] for answer in sample.answers)
+    return (
+        f"    {title} {sample.location}  {sample.scores[0]:g} → {sample.scores[1]:g}  {sample.prompt[:100]!r}\n"
+        f"      before …{before!r}\n      after  …{after!r}"
+    )
+
+
+def _first(lines: list[str], number: int, rest: str) -> list[str]:
+    """Return the first lines, and how to see the rest."""
+    more = [f"{rest.format(len(lines) - number)}: `trinity compare --all` lists them"] if len(lines) > number else []
+    return lines[:number] + more
 
 
 def _difference(of: Difference) -> str:

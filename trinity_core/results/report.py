@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.base.files import read_json
-from trinity_core.config.fields import plain_settings
 from trinity_core.exchange.tracking.curve import LearningCurve
 from trinity_core.exchange.tracking.rollouts import newest_rollouts
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.results.audit import stored_runs
-from trinity_core.results.compare import differing, settings_of, shown
+from trinity_core.results.compare import comparable_settings, default_settings, differing, settings_of, shown
 from trinity_core.results.doctor import Diagnosis
 
 SAMPLES = 8
@@ -77,10 +76,9 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
 
 def _differences(config: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[Row]:
     """Return key, value, and value of the other configuration; or else the default, for settings that have one."""
-    values = settings_of(config)
     if other is not None:
-        return [(key, *pair) for key, pair in differing([values, settings_of(other)]).items()]
-    defaults = settings_of({key: setting.default for key, setting in plain_settings()})
+        return [(key, *pair) for key, pair in differing(comparable_settings([config, other])).items()]
+    values, defaults = settings_of(config), default_settings()
     common = [{key: tree[key] for key in values if key in defaults} for tree in (values, defaults)]
     return [(key, *pair) for key, pair in differing(common).items() if key != "project"]
 
