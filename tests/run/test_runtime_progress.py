@@ -104,6 +104,36 @@ def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
     assert [message.count("0.500") for message in told(caplog)] == [1]
 
 
+def test_scores_are_logged_when_they_are_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each by itself, in order and with the run's name, although the next report of the steps is not due yet."""
+    caplog.set_level("INFO", "trinity_core.exchange.tracking.progress")
+    monkeypatch.setattr(progress, "pause_after", lambda cost: 3600.0)
+    config, score = scored(tmp_path)
+    report = ProgressReport(config, "explorer")
+    report.report_if_due()
+    for number, step in enumerate((0, 30, 40), 1):
+        score(step, step / 100)
+        report.report_if_due()
+        assert len(told(caplog)) == number
+    assert [message.partition(":")[0] for message in told(caplog)] == [
+        f"{config.name}, step 0 (before training)", f"{config.name}, step 30", f"{config.name}, step 40",
+    ]  # fmt: skip
+
+
+def test_scores_of_an_evaluation_beside_training_are_logged_where_it_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trinity_core.exchange.tracking.progress")
+    config, score = scored(tmp_path)
+    beside = config.with_values({"mode": "both", "explorer.eval_beside_training": True})
+    report = ProgressReport(beside, "explorer")
+    score(10, 0.5)
+    report.report()
+    assert not told(caplog)
+
+
 def test_evaluations_after_a_rewind_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "trinity_core.exchange.tracking.progress")
     config, score = scored(tmp_path)

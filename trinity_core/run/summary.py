@@ -29,7 +29,7 @@ from trinity_core.exchange.tracking.scores import (
     best_steps,
     evaluation_of,
     evaluation_text,
-    scores_text,
+    step_scores_text,
     uncounted_steps,
     valid_scores,
 )
@@ -256,7 +256,7 @@ def score_step(attempt: RunAttempt, step: int) -> dict[str, float] | None:
             raise
         log.warning("the checkpoint of step %d was removed while it was scored", step)
         return None
-    log.info("step %s: %s", step, scores_text(evaluation_of(config, step)))
+    log.info("%s", step_scores_text(config, step, evaluation_of(config, step)))
     return scores
 
 

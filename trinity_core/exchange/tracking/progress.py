@@ -11,8 +11,8 @@ from typing import Any
 
 from trinity_core.base.waits import Reminder
 from trinity_core.config import Config
-from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader, progress_text
-from trinity_core.exchange.tracking.scores import by_eval_set, scores_text
+from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader, progress_text, stream_of
+from trinity_core.exchange.tracking.scores import by_eval_set, step_scores_text
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ ASK_SECONDS = 2.0
 
 class ProgressReport:
     """Logs the progress of one source of metrics, as often as `REPORT_SHARE` allows and only after a change. It also
-    logs what its actor waits for, if the wait is long."""
+    logs what its actor waits for, if the wait is long, and an explorer's scores as soon as they are there."""
 
     def __init__(self, config: Config, source: str) -> None:
         self.config = config
@@ -38,15 +38,15 @@ class ProgressReport:
         self._last: MetricLine | None = None
         self._reading = Lock()
         """Serialises reading, because the last report may overlap with the previous one."""
+        self._told: list[MetricLine] = []
+        """Evaluations whose scores have been logged, or were there before."""
         self._read()
-        self._told = [*self._metrics.evaluations]
-        """Evaluations whose scores have been logged."""
         self._due = 0.0
 
     def report_if_due(self) -> None:
+        self._tell_scores(self._read())
         if self.actor is not None and (waits := self.actor.news()):
-            last = self._read()
-            self.tell(f"{self._text(last)}; {waits}", self._percent(last))
+            self.tell(f"{self._text(self._last)}; {waits}", self._percent(self._last))
         began = time.monotonic()
         if began >= self._due:
             self.report()
@@ -54,9 +54,8 @@ class ProgressReport:
 
     def report(self, done: bool = False) -> None:
         """Report now if there are unreported steps, or if `done`: the last report, whether stopped or not."""
-        last = self._read()
-        if self.source.startswith("explorer"):
-            self._tell_scores(self._metrics.evaluations)
+        self._tell_scores(self._read())
+        last = self._last
         if last is None or (last.step == self._step and not done):
             return
         self._step = last.step
@@ -70,12 +69,16 @@ class ProgressReport:
     def tell(self, text: str, percent: float) -> None:
         log.info("%s: %s", self.source, text)
 
-    def _read(self) -> MetricLine | None:
+    def _read(self) -> list[MetricLine]:
+        """Read what has been written since, and return the evaluations among it that are not logged yet."""
         with self._reading:
-            for line in self._metrics.read():
-                if line.source == self.source:
-                    self._last = line
-            return self._last
+            lines = list(self._metrics.read())
+            self._last = next((line for line in reversed(lines) if line.source == self.source), self._last)
+            evaluations = [line for line in lines if stream_of(line.source) == "eval"]
+            new = [line for line in evaluations if line not in self._told]
+            if evaluations:
+                self._told = [*self._metrics.evaluations]
+            return new
 
     def _text(self, last: MetricLine | None) -> str:
         return "no step yet" if last is None else progress_text(last.step, last.metrics, self.total_steps)
@@ -84,10 +87,10 @@ class ProgressReport:
         self._last = None
 
     def _tell_scores(self, evaluations: list[MetricLine]) -> None:
-        """Log the scores of each evaluation since the last report."""
-        for line in (line for line in evaluations if line not in self._told):
-            log.info("step %d: %s", line.step, scores_text(by_eval_set(self.config, line.metrics)))
-        self._told = [*evaluations]
+        """Log scores in an explorer's report. Those of an evaluation beside training are logged where it runs."""
+        if self.source.startswith("explorer") and not self.config.evaluates_beside:
+            for line in evaluations:
+                log.info("%s", step_scores_text(self.config, line.step, by_eval_set(self.config, line.metrics)))
 
     def _percent(self, last: MetricLine | None) -> float:
         step = last.step if last else 0

@@ -241,6 +241,12 @@ def scores_text(evaluation: Mapping[str, Mapping[str, float]]) -> str:
     return "; ".join(f"{taskset} {scored_text(numbers)}" for taskset, numbers in evaluation.items())
 
 
+def step_scores_text(config: Config, step: int, evaluation: Mapping[str, Mapping[str, float]]) -> str:
+    """Return `scores_text` with the run, which in a pipeline is a stage's, and the step."""
+    begins = " (before training)" if not step and config.external_model is None else ""
+    return f"{config.name}, step {step}{begins}: {scores_text(evaluation)}"
+
+
 def scored_text(numbers: Mapping[str, float]) -> str:
     """Return `accuracy 0.985 [0.968, 0.993], 400 of 400 answers judged`."""
     judged = f"{numbers.get('judged', 0):g} of {numbers.get('answers', 0):g} answers judged"
