@@ -345,7 +345,9 @@ def chat(
     checkpoint_dir: RunFolder,
     prompt: Annotated[list[str] | None, typer.Argument(help="Ask this, and end.", show_default=False)] = None,
     step: Annotated[int | None, typer.Option(help="Checkpoint to talk to.", show_default="the latest")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest answer, not a sampled one.")] = False,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="The likeliest answer, as most scores are made, not a sampled one.")
+    ] = False,
     base: Annotated[bool, typer.Option("--base/--no-base", help="Ask the model that the run began with too.")] = True,
 ) -> None:
     """Talk to a run's model, and to the one it began with, with the run's chat template and sampling.
@@ -356,8 +358,9 @@ def chat(
     from trinity_core.results.chat import chat as talk
 
     models = chat_models(checkpoint_dir, step, base)
-    name = checkpoint_dir.resolve().name
-    typer.echo(f"To serve {[*models][-1]}: {[*models.values()][-1].serve_command(name)}\n", err=True)
+    trained, name = [*models.values()][-1], checkpoint_dir.resolve().name
+    typer.echo(trained.sampling_text(greedy), err=True)
+    typer.echo(f"To serve {[*models][-1]}: {trained.serve_command(name)}\n", err=True)
     if prompt is None and sys.stdin.isatty():
         typer.echo("A question, /new for a new conversation, Ctrl+D to end.", err=True)
     talk(Conversation(models, greedy), sys.stdin if prompt is None else [" ".join(prompt)], typer.echo)

@@ -64,6 +64,18 @@ def test_a_question_on_the_command_line(run: Path) -> None:
     assert done.exit_code == 0 and done.stdout.startswith("step 4 ") and "vllm serve" in done.stderr
 
 
+def test_the_first_line_says_how_answers_are_sampled(run: Path) -> None:
+    for words, names in (
+        ([], ("sampled", "temperature 0.5", "--greedy")),
+        (["--greedy"], ("greedy", "temperature 0.5")),
+    ):
+        done = CliRunner().invoke(app, ["chat", "--checkpoint-dir", str(run), "--no-base", *words, "How many?"])
+        first = done.stderr.splitlines()[0]
+        assert all(name in first for name in names), first
+    greedy = ChatModel("base", ModelConfig(temperature=0.0)).sampling_text()
+    assert "greedy" in greedy and "temperature" not in greedy
+
+
 def test_what_is_missing_is_named(run: Path) -> None:
     with raising(DataError, key=str(run)):
         chat_models(run, step=9)

@@ -93,6 +93,17 @@ class ChatModel:
         )  # fmt: skip
         return str(self.encoder.tokenizer.decode(made[0, len(prompt) :], skip_special_tokens=True)).strip()
 
+    def sampling_text(self, greedy: bool = False) -> str:
+        """Return one sentence that says how answers are sampled, and how to change it."""
+        if not self.settings.temperature:
+            return "Answers are greedy, as in the run: the same each time."
+        values = ", ".join(f"{key} {getattr(self.settings, key):g}" for key in SAMPLING)
+        if greedy:
+            return (
+                f"Answers are greedy: the same each time. Without --greedy they are sampled as in training ({values})."
+            )
+        return f"Answers are sampled as in training ({values}), so they vary; --greedy gives the likeliest one."
+
     def serve_command(self, name: str) -> str:
         """Return the command that serves the model with vLLM, with the run's template and sampling as defaults."""
         command = ["vllm", "serve", self.path, "--served-model-name", name]
