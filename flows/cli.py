@@ -34,6 +34,31 @@ Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.
 
 
 @app.command()
+def quickstart(
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of model, data and summary; the run is in TRINITY_CHECKPOINT_ROOT_DIR (./checkpoints)."
+        ),
+    ] = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="Seed of model, data and run.")] = 42,
+    config: Annotated[Path, typer.Option(help="The pipeline to run.")] = Path("configs/quickstart/quickstart.yaml"),
+) -> None:
+    """The whole pipeline in minutes on a laptop: SFT warm-up, GRPO, evaluation and conversion of a tiny model."""
+    from flows.quickstart import quickstart as run_quickstart
+
+    typer.echo(run_quickstart(out, seed, config))
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
+    """Create a project folder: recipes, the deployments of `trinity up`, docs."""
+    from flows.project import init_project
+
+    typer.echo(f"{init_project(folder)} is ready; next: cd {folder} && trinity quickstart")
+
+
+@app.command()
 def run(
     config: ConfigOption,
     overrides: Overrides = None,
@@ -204,31 +229,6 @@ def curate(
     with PrefectConnection() as prefect:
         summary = prefect.run("curate", load_checked(config, settings), config, settings, stage=stage)
     typer.echo(json.dumps(summary, indent=2))
-
-
-@app.command()
-def quickstart(
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="Folder of model, data and summary; the run is in TRINITY_CHECKPOINT_ROOT_DIR (./checkpoints)."
-        ),
-    ] = Path("runs/quickstart"),
-    seed: Annotated[int, typer.Option(help="Seed of model, data and run.")] = 42,
-    config: Annotated[Path, typer.Option(help="The pipeline to run.")] = Path("configs/quickstart/quickstart.yaml"),
-) -> None:
-    """The whole pipeline in minutes on a laptop: SFT warm-up, GRPO, evaluation and conversion of a tiny model."""
-    from flows.quickstart import quickstart as run_quickstart
-
-    typer.echo(run_quickstart(out, seed, config))
-
-
-@app.command()
-def init(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
-    """Create a project folder: recipes, the deployments of `trinity up`, docs."""
-    from flows.project import init_project
-
-    typer.echo(f"{init_project(folder)} is ready; next: cd {folder} && trinity quickstart")
 
 
 @app.command()

@@ -38,6 +38,19 @@ def test_help_names_every_command() -> None:
         assert f" {command} " in result.output, command
 
 
+def test_a_folder_that_is_no_configuration_or_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/one.yaml").touch()
+    for command, option, folder, code, words in (
+        ("validate", "--config", "recipes", 2, "recipes/one.yaml"),
+        ("validate", "--config", "empty", 2, "is a folder"),
+        ("chat", "--checkpoint-dir", "empty", 1, "has no checkpoint: there is none"),
+    ):
+        done = called(main, command, option, str(tmp_path / folder))
+        assert done.returncode == code and words in done.stderr and "Errno" not in done.stderr
+
+
 def test_version() -> None:
     for arguments in (["version"], ["--version"]):
         assert CliRunner().invoke(app, arguments).output.strip() == __version__

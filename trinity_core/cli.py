@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="trinity",
-    help="Reinforcement fine-tuning of language models as Prefect pipelines.",
     no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -57,7 +56,12 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Reinforcement fine-tuning of language models as Prefect pipelines."""
+    """Reinforcement fine-tuning of language models as Prefect pipelines.
+
+    Begin with `trinity quickstart`, in a clone or in the folder that `trinity init` makes.
+
+    Exit codes: 0; 1 after an error; 2 for a wrong command; 3 for a run that waits for a decision.
+    """
 
 
 def with_plugins(overrides: list[str] | None, plugin_dir: Path | None) -> list[str]:
@@ -209,8 +213,10 @@ def convert(
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge LoRA adapters into their base: whole models.")] = False,
 ) -> None:
-    """Convert checkpoints to Hugging Face folders (`actor/huggingface`, LoRA adapters to `actor/lora_adapter`);
-    existing ones are left unchanged."""
+    """Convert checkpoints to Hugging Face folders.
+
+    They are written to `actor/huggingface`, LoRA adapters to `actor/lora_adapter`; existing ones are left unchanged.
+    """
     from trinity_core.exchange.checkpoints.convert import convert_all
 
     for folder in convert_all(checkpoint_dir, base_model_dir, merge):

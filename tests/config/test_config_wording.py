@@ -22,6 +22,7 @@ GOOD = (Path(__file__).parent / "documents/quick_start.yaml").read_text()
         ("model.model_path=${model.path}", "Interpolation key 'model.path' not found."),
         ("stages=[{stage_name: a}, {stage_name: a}]", "two stages are called 'a'; names must differ."),
         ("buffer.batch_size", "an override must read key.path=value."),
+        ("nosuch.key=1", "override 'nosuch.key=1': nosuch: is not a known key."),
         ("trainer.trainer_config_path=nowhere.yaml", "nowhere.yaml: there is no such file."),
     ],
 )

@@ -72,7 +72,10 @@ def on_failure(undo: Callable[[], object]) -> Iterator[None]:
 
 def faults_text(faults: Iterable[Mapping[str, Any]]) -> str:
     """Format pydantic's errors (`ValidationError.errors()`) in one line: `field.name: what is wrong; …`."""
-    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ") for fault in faults)
+    return "; ".join(
+        f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}".lstrip(": ")
+        for fault in faults
+    )
 
 
 def closest(word: str, words: Iterable[str], similar: float = SIMILAR) -> str:

@@ -158,7 +158,9 @@ class Report:
                 if (location := self.places.get(name)) is not None:
                     return f"{location.key or name}{key[len(part) :]}", location
             part = _parent(part)
-        return key, self.places.get(self.stage or "") or self.places.get("")
+        # An override gives a key whose sections are nowhere else.
+        below = next((location for name, location in self.places.items() if is_below(name, key)), None)
+        return key, below or self.places.get(self.stage or "") or self.places.get("")
 
 
 def parts_of(key: str) -> list[str]:
@@ -217,5 +219,5 @@ def unusable_name(name: str) -> str:
     if not name or name != name.strip():
         return "must be given, without blanks around it."
     if "/" in name or "\0" in name or name in (".", ".."):
-        return f"names a folder, so it cannot be {name!r}."
+        return f"names a folder, so it cannot be {name!r}: give a name without /, that is not . or .."
     return ""

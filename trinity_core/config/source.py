@@ -62,6 +62,9 @@ def read(path: Path, section: type[BaseModel] | None = Config) -> YamlSource:
     except FileNotFoundError:
         here = " Recipes are in configs/, such as configs/gsm8k/gsm8k.yaml." if path.parts[:1] == ("examples",) else ""
         raise _unreadable(f"there is no such file.{here}", str(path)) from None
+    except IsADirectoryError:
+        files = ", ".join(str(file) for file in sorted(path.glob("*.y*ml"))[:3]) or "none is in it"
+        raise _unreadable(f"is a folder: give a YAML file ({files}).", str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(f"cannot be read: {error}.", str(path)) from None
     return parse(text, str(path), section)

@@ -149,8 +149,9 @@ def chat_models(folder: Path, step: int | None = None, base: bool = True) -> dic
     trained = next((run for run in reversed(runs) if whole_steps(run)), folder.resolve())
     steps, tree = whole_steps(trained), run_record.read_config(trained)
     if not steps or (step is not None and step not in steps):
-        there = f"it has {', '.join(map(str, steps))}" if steps else "it has none"
-        raise DataError(f"{trained} has no checkpoint of step {step or 'any'}: {there}", key=str(folder))
+        there = ", ".join(map(str, steps)) or "none; give the folder of a run that has trained"
+        of_step = "" if step is None else f" of step {step}"
+        raise DataError(f"{trained} has no checkpoint{of_step}: there is {there}", key=str(folder))
     if not tree:
         raise DataError(f"{trained} has not recorded its configuration (monitor/config.yaml)", key=str(folder))
     load_plugins(tree.get("plugin_dir"))
