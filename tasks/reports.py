@@ -28,7 +28,7 @@ from tasks.retries import api_faults
 from trinity_core.base.addresses import studio_links
 from trinity_core.base.threads import DaemonThread
 from trinity_core.config import Config
-from trinity_core.exchange.tracking.curve import LearningCurve
+from trinity_core.exchange.tracking.curve import LearningCurve, curve_title
 from trinity_core.exchange.tracking.mlflow_root import default_uri, mlflow_address
 from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.progress import REPORT_SHARE, ProgressReport
@@ -239,7 +239,7 @@ def show_curve(config: Config, if_due: bool = False) -> None:
         if if_due and time.monotonic() < page.curve_due:
             return
         began = time.thread_time()  # CPU time taken from engines and trainer, without waits for Prefect
-        page.curve = page.curve or LearningCurve(config.job_dir, f"{config.project} / {config.name}")
+        page.curve = page.curve or LearningCurve(config.job_dir, curve_title(config))
         if (path := page.curve.draw()) is not None:
             picture = base64.b64encode(path.read_bytes()).decode()
             text = f"![Learning curve](data:image/png;base64,{picture})"

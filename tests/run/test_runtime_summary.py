@@ -97,6 +97,12 @@ def test_a_bench_summary_holds_the_evaluation_of_each_set(config: Config) -> Non
     assert summary["evaluation"] == {"eval": {"accuracy": 0.5, "pass@2": 0.75}}
 
 
+def test_the_scores_of_a_pipeline_are_printed_by_stage(config: Config) -> None:
+    summary = {"scores": {"before": 0.1, "sft": None, "rft": 0.98765}, "step": 5, "checkpoint_dir": None}
+    text = summary_text({"project": "p", "name": "run", "hf_dir": None, "tracking": "", **summary})
+    assert "base score: 0.100, rft: 0.988" in text and "None" not in text.splitlines()[2]
+
+
 def test_the_evaluation_is_printed_by_eval_set() -> None:
     numbers = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6, "judged": 79.0, "answers": 80.0}
     repeats = {"failed_requests": 1.0, "accuracy_std": 0.02, "pass@1": 0.5, "pass@8": 0.8, "pass@4": 0.7}

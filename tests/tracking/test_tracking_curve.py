@@ -6,8 +6,9 @@ import gc
 from pathlib import Path
 from unittest import mock
 
+from trinity_core.config import config_from_dict
 from trinity_core.exchange.tracking import metrics_file
-from trinity_core.exchange.tracking.curve import LearningCurve
+from trinity_core.exchange.tracking.curve import LearningCurve, curve_title
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
 
 
@@ -25,6 +26,18 @@ def test_one_curve_per_source_and_eval_set(tmp_path: Path) -> None:
     }
     path = curve.draw()
     assert path == tmp_path / "monitor" / "curve.png" and path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_title_names_algorithm_model_and_data(tmp_path: Path) -> None:
+    tree = {"project": "p", "name": "one", "model": {"model_path": "org/model", "max_model_len": 8}}
+    tasks = {"explorer_input": {"taskset": {"name": "train", "path": "/data/org/sums"}}, "total_steps": 1}
+    config = config_from_dict({**tree, "algorithm": {"algorithm_type": "grpo"}, "buffer": tasks})
+    assert curve_title(config) == "p / one\ngrpo from org/model, on org/sums"
+    later = config.with_values({"model.model_path": "/runs/p/one_sft/global_step_110/actor/huggingface"})
+    assert curve_title(later) == "p / one\ngrpo from one_sft step 110, on org/sums"
+    sft = {"algorithm": {"algorithm_type": "sft"}, "mode": "train"}
+    rows = {"trainer_input": {"experience_buffer": {"path": "org/rows"}}, "total_steps": 1}
+    assert curve_title(config_from_dict({**tree, **sft, "buffer": rows})) == "p / one\nsft from org/model, on org/rows"
 
 
 def test_no_metrics_give_no_curve(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from trinity_core.config.paths import curated_folder
 from trinity_core.exchange.checkpoints.commit import damage
 from trinity_core.exchange.checkpoints.resume import latest_whole, whole_steps
 from trinity_core.exchange.store.run_store import open_run_store
-from trinity_core.exchange.tracking.curve import LearningCurve
+from trinity_core.exchange.tracking.curve import LearningCurve, curve_title
 from trinity_core.exchange.tracking.metrics_file import explorer_source, read_metrics, series
 from trinity_core.exchange.tracking.mlflow_writer import run_note
 from trinity_core.exchange.tracking.pauses import read_pauses, recorded_pause
@@ -65,7 +65,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any], findings: Sequence[D
     if config.mode == "bench":
         return summary_of_scores(config, time.monotonic() - attempt.began)
     step = latest_whole(config.job_dir) or 0
-    curve = LearningCurve(config.job_dir, f"{config.project} / {config.name}").draw()
+    curve = LearningCurve(config.job_dir, curve_title(config)).draw()
     record = None if config.explores_alone else read_record(config.job_dir)
     seconds = time.monotonic() - attempt.began + (record.earlier if record is not None else 0.0)
     summary = _scored(config, step, valid_scores(config), seconds) | {
@@ -134,8 +134,10 @@ def _scored(config: Config, step: int, scores: Mapping[int, float], seconds: flo
 
 
 def summary_text(summary: dict[str, Any]) -> str:
-    scores = f", scores {summary['scores']}" if summary["scores"] else ""
-    lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}{scores}"]
+    lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}"]
+    scored = named_stages({name: score for name, score in summary["scores"].items() if score is not None})
+    if scored:
+        lines.append(f"{'scores':11}{', '.join(f'{name}: {score:.3f}' for name, score in scored.items())}")
     if evaluation := summary.get("evaluation"):
         lines.append(evaluation_text(evaluation))
     if reward := summary.get("reward"):

@@ -7,11 +7,29 @@ from io import BytesIO
 from pathlib import Path
 
 from trinity_core.base.files import private_folder, write_atomically
+from trinity_core.base.layout import run_of
+from trinity_core.config import Config
 from trinity_core.exchange.tracking.metrics_file import MetricsReader
 
 REWARDS = ("reward/mean", "accuracy/mean", "reward", "accuracy")
 LOSSES = ("actor/final_loss", "loss")
 """Per source, the first of these metrics that it has is drawn: a loss for the trainer, a reward for others."""
+
+
+def curve_title(config: Config) -> str:
+    """Return the run, and below it its algorithm, the model that it begins with, and its data."""
+    run, step = run_of(config.model.model_path)
+    model = _end_of(config.model.model_path) if run is None else f"{run.name} step {step}"
+    buffer = config.buffer
+    inputs = [buffer.trainer_input.experience_buffer] if config.is_supervised else buffer.explorer_input.training
+    paths = dict.fromkeys(_end_of(path) for data in inputs if isinstance(path := data.path, str) and path)
+    on = f", on {', '.join(paths)}" if paths else ""
+    return f"{config.project} / {config.name}\n{config.algorithm.algorithm_type} from {model}{on}"
+
+
+def _end_of(path: str) -> str:
+    """Return a hub name, or the last two parts of a path."""
+    return "/".join(Path(path).parts[-2:])
 
 
 class LearningCurve:
@@ -59,7 +77,7 @@ class LearningCurve:
         figure = Figure(figsize=(7, height), dpi=110)
         FigureCanvasAgg(figure)
         # Automatic layout takes longer than drawing: four curves cost 0.7 s of CPU time instead of 0.3.
-        figure.subplots_adjust(left=0.13, right=0.98, bottom=0.45 / height, top=1 - 0.3 / height, hspace=0.25)
+        figure.subplots_adjust(left=0.13, right=0.98, bottom=0.45 / height, top=1 - 0.45 / height, hspace=0.25)
         axes = figure.subplots(len(curves), 1, squeeze=False, sharex=False)[:, 0]
         for axis, (name, points) in zip(axes, curves.items(), strict=True):
             marker = "o" if len(points) < 30 else ""
