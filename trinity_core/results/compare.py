@@ -115,7 +115,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
     if len(paths) < 2:
         raise DataError(f"give two runs to compare, not {len(paths)}")
     runs = [read_run(path) for path in paths]
-    configs = [run.config for run in runs]
+    configs: Sequence[Mapping[str, Any]] = [run.config for run in runs]
     if all(pipelines := [_pipeline_config(path) for path in paths]):
         configs = pipelines
     runs = [replace(run, config=settings) for run, settings in zip(runs, comparable_settings(configs), strict=True)]
