@@ -32,7 +32,7 @@ NOISE = (*NAMES, "project", "seed")
 """Settings in which the runs of one group may differ."""
 STAGE = re.compile(r"^stages\.\d+\.")
 NO_SCORES = "  held-out scores: none in common; evaluate the runs on the same eval set (`trinity evaluate --which all`)"
-TRAINED_ON = "on tasks trained on, so it does not say which model is better"
+TRAINED_ON = "measured on training tasks, so it does not say which model is better"
 SHOWN, LISTED = 3, 20
 """Samples that changed sides, and differing settings, that are shown without `--all`."""
 
