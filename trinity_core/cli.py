@@ -32,12 +32,18 @@ app = typer.Typer(
 BEFORE, RESULTS, OTHER = "Before a run", "Results", "Other"
 """Headings of `trinity --help`, listed below the commands that start a run."""
 
-ConfigOption = Annotated[Path, typer.Option("--config", help="YAML file of the run.", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as dotted.key=value.", show_default=False)]
+ConfigOption = Annotated[
+    Path, typer.Option("--config", help="YAML file of the run: configs/quickstart/quickstart.yaml.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings as key=value: algorithm.optimizer.lr=1e-4.", show_default=False)
+]
 PluginDir = Annotated[
     Path | None, typer.Option("--plugin-dir", help="Folder of Python files with workflows, rewards and algorithms.")
 ]
-RunFolder = Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)]
+RunFolder = Annotated[
+    Path, typer.Option(help="A run or a pipeline: checkpoints/Trinity-Flows/quickstart_rft.", show_default=False)
+]
 StoreConfig = Annotated[
     Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
 ]
