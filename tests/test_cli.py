@@ -45,7 +45,7 @@ def test_a_folder_that_is_no_configuration_or_run_is_named(tmp_path: Path) -> No
     for command, option, folder, code, words in (
         ("validate", "--config", "recipes", 2, "recipes/one.yaml"),
         ("validate", "--config", "empty", 2, "is a folder"),
-        ("chat", "--checkpoint-dir", "empty", 1, "has no checkpoint: there is none"),
+        ("chat", "--checkpoint-dir", "empty", 1, "there is no run in"),
     ):
         done = called(main, command, option, str(tmp_path / folder))
         assert done.returncode == code and words in done.stderr and "Errno" not in done.stderr

@@ -204,3 +204,12 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         compare([tmp_path, tmp_path])
     assert refused.value.key == str(tmp_path)
+
+
+def test_a_mistyped_run_is_answered_with_those_that_are_there(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, "alone", 0.5, 1)
+    for mistyped in (run.with_name("alnoe"), tmp_path / "alone", tmp_path):
+        done = called(main, "doctor", "--checkpoint-dir", str(mistyped))
+        assert done.returncode == 1 and str(run) in done.stderr
+    elsewhere = called(main, "doctor", "--checkpoint-dir", str(tmp_path / "no/where/run"))
+    assert elsewhere.returncode == 1 and str(run) not in elsewhere.stderr

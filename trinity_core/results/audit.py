@@ -23,6 +23,9 @@ from trinity_core.exchange.store.schema import tables
 from trinity_core.exchange.tracking.metrics_file import metrics_path
 from trinity_core.exchange.tracking.run_record import config_path
 
+NAMED = 3
+"""Runs that are named where a folder has none."""
+
 
 def stores_of(
     folder: Path, config: Path | None = None, overrides: Sequence[str] = (), url: str | None = None
@@ -55,10 +58,20 @@ def stored_runs(folder: Path) -> Sequence[Path]:
     """Like `runs_in`, of the resolved folder. Raises DataError if no run has recorded anything there."""
     runs = runs_in(folder.resolve())
     if not any(config_path(run).exists() or metrics_path(run).exists() for run in runs):
-        raise DataError(
-            f"there is no run in {folder}: give a run's folder, <checkpoint_root_dir>/<project>/<name>", key=str(folder)
-        )
+        near = ", ".join(str(run) for run in _runs_near(folder)[:NAMED])
+        meant = f"such as {near}" if near else "<checkpoint_root_dir>/<project>/<name>"
+        raise DataError(f"there is no run in {folder}: give a run's folder, {meant}", key=str(folder))
     return runs
+
+
+def _runs_near(folder: Path) -> list[Path]:
+    """Return the runs below a folder that is none, or else those next to it or a level deeper; those last changed
+    first."""
+    for place in (folder, folder.parent):
+        found = [file.parent.parent for depth in ("*", "*/*") for file in place.glob(str(config_path(Path(depth))))]
+        if found:
+            return sorted(found, key=lambda run: config_path(run).stat().st_mtime, reverse=True)
+    return []
 
 
 def _sqlite(folder: Path) -> str | None:

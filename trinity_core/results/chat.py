@@ -29,7 +29,7 @@ from trinity_core.exchange.checkpoints.convert import convert
 from trinity_core.exchange.checkpoints.resume import read_meta, whole_steps
 from trinity_core.exchange.model_fault import model_fault
 from trinity_core.exchange.tracking import run_record
-from trinity_core.results.audit import runs_in
+from trinity_core.results.audit import runs_in, stored_runs
 from trinity_core.rollout.inference.vllm_types import LORA_RANKS
 
 NEW = "/new"
@@ -149,7 +149,8 @@ def chat_models(folder: Path, step: int | None = None, base: bool = True) -> dic
     trained = next((run for run in reversed(runs) if whole_steps(run)), folder.resolve())
     steps, tree = whole_steps(trained), run_record.read_config(trained)
     if not steps or (step is not None and step not in steps):
-        there = ", ".join(map(str, steps)) or "none; give the folder of a run that has trained"
+        stored_runs(folder)  # raises for a folder that is no run
+        there = ", ".join(map(str, steps)) or "none; a run saves its first one after trainer.save_interval steps"
         of_step = "" if step is None else f" of step {step}"
         raise DataError(f"{trained} has no checkpoint{of_step}: there is {there}", key=str(folder))
     if not tree:
