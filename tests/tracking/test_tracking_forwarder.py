@@ -21,6 +21,7 @@ from mlflow_store import mlflow_client
 from raising import raising
 
 from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import private_folder, write_json
 from trinity_core.base.waits import poll
 from trinity_core.exchange.checkpoints.commit import write_manifest
 from trinity_core.exchange.tracking.curve import LearningCurve
@@ -431,11 +432,36 @@ def test_only_a_lone_stage_ends_the_pipelines_run(root: Path) -> None:
     scoring.close(RunOutcome.FINISHED)
     assert client.get_run(parent()).info.status == "RUNNING", "the model before training was scored"
     (whole / "summary.json").write_text("{}")
-    close_parent(whole, RunOutcome.FINISHED, [0.1, 0.5])
+    close_parent(whole, RunOutcome.FINISHED, {"before": 0.1, "rft": 0.5})
     ended = client.get_run(parent())
     assert "summary.json" in {file.path for file in client.list_artifacts(parent())}
     assert ended.info.status == "FINISHED" and ended.data.metrics["eval/score"] == 0.5
     assert status_after("n_rft", RunOutcome.FAILED) == "FAILED", "on its own again"
+
+
+def test_a_pipelines_run_has_the_curves_of_its_stages(root: Path) -> None:
+    """MLflow's page opens with it, and with its stages hidden."""
+    whole, client = root / "p" / "n", mlflow_client(root)
+    (root / "p" / "n_sft").mkdir(parents=True)
+    (root / "p" / "n_sft" / "summary.json").write_text(json.dumps({"step": 110, "hf_dir": "/model"}))
+    write_json(private_folder(whole) / "stages.json", {"sft": "n_sft", "rft": "n_rft"})
+    keep_parent_open(whole)
+    info = RunInfo("p", "n_rft", root / "p" / "n_rft", parent_dir=whole, tags={"stage": "rft"})
+    writer = open_writer("mlflow", info, root)
+    evaluate(info.job_dir, 0, 0.5)
+    evaluate(info.job_dir, 60, 0.9)
+    MetricsFile(info.job_dir, "trainer").write(60, {"reward/mean": 0.8, "actor/loss": 0.1})
+    Forwarder(info.job_dir, writer).close(RunOutcome.FINISHED)
+    (info.job_dir / "summary.json").write_text(json.dumps({"step": 60, "hf_dir": "/model"}))
+    close_parent(whole, RunOutcome.FINISHED, {"before": None, "sft": 0.5, "rft": 0.9})
+    run_id = run_note(whole)["run_id"]
+
+    def curve(name: str) -> list[tuple[int, float]]:
+        return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
+
+    assert curve("eval/score") == [(110, 0.5), (170, 0.9)]
+    assert curve("Results/reward mean") == [(170, 0.8)]
+    assert curve("actor/loss") == []
 
 
 def test_a_runs_end_is_recorded_though_its_artifact_store_refuses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

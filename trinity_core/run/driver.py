@@ -356,8 +356,7 @@ def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
             finally:
                 record_end(plan.config.job_dir, record, outcome)
                 summary = (outcome is RunOutcome.FINISHED and read_summary(plan.config)) or {"scores": {}}
-                scores = [score for score in summary["scores"].values() if score is not None]
-                close_parent(plan.config.job_dir, outcome, scores)
+                close_parent(plan.config.job_dir, outcome, summary["scores"])
 
 
 @contextmanager

@@ -9,12 +9,15 @@ import zlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from hashlib import sha256
+from itertools import takewhile
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.base.addresses import studio_links
 from trinity_core.base.errors import DataError
+from trinity_core.base.files import read_json
+from trinity_core.base.layout import JobLayout
 from trinity_core.data.files import data_files, is_local
 from trinity_core.exchange.tracking.scores import data_digest
 from trinity_core.exchange.tracking.writers import flatten
@@ -56,6 +59,14 @@ def description(job_dir: Path) -> str:
     commands."""
     logs = f"Logs: `trinity log --checkpoint-dir {shlex.quote(str(job_dir))}`"
     return " · ".join([*studio_links(job_dir.parent.parent, f"{job_dir.parent.name}/{job_dir.name}"), logs])
+
+
+def steps_before(pipeline: Path, stage: str = "") -> int:
+    """Return the train steps of a pipeline's stages before `stage`, by default of all, that have ended."""
+    folders: Mapping[str, str] = read_json(JobLayout(pipeline).stages) or {}
+    earlier = takewhile(lambda name: name != stage, folders)
+    summaries = (read_json(pipeline.parent / folders[name] / "summary.json") or {} for name in earlier)
+    return sum(summary["step"] for summary in summaries if summary.get("hf_dir"))
 
 
 def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:

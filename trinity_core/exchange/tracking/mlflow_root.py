@@ -7,7 +7,7 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
 from trinity_core.base.addresses import page_address
 from trinity_core.base.files import read_json
@@ -24,6 +24,9 @@ ADDRESSES = {
     "tags": ("value",),
 }
 """Tables of MLflow's store and their columns with addresses and paths, all of them absolute."""
+
+
+FLAT = urlencode({"orderByKey": "tags.`mlflow.user`", "orderByAsc": "true"})
 
 
 def follow_moved_root(root: Path) -> None:
@@ -64,9 +67,13 @@ def artifact_folder(checkpoint_root_dir: Path) -> Path:
 
 def runs_path(checkpoint_root_dir: Path) -> str:
     """Return the path of MLflow's page that people open first: the charts of the newest run's experiment, or the list
-    of experiments before the first run."""
+    of experiments before the first run.
+
+    Sorted by creation time, MLflow's page hides a pipeline's stages; by user, which all our runs have in common, it
+    shows them, the newest run first.
+    """
     notes = sorted(checkpoint_root_dir.glob("*/*/monitor/mlflow.json"), key=lambda note: note.stat().st_mtime)
     ids = ((read_json(note) or {}).get("experiment_id") for note in reversed(notes) if os.access(note, os.R_OK))
     newest = next(filter(None, ids), None)
-    experiment = f"/{newest}/runs?compareRunsMode=CHART&" if newest else "?"
+    experiment = f"/{newest}/runs?compareRunsMode=CHART&{FLAT}&" if newest else "?"
     return f"/#/experiments{experiment}workflowType=machine_learning"

@@ -28,6 +28,7 @@ from trinity_core.config.secrets import without_password, without_secrets
 from trinity_core.exchange.tracking.metrics_file import MetricLine
 from trinity_core.exchange.tracking.mlflow_facts import (
     DESCRIPTION,
+    FIRST,
     LONGEST_KEY,
     allowed_name,
     dataset_inputs,
@@ -36,6 +37,7 @@ from trinity_core.exchange.tracking.mlflow_facts import (
     parameters,
     registered_name,
     shortened,
+    steps_before,
 )
 from trinity_core.exchange.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root, mlflow_address
 from trinity_core.exchange.tracking.writers import (
@@ -49,6 +51,7 @@ from trinity_core.exchange.tracking.writers import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Metric
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -127,8 +130,10 @@ class MlflowWriter(Writer):
         """Job dir → id of each run that this writer created or reopened."""
         self._ends = uuid4().hex[:12]
         """Identifies this writer in the notes of runs that it opened last; it is the one to end them."""
-        parent = self._open_run(info.parent_dir, info.parent_dir.name, None) if info.parent_dir else None
-        self.run_id = self._open_run(info.job_dir, info.name, parent)
+        self._pipeline = self._open_run(info.parent_dir, info.parent_dir.name, None) if info.parent_dir else None
+        self._before = steps_before(info.parent_dir, info.tags.get("stage", "")) if info.parent_dir else 0
+        """Train steps of the pipeline's stages before this one."""
+        self.run_id = self._open_run(info.job_dir, info.name, self._pipeline)
         self._system = self._watch_machine() if info.job_dir in self._begun else None
 
     @property
@@ -143,18 +148,27 @@ class MlflowWriter(Writer):
         return shlex.join(serve_command(uri, self._root))
 
     def log(self, lines: Sequence[MetricLine]) -> None:
-        """Log up to a thousand numbers per `log_batch` (4,500 a second on SQLite, against 61 one by one)."""
+        """Log metrics, and the most important ones also in the pipeline's run, by the steps of all its stages: MLflow's
+        page opens with that run alone."""
         from mlflow.entities import Metric
 
-        metrics = (
+        metrics = [
             Metric(name, value, int(line.time * 1000), line.step)
             for line in lines
             for full_name, value in full_names(line).items()
             if math.isfinite(value)
             for name in metric_names(full_name)
-        )
-        while batch := list(islice(metrics, BATCH)):
-            self._client.log_batch(self.run_id, metrics=batch)
+        ]
+        self._log_metrics(self.run_id, metrics)
+        if self._pipeline:
+            first = [metric for metric in metrics if metric.key.startswith(f"{FIRST}/")]
+            of_all = [Metric(one.key, one.value, one.timestamp, self._before + one.step) for one in first]
+            self._log_metrics(self._pipeline, of_all)
+
+    def _log_metrics(self, run_id: str, metrics: Sequence[Metric]) -> None:
+        """Log up to a thousand numbers per `log_batch` (4,500 a second on SQLite, against 61 one by one)."""
+        for begin in range(0, len(metrics), BATCH):
+            self._client.log_batch(run_id, metrics=metrics[begin : begin + BATCH])
 
     def artifact(self, path: Path, folder: str = "") -> None:
         self._client.log_artifact(self.run_id, str(path), folder or None)
@@ -381,8 +395,9 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
         log.warning("the descriptions of runs in MLflow keep their links: %s", error)
 
 
-def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = ()) -> None:
-    """Mark a pipeline's run, if it has one, as ended, with the scores of its first model and of each stage.
+def close_parent(job_dir: Path, outcome: RunOutcome, scores: Mapping[str, float | None] | None = None) -> None:
+    """Mark a pipeline's run, if it has one, as ended, with the scores of its first model and of each stage, in order
+    and each at the train steps up to it.
 
     If it finished, its summary is added, provided the artifact store takes it.
     """
@@ -391,8 +406,10 @@ def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = (
         return
     try:
         client = open_client(note["uri"], None, None, job_dir.parent.parent)
-        for stage, score in enumerate(scores):
-            client.log_metric(note["run_id"], "eval/score", score, step=stage)
+        following = [*(scores or {}), ""][1:]
+        for score, stage in zip((scores or {}).values(), following, strict=True):
+            if score is not None:
+                client.log_metric(note["run_id"], "eval/score", score, step=steps_before(job_dir, stage))
         client.set_terminated(note["run_id"], STATUS.get(outcome, outcome.name))
     except Exception as error:
         if not is_away(error):
