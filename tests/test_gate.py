@@ -24,7 +24,7 @@ from ports import free_port
 from flows.local.commands import Page, start_page
 from flows.local.server import TemporaryServer, UpState, prefect_environment
 from flows.quickstart import claim
-from trinity_core.base.gate import key_file, server_key
+from trinity_core.base.gate import asked_for, key_file, server_key
 from trinity_core.base.layout import JobLayout
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.exchange.store.store import ExperienceStore
@@ -267,3 +267,16 @@ print(mlflow.search_runs(experiment_names=["of a user"])["metrics.loss"].tolist(
     env = os.environ | client | {"MLFLOW_TRACKING_PASSWORD": password, "MLFLOW_DISABLE_TELEMETRY": "true"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[-2] == "[0.5]"
+
+
+def test_a_log_has_the_command_that_prints_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    key = server_key()
+    password = key.partition(":")[2]
+    assert password not in (text := asked_for(key))
+    printed = subprocess.check_output(["sh", "-c", text.split("`")[1]], text=True)
+    assert printed.strip() == password
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert password in asked_for(key)

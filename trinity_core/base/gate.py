@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Sequence
@@ -73,15 +74,11 @@ def is_loopback(host: str) -> bool:
 
 
 def asked_for(key: str) -> str:
-    """Return what to enter in a browser's dialog."""
+    """Return what to enter in a browser's dialog. Output that goes to a file, such as a log that is passed on, has the
+    command that prints the password in its place."""
     user, _, password = key.partition(":")
-    return f"asks once for the user {user} and the password {on_screen(password)}"
-
-
-def on_screen(secret: str) -> str:
-    """Return the key, or its password, for a terminal. Output that goes to a file, such as a log that is passed on,
-    says where it is instead."""
-    return secret if sys.stdout.isatty() else f"in {key_file()}"
+    shown = password if sys.stdout.isatty() else f"that `cut -d: -f2 {shlex.quote(str(key_file()))}` prints"
+    return f"asks once for the user {user} and the password {shown}"
 
 
 class Gate:
