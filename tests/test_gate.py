@@ -275,7 +275,8 @@ def test_a_log_has_the_command_that_prints_the_password(tmp_path: Path, monkeypa
     monkeypatch.chdir(folder)
     key = server_key()
     password = key.partition(":")[2]
-    assert password not in (text := asked_for(key))
+    text = asked_for(key)
+    assert password not in text
     printed = subprocess.check_output(["sh", "-c", text.split("`")[1]], text=True)
     assert printed.strip() == password
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
