@@ -1,8 +1,9 @@
-"""Prefect's server as we serve it: behind the gate of all pages, and with pauses that can be cancelled."""
+"""Prefect's server as we serve it: behind the gate of all pages, with pauses that can be cancelled."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from trinity_core.base.gate import Gate, server_key
 
@@ -20,6 +21,7 @@ def make_app() -> Gate:
     from prefect.server.api.server import create_app
 
     let_paused_runs_be_cancelled()
+    list_the_quick_start_first()
     logging.getLogger("docket.dependencies").addFilter(_is_no_retry_after_a_lock)
     return Gate(create_app(final=True), server_key(), open_paths=(HEALTH, MANIFEST), asks_sockets=False)
 
@@ -37,3 +39,20 @@ def let_paused_runs_be_cancelled() -> None:
     from prefect.server.schemas.states import StateType
 
     HandleResumingPausedFlows.TO_STATES = HandleResumingPausedFlows.TO_STATES - {StateType.CANCELLING}
+
+
+def list_the_quick_start_first() -> None:
+    """List deployments called `quickstart` before others: Prefect's page shows ten, sorted by name unless told
+    otherwise, and those of other recipes would fill it."""
+    import sqlalchemy as sa
+    from prefect.server.database.dependencies import provide_database_interface
+    from prefect.server.schemas.sorting import DeploymentSort
+
+    sort = DeploymentSort.as_sql_sort
+
+    def as_sql_sort(self: DeploymentSort) -> list[sa.ColumnElement[Any]]:
+        name = provide_database_interface().Deployment.name
+        first = [sa.case((name == "quickstart", 0), else_=1)] if self is DeploymentSort.NAME_ASC else []
+        return [*first, *sort(self)]
+
+    DeploymentSort.as_sql_sort = as_sql_sort  # type: ignore[method-assign]

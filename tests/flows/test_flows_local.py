@@ -467,3 +467,20 @@ def test_a_supervisor_survives_what_keeps_it_from_looking(
     looks = Supervisor(SimpleNamespace(), tmp_path, datetime.now(UTC), 0)  # type: ignore[arg-type]
     looks.look()
     assert "No space left" in caplog.text
+
+
+def test_the_quick_start_leads_the_list_of_deployments(prefect_api: str) -> None:
+    """In the order in which Prefect's page asks for them at first."""
+    from prefect.client.schemas.sorting import DeploymentSort
+
+    from tasks.prefect_api import api_client
+
+    with api_client(prefect_api) as client:
+        flow_id = client.create_flow_from_name("of_a_list")
+        for name in ("gsm8k", "quickstart", "a"):
+            client.create_deployment(flow_id, name=name)
+        response = client.request(
+            "POST", "/deployments/filter",
+            json={"flows": {"name": {"any_": ["of_a_list"]}}, "sort": DeploymentSort.NAME_ASC.value},
+        )  # fmt: skip
+    assert [deployment["name"] for deployment in response.json()] == ["quickstart", "a", "gsm8k"]
