@@ -364,7 +364,7 @@ def test_settings_of_a_later_start_are_added(root: Path) -> None:
     assert run.data.params == {"mode": "both", "algorithm.lr": "0.1"} | later
     assert run.data.tags["stage"] == "both"
     parent = mlflow_client(root).get_run(json.loads((pipeline / "monitor/mlflow.json").read_text())["run_id"])
-    assert parent.data.params == {} and "stage" not in parent.data.tags
+    assert parent.data.params == {} and parent.data.tags["stage"] == "pipeline"
 
 
 def test_two_flows_of_one_job_register_a_checkpoint_once(root: Path) -> None:

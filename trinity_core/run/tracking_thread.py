@@ -56,6 +56,9 @@ def _open(config: Config, info: RunInfo) -> Forwarder:
 
 def _run_info(stage: Stage) -> RunInfo:
     config = stage.config
+    tags = {"stage": stage.stage, "algorithm": config.algorithm.algorithm_type}
+    if config.layout.stages.exists():  # the model before training is scored in the pipeline's run
+        tags = {"stage": "pipeline"}
     return RunInfo(
         project=config.project,
         name=config.name,
@@ -63,7 +66,7 @@ def _run_info(stage: Stage) -> RunInfo:
         config=public_dict(config),
         parent_dir=stage.parent_dir,
         args=config.monitor.monitor_args,
-        tags={"stage": stage.stage, "algorithm": config.algorithm.algorithm_type},
+        tags=tags,
         keeps_status=config.mode == "bench" or config.explores_alone,
         explorer=config.explorer.name if config.explores_alone else "",
         identity=identity_of(config.job_dir),

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from trinity_core.base.addresses import studio_links
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout
+from trinity_core.base.layout import JobLayout, run_of
 from trinity_core.data.files import data_files, is_local
+from trinity_core.exchange.tracking.run_record import read_config
 from trinity_core.exchange.tracking.scores import data_digest
 from trinity_core.exchange.tracking.writers import flatten
 
@@ -55,10 +56,28 @@ def registered_name(name: str) -> str:
 
 
 def description(job_dir: Path) -> str:
-    """Return Markdown with the run's page, rollouts and logs: links while `trinity up` serves Studio, otherwise
-    commands."""
+    """Return Markdown: what is trained, with which model and data; then the run's page, rollouts and logs, as links
+    while `trinity up` serves Studio, otherwise as commands."""
     logs = f"Logs: `trinity log --checkpoint-dir {shlex.quote(str(job_dir))}`"
-    return " · ".join([*studio_links(job_dir.parent.parent, f"{job_dir.parent.name}/{job_dir.name}"), logs])
+    links = " · ".join([*studio_links(job_dir.parent.parent, f"{job_dir.parent.name}/{job_dir.name}"), logs])
+    config = read_config(job_dir)
+    return f"{_about(config)}\n\n{links}" if config else links
+
+
+def _about(config: Mapping[str, Any]) -> str:
+    """Return algorithm, or stages of a pipeline, model and training data."""
+    parts = [stage["stage_name"] for stage in config.get("stages") or ()]
+    algorithm = (config.get("algorithm") or {}).get("algorithm_type", "")
+    model = str((config.get("model") or {}).get("model_path") or "")
+    run, step = run_of(model)
+    data = [f"`{data_set['path']}`" for context, data_set in _data(config) if context == "training"]
+    facts = {
+        "pipeline": " → ".join(parts),
+        "algorithm": "" if parts else algorithm,
+        "model": f"step {step} of {run.name}" if run else f"`{model}`" * bool(model),
+        "data": ", ".join(dict.fromkeys(data)),
+    }
+    return " · ".join(f"{name} {fact}" for name, fact in facts.items() if fact)
 
 
 def steps_before(pipeline: Path, stage: str = "") -> int:

@@ -271,7 +271,7 @@ class MlflowWriter(Writer):
                     self._begin(job_dir, note)
                 return run_id
             tags = {"project": self._info.project, "job_dir": str(job_dir), DESCRIPTION: description(job_dir)}
-            tags |= {} if is_parent else self._info.tags
+            tags |= {"stage": "pipeline"} if is_parent else self._info.tags
             tags |= {"mlflow.parentRunId": parent} if parent else {}
             run_name = shortened(name, LONGEST_KEY)
             run_id = self._client.create_run(self._experiment, tags=tags, run_name=run_name).info.run_id
