@@ -37,19 +37,27 @@ Name = Annotated[
 ]
 """A name that may consist of digits: Prefect's command line reads `--param run=20240101` as a number."""
 
-ConfigFile = Annotated[str, Field(min_length=1), shown("Configuration", "YAML file of the run")]
+ConfigFile = Annotated[
+    str, Field(min_length=1), shown("Configuration", "YAML file of the run, from the folder of `trinity up`")
+]
 ConfigFiles = Annotated[
     list[ConfigFile],
     Field(min_length=1),
     shown("Configurations", "YAML files: one with mode: train, the others with mode: explore"),
 ]
-Overrides = Annotated[list[Override], shown("Overrides", "Settings laid over the file, each as dotted.key=value")]
-StageName = Annotated[Name, shown("Stage", "Stage of a configuration that has several")]
-ModelPath = Annotated[str, shown("Model", "Model to start from in place of the configuration's")]
-CheckpointDir = Annotated[str, shown("Checkpoints", "Another run's folder, or one of its global_step_N")]
-RunName = Annotated[Name, shown("Run", "Run whose checkpoints are meant, where it is called otherwise than configured")]
-BaseModelDir = Annotated[str, shown("Base model", "For checkpoints that lack their config.json")]
-MergeAdapters = Annotated[bool, shown("Merge adapters", "Whole models from LoRA adapters and their base")]
+Overrides = Annotated[
+    list[Override], shown("Overrides", "Settings laid over the file, one in each field, such as buffer.total_steps=100")
+]
+StageName = Annotated[Name, shown("Stage", "Stage of a configuration that has several; else empty")]
+ModelPath = Annotated[str, shown("Model", "Hub name or folder in place of the configuration's model; empty: that one")]
+CheckpointDir = Annotated[
+    str, shown("Checkpoints", "Another run's folder, or one of its global_step_N; empty: the configuration's run")
+]
+RunName = Annotated[Name, shown("Run", "Name of the run whose checkpoints are scored; empty: the configuration's")]
+BaseModelDir = Annotated[
+    str, shown("Base model", "Folder of the base model, only for checkpoints that lack their config.json")
+]
+MergeAdapters = Annotated[bool, shown("Merge adapters", "Write whole models, of LoRA adapters and their base")]
 CHOICES = (
     "base (the model before training), latest, missing (checkpoints without a score), all, or a step; empty: as "
     "explorer.bench_on_latest_checkpoint says"
@@ -60,7 +68,7 @@ Which = Annotated[
     Field(pattern=WHICH),
     BeforeValidator(_digits_as_text),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": WHICH}, {"type": "integer", "minimum": 0}]}),
-    shown("Which", CHOICES),
+    shown("Which checkpoints", CHOICES),
 ]
 
 NO_OVERRIDES: list[str] = []
@@ -69,7 +77,7 @@ NO_OVERRIDES: list[str] = []
 def _main(name: str, title: str) -> FieldInfo:
     """Return the form field of a main setting, with the setting's own doc, bounds and names."""
     setting = setting_at(MAIN_SETTINGS[name])
-    about: dict[str, Any] = {"title": title, "description": setting.doc.replace("`", "")}
+    about: dict[str, Any] = {"title": title, "description": f"Empty: as configured. {setting.doc.replace('`', '')}"}
     if setting.names:
         about["examples"] = list(setting.names)
     low: Any = setting.bounds.low if setting.bounds else None
