@@ -23,7 +23,7 @@ from trinity_core import train
 from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.config import load_config
 from trinity_core.config.schema import Config
-from trinity_core.data.formats import demonstration, preference
+from trinity_core.data.formats import demonstration, preference, prompt_messages
 from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.exchange.tracking.mlflow_root import default_uri
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
@@ -214,10 +214,41 @@ def learnt(folder, rows):
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "b|c"),
         ({"prompt": "a", "chosen": [TURN, TOLD], "rejected": [TURN, OTHER]}, "b|c"),
         ({"prompt": "a", "completion": [TOLD]}, "b"),
+        ({"prompt": "a", "completion": "b", "messages": [TURN, OTHER]}, "b"),
+        ({"prompt": [TURN], "completion": [TOLD], "messages": [TURN, OTHER]}, "b"),
     ],
 )
 def test_answers_carry_loss_as_in_trl(tmp_path, row, texts):
     assert learnt(tmp_path, [row]) == [texts]
+
+
+SYSTEM = {"role": "system", "content": "Think."}
+
+
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"prompt": [SYSTEM, TURN], "messages": [TURN, TOLD]}, [SYSTEM, TURN]),
+        ({"prompt": "a", "messages": [OTHER, TURN, TOLD]}, [TURN]),
+        ({"prompt": [TURN], "completion": [TOLD]}, [TURN]),
+        ({"prompt": "a", "completion": [TOLD]}, [TURN]),
+        ({"prompt": "a", "chosen": [TURN, TOLD], "rejected": [TURN, OTHER]}, [TURN]),
+        ({"messages": [SYSTEM, TURN, TOLD]}, [SYSTEM, TURN]),
+    ],
+)
+def test_with_rewards_the_prompt_is_what_is_asked(tmp_path, row, asked):
+    """Whatever answers the row has beside it; a function gets the prompt as the row has it."""
+    rewards = lambda_named("reward", [0.0]) if "prompt" in row else "math_reward"
+    config = load_config(train("model", [row], rewards, output_dir=tmp_path).config_file)
+    [tasks] = config.buffer.explorer_input.tasksets
+    written = json.loads(Path(tasks.path).read_text())
+    assert written == row and prompt_messages(written, tasks.format) == asked
+
+
+def test_the_reference_is_the_answer_rather_than_the_completion(tmp_path):
+    row = {"prompt": "a", "completion": "It is 4.", "answer": "4"}
+    config = load_config(train("model", [row], "math_reward", output_dir=tmp_path).config_file)
+    assert config.buffer.explorer_input.tasksets[0].format.response_key == "answer"
 
 
 @pytest.mark.parametrize(

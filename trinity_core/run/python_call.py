@@ -272,10 +272,11 @@ def _data_set(file: Path, rows: Rows, files: dict[Path, bytes], has_rewards: boo
     for number, row in enumerate(_listed(rows)):
         if not isinstance(row, Mapping):
             raise InputError(f"row {number} is {type(row).__name__}, not a dict of columns", key="rows")
-        columns, row = columns or tuple(row), _with_turns(row)
+        columns = columns or tuple(row)
+        row = row if has_rewards else _with_turns(row)
         form = form or _format(row, has_rewards)
         try:
-            lines.append(json.dumps(_plain_turns(row)).encode() + b"\n")
+            lines.append(json.dumps(dict(row) if has_rewards else _plain_turns(row)).encode() + b"\n")
         except (TypeError, ValueError) as error:
             raise InputError(f"row {number} has a value that cannot be written as JSON: {error}") from error
         if missing := [name for name in columns if name not in row]:
@@ -316,12 +317,14 @@ def _format(row: Row, has_rewards: bool) -> dict[str, Any]:
             key="label",
         )
     every_answer = {"enable_concatenated_multi_turn": not has_rewards}
-    if "messages" in row or isinstance(completion, list):
+    reads_prompt = PROMPT in row and (has_rewards or completion is not None or preferred is not None)
+    if ("messages" in row and not reads_prompt) or (isinstance(completion, list) and not has_rewards):
         return {"prompt_type": "messages", "messages_key": "messages", **_tools(row), **every_answer}
     if isinstance(prompt, list) or (prompt is None and isinstance(preferred, list)):
         return {"prompt_type": "messages", "messages_key": PROMPT, **_tools(row)}
     if isinstance(prompt, str):
-        answer = next((name for name in ("completion", "answer") if name in row), None)
+        answers = ("answer", "completion") if has_rewards else ("completion", "answer")
+        answer = next((name for name in answers if name in row), None)
         return {"prompt_key": PROMPT, **({"response_key": answer} if answer else {}), **_tools(row)}
     if isinstance(preferred, str):
         raise InputError("'chosen' and 'rejected' are texts: rows need their 'prompt' in a column", key=PROMPT)
@@ -349,7 +352,7 @@ def _plain_turns(row: Row) -> dict[str, Any]:
     if isinstance(row.get(PROMPT), list) and isinstance(row.get("completion"), list):
         rest = {name: value for name, value in row.items() if name not in (PROMPT, "completion")}
         asked = [turn | {WEIGHT: 0} if turn.get("role") == "assistant" else turn for turn in row[PROMPT]]
-        return {"messages": [*asked, *row["completion"]], **rest}
+        return rest | {"messages": [*asked, *row["completion"]]}
     return dict(row)
 
 
