@@ -190,8 +190,9 @@ def test_unusable_demonstrations_are_refused():
         formats.preference({"messages": [USER], "chosen": "x", "rejected": "x"}, form)
     with raising(DataError, key="chosen"):
         formats.preference({"messages": [USER], "chosen": [USER], "rejected": "x"}, form)
-    with raising(DataError, key="tools"):
-        formats.tools({"tools": [1]}, form)
+    for wrong in ([1], ["f"], ["{"], json.dumps({"name": "f"})):
+        with raising(DataError, key="tools"):
+            formats.tools({"tools": wrong}, form)
 
 
 def test_columns_that_rows_may_lack_are_told_if_none_has_them():

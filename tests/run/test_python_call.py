@@ -23,7 +23,7 @@ from trinity_core import train
 from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.config import load_config
 from trinity_core.config.schema import Config
-from trinity_core.data.formats import demonstration, preference, prompt_messages
+from trinity_core.data.formats import demonstration, preference, prompt_messages, tools
 from trinity_core.exchange.tracking.metrics_file import read_metrics
 from trinity_core.exchange.tracking.mlflow_root import default_uri
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
@@ -249,6 +249,19 @@ def test_the_reference_is_the_answer_rather_than_the_completion(tmp_path):
     row = {"prompt": "a", "completion": "It is 4.", "answer": "4"}
     config = load_config(train("model", [row], "math_reward", output_dir=tmp_path).config_file)
     assert config.buffer.explorer_input.tasksets[0].format.response_key == "answer"
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize("encoded", [[TOOL], json.dumps([TOOL]), [json.dumps(TOOL)]], ids=["list", "text", "texts"])
+@pytest.mark.parametrize("rewards", [None, "math_reward"])
+def test_tools_are_read_in_whichever_row_they_are(tmp_path, rewards, encoded):
+    rows = [{"messages": [TURN, TOLD], "tools": value} for value in (None, encoded)]
+    buffer = load_config(train("model", rows, rewards, output_dir=tmp_path).config_file).buffer
+    data = buffer.explorer_input.tasksets[0] if rewards else buffer.trainer_input.experience_buffer
+    written = [json.loads(line) for line in Path(data.path).read_text().splitlines()]
+    assert [tools(row, data.format) for row in written] == [None, [TOOL]]
 
 
 @pytest.mark.parametrize(

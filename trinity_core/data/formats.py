@@ -2,7 +2,7 @@
 
 `plaintext` rows hold strings: a prompt, a response. `messages` rows hold lists of messages (`role`, `content`, perhaps
 `tool_calls`) or of turns (`from`, `value`), as a list or as its JSON text. Both may have a system prompt. Tools are a
-list of objects or its JSON text.
+list of objects or of their JSON texts, or its JSON text.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ def tools(row: Row, form: FormatConfig) -> list[Tool] | None:
     listed = _parsed(_optional(row, form.tools_key), form.tools_key)
     if not listed:
         return None
+    if isinstance(listed, list):
+        listed = [_parsed(tool, form.tools_key) for tool in listed]
     if not isinstance(listed, list) or not all(isinstance(tool, dict) for tool in listed):
         raise column_error(form.tools_key, "must hold a list of objects, one a tool")
     return [{"type": "function", "function": tool} if "name" in tool else tool for tool in listed]

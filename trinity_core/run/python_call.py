@@ -275,6 +275,8 @@ def _data_set(file: Path, rows: Rows, files: dict[Path, bytes], has_rewards: boo
         columns = columns or tuple(row)
         row = row if has_rewards else _with_turns(row)
         form = form or _format(row, has_rewards)
+        if row.get("tools") is not None:
+            form["tools_key"] = "tools"
         try:
             lines.append(json.dumps(dict(row) if has_rewards else _plain_turns(row)).encode() + b"\n")
         except (TypeError, ValueError) as error:
@@ -319,24 +321,18 @@ def _format(row: Row, has_rewards: bool) -> dict[str, Any]:
     every_answer = {"enable_concatenated_multi_turn": not has_rewards}
     reads_prompt = PROMPT in row and (has_rewards or completion is not None or preferred is not None)
     if ("messages" in row and not reads_prompt) or (isinstance(completion, list) and not has_rewards):
-        return {"prompt_type": "messages", "messages_key": "messages", **_tools(row), **every_answer}
+        return {"prompt_type": "messages", "messages_key": "messages", **every_answer}
     if isinstance(prompt, list) or (prompt is None and isinstance(preferred, list)):
-        return {"prompt_type": "messages", "messages_key": PROMPT, **_tools(row)}
+        return {"prompt_type": "messages", "messages_key": PROMPT}
     if isinstance(prompt, str):
         answers = ("answer", "completion") if has_rewards else ("completion", "answer")
         answer = next((name for name in answers if name in row), None)
-        return {"prompt_key": PROMPT, **({"response_key": answer} if answer else {}), **_tools(row)}
+        return {"prompt_key": PROMPT, **({"response_key": answer} if answer else {})}
     if isinstance(preferred, str):
         raise InputError("'chosen' and 'rejected' are texts: rows need their 'prompt' in a column", key=PROMPT)
     raise InputError(
         f"a row needs 'prompt' (a text or messages) or 'messages'; row 0 has {', '.join(row) or 'nothing'}"
     )
-
-
-def _tools(row: Row) -> dict[str, Any]:
-    tools = row.get("tools")
-    is_list = isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)
-    return {"tools_key": "tools"} if is_list else {}
 
 
 def _with_turns(row: Row) -> Row:
