@@ -1,4 +1,7 @@
-"""Runs in a sandbox: loads `solution.py`, the answer's program, and answers calls of its functions."""
+"""Runs in a sandbox: loads `solution.py`, the answer's program, and answers calls of its functions.
+
+`prompt.py`, loaded before it, has what the row's prompt defines.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from trinity_core.workflows.rewards.code.sandbox_rpc import (
 
 def main(line: Line) -> None:
     """Load the answer and serve requests of the other side."""
-    namespace = _loaded("solution.py")
+    namespace = _loaded("prompt.py", "solution.py")
     objects: list[Any] = []
     numbers: dict[int, int] = {}
 
@@ -36,8 +39,18 @@ def main(line: Line) -> None:
             objects.append(value)
         return numbers[id(value)]
 
+    def resolved(sent: Any) -> Any:
+        """Return an object by its number, or a new one of a class by the class's name and its fields."""
+        if not isinstance(sent, list):
+            return objects[sent]
+        name, fields = sent
+        made = object.__new__(namespace[name])
+        for field, value in decoded(fields, resolved).items():
+            object.__setattr__(made, field, value)
+        return made
+
     def replied(what: str, sent: list[Any]) -> dict[str, Any]:
-        arguments = decoded(sent, objects.__getitem__)
+        arguments = decoded(sent, resolved)
         value = _done(namespace, what, arguments)
         reply: dict[str, Any] = {"awaited": True} if inspect.iscoroutine(value) else {}
         reply["value"] = encoded(completed(value), kept)
@@ -108,9 +121,10 @@ def _next(iterator: Any, count: int) -> list[Any]:
     return items
 
 
-def _loaded(path: str) -> dict[str, Any]:
+def _loaded(*paths: str) -> dict[str, Any]:
     module = types.ModuleType("solution")
-    module.__file__ = path
+    module.__file__ = paths[-1]
     sys.modules["solution"] = module
-    exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), module.__dict__)  # noqa: S102 - in a sandbox
+    for path in paths:
+        exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), module.__dict__)  # noqa: S102 - in a sandbox
     return module.__dict__

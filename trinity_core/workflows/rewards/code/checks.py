@@ -41,7 +41,8 @@ class NothingChecked(DataError):
 def prepared(source: str, name: str = "") -> dict[str, Any]:
     """Return one test as source to run, the names that it uses and the answer defines, and its beginning, for messages.
 
-    `name` is the function under test, which a function `check` gets, and tests may call `candidate`.
+    `name` is the function under test, which a function `check` gets, and tests may call `candidate`; the name that it
+    begins with is then the `entry`.
     Raises NothingChecked for a test without an assertion or that never uses the answer, DataError if it needs a `name`,
     and `Unjudged` for invalid Python.
     """
@@ -58,7 +59,8 @@ def prepared(source: str, name: str = "") -> dict[str, Any]:
     if is_check_uncalled or "candidate" in free:
         if not name:
             raise DataError("code_reward needs the name of the function that 'check' gets: entry_point")
-        return prepared(f"{source}\ncheck({name})" if is_check_uncalled else f"candidate = {name}\n{source}", name)
+        called_source = f"{source}\ncheck({name})" if is_check_uncalled else f"candidate = {name}\n{source}"
+        return prepared(called_source, name) | {"entry": entry_of(name)}
     rewriter = _Rewriter()
     rewriter.visit(tree)
     asserted = {_name(part) for node in tree.body if isinstance(node, ast.Assert) for part in ast.walk(node.test)}
@@ -72,6 +74,11 @@ def prepared(source: str, name: str = "") -> dict[str, Any]:
     lines = [line.encode() for line in source.split("\n")]
     texts = [_written(lines, node) if _is_data(node) else _text(node) for node in statements]
     return {"python": "\n".join(texts), "names": sorted(names), "quoted": _quoted(source)}
+
+
+def entry_of(name: str) -> str:
+    """Return the name that an answer defines: `Solution` for `Solution().f`."""
+    return re.split(r"\W", name, maxsplit=1)[0]
 
 
 def checks_something(source: str) -> bool:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trinity_core.base.errors import DataError
-from trinity_core.workflows.rewards.code.checks import NothingChecked, checks_something, needs_earlier, prepared
+from trinity_core.workflows.rewards.code.checks import (
+    DEFINITIONS,
+    FUNCTIONS,
+    NothingChecked,
+    checks_something,
+    entry_of,
+    needs_earlier,
+    prepared,
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,9 @@ class Tests:
     programs: tuple[Program, ...] = ()
     functions: tuple[dict[str, Any], ...] = ()
     """For `tests_side.run_tests`: what `prepared` returns, or `{"call": name, "arguments": [...], "named": {...},
-    "expected": ...}`; with `wrapped`, the only element of `expected` is accepted too."""
+    "expected": ...}`; with `wrapped`, the only element of `expected` is accepted too. `classes`: those of `given`."""
+    given: str = ""
+    """Definitions of the row's prompt, which the answer and its tests can use."""
 
     @property
     def count(self) -> int:
@@ -40,6 +51,7 @@ NAMES = ("fn_name", "func_name", "entry_point")
 NESTED = ("test_cases", "tests", "unit_tests", "functional", "pytest", "assert_case")
 """Keys under which an object holds its tests."""
 FORMS = "docs/rewards.md lists the supported forms"
+_BEGINNING = re.compile(r"^(?:async def|def|class) ", re.MULTILINE)
 
 
 def tests_of(truth: Any, task: Mapping[str, Any], name: str = "") -> Tests:
@@ -50,19 +62,49 @@ def tests_of(truth: Any, task: Mapping[str, Any], name: str = "") -> Tests:
     calls (APPS, TACO, LiveCodeBench) or in the singular (CodeContests); a list of `{"input", "output"}` with
     `testtype` or `type` (LiveCodeBench, SYNTHETIC-1); a list of Python tests (MBPP); and Python text: `assert`, test
     functions and classes as of pytest and unittest (KodCode, BigCodeBench), or a function `check`, which is called with
-    `name`, the row's `entry_point`, or the function that its `metadata` names (HumanEval).
+    `name`, the row's `entry_point`, or the function that its `metadata` names (HumanEval). Answer and tests can use
+    what a `prompt` in Python defines for such a function.
     """
     metadata = _parsed(task.get("metadata"))
     name = name or _function_name(task) or (_function_name(metadata) if isinstance(metadata, Mapping) else "")
-    setup = "\n".join(line for key in ("test_setup_code", "test_imports") for line in _lines(task.get(key)))
-    tests = _read(_parsed(truth), name, setup)
+    given = _definitions(task.get("prompt"), entry_of(name)) if name else []
+    setup = [line for key in ("test_setup_code", "test_imports") for line in _lines(task.get(key))]
+    tests = _read(_parsed(truth), name, "\n".join([*map(ast.unparse, given), *setup]))
     if not tests.count:
         raise DataError("the row has no unit tests; set format.response_key to their column")
     if all(not program.expected.strip() for program in tests.programs) and all(
         test.get("expected", "") is None for test in tests.functions
     ):
         raise NothingChecked("the row's tests for code_reward expect no output at all, so they check nothing")
-    return tests
+    classes = [node.name for node in given if isinstance(node, ast.ClassDef)]
+    functions = tuple(test | {"classes": classes} for test in tests.functions)
+    return replace(tests, functions=functions, given="\n".join(map(ast.unparse, given)))
+
+
+def _definitions(prompt: Any, entry: str) -> list[ast.stmt]:
+    """Return what a prompt defines if it is Python, except `entry` and other functions that are still to be written."""
+    begun = [match.start() for match in _BEGINNING.finditer(prompt)] if isinstance(prompt, str) else []
+    for text in (prompt, prompt[: begun[-1]]) if begun else ():
+        try:
+            statements = ast.parse(text).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        return [
+            node
+            for node in statements
+            if isinstance(node, DEFINITIONS)
+            and getattr(node, "name", "") != entry
+            and not any(isinstance(part, FUNCTIONS) and _is_unwritten(part) for part in ast.walk(node))
+        ]
+    return []
+
+
+def _is_unwritten(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """True if nothing but a docstring, `...`, `pass` or `raise` is in a function."""
+    return all(
+        isinstance(node, ast.Pass | ast.Raise) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in function.body
+    )
 
 
 def _parsed(value: Any) -> Any:

@@ -71,6 +71,7 @@ class Judging:
         """Run the tests; return their outcomes. Raises `SandboxFailed`, `Unjudged` or TimeoutError if there is no
         verdict."""
         self._ends = time.monotonic() + self.total_seconds
+        self._files = {"prompt.py": tests.given, "solution.py": self.code}
         counts = Outcomes()
         for program in tests.programs:
             if self._is_decided(counts):
@@ -103,7 +104,7 @@ class Judging:
         ran = run_remotely(
             self.endpoint,
             driver,
-            SCRIPT | ANSWER_SIDE | TESTS_SIDE | {"solution.py": self.code},
+            SCRIPT | ANSWER_SIDE | TESTS_SIDE | self._files,
             json.dumps({"tests": tests, "seconds": self.limits.seconds, "wanted": self.wanted}),
             replace(self.limits, seconds=max(self._ends - time.monotonic(), 0.0) + self.limits.seconds),
         )
@@ -120,7 +121,7 @@ class Judging:
                 stack.enter_context(end) for pair in (socket.socketpair(), socket.socketpair()) for end in pair
             )
             answer = Sandbox(
-                SCRIPT | ANSWER_SIDE | {"solution.py": self.code},
+                SCRIPT | ANSWER_SIDE | self._files,
                 python("sandbox_rpc.py", "answer_side", str(theirs.fileno())),
                 replace(self.limits, cpu_seconds=self.total_seconds + BUSY * self.limits.seconds),
                 descriptors=[theirs.fileno()],

@@ -3,7 +3,8 @@
 `sandbox_rpc.py answer_side FD` answers calls; `sandbox_rpc.py tests_side FD JUDGE` tests. Only plain data crosses, as
 JSON: numbers, texts, lists, dicts, NumPy's arrays, the types of `STANDARD`, and what the answer prints. Other objects
 stay on their side and are referenced by number; where their class derives from such a type, their data crosses for each
-comparison. So no comparison that decides a verdict ever runs an answer's code.
+comparison. So no comparison that decides a verdict ever runs an answer's code. Objects that the tests make of a class
+in the row's prompt are passed on to the answer: their fields cross, once.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import operator
 import sys
 import types
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
@@ -49,6 +49,8 @@ class RemoteAnswer:
         self._line = line
         self._objects: dict[int, Remote] = {}
         self._errors: dict[str, type[Exception]] = {}
+        self.classes: Sequence[str] = ()
+        """Classes of the row's prompt, which both sides have."""
         self.used = 0
         """Number of values obtained from the answer."""
 
@@ -61,7 +63,7 @@ class RemoteAnswer:
     def ask(self, request: str, *arguments: Any) -> Any:
         """Send a request to the answer's side. Raises what the answer raises, as the nearest exception known here."""
         try:
-            message = json.dumps([request, encoded(list(arguments), _number_of)])
+            message = json.dumps([request, encoded(list(arguments), self._passed)])
         except RecursionError:
             raise Unjudged("the tests pass a value that is nested too deeply") from None
         try:
@@ -81,6 +83,16 @@ class RemoteAnswer:
         except (EOFError, OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             raise AnswerGone(f"the answer's process ended or sent no value ({type(error).__name__})") from None
         raise raised
+
+    def _passed(self, value: Any) -> Any:
+        """Return an object's number, or its class's name and its fields, if the prompt defines the class."""
+        if type(value) is Remote:
+            return int(value.__dict__["_remote"][1])
+        kind = type(value)
+        if kind.__name__ in self.classes and kind.__mro__[1:] == (object,) and hasattr(value, "__dict__"):
+            fields, value.__class__ = vars(value), Passed
+            return [kind.__name__, encoded(fields, self._passed)]
+        raise Unjudged(f"the tests pass a {kind.__name__} to the answer, and only plain data can cross")
 
     def _error(self, kinds: list[str], arguments: Any, text: str) -> BaseException:
         kind: type[BaseException] = next(filter(None, map(self._known_error, kinds)), Exception)
@@ -192,6 +204,13 @@ class Remote:
         raise Unjudged("the tests check for a class that is the answer's own")
 
 
+class Passed:
+    """An object that the answer has got: what becomes of it there is not seen here."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise Unjudged("the tests use an object again that they have passed to the answer")
+
+
 def _data(value: Any) -> Any:
     """Return the data of an object whose class derives from a type of plain data; anything else as it is."""
     return value.__dict__["_remote"][0].ask("data", value) if type(value) is Remote else value
@@ -221,12 +240,6 @@ for _name in TWO_SIDED:
     setattr(Remote, f"__{_name.strip('_')}__", _two_sided(_name))
 
 
-def _number_of(value: Any) -> int:
-    if type(value) is Remote:
-        return int(value.__dict__["_remote"][1])
-    raise Unjudged(f"the tests pass a {type(value).__name__} to the answer, and only plain data can cross")
-
-
 def run_tests(answer: RemoteAnswer, tests: list[dict[str, Any]], say: Callable[[dict[str, Any]], None]) -> None:
     """Run the tests in order, and report for each whether it passed."""
     sys.modules["solution"] = _solution(answer)
@@ -247,6 +260,7 @@ def _passes(answer: RemoteAnswer, test: dict[str, Any]) -> bool:
         alone = expected[0] if test.get("wrapped") and isinstance(expected, list) and len(expected) == 1 else expected
         return same(actual, expected) or same(actual, alone)
     checks, used = Checks(), answer.used
+    answer.classes = test.get("classes", ())
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     for name in test["names"]:
         with suppress(NameError):
@@ -257,6 +271,10 @@ def _passes(answer: RemoteAnswer, test: dict[str, Any]) -> bool:
         if _is_answers(error) or (error.name or "").partition(".")[0] == "solution":
             raise
         raise Unjudged(f"the tests cannot import what they need: {error}") from None
+    except NameError as error:
+        if _is_answers(error) or test.get("entry") in (None, error.name):
+            raise
+        raise Unjudged(f"the tests use what neither they, the prompt nor the answer define: {error}") from None
     if not checks.failed and (not checks.count or answer.used == used):
         raise Unjudged(f"nothing was asserted about the answer by the test {test['quoted']}")
     return not checks.failed
