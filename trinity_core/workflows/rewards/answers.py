@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trinity_core.workflows.rewards.spelling import GREEK, HAN, LETTER, OTHER_NUMBER, SHORT, TELLING, closely, plain
+from trinity_core.workflows.rewards.spelling import GREEK, LETTER, OTHER_NUMBER, closely, differ, plain
 
 _DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d+(?:_\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _POWER = r"[eE](?P<e>[-+]?\d{1,4})|\s*(?:\\times|\\cdot|[xX])\s*10\s*\^\{\s*(?P<power>[-+]?\d{1,4})\s*\}"
@@ -86,12 +86,13 @@ _PRODUCT = re.compile(
     r"(?:[a-df-hj-np-tv-z]{2}|[b-df-hj-np-tv-z]{3,4}|[abcxyz]{3,4}|abcd|[A-Z][xz]|ie|ei|[a-z]i)"
 )
 """Letters that are variables side by side: neither a word nor a unit."""
-_SENTENCE = re.compile(r"((?:\0[\s:,.]*)*+)([^\0]+)((?:\0(?:\s*\^\{\d\})?(?:/[a-zA-Z]\b)?[\s(),.:/!-]*)*)")
+_SENTENCE = re.compile(r"((?:\0[\s:,.]*)*+)([^\0]+)((?:\0(?:\s*\^\{\d\})?(?:/[a-zA-Z]\b(?:\^\{\d\})?)?[\s(),.:/!-]*)*)")
+_PER = ("per", "a", "an", "each", "every")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as it is compared. `text` is its LaTeX without words around it."""
+    """An answer as it is compared. `text` is its LaTeX without `words` around it; units after "per" begin with `/`."""
 
     kind: str
     value: Any
@@ -195,7 +196,7 @@ def _restated(text: str, question: str) -> Number | None:
 
 
 _NO_NAME = re.compile(r"\d|\\(?:ne|le|ge|pm|ln|log|sqrt)(?![a-z])|[<>!]|^-")
-_APPROXIMATELY = re.compile(r"(.*\S) *\\approx *(-?\d+\.(\d\d+))")
+_APPROXIMATELY = re.compile(r"(.*\S) *\\approx *(-?\d+\.(\d+))")
 
 
 def _equation(text: str, question: str) -> Answer | None:
@@ -230,7 +231,8 @@ def _sentence(text: str, question: str) -> Answer | None:
     unit = _UNIT.search(text)
     if unit and not re.search(rf"(?<!\w)(?<!\d ){re.escape(unit[0][0])}(?!\w)", question):  # "in terms of m"
         number = _number(text[: unit.start()].strip(), question)
-        return None if number is None else Answer("number", number, text[: unit.start()], frozenset([unit[0]]))
+        units = frozenset(name.replace(" ", "") for name in re.findall(r"/? *\\?[a-zA-Z]+", unit[0]))
+        return None if number is None else Answer("number", number, text[: unit.start()], units)
     words: list[str] = []
 
     def word(match: re.Match[str]) -> str:
@@ -255,7 +257,13 @@ def _sentence(text: str, question: str) -> Answer | None:
         if answer.kind != "number":
             return None
         answer = Answer("number", Number(answer.value.value * Fraction(_SCALES[scale])), core)
-    return None if answer.kind == "text" else Answer(answer.kind, answer.value, answer.text, frozenset(words))
+    slashes = re.findall(r"(/?)\0", match[3])
+    units_after = [
+        f"/{unit}" if slash or earlier in _PER else unit
+        for slash, earlier, unit in zip(slashes, ["", *words_after], words_after, strict=False)
+    ]
+    units = frozenset([*words[:words_before], *units_after, *re.findall(r"/[a-zA-Z]\b", match[3])])
+    return None if answer.kind == "text" else Answer(answer.kind, answer.value, answer.text, units)
 
 
 def _text(text: str, question: str) -> str | None:
@@ -347,19 +355,16 @@ def _equal(answer: Answer, gold: Answer, question: str) -> bool:
             return _formulas_equal(answer, gold)
     if answer.kind == gold.kind and closely(answer.text) == closely(gold.text) and answer.words == gold.words:
         return True
-    answer_words, gold_words = (
-        {begin for word in side.words for begin in (SHORT.get(word, word[:3]), *HAN.findall(word))}
-        for side in (answer, gold)
-    )
-    if any(
-        answer_words & group and gold_words & group and answer_words & group != gold_words & group for group in TELLING
-    ):
+    if differ(answer.words, gold.words):
         return False
     match answer.kind, gold.kind:
         case "number", "number":
             return _numbers_equal(answer.value, gold.value, question)
         case "list", "list":
             return _lists_equal(answer.value, gold.value, question)
+        case ("number", "time") | ("time", "number") if answer.words & gold.words & {"am", "pm"}:
+            hour, clock = (answer, gold) if gold.kind == "time" else (gold, answer)
+            return bool(clock.value == (hour.value.value, 0, 0))
         case "number", "base" if re.search(rf"base[ -]?\$?({gold.value[1]}|\w+)\b", question):
             return re.sub(r"\s", "", answer.text) == gold.value[0]
         case ("formula", "formula" | "list" | "number") | ("list" | "number", "formula"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|pi|rho|sigma|tau|omega"
 _FUNCTIONS = r"arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|ln|log|sqrt|(?:sec|gcd|lcm|max|min)(?=\s*[({])"
@@ -31,6 +32,7 @@ _SPELLINGS = [
         (r"(?:\bUS)?\\?\$|[€£¥₹]|(?<!\\)\\[()\[\]]|[`\"“”]|(?<!\w)__|__(?!\w)", ""),
         (r"(?<![\w)}])\*\*|\*\*(?![\w(\\]|-\d)", ""),
         (r"\s+", " "),
+        (r"(?<=[A-Za-z}]) ?/ ?(?=[A-Za-z])", "/"),  # \mathrm{km} / \mathrm{h}
         (r"\\([%#&_])", r"\1"),
         (r"\\[dtc]frac", r"\\frac"),
         (r"\\(?:angle|triangle)(?![a-zA-Z]) ?(\w{3}\b)?", lambda match: min(match[1] or "", (match[1] or "")[::-1])),
@@ -130,7 +132,7 @@ OTHER_NUMBER = re.compile(
     r"[大小高低][于於]|以[上下内外]"
 )
 """Words that change the meaning of an adjacent number (0 here): numbers, operations, doubts and bounds."""
-TELLING = [
+_TELLING = [
     set(group.split())
     for group in (
         "am pm", "bc ad", "nor sou eas wes", "lef rig", "jan feb mar apr may jun jul aug sep oct nov dec",
@@ -142,7 +144,26 @@ TELLING = [
     )
 ]  # fmt: skip
 """How words begin that tell one number from another: "March 3" is not "April 3"."""
-SHORT = {"hr": "hou", "hrs": "hou", "wk": "wee", "wks": "wee", "yr": "yea", "yrs": "yea"}
-"""Short words that begin otherwise than those in `TELLING`."""
-HAN = re.compile("[\u4e00-\u9fff]")
+_SHORT = {"h": "hou", "hr": "hou", "hrs": "hou", "s": "sec", "wk": "wee", "wks": "wee", "yr": "yea", "yrs": "yea"}
+"""Short words that begin otherwise than those in `_TELLING`."""
+_HAN = re.compile("[\u4e00-\u9fff]")
 """A Chinese character, which alone may tell numbers apart, as words do by how they begin."""
+
+
+def differ(words: Iterable[str], others: Iterable[str]) -> bool:
+    """True if the words around two numbers tell them apart. Units after "per", which begin with `/`, are compared with
+    each other."""
+    pairs = zip(_beginnings(words), _beginnings(others), strict=True)
+    return any(
+        left & group and right & group and left & group != right & group for left, right in pairs for group in _TELLING
+    )
+
+
+def _beginnings(words: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return how words begin, and how units after "per" do."""
+    beginnings: tuple[set[str], set[str]] = (set(), set())
+    for word in words:
+        name = word.removeprefix("/")
+        beginnings[name != word].update((name[:3], _SHORT.get(name, "")))
+        beginnings[0].update(_HAN.findall(name))
+    return beginnings
