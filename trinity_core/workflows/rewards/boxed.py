@@ -12,16 +12,17 @@ from typing import Any
 from trinity_core.base.errors import DataError
 from trinity_core.workflows.rewards.answers import same
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
-from trinity_core.workflows.rewards.math import boxed_answer, plain_verdict, reference, reference_kind
+from trinity_core.workflows.rewards.math import last_box, plain_verdict, reference, reference_kind
 
-_ANSWER_LINE = re.compile(r"answer[*_ \t]*[:：][ \t]*([^\n]+)", re.IGNORECASE)
+_ANSWER_LINE = re.compile(r"answer[*_ \t]*[:：](?:[*_$\s]|\\[\[(])*([^\n]+)", re.IGNORECASE)
 
 
 def stated_answer(text: str) -> str | None:
-    """Return the last boxed answer, or the text after the last "Answer:" on its line, whichever is later."""
+    """Return the last boxed answer, or the line that follows the last "Answer:", whichever is later."""
     line = max(_ANSWER_LINE.finditer(text), key=re.Match.start, default=None)
-    if line is None or max(text.rfind("\\boxed"), text.rfind("\\fbox")) > line.start():
-        return boxed_answer(text)
+    start, content = last_box(text)
+    if line is None or start > line.start():
+        return content
     return line[1].strip().strip("*$").strip() or None
 
 
@@ -46,7 +47,7 @@ def math_boxed_reward(
 
     With `with_think`, `format` is minus `format_score_coef` for a response without exactly one `<think>…</think>`.
     """
-    answer, gold = boxed_answer(response), reference(truth)
+    answer, gold = last_box(response)[1], reference(truth)
     return _with_format(answer is not None and same(answer, gold, prompt), response, with_think, format_score_coef)
 
 
@@ -54,7 +55,7 @@ def boxed_fast(
     *, response: str, truth: Any, with_think: bool = False, format_score_coef: float = 0.1, **_: Any
 ) -> Parts | None:
     """Return `math_boxed_reward`'s verdict if it needs no verifier: no boxed answer, or two plain numbers."""
-    right = plain_verdict(boxed_answer(response), reference(truth))
+    right = plain_verdict(last_box(response)[1], reference(truth))
     return None if right is None else _with_format(right, response, with_think, format_score_coef)
 
 

@@ -20,9 +20,7 @@ from trinity_core.workflows.rewards.spelling import plain
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 _OPEN, _CLOSE, _THINK = "<answer>", "</answer>", "<think>"
 _FROM_THOUGHT_TO_ANSWER = re.compile(r"</think>\s*<answer>")
-_BOX = "\\boxed{"
-_ANY_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
-_BARE = re.compile(r"[^\s$]+")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*\{|[ \t]+(?=((?![A-Za-z]{2})[^\s${][^\s$]*)))")
 _OBJECT = re.compile(r"\{\s*[\"']\w+[\"']\s*:")
 """Matches the beginning of an object as JSON or Python text."""
 _HEADING = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
@@ -34,9 +32,9 @@ def final_answer(text: str) -> str | None:
     A line `#### Check` after a box or `<answer>` is a heading.
     """
     start, answer = next(((start, answer) for start, answer in tagged_answers(text) if answer), (-1, ""))
-    box = text.rfind(_BOX)
+    box, content = last_box(text)
     if box > start:
-        start, answer = box, braced(text, box + len(_BOX)) or ""
+        start, answer = box, content or ""
     hashes = max(_HASHES.finditer(text), key=re.Match.start, default=None)
     line = _outside_tags(hashes[1]) if hashes and hashes.start() > start else ""
     return (answer if not line or (answer and _HEADING.search(line)) else line) or None
@@ -70,16 +68,13 @@ def braced(text: str, start: int) -> str | None:
     return None
 
 
-def boxed_answer(text: str) -> str | None:
-    """Return the content of the last `\\boxed{}` or `\\fbox{}` (also `\\boxed 5`); None without one, or if it is
-    empty."""
-    last = max(_ANY_BOX.finditer(text), key=re.Match.start, default=None)
-    if last is None:
-        return None
-    if text[last.end() : last.end() + 1] == "{":
-        return braced(text, last.end() + 1)
-    bare = _BARE.match(text, last.end())
-    return bare[0] if bare and last.group().endswith((" ", "\t")) else None
+def last_box(text: str) -> tuple[int, str | None]:
+    """Return where the last `\\boxed{}` or `\\fbox{}` (also `\\boxed 5`) begins, and its content, None if empty.
+
+    Without one, return -1 and None.
+    """
+    last = max(_BOX.finditer(text), key=re.Match.start, default=None)
+    return (-1, None) if last is None else (last.start(), last[1] or braced(text, last.end()))
 
 
 def _declared(truth: Any) -> str:
@@ -92,7 +87,7 @@ def _declared(truth: Any) -> str:
             "or field that holds one, such as reward_model.ground_truth",
             key="format.response_key",
         )
-    return final_answer(text) or boxed_answer(text) or text
+    return final_answer(text) or text
 
 
 def reference(truth: Any) -> str:
