@@ -341,6 +341,28 @@ def test_supervised_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (config.model.lora.lora_rank, config.model.lora.lora_alpha) == (32, 16)
 
 
+@pytest.mark.parametrize(
+    ("given", "held_out", "interval"),
+    [
+        ("data.val_files=$HOME/a/test.parquet trainer.test_freq=20", {"a_eval": "/home/me/a/test.parquet"}, 20),
+        ("data.val_files=[$HOME/v.parquet,w.parquet]", {"v_eval": "/home/me/v.parquet", "w_eval": "w.parquet"}, 0),
+        ("data.val_files=null trainer.test_freq=-1", {}, 0),
+        ("", {}, 0),
+    ],
+)
+def test_validation_rows_of_a_supervised_run_are_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, held_out: dict[str, str], interval: int
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config, left_out = imported(tmp_path, SFT.replace("$@", given), "4")
+    buffers = config.buffer.trainer_input.auxiliary_buffers
+    assert {name: buffer.path for name, buffer in buffers.items() if buffer.held_out} == held_out
+    assert buffers["b"].share == 1 and not buffers["b"].held_out
+    assert all(buffers[name].format == buffers["b"].format for name in held_out)
+    assert config.explorer.eval_interval == interval
+    assert not any(key in left_out for key in ("val_files", "test_freq"))
+
+
 HYDRA = """
 defaults: [ppo_trainer, _self_]
 actor_rollout_ref:

@@ -110,6 +110,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "trainer.seed": 1,
         "trainer.total_epochs": 4,
         "trainer.save_freq": -1,
+        "trainer.test_freq": -1,
     },
     "fsdp_sft_trainer": {
         f"{OPTIM}.lr": 1e-5,

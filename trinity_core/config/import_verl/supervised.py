@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trinity_core.config.import_verl.draft import Draft
+from trinity_core.config.import_verl.draft import OFF, Draft
 from trinity_core.config.import_verl.keys import DEFAULTS
 from trinity_core.config.import_verl.reinforced import data_sets, write_run
 
@@ -12,9 +12,6 @@ from trinity_core.config.import_verl.reinforced import data_sets, write_run
 def write_supervised(draft: Draft) -> None:
     draft.put("mode", "train", "no explorer")
     draft.put("algorithm.algorithm_type", "sft", f"program {draft.verl.program}")
-    for key in ("data.val_files", "trainer.test_freq"):
-        if draft.get(key) not in (None, -1):
-            draft.leave(key, "the loss on held-out rows is not computed: evaluate checkpoints with `trinity evaluate`")
     defaults = {**DEFAULTS["sft"], **DEFAULTS.get(draft.verl.program.rpartition(".")[2], {})}
     draft.rows(defaults)
     _data(draft)
@@ -35,12 +32,16 @@ def write_supervised(draft: Draft) -> None:
 
 
 def _data(draft: Draft) -> None:
-    first, *others = data_sets(draft, "data.train_files", "${oc.env:HOME}/data/gsm8k/train.parquet", _columns(draft))
+    home, columns = "${oc.env:HOME}/data/gsm8k", _columns(draft)
+    first, *others = data_sets(draft, "data.train_files", f"{home}/train.parquet", columns)
     inputs = draft.tree.setdefault("buffer", {}).setdefault("trainer_input", {})
     inputs["experience_buffer"] = first
-    if others:
-        share = {"share": draft.written(1.0, "rows of each file are equally likely")}
-        inputs["auxiliary_buffers"] = {buffer["name"].value: buffer | share for buffer in others}
+    further = [other | {"share": draft.written(1.0, "rows of each file are equally likely")} for other in others]
+    if draft.verl.values.get("data.val_files") not in OFF:
+        measured = data_sets(draft, "data.val_files", f"{home}/test.parquet", columns, "_eval")
+        further += [buffer | {"held_out": draft.written(True, "its loss is measured")} for buffer in measured]
+    if further:
+        inputs["auxiliary_buffers"] = {buffer["name"].value: buffer for buffer in further}
 
 
 def _columns(draft: Draft) -> dict[str, Any]:
