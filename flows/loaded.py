@@ -51,16 +51,15 @@ def load(file: str, overrides: Sequence[str], opened: bool = False) -> Loaded:
     cached = _LOADED.get()
     if cached is not None and (cached.file, list(cached.overrides)) == (file, list(overrides)):
         return cached
-    if not opened:
-        return Loaded(load_checked(file, overrides), file, overrides)
     from trinity_core.run.preflight.checks import load_ready, refusal
 
     try:
-        return Loaded(load_ready(file, overrides), file, overrides, is_ready=True)
+        config = load_ready(file, overrides) if opened else load_checked(file, overrides)
     except ConfigError as error:
         first, *others = error.problems
         name_run(f"{first}{f' (and {len(others)} more)' if others else ''}")
         raise refusal(error.problems) from None
+    return Loaded(config, file, overrides, is_ready=opened)
 
 
 def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:

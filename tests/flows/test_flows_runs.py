@@ -279,10 +279,16 @@ def test_parts_beside_each_other_recover_alone(
     assert "Traceback" not in caplog.text
 
 
-def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str) -> None:
+@pytest.mark.parametrize("model", ["", "model"])
+def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str, model: str) -> None:
+    """And names the run, which `--watch` prints where it doesn't print the state's message."""
+    from prefect import get_client
+
     from flows.rft import rft
 
     path = written(tmp_path, "wrong")
-    state = rft(config=str(path), overrides=["bufer.batch_size=3"], return_state=True)
+    state = rft(config=str(path), overrides=["bufer.batch_size=3"], model_path=model, return_state=True)
     assert state.is_failed() and "bufer" in state.message
+    with get_client(sync_client=True) as client:
+        assert "bufer" in client.read_flow_run(state.state_details.flow_run_id).name
     assert not (tmp_path / "tests").exists()
