@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas import OrchestrationResult
 from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import DeploymentStatus, FlowRun
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelling, Scheduled
 
@@ -44,6 +46,25 @@ class FlowRunSeen:
     """`project`, `name` and `stage`, once its configuration has been read."""
 
 
+class Place(NamedTuple):
+    """A deployment that stands for the work pool in which it runs a flow."""
+
+    deployment: str
+    """Its id."""
+    name: str
+    pool: str
+    is_polled: bool
+    """False if no worker looks for runs at present."""
+
+    @property
+    def caption(self) -> str:
+        waits = "" if self.is_polled else " **No worker is running: the run would wait for one.**"
+        return (
+            f"A worker of the pool `{self.pool}` runs this file, and starts it again after a fault. Prefect lists the "
+            f"run under the deployment `{self.name}`.{waits}"
+        )
+
+
 def recent_runs(api_url: str) -> list[FlowRunSeen]:
     """Return the newest flow runs first; after them the parts of flow runs, which may have the same name."""
     until = FlowRunFilter.model_validate({"expected_start_time": {"before_": datetime.now(UTC) + SOON}})
@@ -56,23 +77,39 @@ def recent_runs(api_url: str) -> list[FlowRunSeen]:
     return [_seen(run, flows) for run in sorted(main_runs, key=lambda run: bool(run.parent_task_run_id))]
 
 
-def deployments(api_url: str, flow: str) -> dict[str, str]:
-    """Return a flow's deployments whose runs take one `config`: id → `flow/name`."""
+def places(api_url: str, flow: str, text: str, root: Path) -> list[Place]:
+    """Return where workers run a flow that takes one `config`: each work pool, queue and job once.
+
+    Deployments of one place differ in parameters that a start replaces. Of these the one whose file below `root` has
+    most lines in common with the configuration `text` is taken, because its runs get its tags; one that limits its runs
+    only if there is no other.
+    """
     with api_client(api_url) as client:
         flows = _flow_names(client)
         of_flow = [deployment for deployment in client.read_deployments() if flows.get(deployment.flow_id) == flow]
-    fitting = [one for one in of_flow if "config" in (one.parameter_openapi_schema or {}).get("properties", {})]
-    return {str(one.id): f"{flow}/{one.name}" for one in sorted(fitting, key=lambda one: one.name)}
+    lines, by_job = {*text.splitlines()}, dict[str, tuple[tuple[bool, int], Place]]()
+    for one in sorted(of_flow, key=lambda one: one.name):
+        usual = _defaults(one)
+        if "config" not in usual or any(usual.get(key) is None for key in {*one.parameters} - {"config", "overrides"}):
+            continue  # it takes several files, or has a parameter that a start cannot set back
+        file = root / str(one.parameters.get("config") or "")
+        alike = len(lines & {*file.read_text(errors="replace").splitlines()}) if file.is_file() else 0
+        job = str((one.work_pool_name, one.work_queue_name, one.job_variables, one.pull_steps))
+        is_polled = one.status is DeploymentStatus.READY
+        place = Place(str(one.id), f"{flow}/{one.name}", one.work_pool_name or "", is_polled)
+        rated = (one.global_concurrency_limit is None, alike), place
+        by_job[job] = max(by_job.get(job, rated), rated, key=lambda rated: rated[0])
+    return [place for _, place in by_job.values()]
 
 
 def start_deployment(api_url: str, deployment: str, name: str, parameters: Mapping[str, Any]) -> str:
     """Schedule a deployment's run for `project/name` now and return its id. It keeps this name even if it is
-    refused."""
+    refused, and the flow's own defaults instead of the deployment's."""
     tags = [f"{kind}:{part}" for kind, part in zip(("project", "name"), name.split("/"), strict=True)]
     with api_client(api_url) as client:
-        run = client.create_flow_run_from_deployment(
-            UUID(deployment), name=name, parameters=dict(parameters), tags=tags
-        )
+        usual = _defaults(of_deployment := client.read_deployment(UUID(deployment)))
+        filled = {key: usual[key] for key in of_deployment.parameters if usual.get(key) is not None} | dict(parameters)
+        run = client.create_flow_run_from_deployment(UUID(deployment), name=name, parameters=filled, tags=tags)
     return str(run.id)
 
 
@@ -93,6 +130,12 @@ def retry_run(api_url: str, run: str) -> None:
     """Let a worker run a deployment's run again; it resumes from its latest checkpoint."""
     with api_client(api_url) as client:
         client.set_flow_run_state(UUID(run), Scheduled(message="Retried in Studio"), force=True)
+
+
+def _defaults(deployment: DeploymentResponse) -> dict[str, Any]:
+    """Return each parameter of a deployment's flow with the flow's own default, None without one."""
+    properties = (deployment.parameter_openapi_schema or {}).get("properties", {})
+    return {name: schema.get("default") for name, schema in properties.items()}
 
 
 def _flow_names(client: SyncPrefectClient) -> dict[Any, str]:

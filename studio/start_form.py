@@ -8,7 +8,7 @@ import streamlit as st
 
 from studio.config_draft import CheckedDraft, ConfigDraft
 from studio.launch import FAULTS, Launch, start_run, trinity
-from studio.prefect_runs import deployments, start_deployment
+from studio.prefect_runs import Place, places, start_deployment
 from studio.run_table import open_runs
 from studio.settings import StudioSettings
 from studio.texts import escaped
@@ -19,7 +19,7 @@ from trinity_core.hosting.placement import flow_of
 
 VALIDATE_SECONDS = 120.0
 OPENED = "opened"
-"""Key of the session for what `validated` said when the dialog was opened."""
+"""Key of the session for what was found when the dialog was opened."""
 
 
 def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings) -> None:
@@ -31,29 +31,28 @@ def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettin
     try:
         if OPENED not in st.session_state:
             with st.spinner("Opening model and data …"):
-                st.session_state[OPENED] = validated(draft, settings)
-        refusals, notices = st.session_state[OPENED]
+                st.session_state[OPENED] = (*validated(draft, settings), *workers_for(flow, draft, settings))
+        refusals, notices, workers, away = st.session_state[OPENED]
         for refusal in refusals:
             st.error(refusal)
         if refusals:
             return
-        for notice in notices:
+        for notice in [*notices, *away]:
             st.warning(escaped(notice), icon=":material/info:")
         st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
-        places = {"": "a process on this machine"}  # others have a deployment's id
-        try:
-            names = deployments(settings.api_url, flow) if settings.api_url else {}
-            places = {key: f"a run of {name} in Prefect" for key, name in names.items()} | places
-        except api_faults() as error:
-            st.warning(f"Prefect does not answer at {settings.api_url}: {error}")
-        target = st.radio("Start it as", list(places), format_func=places.__getitem__)
+        titles = {key: "Prefect" if len(workers) == 1 else f"Prefect, as {workers[key].name}" for key in workers}
+        titles[""] = "A process on this machine"  # the others have a deployment's id
+        captions = [place.caption for place in workers.values()]
+        captions.append("Like `trinity run` in a terminal. It keeps running when Studio ends.")
+        target = st.radio("Start it with", list(titles), format_func=titles.__getitem__, captions=captions)
         if present := what_is_there(config):
             st.info(f"{present} Another `name` begins a new run.")
         if st.button("Start", type="primary", icon=":material/play_arrow:", key="start"):
             launch = Launch(str(draft.file))
             with st.spinner("Starting …"):
                 if target:
-                    start_deployment(settings.api_url, target, run, launch.parameters)
+                    more = {"which": ""} if flow == "evaluate" else {}  # as configured in mode `bench`
+                    start_deployment(settings.api_url, target, run, launch.parameters | more)
                 else:
                     start_run(launch, run, config.job_dir, settings)
             open_runs(run)
@@ -74,6 +73,15 @@ def what_is_there(config: Config) -> str:
     if config.is_part:
         return f"{present}, and this part joins it."
     return f"{present} and will be resumed." if state.is_over else f"{present}: it cannot be started again now."
+
+
+def workers_for(flow: str, draft: ConfigDraft, settings: StudioSettings) -> tuple[dict[str, Place], list[str]]:
+    """Return deployment → place where Prefect's workers run the flow, and why there are none if it does not answer."""
+    try:
+        found = places(settings.api_url, flow, draft.text, settings.root) if settings.api_url else ()
+    except api_faults() as error:
+        return {}, [f"Prefect does not answer at {settings.api_url}: {error}"]
+    return {place.deployment: place for place in found}, []
 
 
 def validated(draft: ConfigDraft, settings: StudioSettings) -> tuple[list[str], list[str]]:

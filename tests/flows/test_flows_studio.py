@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from studio.prefect_runs import cancel_run, deployments, recent_runs, retry_run, start_deployment
+from studio.prefect_runs import cancel_run, places, recent_runs, retry_run, start_deployment
 from studio.runs import find_runs
 from tasks.prefect_api import api_client
 from trinity_core.exchange.tracking.run_record import RunState
@@ -18,10 +18,35 @@ pytestmark = pytest.mark.slow
 SCHEMA = {"type": "object", "properties": {"config": {"type": "string"}, "overrides": {"type": "array"}}}
 
 
-def deployed(client: Any, name: str, schema: dict[str, Any]) -> Any:
-    """A deployment of a flow that only this test has."""
-    flow = client.create_flow_from_name("studio_rft")
-    return client.create_deployment(flow, name=name, parameter_openapi_schema=schema, enforce_parameter_schema=False)
+def deployed(client: Any, name: str, schema: dict[str, Any], flow: str = "studio_rft", **more: Any) -> Any:
+    """A deployment of a flow that only these tests have."""
+    flow_id = client.create_flow_from_name(flow)
+    more |= {"parameter_openapi_schema": schema, "enforce_parameter_schema": False}
+    return client.create_deployment(flow_id, name=name, **more)
+
+
+def test_deployments_that_differ_in_their_parameters_are_one_place(prefect_api: str, tmp_path: Path) -> None:
+    """The one whose file is most like the draft is taken; none of its own parameters stay in the run."""
+    model = {"model_path": {"type": "string", "default": ""}, "lr": {"type": "number", "default": None}}
+    schema = {"type": "object", "properties": SCHEMA["properties"] | model}
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(f"project: {name}\nseed: 1\n")
+    with api_client(prefect_api) as client:
+        ids = {
+            name: str(deployed(client, name, schema, "studio_places", parameters=parameters))
+            for name, parameters in (
+                ("a", {"config": "a.yaml", "model_path": "org/a"}), ("b", {"config": "b.yaml", "model_path": "org/b"}),
+                ("lr", {"config": "b.yaml", "lr": 0.1}),  # a parameter that cannot be taken back
+            )
+        }  # fmt: skip
+        deployed(client, "limited", schema, "studio_places", parameters={"config": "a.yaml"}, concurrency_limit=1)
+        for name in ("a", "b"):
+            draft = f"project: {name}\nname: mine\nseed: 1\n"
+            [place] = places(prefect_api, "studio_places", draft, tmp_path)
+            assert (place.deployment, place.name) == (ids[name], f"studio_places/{name}")
+        started = start_deployment(prefect_api, ids["b"], "studio/places", {"config": "my.yaml"})
+        assert client.read_flow_run(UUID(started)).parameters == {"config": "my.yaml", "model_path": ""}
+        client.delete_flow_run(UUID(started))
 
 
 def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_path: Path) -> None:
@@ -33,7 +58,7 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
     with api_client(prefect_api) as client:
         ours = str(deployed(client, "one", SCHEMA))
         deployed(client, "several", {"type": "object", "properties": {"configs": {"type": "array"}}})
-        assert deployments(prefect_api, "studio_rft") == {ours: "studio_rft/one"}, (
+        assert [place.deployment for place in places(prefect_api, "studio_rft", "", tmp_path)] == [ours], (
             "the other one takes no single configuration"
         )
 
