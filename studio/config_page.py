@@ -12,6 +12,7 @@ from ruamel.yaml.error import YAMLError
 
 from studio.config_draft import CheckedDraft, ConfigDraft, by_field, checked, yaml_files
 from studio.form import FormField, form_fields, in_sections, matching
+from studio.launch import warm_up
 from studio.recipes import recipe_of, recipes
 from studio.sections import SECTIONS
 from studio.settings import StudioSettings
@@ -30,6 +31,7 @@ FAULTS = (ConfigError, YAMLError, yaml.YAMLError, ValueError, OSError)
 
 def config_page(settings: StudioSettings) -> None:
     st.session_state.pop(OPENED, None)
+    warm_up(settings)
     draft = present_draft(settings)
     text, tree, error = draft.text, {}, ""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,16 @@ from trinity_core.exchange.tracking.run_record import read_record
 TRINITY = [sys.executable, "-m", "flows.cli"]
 FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TrinityError)
 """What the start of a run, or an action on it, may raise."""
+WAITING = """
+import json, select, sys
+import transformers.tokenization_utils_tokenizers, trinity_core.run.preflight.checks
+from flows.cli import main
+line = sys.stdin.readline() if select.select([sys.stdin], [], [], 600)[0] else ""
+sys.argv[1:] = json.loads(line) if line else sys.exit(1)
+main()
+"""
+"""A `trinity` command that gets its arguments by stdin once it has imported what checks need."""
+waiting: dict[StudioSettings, Child] = {}
 BEGIN_SECONDS = 60.0
 """Time for a command to begin its run or report why it does not; a running command continues after that."""
 
@@ -65,15 +76,20 @@ def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings)
     return has_begun
 
 
+def warm_up(settings: StudioSettings) -> None:
+    """Start the process of the next `trinity`, whose imports take seconds, unless one waits."""
+    if settings not in waiting or not waiting[settings].alive:
+        waiting[settings] = _child([sys.executable, "-c", WAITING], settings)
+
+
 def trinity(arguments: Sequence[str], settings: StudioSettings, seconds: float) -> str:
     """Return what a `trinity` command prints. Raises TrinityError if it prints nothing and fails, and after `seconds`,
     when it is killed with all its descendants."""
-    child = Child(
-        [*TRINITY, *arguments], environment=_environment(settings), folder=settings.root,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    child = waiting.pop(settings, None)
+    if child is None or not child.alive:
+        child = _child([*TRINITY, *arguments], settings)
     try:
-        out, err = child.process.communicate(timeout=seconds)
+        out, err = child.process.communicate(json.dumps(arguments).encode() + b"\n", timeout=seconds)
     except subprocess.TimeoutExpired as late:
         raise TrinityError(f"`trinity {arguments[0]}` has not ended within {seconds:g} s and was killed") from late
     finally:
@@ -82,6 +98,11 @@ def trinity(arguments: Sequence[str], settings: StudioSettings, seconds: float) 
     if child.process.returncode and not out.strip():
         raise TrinityError(err.decode().strip() or f"`trinity {arguments[0]}` ended with {child.process.returncode}")
     return str(out.decode())
+
+
+def _child(command: Sequence[str], settings: StudioSettings) -> Child:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return Child(command, environment=_environment(settings), folder=settings.root, **pipes)
 
 
 def _environment(settings: StudioSettings) -> dict[str, str]:
