@@ -25,6 +25,7 @@ from trinity_core.base.layout import JobLayout, run_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
 from trinity_core.config.secrets import MASK, without_secrets
+from trinity_core.config.yaml_text import parse_value
 from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_steps
 from trinity_core.exchange.tracking.metrics_file import MetricsReader, metrics_path
 from trinity_core.exchange.tracking.run_record import (
@@ -141,7 +142,7 @@ class Run:
         if isinstance(file := parameters.get("config"), str) and file:
             stage = str(parameters.get("stage") or "")
             main_settings = {name: parameters.get(name) for name in MAIN_SETTINGS}
-            overrides = with_main_settings(parameters.get("overrides") or (), stage, **main_settings)
+            overrides = _last_of_each(with_main_settings(parameters.get("overrides") or (), stage, **main_settings))
             if (model := parameters.get("model_path")) and not stage:  # a stage begins with the previous one's
                 overrides.append(f"model.model_path={model}")
             return Launch(file, tuple(overrides), stage, run=run)
@@ -167,6 +168,16 @@ class Run:
         if self.began is None or until is None:
             return None
         return (record.earlier if record else 0.0) + max((until - self.began).total_seconds(), 0.0)
+
+
+def _last_of_each(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides without those that a later one of the same key replaces, or repeats in other quotes."""
+    last: dict[str, str] = {}
+    for key, value in (override.split("=", 1) for override in overrides):
+        if key not in last or parse_value(last[key]) != parse_value(value):
+            last.pop(key, None)
+            last[key] = value
+    return [f"{key}={value}" for key, value in last.items()]
 
 
 def known_runs(settings: StudioSettings) -> tuple[list[Run], str]:

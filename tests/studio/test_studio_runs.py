@@ -336,6 +336,13 @@ def test_a_run_that_a_form_started_keeps_its_settings(tmp_path: Path) -> None:
     assert run.launch == Launch("my.yaml", settings)
 
 
+def test_a_repeated_setting_stands_once_in_a_command(tmp_path: Path) -> None:
+    """A stage's flow run has its name as a parameter too."""
+    asked = {"config": "my.yaml", "overrides": ["seed=1", "name=one", "seed=2"], "name": "one", "stage": "sft"}
+    [run] = find_runs(tmp_path, [flow_run("one", parameters=asked)])
+    assert run.launch is not None and run.launch.overrides == ("name=one", "seed=2")
+
+
 def test_stages_are_cancelled_with_their_pipeline(tmp_path: Path) -> None:
     write_json(JobLayout(folder(tmp_path, "all")).stages, {"rft": "all_rft"})
     folder(tmp_path, "all_rft")
