@@ -11,7 +11,7 @@ from typing import Any
 import streamlit
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.routing import Mount, Route
 from streamlit.starlette import App
 
@@ -24,7 +24,7 @@ from trinity_core.base.gate import Gate, asked_for, server_key
 from trinity_core.view.app import make_app
 from trinity_core.view.viewed_run import RunFolders, import_for_pages
 
-PAGES = ("/", "/configuration", "/runs", "/chat", "/docs")
+PAGES = ("/", "/runs", "/chat", "/docs")
 INDEX = Path(streamlit.__file__).with_name("static") / "index.html"
 BASE = "<head><script>window.__streamlit = {BACKEND_BASE_URL: location.origin}</script>"
 """Tells Streamlit where its server is: at an address such as /runs it would first look below that, and be refused."""
@@ -43,6 +43,7 @@ def studio_app(settings: StudioSettings, key: str) -> App:
         Path(__file__).with_name("pages.py"),
         routes=[
             *(Route(path, page) for path in PAGES),
+            Route("/configuration", lambda request: RedirectResponse(f"/?{request.url.query}")),
             Mount(ROLLOUTS, make_app(RunFolders(settings.checkpoints))),
         ],
         middleware=[Middleware(Gate, key=key, host=settings.host, open_paths=["/_stcore/health"])],

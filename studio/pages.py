@@ -46,7 +46,7 @@ def main() -> None:
     runs = st.Page(lambda: runs_page(settings), title="Runs", url_path="runs")
     st.session_state["runs page"] = runs
     pages = [
-        st.Page(lambda: config_page(settings), title="Configuration", url_path="configuration", default=True),
+        st.Page(lambda: config_page(settings), title="Configuration", default=True),
         runs,
         st.Page(lambda: chat_page(settings), title="Chat", url_path="chat"),
         st.Page(docs_page, title="Docs", url_path="docs"),

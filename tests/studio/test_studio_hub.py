@@ -170,6 +170,8 @@ def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path)
 def test_runs_are_listed_opened_and_compared(studio: Served, runs: Path, tmp_path: Path) -> None:
     async def look() -> None:
         async with opened("about:blank", tmp_path) as page:
+            await go(page, studio, "/configuration", f"{has('New')} && location.pathname === '/'")
+            assert not await page.value(has("not found"))
             for width in (1400, 1000, 800):
                 await page.call(
                     "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
