@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.ledger import DrawnTask
+from trinity_core.exchange.store.schema import State
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.view.app import GroupFilter, find_groups
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def rows_of(group: str, rewards: list[float | None], version: int) -> list[Experience]:
@@ -91,3 +96,12 @@ def test_a_group_names_its_batches(store) -> None:
         groups, _ = find_groups(connection, store._tables, GroupFilter(), limit=1000)
     by_id = {group["id"]: (group["train_steps"], group["state"]) for group in groups}
     assert (by_id[1], by_id[30]) == (([1], "leased"), ([], "ready"))
+
+
+def test_states_have_the_same_words_in_store_page_and_glossary() -> None:
+    page, glossary = ((ROOT / path).read_text() for path in ("trinity_core/view/static/index.html", "docs/glossary.md"))
+    names = [state.name.lower() for state in State]
+    choice = page.partition('<select name="state">')[2].partition("</select>")[0]
+    assert re.findall(r"<option>(\w+)</option>", choice) == names
+    [meaning] = re.findall(r"^\| state of a group \| (.*) \|$", glossary, re.MULTILINE)
+    assert {*re.findall(r"(\w+) \(", meaning)} == {*names}
