@@ -27,7 +27,7 @@ from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.run_record import RunState, config_path
 from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.results.audit import stores_of
-from trinity_core.results.compare import compare, comparison_text, shown
+from trinity_core.results.compare import Comparison, compare, comparison_text, shown
 from trinity_core.results.doctor import Diagnosis, diagnose
 from trinity_core.results.evidence import gather
 from trinity_core.results.report import report
@@ -77,15 +77,17 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
         case "Logs":
             show_logs(stages or [run], run, settings)
         case "Commands":
-            show_commands(run, settings)
+            show_commands(run, stages[-1] if stages else run, settings)
         case _:
             show_findings(stages or [run])
             show_curves([run, *stages])
 
 
 def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: StudioSettings) -> None:
+    chosen = sorted(chosen, key=lambda run: run.began or datetime.now(UTC))
     st.markdown(f"### {' · '.join(escaped(run.name) for run in chosen)}")
     show_table(chosen)
+    st.caption("The first, the oldest, is the baseline: the others are compared with it.")
     folders = {run.name: run.folder for run in chosen if run.folder is not None and run.config}
     if len(folders) > 1:
         comparison = compare([*folders.values()])
@@ -97,7 +99,8 @@ def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: Studio
         if settings_rows:
             st.dataframe(settings_rows, hide_index=True)
         st.markdown("**Scores, data and code**")
-        st.code(comparison_text(comparison, ("data", "code")), language=None, wrap_lines=True)
+        st.code(comparison_text(without_samples(comparison), ("data", "code")), language=None, wrap_lines=True)
+        show_changed(comparison)
     names = {run.name for run in chosen}
     stages = [stage for stage in runs if stage.parent in names and stage.name not in names]
     st.markdown("**Curves**")
@@ -107,6 +110,29 @@ def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: Studio
     show_rollouts([last_stages.get(run.name, run) for run in chosen], settings.checkpoints)
 
 
+def without_samples(comparison: Comparison) -> Comparison:
+    others = []
+    for group in comparison.others:
+        sets = {name: replace(compared, changed=()) for name, compared in group.sets.items()}
+        others.append(replace(group, sets=sets))
+    return replace(comparison, others=others)
+
+
+def show_changed(comparison: Comparison) -> None:
+    """Show all samples whose score differs from the baseline's."""
+    for group in comparison.others:
+        for name, compared in group.sets.items():
+            rows = [
+                {"sample": sample.location, "prompt": sample.prompt}
+                | dict(zip(("baseline", "score"), sample.scores, strict=True))
+                | dict(zip(("baseline's answer", "answer"), sample.answers, strict=True))
+                for sample in compared.changed
+            ]
+            if rows:
+                title = f"{len(rows)} answers of {', '.join(group.runs)} to {name} with another score"
+                st.expander(escaped(title)).dataframe(rows, hide_index=True)
+
+
 def show_facts(run: Run) -> None:
     began = f"{run.began.astimezone():%d %b %H:%M}" if run.began else "–"
     facts = {"Began": began, "Took" if run.state.is_over else "So far": duration(run.seconds(datetime.now(UTC)))}
@@ -114,7 +140,7 @@ def show_facts(run: Run) -> None:
         facts["Left, about"] = duration(run.seconds_left)
     if run.folder is not None:
         step = {} if run.stages else {"Step": run.progress or "–"}
-        facts = {"Score": run.score_text, **step, **facts}
+        facts = {"Score, 95 % interval" if run.interval else "Score": run.score_text, **step, **facts}
         facts |= {"Algorithm": run.method or "–", "Model": run.model or "–"}
     with st.container(horizontal=True, key="facts"):
         for name, value in facts.items():
@@ -154,8 +180,13 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
 
 def show_findings(runs: Sequence[Run]) -> None:
     """Show what the doctor finds, and which metrics are not normal, beside the curves that they look at."""
+    by_run = {run.name: findings(run.folder) if run.folder else None for run in runs}
+    if not any(by_run.values()):
+        over, checked = all(run.state.is_over for run in runs), any(found is not None for found in by_run.values())
+        none = ("No findings", " so far") if checked else ("Not checked", " yet: no metrics")
+        st.caption(f":material/stethoscope: [Doctor](docs?page=doctor.md): {none[0]}{'' if over else none[1]}.")
     for run in runs:
-        for found in findings(run.folder) if run.folder else ():
+        for found in by_run[run.name] or ():
             name = "" if len(runs) == 1 else f"{escaped(run.name)}: "
             text = f"**{name}{found.check}**: {escaped(found.evidence)}. {escaped(found.cause)}."
             st.warning(f"{text}  \n{escaped(found.next_step)}.", icon=":material/stethoscope:")
@@ -164,9 +195,10 @@ def show_findings(runs: Sequence[Run]) -> None:
 
 
 @st.cache_data(ttl=60, max_entries=64, show_spinner=False)
-def findings(folder: Path) -> list[Diagnosis]:
-    """Return what `trinity doctor` finds without the audit, which reads every row."""
-    return diagnose(gather(folder, stores_of(folder).get(folder.name), audited=False))
+def findings(folder: Path) -> list[Diagnosis] | None:
+    """Return what `trinity doctor` finds without the audit, which reads every row; None without metrics."""
+    evidence = gather(folder, stores_of(folder).get(folder.name), audited=False)
+    return diagnose(evidence) if evidence.trained or evidence.explored else None
 
 
 def show_none(what: str, runs: Sequence[Run], ended: str, yet: str) -> None:
@@ -234,7 +266,7 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
                 st.markdown(f"model {escaped(settings.shown(Path(ancestor.model)))}", width="content")
             st.markdown(":material/arrow_forward:", width="content")
         st.markdown("this run", width="content")
-    scores, layout = latest_scores(run.folder), JobLayout(run.folder)
+    scores, layout = run.scores, JobLayout(run.folder)
     steps = whole_steps(run.folder)
     if not steps:
         show_none("checkpoints", [run], "before it saved one", "one is saved every `trainer.save_interval` steps")
@@ -272,18 +304,22 @@ def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
         st.code(file.read().decode(errors="replace") or "empty", "log", height=600, wrap_lines=True)
 
 
-def show_commands(run: Run, settings: StudioSettings) -> None:
-    folder = shlex.quote(settings.shown(run.folder or Path()))
+def show_commands(run: Run, last: Run, settings: StudioSettings) -> None:
+    """Show commands for a run, those that take one stage for the `last` of a pipeline."""
+    whole, folder = (shlex.quote(settings.shown(one.folder or Path())) for one in (run, last))
     commands = {
-        "Follow the logs of all processes": f"trinity log --checkpoint-dir {folder} --follow",
-        "Look at the rollouts": f"trinity view --checkpoint-dir {folder}",
-        "Account for every task": f"trinity audit --checkpoint-dir {folder}",
-        "Convert the checkpoints to Hugging Face folders": f"trinity convert --checkpoint-dir {folder}",
+        "Find what is wrong with it": f"trinity doctor --checkpoint-dir {whole}",
+        "Look at the rollouts": f"trinity view --checkpoint-dir {whole}",
+        "Talk to its model": f"trinity chat --checkpoint-dir {whole}",
+        "Follow the logs of its processes": f"trinity log --checkpoint-dir {folder} --follow",
+        "Account for every task": f"trinity audit --checkpoint-dir {whole}",
+        "Convert the checkpoints to Hugging Face folders": f"trinity convert --checkpoint-dir {whole}",
     }
     if run.launch:
         launch = replace(run.launch, config=settings.shown(Path(run.launch.config)))
         commands = {"Start or resume": shlex.join(["trinity", *launch.command])} | commands
-        words = ["--config", launch.config, "--which", "missing", *(["--stage", launch.stage] if launch.stage else [])]
+        stage = launch.stage or next(reversed(run.stages), "")
+        words = ["--config", launch.config, "--which", "missing", *(["--stage", stage] if stage else [])]
         words += [*(["--run", launch.run] if launch.run else []), *launch.overrides]
         commands["Score the checkpoints that have no score"] = shlex.join(["trinity", "evaluate", *words])
     for title, command in commands.items():

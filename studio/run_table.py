@@ -13,19 +13,22 @@ from studio.texts import duration
 
 SPARKLINE = 40
 """Maximum number of points of a run's curve in the table."""
+MAY_LACK = ("scores", "rewards", "note")
+"""Columns that are left out if all rows lack them."""
 
 
 def show_table(runs: Sequence[Run], **options: Any) -> Any:
     """Draw the table, with Streamlit's further options of a dataframe; return what is selected in it."""
     columns = {
         "run": st.column_config.TextColumn(width="medium"),
-        "curve": st.column_config.LineChartColumn(help="The scores, or else the reward, by step", width="small"),
+        "score": st.column_config.TextColumn(help="The newest held-out score, with its 95 % interval"),
+        "scores": st.column_config.LineChartColumn(help="Held-out scores, from first to last", width="small"),
+        "rewards": st.column_config.LineChartColumn(help="Mean training reward, by step", width="small"),
         "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
     }
     now = datetime.now(UTC)
-    rows = [_row(run, now) for run in runs]
-    unused = {"note"} if not any(row["note"] for row in rows) else set()
-    shown = [name for name in rows[0] if name not in unused]
+    rows = [table_row(run, now) for run in runs]
+    shown = [name for name in rows[0] if name not in MAY_LACK or any(row[name] for row in rows)]
     return st.dataframe(
         rows, hide_index=True, height="content", column_config=columns, column_order=shown, **options
     )  # fmt: skip
@@ -46,12 +49,14 @@ def open_clicked(event: Any, runs: Sequence[Run]) -> None:
         open_runs(runs[cells[0][0]].name)
 
 
-def _row(run: Run, now: datetime) -> dict[str, object]:
+def table_row(run: Run, now: datetime) -> dict[str, object]:
+    rewards = next((curve for name, curve in run.curves.items() if name.endswith("reward/mean")), {})
     return {
         "state": run.state.value,
         "run": f"{'↳ ' if run.parent else ''}{run.name}",
         "score": run.score_text,
-        "curve": _sparkline(run),
+        "scores": _thinned([*run.scores.values()]),
+        "rewards": _thinned([point.value for point in rewards.values()]),
         "step": run.progress or "–",
         "algorithm": run.method,
         "model": run.model,
@@ -61,10 +66,5 @@ def _row(run: Run, now: datetime) -> dict[str, object]:
     }
 
 
-def _sparkline(run: Run) -> list[float]:
-    """Return the scores of a run that has several, else its reward, thinned out."""
-    rewards = next((curve for name, curve in run.curves.items() if name.endswith("reward/mean")), {})
-    values = [*run.scores.values()]
-    if len(values) <= 2 and rewards:
-        values = [point.value for point in rewards.values()]
+def _thinned(values: list[float]) -> list[float]:
     return values[:: max(1, len(values) // SPARKLINE)] if len(values) > 1 else []

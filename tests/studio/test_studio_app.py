@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,21 @@ from streamlit.testing.v1 import AppTest
 
 from studio.__main__ import main
 from studio.config_draft import ConfigDraft
-from studio.launch import Launch
+from studio.launch import Launch, trinity, waiting, warm_up
 from studio.notes import Note
+from studio.run_table import table_row
+from studio.runs import find_runs
 from studio.sections import SECTIONS
 from studio.settings import studio_settings
 from studio.start_form import validated, what_is_there
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.files import write_json
+from trinity_core.base.files import read_json, write_json
 from trinity_core.base.gate import key_file, server_key
 from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config
-from trinity_core.exchange.tracking.metrics_file import MetricsFile
-from trinity_core.exchange.tracking.run_record import read_record, record_end, record_start
+from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
+from trinity_core.exchange.tracking.metrics_file import MetricsFile, metrics_path
+from trinity_core.exchange.tracking.run_record import read_record, record_end, record_path, record_start
 from trinity_core.exchange.tracking.writers import RunOutcome
 
 APP = Path(__file__).parent.parent.parent / "studio/pages.py"
@@ -385,21 +389,131 @@ def test_docs_lead_from_page_to_page(folder: Path) -> None:
     assert not page.exception and "](?page=flows.md)" in text and "](pictures" not in text and "](../" not in text
 
 
+def comparison(*names: str) -> None:
+    """The page of several runs, asked for in this order."""
+    from studio.run_page import show_comparison
+    from studio.runs import find_runs
+    from studio.settings import studio_settings
+
+    runs = {run.name: run for run in find_runs(studio_settings([]).checkpoints)}
+    show_comparison([runs[name] for name in names], [*runs.values()], studio_settings([]))
+
+
+def test_the_oldest_run_is_the_baseline_and_every_changed_answer_is_shown(folder: Path) -> None:
+    for name, began, right in (("new", 100.0, 5), ("old", 50.0, 0)):
+        job = folder / "checkpoints/p" / name
+        record_end(job, record_start(job, {"buffer": {"batch_size": right}}, "rft"), RunOutcome.FINISHED)
+        write_json(record_path(job), (read_json(record_path(job)) or {}) | {"began": began})
+        MetricsFile(job, "eval").write(4, {"eval/test/accuracy": right / 10})
+        tasks = [TaskAnswers(i, str(i), f"test[{i}]", [float(i < right)], "?", ["4"]) for i in range(10)]
+        save_answers(job, "test", 4, tasks)
+    page = AppTest.from_function(comparison, default_timeout=60, args=("p/new", "p/old")).run()
+    assert not page.exception and [*page.dataframe[0].value["run"]] == ["p/old", "p/new"]
+    changed = page.dataframe[2].value
+    assert len(changed) == 5 and {*changed["baseline"]} == {0.0} and {*changed["score"]} == {1.0}
+    assert "--json" not in page.code[0].value and "--all" not in page.code[0].value, "options of a command"
+
+
 def test_settings_that_are_only_written_in_another_way_are_the_same(folder: Path) -> None:
     for name, path in (("one", "my.yaml"), ("two", str(folder / "my.yaml")), ("other", "elsewhere")):
         record_start(folder / "checkpoints/p" / name, {"model": {"model_path": path}}, "rft")
 
-    def comparison(other: str) -> None:
-        from studio.run_page import show_comparison
+    for other, tables in (("p/two", 1), ("p/other", 2)):
+        page = AppTest.from_function(comparison, default_timeout=60, args=("p/one", other)).run()
+        assert not page.exception and len(page.dataframe) == tables
+
+
+def test_scores_and_rewards_have_a_column_each(tmp_path: Path) -> None:
+    for name in ("scored", "rewarded"):
+        record_start(tmp_path / "p" / name, {}, "rft")
+    for step in (1, 2):
+        MetricsFile(tmp_path / "p/scored", "eval").write(step, {"eval/test/accuracy": step / 4})
+        MetricsFile(tmp_path / "p/rewarded", "explorer").write(step, {"reward/mean": step / 8})
+    rows = {run.name: table_row(run, datetime.now(UTC)) for run in find_runs(tmp_path)}
+    curves = {name: (row["scores"], row["rewards"]) for name, row in rows.items()}
+    assert curves == {"p/scored": ([0.25, 0.5], []), "p/rewarded": ([], [0.125, 0.25])}
+
+
+def test_that_the_doctor_finds_nothing_is_said(folder: Path) -> None:
+    job = folder / "checkpoints/p/one"
+    own = record_start(job, {}, "sft")
+
+    def shown() -> None:
+        from pathlib import Path
+
+        from studio.run_page import findings, show_findings
+        from studio.runs import find_runs
+
+        findings.clear()
+        show_findings(find_runs(Path("checkpoints")))
+
+    def caption() -> str:
+        page = AppTest.from_function(shown, default_timeout=60).run()
+        assert not page.exception and not page.warning
+        return page.caption[0].value
+
+    assert "Not checked yet" in caption()
+    MetricsFile(job, "trainer").write(1, {"actor/final_loss": 1.0})
+    assert "No findings so far" in caption()
+    record_end(job, own, RunOutcome.FINISHED)
+    assert "No findings." in caption()
+
+
+def test_a_checkpoint_that_only_the_next_stage_scored_has_that_score(folder: Path) -> None:
+    from test_studio_records import run_folder
+
+    run_folder(folder / "checkpoints/p/sft", "org/model", {4: 0.0})
+    metrics_path(folder / "checkpoints/p/sft").unlink()
+    run_folder(
+        folder / "checkpoints/p/rft", str(folder / "checkpoints/p/sft/global_step_4/actor/huggingface"), {0: 0.5}
+    )
+
+    def shown() -> None:
+        import streamlit as st
+
+        from studio.run_page import show_checkpoints
         from studio.runs import find_runs
         from studio.settings import studio_settings
 
-        runs = find_runs(studio_settings([]).checkpoints)
-        show_comparison([run for run in runs if run.name in ("p/one", other)], runs, studio_settings([]))
+        st.page_link = lambda *_, **__: None
+        [sft] = [run for run in find_runs(studio_settings([]).checkpoints) if run.name == "p/sft"]
+        show_checkpoints(sft, studio_settings([]))
 
-    for other, tables in (("p/two", 1), ("p/other", 2)):
-        page = AppTest.from_function(comparison, default_timeout=60, args=(other,)).run()
-        assert not page.exception and len(page.dataframe) == tables
+    page = AppTest.from_function(shown, default_timeout=60).run()
+    assert not page.exception and [*page.dataframe[0].value["score"]] == ["0.500"]
+
+
+def test_the_commands_of_a_pipeline_name_its_last_stage_where_one_is_needed(folder: Path) -> None:
+    whole = folder / "checkpoints/p/all"
+    record_start(whole, {"project": "p", "name": "all"}, "pipeline")
+    for stage in ("sft", "rft"):
+        record_start(folder / f"checkpoints/p/all_{stage}", {}, stage)
+    write_json(JobLayout(whole).stages, {"sft": "all_sft", "rft": "all_rft"})
+
+    def shown() -> None:
+        from studio.run_page import show_commands
+        from studio.runs import find_runs
+        from studio.settings import studio_settings
+
+        pipeline, *stages = find_runs(studio_settings([]).checkpoints)
+        show_commands(pipeline, stages[-1], studio_settings([]))
+
+    commands = [code.value for code in AppTest.from_function(shown, default_timeout=60).run().code]
+    assert "trinity doctor --checkpoint-dir checkpoints/p/all" in commands
+    assert "trinity log --checkpoint-dir checkpoints/p/all_rft --follow" in commands
+    assert any(command.startswith("trinity evaluate") and "--stage rft" in command for command in commands)
+
+
+def test_a_waiting_process_answers_the_next_command(folder: Path) -> None:
+    settings = studio_settings([])
+    warm_up(settings)
+    child = waiting[settings]
+    warm_up(settings)
+    assert waiting[settings] is child, "one waits"
+    asked = ["validate", "--offline", "--json", "--config", "my.yaml"]
+    answers = [trinity(asked, settings, 120) for _ in range(2)]
+    assert settings not in waiting and child.process.returncode == 0
+    assert answers[0] == answers[1] and '"accepted": true' in answers[0], "without one, the command itself is started"
 
 
 def test_a_refused_run_says_what_to_do(folder: Path) -> None:
