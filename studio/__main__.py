@@ -39,15 +39,11 @@ def studio_app(settings: StudioSettings, key: str) -> App:
     form_fields("grpo", "both")
     for recipe in recipes()[:1]:  # the quick start
         checked(recipe.text, recipe.file)
-    return App(
-        Path(__file__).with_name("pages.py"),
-        routes=[
-            *(Route(path, page) for path in PAGES),
-            Route("/configuration", lambda request: RedirectResponse(f"/?{request.url.query}")),
-            Mount(ROLLOUTS, make_app(RunFolders(settings.checkpoints))),
-        ],
-        middleware=[Middleware(Gate, key=key, host=settings.host, open_paths=["/_stcore/health"])],
-    )
+    first = Route("/configuration", lambda request: RedirectResponse(f"/?{request.url.query}"))
+    rollouts = Mount(ROLLOUTS, make_app(RunFolders(settings.checkpoints)))
+    routes = [*(Route(path, page) for path in PAGES), first, rollouts]
+    gate = Middleware(Gate, key=key, host=settings.host, open_paths=["/_stcore/health"])
+    return App(Path(__file__).with_name("pages.py"), routes=routes, middleware=[gate])
 
 
 PRIMARY = "#2f6f9f"
@@ -64,19 +60,14 @@ def main() -> None:
     address = f"[{settings.host}]" if ":" in settings.host else settings.host
     print(f"Studio: http://{address}:{settings.port}   ({asked_for(key)})", flush=True)
     options: dict[str, Any] = {
-        "server.address": settings.host,
-        "server.port": settings.port,
-        "server.headless": True,
-        "server.fileWatcherType": "none",
-        "browser.serverAddress": settings.host,
-        "browser.gatherUsageStats": False,
+        "server.address": settings.host, "browser.serverAddress": settings.host, "server.port": settings.port,
+        "server.headless": True, "server.fileWatcherType": "none", "browser.gatherUsageStats": False,
         "client.toolbarMode": "viewer",
         "runner.magicEnabled": False,  # it would draw the texts below our constants
-        "theme.light.primaryColor": PRIMARY,
-        "theme.dark.primaryColor": PRIMARY_IN_THE_DARK,
-        "theme.light.chartCategoricalColors": json.dumps([PRIMARY, *OTHER_LINES]),
-        "theme.dark.chartCategoricalColors": json.dumps([PRIMARY_IN_THE_DARK, *OTHER_LINES]),
-    }
+    }  # fmt: skip
+    for theme, colour in (("light", PRIMARY), ("dark", PRIMARY_IN_THE_DARK)):
+        options[f"theme.{theme}.primaryColor"] = colour
+        options[f"theme.{theme}.chartCategoricalColors"] = json.dumps([colour, *OTHER_LINES])
     studio_app(settings, key).run(config=options)
 
 

@@ -55,11 +55,9 @@ def perform(run: Run, settings: StudioSettings) -> str:
 
 
 def _deployed(run: Run) -> list[FlowRunSeen]:
-    """Return its flow runs on a worker that can be cancelled or, if the run is over, retried.
-
-    A run that is over is not cancelled, because a command may have resumed it. Parts with separate deployments are
-    cancelled together, but not retried: a successful one would start again.
-    """
+    """Return its flow runs on a worker that can be cancelled or, if the run is over, retried. A run that is over is not
+    cancelled, because a command may have resumed it. Parts with separate deployments are cancelled together, but not
+    retried: a successful one would start again."""
     flow_runs = [seen for seen in run.flow_runs if run.is_part or seen is run.flow_run]
     if run.state.is_over:
         deployments = {seen.deployment for seen in flow_runs if seen.deployment}  # subflows have none

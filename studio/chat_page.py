@@ -27,7 +27,7 @@ def chat_page(settings: StudioSettings) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = str(st.selectbox("Run", names, key="run", bind="query-params"))
         step = int(st.selectbox("Checkpoint", steps[name]))
-        greedy = st.toggle("Greedy", help="The likeliest answer, instead of one by the run's sampling")
+        greedy = st.toggle("Greedy", help="The likeliest answer. Off: one sampled as in training, which varies")
         again = st.button("New conversation")
     folder = folders[name]
     try:

@@ -174,12 +174,7 @@ def narrowed(fields: Sequence[FormField]) -> list[FormField]:
         return matches
     sections = in_sections(fields)
     title = st.pills(
-        "Section",
-        list(sections),
-        default=next(iter(sections)),
-        required=True,
-        label_visibility="collapsed",
-        wrap=True,
+        "Section", list(sections), default=next(iter(sections)), required=True, label_visibility="collapsed", wrap=True
     )
     return sections.get(str(title), [])
 

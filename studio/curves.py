@@ -13,9 +13,9 @@ RECENT = 5
 """Steps whose mean a hint looks at."""
 HINTS = (
     ("reward/zero_variance_groups", 0.8, "of the groups have equal rewards and teach nothing: tasks are too easy or "
-     "too hard. A curriculum, a larger `repeat_times`, or dapo's dynamic sampling"),
-    ("actor/pg_clipfrac", 0.2, "of the tokens are clipped: fewer updates a batch, or a lower learning rate"),
-    ("truncated/mean", 0.1, "of the answers are cut off at `max_response_tokens`: a larger limit, or a penalty"),
+     "too hard. Try a curriculum, a larger `repeat_times`, or dapo's dynamic sampling"),
+    ("actor/pg_clipfrac", 0.2, "of the tokens are clipped: try fewer updates a batch, or a lower learning rate"),
+    ("truncated/mean", 0.1, "of the answers are cut off at `max_response_tokens`: try a larger limit, or a penalty"),
 )  # fmt: skip
 """Ending of a share, its normal maximum and what to do above it, as in docs/troubleshooting.md."""
 
@@ -34,9 +34,10 @@ Curves = dict[str, Curve]
 
 def hints(curves: Curves) -> list[str]:
     """Return a sentence for each share that is not normal in the latest steps."""
-    recent = {name: fmean([point.value for point in curve.values()][-RECENT:]) for name, curve in curves.items()}
+    enough = {name: [*curve.values()][-RECENT:] for name, curve in curves.items() if len(curve) >= RECENT}
+    recent = {name: fmean(point.value for point in points) for name, points in enough.items()}
     return [
-        f"{value:.0%} {text} (`{name}`, mean of {RECENT} steps)."
+        f"{value:.0%} {text} (`{name}`, mean of the last {RECENT} steps)."
         for ending, most, text in HINTS for name, value in recent.items() if name.endswith(ending) and value > most
     ]  # fmt: skip
 
@@ -63,10 +64,8 @@ def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -
 
 
 def chart(curves: Mapping[str, Curves], metric: str, smoothing: float, by: str, is_log: bool) -> dict[str, Any]:
-    """Return a Vega-Lite chart: a line per run over `by` (`step` or `minutes`), intervals as bands.
-
-    Altair would take a tenth of a second or more per chart.
-    """
+    """Return a Vega-Lite chart: a line per run over `by` (`step` or `minutes`), intervals as bands. Altair would take a
+    tenth of a second or more per chart."""
     rows = rows_of(curves, metric, smoothing)
     x = {
         "field": by, "type": "quantitative", "scale": {"zero": False, "nice": False, "padding": _padding(rows, by)},
@@ -79,7 +78,7 @@ def chart(curves: Mapping[str, Curves], metric: str, smoothing: float, by: str, 
     colour = {"field": "run", "type": "nominal", "scale": {"domain": list(curves)}, "legend": legend}
 
     def layer(mark: Mapping[str, Any], value: str, **more: Any) -> dict[str, Any]:
-        y = {"field": value, "type": "quantitative", "title": None, "scale": scale}
+        y = {"field": value, "type": "quantitative", "title": None, "scale": scale, "axis": {"format": ".5~r"}}
         return {"mark": mark, "encoding": {"x": x, "y": y, "color": colour, **more}}
 
     layers = []

@@ -12,35 +12,16 @@ from trinity_core.config.fields import Setting, plain_settings
 from trinity_core.config.findings import is_within
 
 BEGINNER = (
-    "project",
-    "name",
-    "mode",
-    "checkpoint_root_dir",
-    "model.model_path",
-    "model.max_prompt_tokens",
-    "model.max_response_tokens",
-    "buffer.explorer_input.taskset.path",
-    "buffer.explorer_input.taskset.split",
-    "buffer.explorer_input.taskset.format.prompt_key",
-    "buffer.explorer_input.taskset.format.response_key",
-    "buffer.explorer_input.taskset.default_reward_fn_type",
-    "buffer.explorer_input.eval_tasksets.0.path",
-    "buffer.explorer_input.eval_tasksets.0.split",
-    "buffer.trainer_input.experience_buffer.path",
-    "buffer.total_steps",
-    "buffer.total_epochs",
-    "buffer.batch_size",
-    "buffer.train_batch_size",
-    "algorithm.algorithm_type",
-    "algorithm.repeat_times",
-    "algorithm.optimizer.lr",
-    "explorer.eval_interval",
-    "synchronizer.sync_method",
-    "synchronizer.sync_interval",
-    "trainer.save_interval",
-    "cluster.gpu_per_node",
+    "project", "name", "mode", "checkpoint_root_dir", "model.model_path", "model.max_prompt_tokens",
+    "model.max_response_tokens", "buffer.explorer_input.taskset.path", "buffer.explorer_input.taskset.split",
+    "buffer.explorer_input.taskset.format.prompt_key", "buffer.explorer_input.taskset.format.response_key",
+    "buffer.explorer_input.taskset.default_reward_fn_type", "buffer.explorer_input.eval_tasksets.0.path",
+    "buffer.explorer_input.eval_tasksets.0.split", "buffer.trainer_input.experience_buffer.path",
+    "buffer.total_steps", "buffer.total_epochs", "buffer.batch_size", "buffer.train_batch_size",
+    "algorithm.algorithm_type", "algorithm.repeat_times", "algorithm.optimizer.lr", "explorer.eval_interval",
+    "synchronizer.sync_method", "synchronizer.sync_interval", "trainer.save_interval", "cluster.gpu_per_node",
     "monitor.monitor_type",
-)
+)  # fmt: skip
 EXPLORING = ("explorer", "algorithm.repeat_times", "buffer.batch_size", "buffer.explorer_input")
 TRAINING = ("trainer", "buffer.train_batch_size", "algorithm.optimizer")
 SYNC = ("synchronizer",)
@@ -83,9 +64,7 @@ class FormField:
 
 def form_fields(algorithm: str, mode: str, expert: bool = False) -> list[FormField]:
     """Return the fields that matter for an algorithm and a mode, in order; the beginner's are a subset of the expert's.
-
-    An algorithm that is not built in is assumed to use rollouts.
-    """
+    An algorithm that is not built in is assumed to use rollouts."""
     # Of lists of sections only the first eval set has fields.
     by_key = {key.replace("eval_tasksets[i]", "eval_tasksets.0"): setting for key, setting in plain_settings()}
     plain = (key for key in by_key if "[i]" not in key and ".NAME" not in key and not key.startswith("stages"))

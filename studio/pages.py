@@ -14,8 +14,8 @@ from studio.settings import studio_settings
 from trinity_core.base.plugins import load_plugins
 
 LOGO = """<svg xmlns="http://www.w3.org/2000/svg" width="150" height="24" viewBox="0 0 150 24">
-<text x="0" y="18" font-family="sans-serif" font-size="17" font-weight="600"
-  fill="#2f6f9f">Trinity Flows</text></svg>"""
+<style>text { fill: #2f6f9f } @media (prefers-color-scheme: dark) { text { fill: #6cb2e6 } }</style>
+<text x="0" y="18" font-family="sans-serif" font-size="17" font-weight="600">Trinity Flows</text></svg>"""
 STYLE = """<style>
 .stMainBlockContainer { padding-top: 4rem; padding-bottom: 2rem }
 .stTextArea textarea, .hanging { font-family: "Source Code Pro", monospace; font-size: 0.8rem; white-space: pre }
@@ -43,14 +43,11 @@ def main() -> None:
     st.logo(LOGO, size="large")
     settings = studio_settings(sys.argv[1:])
     load_plugins(settings.plugin_dir)
+    first = st.Page(lambda: config_page(settings), title="Configuration", default=True)
     runs = st.Page(lambda: runs_page(settings), title="Runs", url_path="runs")
     st.session_state["runs page"] = runs
-    pages = [
-        st.Page(lambda: config_page(settings), title="Configuration", default=True),
-        runs,
-        st.Page(lambda: chat_page(settings), title="Chat", url_path="chat"),
-        st.Page(docs_page, title="Docs", url_path="docs"),
-    ]
+    chat = st.Page(lambda: chat_page(settings), title="Chat", url_path="chat")
+    pages = [first, runs, chat, st.Page(docs_page, title="Docs", url_path="docs")]
     st.navigation(pages, position="top").run()
 
 

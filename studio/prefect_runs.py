@@ -52,17 +52,7 @@ class Place(NamedTuple):
     deployment: str
     """Its id."""
     name: str
-    pool: str
-    is_polled: bool
-    """False if no worker looks for runs at present."""
-
-    @property
-    def caption(self) -> str:
-        waits = "" if self.is_polled else " **No worker is running: the run would wait for one.**"
-        return (
-            f"A worker of the pool `{self.pool}` runs this file, and starts it again after a fault. Prefect lists the "
-            f"run under the deployment `{self.name}`.{waits}"
-        )
+    caption: str
 
 
 def recent_runs(api_url: str) -> list[FlowRunSeen]:
@@ -95,8 +85,10 @@ def places(api_url: str, flow: str, text: str, root: Path) -> list[Place]:
         file = root / str(one.parameters.get("config") or "")
         alike = len(lines & {*file.read_text(errors="replace").splitlines()}) if file.is_file() else 0
         job = str((one.work_pool_name, one.work_queue_name, one.job_variables, one.pull_steps))
-        is_polled = one.status is DeploymentStatus.READY
-        place = Place(str(one.id), f"{flow}/{one.name}", one.work_pool_name or "", is_polled)
+        waits = "" if one.status is DeploymentStatus.READY else " **No worker is running: the run would wait for one.**"
+        about = f"A worker of the pool `{one.work_pool_name}` runs this file, and starts it again after a fault. "
+        about += f"Prefect lists the run under the deployment `{flow}/{one.name}`.{waits}"
+        place = Place(str(one.id), f"{flow}/{one.name}", about)
         rated = (one.global_concurrency_limit is None, alike), place
         by_job[job] = max(by_job.get(job, rated), rated, key=lambda rated: rated[0])
     return [place for _, place in by_job.values()]
@@ -114,10 +106,8 @@ def start_deployment(api_url: str, deployment: str, name: str, parameters: Mappi
 
 
 def cancel_run(api_url: str, run: str) -> bool:
-    """Request the end of a run: training saves at its next step boundary. Return False if the run will never begin.
-
-    Prefect decides: a run that a worker has taken has a process, even before it begins or between attempts.
-    """
+    """Request the end of a run: training saves at its next step boundary. Return False if the run will never begin, as
+    Prefect decides: a run that a worker has taken has a process, even before it begins or between attempts."""
     with api_client(api_url) as client:
         state = client.read_flow_run(UUID(run)).state
         # Prefect would leave a paused run paused (3.7.7); a suspended one has no process, and is cancelled at once.
@@ -145,15 +135,8 @@ def _flow_names(client: SyncPrefectClient) -> dict[Any, str]:
 def _seen(run: FlowRun, flows: Mapping[Any, str]) -> FlowRunSeen:
     state = run.state
     tags = dict(tag.split(":", 1) for tag in run.tags if ":" in tag)
+    message, kind = (PREFIX.sub("", state.message or ""), state.type.value) if state else ("", "")
     return FlowRunSeen(
-        id=str(run.id),
-        title=run.name,
-        flow=flows.get(run.flow_id, ""),
-        kind=state.type.value if state else "",
-        message=PREFIX.sub("", state.message or "") if state else "",
-        began=run.start_time,
-        ended=run.end_time,
-        deployment=str(run.deployment_id or ""),
-        parameters=run.parameters,
-        tags=tags,
-    )
+        str(run.id), run.name, flows.get(run.flow_id, ""), kind, message, run.start_time, run.end_time,
+        str(run.deployment_id or ""), run.parameters, tags,
+    )  # fmt: skip

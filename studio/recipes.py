@@ -57,10 +57,8 @@ class Recipe:
 
 
 def recipes() -> list[Recipe]:
-    """Return all recipes: those for a first run, those that need no GPU, the others.
-
-    Unreadable files, which may be in the process of being written, are left out.
-    """
+    """Return all recipes but unreadable ones, which may be being written: those for a first run, those that need no
+    GPU, the others."""
     files = sorted((project_files() / "configs").glob("*/[!.]*.yaml"))
     listed = [recipe for file in files if (recipe := recipe_of(file)) is not None]
     places = {title: index for index, title in enumerate(FIRST)}

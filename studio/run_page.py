@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
@@ -51,16 +51,16 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
         st.page_link(page_of_runs(), label=f"Stage of {run.parent}", query_params={"run": run.parent})
     asks_person = run.flow_run is not None and run.flow_run.kind == "PAUSED"
     if asks_person:
-        st.info(
-            "The run waits for a person's answers: press *Prefect*, then *Resume* on its page.", icon=":material/edit:"
-        )
+        text = "The run waits for a person's answers: press *Prefect*, then *Resume* on its page."
+        st.info(text, icon=":material/edit:")
     if run.folder is None:
-        over = "The run ended before it wrote anything."
+        text = "The run has not written anything yet. Its state above is renewed every few seconds."
+        if run.state.is_over:
+            text = "The run ended before it wrote anything."
         if run.state is RunState.FAILED and run.launch is not None:
-            over += f" Correct {settings.shown(Path(run.launch.config))} as said above, then retry it."
-        waits = "The run has not written anything yet. Its state above is renewed every few seconds."
+            text += f" Correct {escaped(settings.shown(Path(run.launch.config)))} as said above, then retry it."
         if not asks_person:
-            st.info(escaped(over) if run.state.is_over else waits)
+            st.info(text)
         return
     titles = ["Curves", "Rollouts", "Configuration", "Checkpoints", "Logs", "Commands"]
     tab = st.segmented_control(
@@ -90,17 +90,7 @@ def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: Studio
     st.caption("The first, the oldest, is the baseline: the others are compared with it.")
     folders = {run.name: run.folder for run in chosen if run.folder is not None and run.config}
     if len(folders) > 1:
-        comparison = compare([*folders.values()])
-        settings_rows = [
-            {"key": key} | dict(zip(folders, map(shown, values), strict=True))
-            for key, values in comparison.configuration.items()
-        ]
-        st.markdown("**Configuration**" if settings_rows else "The configurations are the same.")
-        if settings_rows:
-            st.dataframe(settings_rows, hide_index=True)
-        st.markdown("**Scores, data and code**")
-        st.code(comparison_text(without_samples(comparison), ("data", "code")), language=None, wrap_lines=True)
-        show_changed(comparison)
+        show_differences(compare([*folders.values()]), list(folders))
     names = {run.name for run in chosen}
     stages = [stage for stage in runs if stage.parent in names and stage.name not in names]
     st.markdown("**Curves**")
@@ -110,32 +100,32 @@ def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: Studio
     show_rollouts([last_stages.get(run.name, run) for run in chosen], settings.checkpoints)
 
 
-def without_samples(comparison: Comparison) -> Comparison:
-    others = []
-    for group in comparison.others:
-        sets = {name: replace(compared, changed=()) for name, compared in group.sets.items()}
-        others.append(replace(group, sets=sets))
-    return replace(comparison, others=others)
-
-
-def show_changed(comparison: Comparison) -> None:
-    """Show all samples whose score differs from the baseline's."""
+def show_differences(comparison: Comparison, names: Sequence[str]) -> None:
+    """Show different settings, then scores, then all samples whose score differs from the baseline's."""
+    values = comparison.configuration.items()
+    rows = [{"key": key} | dict(zip(names, map(shown, of_runs), strict=True)) for key, of_runs in values]
+    st.markdown("**Configuration**" if rows else "The configurations are the same.")
+    if rows:
+        st.dataframe(rows, hide_index=True)
+    st.markdown("**Scores, data and code**")
+    others = [
+        replace(group, sets={name: replace(compared, changed=()) for name, compared in group.sets.items()})
+        for group in comparison.others
+    ]
+    st.code(comparison_text(replace(comparison, others=others), ("data", "code")), language=None, wrap_lines=True)
     for group in comparison.others:
         for name, compared in group.sets.items():
-            rows = [
-                {"sample": sample.location, "prompt": sample.prompt}
-                | dict(zip(("baseline", "score"), sample.scores, strict=True))
-                | dict(zip(("baseline's answer", "answer"), sample.answers, strict=True))
-                for sample in compared.changed
-            ]
-            if rows:
-                title = f"{len(rows)} answers of {', '.join(group.runs)} to {name} with another score"
-                st.expander(escaped(title)).dataframe(rows, hide_index=True)
+            if samples := [{"baseline": s.scores[0], "score": s.scores[1]} | asdict(s) for s in compared.changed]:
+                title = f"{name}: {len(samples)} answers of {', '.join(group.runs)} whose score is not the baseline's"
+                order = ("location", "prompt", "baseline", "score", "answers")
+                st.expander(escaped(title)).dataframe(samples, hide_index=True, column_order=order)
 
 
 def show_facts(run: Run) -> None:
-    began = f"{run.began.astimezone():%d %b %H:%M}" if run.began else "–"
-    facts = {"Began": began, "Took" if run.state.is_over else "So far": duration(run.seconds(datetime.now(UTC)))}
+    facts = {}
+    if run.began:
+        facts["Began"] = f"{run.began.astimezone():%d %b %H:%M}"
+        facts["Took" if run.state.is_over else "So far"] = duration(run.seconds(datetime.now(UTC)))
     if not run.state.is_over and run.seconds_left is not None:
         facts["Left, about"] = duration(run.seconds_left)
     if run.folder is not None:
@@ -219,9 +209,8 @@ def show_curves(runs: Sequence[Run]) -> None:
         usual = "accuracy, reward, loss, length"
         shown_metrics = st.multiselect("Metrics", names, key="metrics", placeholder=usual, bind="query-params")
         smoothing = st.slider("Smoothing", 0.0, 0.95, 0.0, 0.05, key="smoothing", width=160, bind="query-params")
-        by = st.segmented_control(
-            "Over", ["step", "minutes"], default="step", required=True, key="over", bind="query-params"
-        )
+        units = ["step", "minutes"]
+        by = st.segmented_control("Over", units, default="step", required=True, key="over", bind="query-params")
         is_log = st.toggle("Log scale", key="log", bind="query-params")
     shown_metrics = shown_metrics or first_shown(names)
     for start in range(0, len(shown_metrics), 2):
@@ -272,16 +261,13 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
         show_none("checkpoints", [run], "before it saved one", "one is saved every `trainer.save_interval` steps")
         return
     best = max(scores.keys() & {*steps}, key=lambda step: (scores[step], -step), default=None)
-    rows = [
-        {
-            "step": step,
-            "score": f"{scores[step]:.3f}" if step in scores else "–",
-            "best": "★" if step == best else "",
-            "Hugging Face": "converted" if is_converted(layout.step(step)) else "",
-            "folder": settings.shown(layout.step(step)),
-        }
-        for step in steps
-    ]
+    rows = {
+        "step": steps,
+        "score": [f"{scores[step]:.3f}" if step in scores else "–" for step in steps],
+        "best": ["★" if step == best else "" for step in steps],
+        "Hugging Face": ["converted" if is_converted(layout.step(step)) else "" for step in steps],
+        "folder": [settings.shown(layout.step(step)) for step in steps],
+    }
     st.dataframe(rows, hide_index=True)
 
 
@@ -309,15 +295,18 @@ def show_commands(run: Run, last: Run, settings: StudioSettings) -> None:
     whole, folder = (shlex.quote(settings.shown(one.folder or Path())) for one in (run, last))
     commands = {
         "Find what is wrong with it": f"trinity doctor --checkpoint-dir {whole}",
-        "Look at the rollouts": f"trinity view --checkpoint-dir {whole}",
-        "Talk to its model": f"trinity chat --checkpoint-dir {whole}",
         "Follow the logs of its processes": f"trinity log --checkpoint-dir {folder} --follow",
-        "Account for every task": f"trinity audit --checkpoint-dir {whole}",
-        "Convert the checkpoints to Hugging Face folders": f"trinity convert --checkpoint-dir {whole}",
     }
+    if run.folder and stores_of(run.folder):
+        commands["Look at the rollouts"] = f"trinity view --checkpoint-dir {whole}"
+        commands["Account for every task"] = f"trinity audit --checkpoint-dir {whole}"
+    if last.folder and whole_steps(last.folder):
+        commands["Talk to its model"] = f"trinity chat --checkpoint-dir {whole}"
+        commands["Convert the checkpoints to Hugging Face folders"] = f"trinity convert --checkpoint-dir {whole}"
     if run.launch:
         launch = replace(run.launch, config=settings.shown(Path(run.launch.config)))
-        commands = {"Start or resume": shlex.join(["trinity", *launch.command])} | commands
+        whole_run = "Start or resume its pipeline" if launch.stage else "Start or resume"
+        commands = {whole_run: shlex.join(["trinity", *launch.command])} | commands
         stage = launch.stage or next(reversed(run.stages), "")
         words = ["--config", launch.config, "--which", "missing", *(["--stage", stage] if stage else [])]
         words += [*(["--run", launch.run] if launch.run else []), *launch.overrides]

@@ -20,17 +20,17 @@ MAY_LACK = ("scores", "rewards", "note")
 def show_table(runs: Sequence[Run], **options: Any) -> Any:
     """Draw the table, with Streamlit's further options of a dataframe; return what is selected in it."""
     columns = {
-        "run": st.column_config.TextColumn(width="medium"),
+        "run": st.column_config.TextColumn(width=188),
         "score": st.column_config.TextColumn(help="The newest held-out score, with its 95 % interval"),
-        "scores": st.column_config.LineChartColumn(help="Held-out scores, from first to last", width="small"),
-        "rewards": st.column_config.LineChartColumn(help="Mean training reward, by step", width="small"),
+        "scores": st.column_config.LineChartColumn(help="Held-out scores, from first to last", width=55),
+        "rewards": st.column_config.LineChartColumn(help="Mean training reward, by step", width=60),
         "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
     }
     now = datetime.now(UTC)
     rows = [table_row(run, now) for run in runs]
     shown = [name for name in rows[0] if name not in MAY_LACK or any(row[name] for row in rows)]
     return st.dataframe(
-        rows, hide_index=True, height="content", column_config=columns, column_order=shown, **options
+        rows, hide_index=True, height="content", column_config=columns, column_order=shown, placeholder="–", **options
     )  # fmt: skip
 
 
@@ -52,18 +52,12 @@ def open_clicked(event: Any, runs: Sequence[Run]) -> None:
 def table_row(run: Run, now: datetime) -> dict[str, object]:
     rewards = next((curve for name, curve in run.curves.items() if name.endswith("reward/mean")), {})
     return {
-        "state": run.state.value,
-        "run": f"{'↳ ' if run.parent else ''}{run.name}",
-        "score": run.score_text,
-        "scores": _thinned([*run.scores.values()]),
-        "rewards": _thinned([point.value for point in rewards.values()]),
-        "step": run.progress or "–",
-        "algorithm": run.method,
-        "model": run.model,
-        "began": run.began.astimezone() if run.began else None,
-        "took": duration(run.seconds(now)),
+        "state": run.state.value, "run": f"{'↳ ' if run.parent else ''}{run.name}", "score": run.score_text,
+        "scores": _thinned([*run.scores.values()]), "rewards": _thinned([point.value for point in rewards.values()]),
+        "step": run.progress or "–", "algorithm": run.method, "model": run.model,
+        "began": run.began.astimezone() if run.began else None, "took": duration(run.seconds(now)),
         "note": run.note.text,
-    }
+    }  # fmt: skip
 
 
 def _thinned(values: list[float]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -41,19 +42,14 @@ from trinity_core.exchange.tracking.writers import full_names
 from trinity_core.results.lineage import Ancestor, ancestry, parent_of
 
 PREFECT_STATES = {
-    "SCHEDULED": RunState.WAITING,
-    "PENDING": RunState.WAITING,
-    "PAUSED": RunState.WAITING,
-    "RUNNING": RunState.RUNNING,
-    "CANCELLING": RunState.STOPPING,
-    "COMPLETED": RunState.FINISHED,
-    "FAILED": RunState.FAILED,
-    "CANCELLED": RunState.CANCELLED,
-    "CRASHED": RunState.KILLED,
-}
+    "SCHEDULED": RunState.WAITING, "PENDING": RunState.WAITING, "PAUSED": RunState.WAITING,
+    "RUNNING": RunState.RUNNING, "CANCELLING": RunState.STOPPING, "COMPLETED": RunState.FINISHED,
+    "FAILED": RunState.FAILED, "CANCELLED": RunState.CANCELLED, "CRASHED": RunState.KILLED,
+}  # fmt: skip
 SIDE_FLOWS = ("evaluate", "convert", "curate")
 """Flows that may run at the same time as a run's training."""
 RECENT_STEPS = 20
+QUOTED = re.compile(r'"([A-Za-z][\w.-]*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +129,8 @@ class Run:
 
     @property
     def launch(self) -> Launch | None:
-        """How to start it again: as its flow run was, else from the configuration in its folder.
-
-        None if there is no configuration, or its secrets are masked.
-        """
+        """How to start it again: as its flow run was, else from the configuration in its folder; None if there is none,
+        or its secrets are masked."""
         parameters = self.flow_run.parameters if self.flow_run is not None else {}
         run = self.folder.name if self.folder is not None and (self.folder / CLAIM).exists() else ""
         if isinstance(file := parameters.get("config"), str) and file:
@@ -171,13 +165,13 @@ class Run:
 
 
 def _last_of_each(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides without those that a later one of the same key replaces, or repeats in other quotes."""
+    """Return the overrides without those that a later one of the same key replaces, and without needless quotes."""
     last: dict[str, str] = {}
-    for key, value in (override.split("=", 1) for override in overrides):
-        if key not in last or parse_value(last[key]) != parse_value(value):
-            last.pop(key, None)
-            last[key] = value
-    return [f"{key}={value}" for key, value in last.items()]
+    for key, equals, value in (override.partition("=") for override in overrides):
+        plain = QUOTED.fullmatch(value)
+        last.pop(key, None)
+        last[key] = equals + (plain[1] if plain and parse_value(plain[1]) == plain[1] else value)
+    return [key + value for key, value in last.items()]
 
 
 def known_runs(settings: StudioSettings) -> tuple[list[Run], str]:
@@ -219,10 +213,8 @@ def _scored_by_successors(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
 
 
 def ancestors(job_dir: Path) -> list[Ancestor]:
-    """Return the models that a run's checkpoints descend from, oldest first; empty if not recorded.
-
-    A run below another checkpoint root has no page here: its checkpoint is listed as a plain model.
-    """
+    """Return the models that a run's checkpoints descend from, oldest first; empty if not recorded. A checkpoint below
+    another root is a plain model, because its run has no page here."""
     chain: list[Ancestor] = []
     model, root = parent_of(job_dir, max(whole_steps(job_dir), default=0)), job_dir.parent.parent.resolve()
     for ancestor in ancestry(model) if model else ():
@@ -275,34 +267,27 @@ _seen = lru_cache(maxsize=512)(SeenRun)
 def _read(run: Run, folder: Path, curves: Curves, scores: Mapping[int, float]) -> Run:
     layout, record, config = JobLayout(folder), read_record(folder), read_config(folder)
     meta = read_meta(layout.trainer_meta)
-    trainer = curves.get("timing_s/step") or next(
-        (curve for name, curve in curves.items() if name.endswith("timing_s/step")), None
-    )
+    paces = (curve for name, curve in curves.items() if name.endswith("timing_s/step"))
+    trainer = curves.get("timing_s/step") or next(paces, None)
     model = str(meta.get("model") or value_at(config, "model.model_path") or "")
     origin, step = run_of(model)
     recent = [point.time for point in trainer.values()][-RECENT_STEPS:] if trainer else []
     gaps = [after - before for before, after in pairwise(recent)]
     return replace(
-        run,
-        config=config,
-        note=Note.of(folder),
-        curves=curves,
-        scores=scores,
-        intervals=_intervals(curves),
+        run, config=config, record=record, note=Note.of(folder),
+        curves=curves, scores=scores, intervals=_intervals(curves),
         algorithm=str(value_at(config, "algorithm.algorithm_type") or value_at(meta, "algorithm.algorithm_type") or ""),
         model=f"{origin.name} step {step}" if origin else "/".join(Path(model).parts[-2:]),
         source=(f"{origin.parent.name}/{origin.name}", step) if origin else ("", 0),
-        record=record,
         stages={stage: f"{folder.parent.name}/{name}" for stage, name in (read_json(layout.stages) or {}).items()},
         step=max(trainer or (step for curve in curves.values() for step in curve), default=0),
         seconds_a_step=median(gaps) if gaps else None,
-    )
+    )  # fmt: skip
 
 
 def _intervals(curves: Curves) -> dict[int, tuple[float, float]]:
-    lows, highs = (
-        [curve for name, curve in curves.items() if name.endswith(f"/accuracy_{end}")] for end in ("low", "high")
-    )
+    ends = [f"/accuracy_{end}" for end in ("low", "high")]
+    lows, highs = ([curve for name, curve in curves.items() if name.endswith(end)] for end in ends)
     if len(lows) != 1 or len(highs) != 1:
         return {}
     return {step: (low.value, highs[0][step].value) for step, low in lows[0].items() if step in highs[0]}

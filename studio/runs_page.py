@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import streamlit as st
 
@@ -58,9 +59,7 @@ def draw(names: Sequence[str], runs: Sequence[Run], away: str, settings: StudioS
 
 def show_list(runs: Sequence[Run]) -> None:
     """Show a sortable table; a click on a cell opens the run, checkboxes select runs to compare, archive or delete.
-
-    Ticks are kept in the address, because Streamlit's selections are row numbers, which a new run changes.
-    """
+    Ticks are kept in the address, because Streamlit's selections are row numbers, which a new run changes."""
     above = st.container(horizontal=True)
     archived = [run for run in runs if run.note.archived]
     shows_all = bool(archived) and above.toggle(f"Archived ({len(archived)})", key="archived", bind="query-params")
@@ -73,27 +72,17 @@ def show_list(runs: Sequence[Run]) -> None:
     if st.session_state.get(TICKED, ("", []))[0] != key:
         ticked = [names.index(name) for name in st.query_params.get_all(TICKED) if name in names]
         st.session_state[TICKED] = (key, ticked)
-    event = show_table(
-        listed,
-        key=key,
-        on_select="rerun",
-        selection_mode=["multi-row", "single-cell"],
-        selection_default={"selection": {"rows": st.session_state[TICKED][1]}},
-    )
+    ticked, mode = {"selection": {"rows": st.session_state[TICKED][1]}}, ["multi-row", "single-cell"]
+    event = show_table(listed, key=key, on_select="rerun", selection_mode=mode, selection_default=ticked)
     st.caption("Click a run's name to open it. Check two or more to compare them.")
     open_clicked(event, listed)
     rows = [names[row] for row in event.selection.rows]
     if rows != st.query_params.get_all(TICKED):
         st.query_params[TICKED] = rows
     with above:
-        picked = st.multiselect(
-            "Find runs",
-            names,
-            key="found",  # selections stay when a run is added
-            placeholder="Find runs by name",
-            label_visibility="collapsed",
-            width=420,
-        )
+        # By its key the selection stays when a run is added.
+        hint: dict[str, Any] = {"placeholder": "Find runs by name", "label_visibility": "collapsed"}
+        picked = st.multiselect("Find runs", names, key="found", width=420, **hint)
         by_name = {run.name: run for run in listed}
         if chosen := [by_name[name] for name in dict.fromkeys([*picked, *rows])]:
             show_actions(chosen, runs)

@@ -1,8 +1,5 @@
-"""Sections that user modules add to the configuration page.
-
-A module in `--plugin-dir` registers a function under the section's title. The function gets the draft, may draw with
-Streamlit, and changes keys through the draft.
-"""
+"""Sections that modules in `--plugin-dir` add to the configuration page: functions that get the draft, may draw with
+Streamlit, and change keys through the draft."""
 
 from __future__ import annotations
 

@@ -46,12 +46,7 @@ def studio_settings(arguments: Sequence[str]) -> StudioSettings:
     parser.add_argument("--port", type=int, default=STUDIO_PORT)
     options = parser.parse_args(arguments)
     root = Path.cwd()
-    return StudioSettings(
-        root=root,
-        file=root / options.file,
-        checkpoints=root / Path(options.checkpoints).expanduser(),
-        api_url=os.environ.get("PREFECT_API_URL", ""),
-        plugin_dir=root / Path(options.plugin_dir).expanduser() if options.plugin_dir else None,
-        host=options.host,
-        port=options.port,
-    )
+    checkpoints = root / Path(options.checkpoints).expanduser()
+    plugin_dir = root / Path(options.plugin_dir).expanduser() if options.plugin_dir else None
+    api_url = os.environ.get("PREFECT_API_URL", "")
+    return StudioSettings(root, root / options.file, checkpoints, api_url, plugin_dir, options.host, options.port)

@@ -45,9 +45,10 @@ def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettin
         captions = [place.caption for place in workers.values()]
         captions.append("Like `trinity run` in a terminal. It keeps running when Studio ends.")
         target = st.radio("Start it with", list(titles), format_func=titles.__getitem__, captions=captions)
-        if present := what_is_there(config):
+        present, may_start = what_is_there(config)
+        if present:
             st.info(f"{present} Another `name` begins a new run.")
-        if st.button("Start", type="primary", icon=":material/play_arrow:", key="start"):
+        if st.button("Start", type="primary", icon=":material/play_arrow:", key="start", disabled=not may_start):
             launch = Launch(str(draft.file))
             with st.spinner("Starting …"):
                 if target:
@@ -63,16 +64,16 @@ def start_form(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettin
 start_dialog = st.dialog("Start a run", on_dismiss="rerun")(start_form)
 
 
-def what_is_there(config: Config) -> str:
-    """Describe what a start does with an existing run of this name; "" if there is none, or if it is only scored."""
+def what_is_there(config: Config) -> tuple[str, bool]:
+    """Describe what a start does with an existing run of this name, and whether it may start; "" if there is none, or
+    if it is only scored."""
     record = read_record(config.job_dir)
     if record is None or config.mode == "bench" or not config.continue_from_checkpoint:
-        return ""
+        return "", True
     state = record.present_state
     present = f"The run {escaped(f'{config.project}/{config.name}')} already exists ({state.value})"
-    if config.is_part:
-        return f"{present}, and this part joins it."
-    return f"{present} and will be resumed." if state.is_over else f"{present}: it cannot be started again now."
+    what = " and will be resumed." if state.is_over else ": it cannot be started again now."
+    return f"{present}{', and this part joins it.' if config.is_part else what}", config.is_part or state.is_over
 
 
 def workers_for(flow: str, draft: ConfigDraft, settings: StudioSettings) -> tuple[dict[str, Place], list[str]]:

@@ -10,13 +10,9 @@ from trinity_core.exchange.tracking.run_record import RunState
 from trinity_core.run.preflight import stage_plan
 
 COLOURS: dict[RunState, Literal["gray", "blue", "orange", "green", "red"]] = {
-    RunState.RUNNING: "blue",
-    RunState.STOPPING: "orange",
-    RunState.FINISHED: "green",
-    RunState.PAUSED: "orange",
-    RunState.FAILED: "red",
-    RunState.KILLED: "red",
-}
+    RunState.RUNNING: "blue", RunState.STOPPING: "orange", RunState.FINISHED: "green",
+    RunState.PAUSED: "orange", RunState.FAILED: "red", RunState.KILLED: "red",
+}  # fmt: skip
 
 
 def duration(seconds: float | None) -> str:

@@ -12,6 +12,7 @@ from raising import raising
 from results.chat_run import chat_run
 from streamlit.proto.WidgetStates_pb2 import WidgetStates
 from streamlit.testing.v1 import AppTest
+from test_studio_records import run_folder
 
 from studio.__main__ import main
 from studio.config_draft import ConfigDraft
@@ -238,9 +239,11 @@ def test_a_start_asks_where_and_says_what_is_there(folder: Path, monkeypatch: py
     monkeypatch.setattr("studio.start_form.open_runs", started.append)
     page = AppTest.from_function(start_form_of_my_file, default_timeout=60).run()
     assert page.success and "a notice" in page.warning[0].value and not page.info
-    record_start(folder / "checkpoints/trinity/mine", {}, "rft")
-    page.button[0].click().run()
-    assert "mine already exists (running)" in page.info[0].value
+    own = record_start(folder / "checkpoints/trinity/mine", {}, "rft")
+    page.run()
+    assert "mine already exists (running)" in page.info[0].value and page.button[0].disabled
+    record_end(folder / "checkpoints/trinity/mine", own, RunOutcome.FAILED)
+    page.run().button[0].click().run()
     assert not page.exception and len(validations) == 1
     assert started == [Launch(str(folder / "my.yaml")), "trinity/mine"]
 
@@ -259,10 +262,11 @@ def test_the_start_of_a_run_that_is_there_says_what_it_does(
     tmp_path: Path, settings: dict[str, Any], running: str, ended: str
 ) -> None:
     config = Config(checkpoint_root_dir=str(tmp_path)).with_values(settings)
-    assert what_is_there(config) == ""
+    assert what_is_there(config) == ("", True)
     own = record_start(config.job_dir, {}, "rft")
     for expected in (running, ended):
-        assert bool(text := what_is_there(config)) == bool(expected) and expected in text
+        text, may_start = what_is_there(config)
+        assert bool(text) == bool(expected) and expected in text and may_start == ("cannot" not in expected)
         record_end(config.job_dir, own, RunOutcome.FINISHED)
 
 
@@ -460,8 +464,6 @@ def test_that_the_doctor_finds_nothing_is_said(folder: Path) -> None:
 
 
 def test_a_checkpoint_that_only_the_next_stage_scored_has_that_score(folder: Path) -> None:
-    from test_studio_records import run_folder
-
     run_folder(folder / "checkpoints/p/sft", "org/model", {4: 0.0})
     metrics_path(folder / "checkpoints/p/sft").unlink()
     run_folder(
@@ -498,10 +500,17 @@ def test_the_commands_of_a_pipeline_name_its_last_stage_where_one_is_needed(fold
         pipeline, *stages = find_runs(studio_settings([]).checkpoints)
         show_commands(pipeline, stages[-1], studio_settings([]))
 
-    commands = [code.value for code in AppTest.from_function(shown, default_timeout=60).run().code]
+    def asked() -> list[str]:
+        return [code.value for code in AppTest.from_function(shown, default_timeout=60).run().code]
+
+    commands = asked()
     assert "trinity doctor --checkpoint-dir checkpoints/p/all" in commands
     assert "trinity log --checkpoint-dir checkpoints/p/all_rft --follow" in commands
     assert any(command.startswith("trinity evaluate") and "--stage rft" in command for command in commands)
+    fail_yet = ("trinity chat", "trinity view", "trinity audit")
+    assert not [command for command in commands if command.startswith(fail_yet)], "no checkpoint, no rollout"
+    run_folder(folder / "checkpoints/p/all_rft", "org/model", {4: 0.5})
+    assert "trinity chat --checkpoint-dir checkpoints/p/all" in asked()
 
 
 def test_a_waiting_process_answers_the_next_command(folder: Path) -> None:

@@ -340,7 +340,9 @@ def test_a_repeated_setting_stands_once_in_a_command(tmp_path: Path) -> None:
     """A stage's flow run has its name as a parameter too."""
     asked = {"config": "my.yaml", "overrides": ["seed=1", "name=one", "seed=2"], "name": "one", "stage": "sft"}
     [run] = find_runs(tmp_path, [flow_run("one", parameters=asked)])
-    assert run.launch is not None and run.launch.overrides == ("name=one", "seed=2")
+    assert run.launch is not None and run.launch.overrides == ("seed=2", "name=one")
+    [run] = find_runs(tmp_path, [flow_run("one", parameters=asked | {"name": "yes", "overrides": ["lr=[1"]})])
+    assert run.launch is not None and run.launch.overrides == ("lr=[1", 'name="yes"'), "a text, not a truth value"
 
 
 def test_stages_are_cancelled_with_their_pipeline(tmp_path: Path) -> None:
