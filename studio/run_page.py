@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
@@ -34,6 +34,7 @@ from trinity_core.results.report import report
 from trinity_core.view.viewed_run import RunFolders
 
 LOG_BYTES = 40_000
+CHANGED = ("sample", "prompt", "baseline", "score", "baseline's answer", "answer")
 
 
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
@@ -115,10 +116,10 @@ def show_differences(comparison: Comparison, names: Sequence[str]) -> None:
     st.code(comparison_text(replace(comparison, others=others), ("data", "code")), language=None, wrap_lines=True)
     for group in comparison.others:
         for name, compared in group.sets.items():
-            if samples := [{"baseline": s.scores[0], "score": s.scores[1]} | asdict(s) for s in compared.changed]:
-                title = f"{name}: {len(samples)} answers of {', '.join(group.runs)} whose score is not the baseline's"
-                order = ("location", "prompt", "baseline", "score", "answers")
-                st.expander(escaped(title)).dataframe(samples, hide_index=True, column_order=order)
+            changed = ((sample.location, sample.prompt, *sample.scores, *sample.answers) for sample in compared.changed)
+            if rows := [dict(zip(CHANGED, cells, strict=True)) for cells in changed]:
+                title = f"{name}: {len(rows)} answers of {', '.join(group.runs)} whose score is not the baseline's"
+                st.expander(escaped(title)).dataframe(rows, hide_index=True)
 
 
 def show_facts(run: Run) -> None:
