@@ -101,8 +101,8 @@ def trinity(arguments: Sequence[str], settings: StudioSettings, seconds: float) 
 
 
 def _child(command: Sequence[str], settings: StudioSettings) -> Child:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return Child(command, environment=_environment(settings), folder=settings.root, **pipes)
+    environment, pipe = _environment(settings), subprocess.PIPE
+    return Child(command, environment=environment, folder=settings.root, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 def _environment(settings: StudioSettings) -> dict[str, str]:

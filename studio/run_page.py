@@ -117,9 +117,9 @@ def show_differences(comparison: Comparison, names: Sequence[str]) -> None:
     for group in comparison.others:
         for name, compared in group.sets.items():
             changed = ((sample.location, sample.prompt, *sample.scores, *sample.answers) for sample in compared.changed)
-            if rows := [dict(zip(CHANGED, cells, strict=True)) for cells in changed]:
-                title = f"{name}: {len(rows)} answers of {', '.join(group.runs)} whose score is not the baseline's"
-                st.expander(escaped(title)).dataframe(rows, hide_index=True)
+            if samples := [dict(zip(CHANGED, cells, strict=True)) for cells in changed]:
+                title = f"{name}: {len(samples)} answers of {', '.join(group.runs)} whose score is not the baseline's"
+                st.expander(escaped(title)).dataframe(samples, hide_index=True)
 
 
 def show_facts(run: Run) -> None:
@@ -308,7 +308,7 @@ def show_commands(run: Run, last: Run, settings: StudioSettings) -> None:
         launch = replace(run.launch, config=settings.shown(Path(run.launch.config)))
         whole_run = "Start or resume its pipeline" if launch.stage else "Start or resume"
         commands = {whole_run: shlex.join(["trinity", *launch.command])} | commands
-        stage = launch.stage or next(reversed(run.stages), "")
+        stage = launch.stage or ["", *run.stages][-1]
         words = ["--config", launch.config, "--which", "missing", *(["--stage", stage] if stage else [])]
         words += [*(["--run", launch.run] if launch.run else []), *launch.overrides]
         commands["Score the checkpoints that have no score"] = shlex.join(["trinity", "evaluate", *words])

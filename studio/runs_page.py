@@ -72,8 +72,8 @@ def show_list(runs: Sequence[Run]) -> None:
     if st.session_state.get(TICKED, ("", []))[0] != key:
         ticked = [names.index(name) for name in st.query_params.get_all(TICKED) if name in names]
         st.session_state[TICKED] = (key, ticked)
-    ticked, mode = {"selection": {"rows": st.session_state[TICKED][1]}}, ["multi-row", "single-cell"]
-    event = show_table(listed, key=key, on_select="rerun", selection_mode=mode, selection_default=ticked)
+    selected, mode = {"selection": {"rows": st.session_state[TICKED][1]}}, ["multi-row", "single-cell"]
+    event = show_table(listed, key=key, on_select="rerun", selection_mode=mode, selection_default=selected)
     st.caption("Click a run's name to open it. Check two or more to compare them.")
     open_clicked(event, listed)
     rows = [names[row] for row in event.selection.rows]

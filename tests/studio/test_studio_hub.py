@@ -73,13 +73,13 @@ def test_a_run_has_a_page_of_its_own(studio: Served, runs: Path, tmp_path: Path)
             assert "Smoothing" in stops and any(stop.endswith("Report") for stop in stops)
             for name, shown in (
                 ("Checkpoints", "org/base"), ("Configuration", "optimizer"), ("Logs", "the trainer says this"),
-                ("Commands", "trinity audit --checkpoint-dir checkpoints/hub/done"),
+                ("Commands", "trinity doctor --checkpoint-dir checkpoints/hub/done"),
             ):  # fmt: skip
                 await page.click(part(name))
                 await page.until(f"{has(shown)} && {IDLE}", f"{name} shows {shown}")
                 assert f"tab={name}" in await page.value("location.search")
             await page.reload()
-            await page.until(f"{has('trinity audit')} && {IDLE}", "a reload shows the same part of the same run")
+            await page.until(f"{has('trinity doctor')} && {IDLE}", "a reload shows the same part of the same run")
             await page.click(part("Rollouts"))
             await page.until(f"{INSIDE}?.includes('It is 4.')", "the rollouts are shown")
 
