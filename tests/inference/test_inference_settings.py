@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -59,6 +61,19 @@ def test_kv_cache_of_a_gpu_engine_can_be_fixed():
     assert "kv_cache_memory_bytes" not in vllm_types.engine_arguments(settings), "vLLM measures"
     fixed = vllm_types.engine_arguments(replace(settings, kv_cache_gib=2.5))
     assert fixed["kv_cache_memory_bytes"] == 5 << 29
+
+
+def test_gpu_engine_with_a_fixed_kv_cache_starts_beside_a_trainer(monkeypatch):
+    """vLLM demands that its share of the GPU is free, before it looks at the size of the cache."""
+    from vllm.v1.worker.utils import request_memory
+
+    monkeypatch.setattr(vllm_types, "_gpu_memory", lambda: 24 << 30)
+    gpu = SimpleNamespace(total_memory=24 << 30, free_memory=19 << 30, device_="cuda:0")
+    for gib in (4, 18, 20, 30):
+        arguments = vllm_types.engine_arguments(EngineSettings("model", 100, on_gpu=True, kv_cache_gib=gib))
+        share = SimpleNamespace(gpu_memory_utilization=arguments["gpu_memory_utilization"])
+        with nullcontext() if gib < 19 else pytest.raises(ValueError, match="Free memory"):
+            assert request_memory(gpu, share) == pytest.approx(gib << 30)
 
 
 def test_further_arguments_reach_an_engine_on_a_gpu_alone():

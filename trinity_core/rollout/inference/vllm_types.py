@@ -134,7 +134,9 @@ def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
         "enforce_eager": settings.eager,
     }
     if settings.kv_cache_gib is not None:
-        arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
+        cache = int(settings.kv_cache_gib * GIB)
+        # vLLM refuses to start unless the share is free, though a cache of this size does not depend on it.
+        arguments |= {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": min(1.0, cache / _gpu_memory())}
     if settings.sleeps:
         arguments |= {"enable_sleep_mode": True, "sleep_mode_offload_cudagraph": True}
     if settings.tensor_parallel_size > 1:
