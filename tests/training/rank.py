@@ -1,5 +1,6 @@
 """The ranks of `test_training_ranks`: groups of 1, 2 and 4 train with each config of a list and write their results.
-They are forked from one process that has imported everything."""
+They are forked from one process that has imported everything. All but the first compute wrong advantages: on CUDA those
+of two ranks may differ, in bits that decide which rows a rank trains."""
 
 import gc
 import importlib
@@ -23,6 +24,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).parent))
 from batches import make_batch, rows_of, trained_models
 
+from trinity_core.algorithms.objective import Advantages, Objective
 from trinity_core.base.processes import die_with_parent
 from trinity_core.config import config_from_dict
 from trinity_core.training import checkpoint as checkpoint_module
@@ -34,6 +36,7 @@ from trinity_core.training.saving import CheckpointWriter
 from trinity_core.training.state import sum_of_bits, weights, weights_digest
 
 READ = transformers.AutoModelForCausalLM.from_pretrained
+ADVANTAGES = Objective.advantages
 IMPORTED_LATER = "deepspeed.runtime.zero.muon.muon_optimizer", "peft", "transformers.models.qwen2.modeling_qwen2"
 """Modules that take seconds to import; imported once here instead of in each rank."""
 FORKED = multiprocessing.get_context("fork")
@@ -67,9 +70,17 @@ def train(rank: int, world_size: int, port: int, folder: Path) -> None:
     assert (port in [end.laddr.port for end in ends]) == (rank == 0 and world_size > 1), "a single rank needs no store"
     assert broadcast_bytes(b"from rank 0" if rank == 0 else None, ranks) == b"from rank 0"
     assert broadcast_bytes(b"" if rank == 0 else None, ranks) == b"", "of a run that stops without a batch"
+    if rank:
+        Objective.advantages = wrong_advantages
     for case in json.loads((folder / "cases.json").read_text()):
         if world_size in case["world_sizes"]:
             train_case(case, ranks, folder)
+
+
+def wrong_advantages(objective: Objective, *args: Any, **inputs: Any) -> Advantages:
+    right = ADVANTAGES(objective, *args, **inputs)
+    returns = None if right.returns is None else right.returns + 1.0
+    return right._replace(advantages=1.0 - right.advantages, returns=returns)
 
 
 def train_case(case: dict[str, Any], ranks: Ranks, folder: Path) -> None:

@@ -182,7 +182,7 @@ class Objective:
 
     @without_gradient
     def advantages(self, mask: Tensor, excluded: Tensor | None = None, **inputs: Any) -> Advantages:
-        """Compute the advantages of the whole batch; deterministic, so every rank computes the same.
+        """Compute the advantages of the whole batch. On CUDA the last bits may differ from call to call.
 
         `inputs` are the inputs of the advantage function: rewards [B], group_ids [B] (tensor or strings), rollout_ids
         [B], run_ids [B], turns [B], states [B] (strings), token_rewards, values, teacher_logprobs, old_logprobs,

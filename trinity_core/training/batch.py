@@ -1,4 +1,4 @@
-"""A whole training batch as tensors. Every rank holds the same one, so ranks agree on advantages and weights."""
+"""A whole training batch as tensors. Every rank holds the same one, so ranks agree on its micro-batches and weights."""
 
 from __future__ import annotations
 

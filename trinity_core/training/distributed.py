@@ -170,6 +170,16 @@ def broadcast_bytes(blob: bytes | None, ranks: Ranks) -> bytes:
     return buffer.numpy().tobytes()
 
 
+def from_first(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """Return rank 0's `values` on every rank; all have the same shape and dtype."""
+    import torch
+
+    if ranks.world_size > 1:
+        values = values.contiguous()
+        torch.distributed.broadcast(values, 0)
+    return values
+
+
 def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """Sum `values` element-wise and in place over all ranks, or over those with different sequences."""
     import torch

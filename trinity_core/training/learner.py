@@ -196,6 +196,7 @@ class Learner:
             values = self.critic.values(batch, critic_micros) if self.critic else None
         with watch.part("advantages"), step_in_error(step):
             prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values, entropies, signals)
+            prepared = prepared.of_first(self.ranks)
         metrics |= advantage_metrics
         judged = ~batch.excluded
         has_advantages = self.objective.advantage_name != "none" and self.ranks.first

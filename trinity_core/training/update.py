@@ -1,7 +1,7 @@
 """One optimiser step: advantages and weights of the whole batch, then losses of micro-batches that sum to its loss.
 
-The result does not depend on the division into micro-batches and ranks: advantages and aggregation weights are computed
-from the whole batch on every rank, and everything else is a sum over rows.
+The result does not depend on the division into micro-batches and ranks: advantages (the first rank's) and aggregation
+weights are computed from the whole batch, and everything else is a sum over rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from trinity_core.data.experience import STEP_REWARD, Experience, rollouts_of
 from trinity_core.exchange.store.archive import RowAdvantage
 from trinity_core.training.batch import Batch
 from trinity_core.training.batching import LARGEST_MASK, pairs_of, plan, units_of
-from trinity_core.training.distributed import Ranks, sum_over_ranks
+from trinity_core.training.distributed import Ranks, from_first, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.micro import Micro, Micros, build_micro
 
@@ -129,6 +129,17 @@ class Prepared:
             "the old log-probs": self.old_logprobs,
             "the advantages": self.advantages,
         }
+
+    def of_first(self, ranks: Ranks) -> Prepared:
+        """Return the batch with the first rank's advantages on every rank. Collective.
+
+        Ranks plan their micro-batches by the advantages, and CUDA adds in any order: where one rank's is 0, another's
+        may be 1e-16.
+        """
+        returns, selected = (
+            None if values is None else from_first(values, ranks) for values in (self.returns, self.selected)
+        )
+        return replace(self, advantages=from_first(self.advantages, ranks), returns=returns, selected=selected)
 
 
 def prepare(
