@@ -24,7 +24,8 @@ from ports import free_port
 from flows.local.commands import Page, start_page
 from flows.local.server import TemporaryServer, UpState, prefect_environment
 from flows.quickstart import claim
-from trinity_core.base.gate import asked_for, key_file, server_key
+from trinity_core.base.errors import TrinityError
+from trinity_core.base.gate import asked_for, key_file, make_state_dir, server_key
 from trinity_core.base.layout import JobLayout
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.exchange.store.store import ExperienceStore
@@ -248,6 +249,22 @@ def test_the_key_of_another_account_is_not_used(tmp_path: Path) -> None:
             server_key(tmp_path)
     finally:
         os.seteuid(0)
+
+
+@pytest.mark.parametrize(("text", "key"), [("me:secret\n", "me:secret"), ("a:b:c", "a:b:c")])
+def test_a_key_of_ones_own_may_end_its_line(tmp_path: Path, text: str, key: str) -> None:
+    make_state_dir(tmp_path)
+    key_file(tmp_path).write_text(text)
+    assert server_key(tmp_path) == key
+
+
+@pytest.mark.parametrize("text", ["", "\n", "secret", ":secret", "me:", "me:a b", "me:a\nyou:b"])
+def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
+    """No server could ask for it, nor any client send it."""
+    make_state_dir(tmp_path)
+    key_file(tmp_path).write_text(text)
+    with pytest.raises(TrinityError):
+        server_key(tmp_path)
 
 
 pytestmark = pytest.mark.slow

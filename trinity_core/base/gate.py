@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import os
+import re
 import shlex
 import socket
 import sys
@@ -27,6 +28,8 @@ from trinity_core.base.runlock import one_at_a_time
 
 OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 ELSEWHERE = "work in another folder"
+WHERE = "Both are in .trinity/prefect.key of the folder that it was started in: trinity:PASSWORD, for the user trinity."
+"""What a browser shows whose user cancels its dialog."""
 
 
 def state_dir(root: Path | None = None) -> Path:
@@ -50,7 +53,7 @@ def key_file(root: Path | None = None) -> Path:
 def server_key(root: Path | None = None) -> str:
     """Return the key that every server of this folder asks for, as `user:password`; create it if needed.
 
-    Raises TrinityError if another account has put the file there: it would know the key.
+    Raises TrinityError if the file holds anything else, or if another account has put it there: it would know the key.
     """
     path = key_file(root)
     with clear_errors("reading or writing", path, ELSEWHERE):
@@ -61,7 +64,10 @@ def server_key(root: Path | None = None) -> str:
                     write_atomically(path, f"trinity:{token_urlsafe(24)}".encode(), mode=0o600)
         if path.stat().st_uid not in (0, os.geteuid()):
             raise TrinityError(f"{path} belongs to another account, which knows this key: remove it, or {ELSEWHERE}.")
-        return path.read_text()
+        key = path.read_text().strip()  # an editor ends the last line
+    if not re.fullmatch(r"[^\s:]+:\S+", key):
+        raise TrinityError(f"{path} must be one line, `user:password` without spaces. Without the file a key is made.")
+    return key
 
 
 def is_loopback(host: str) -> bool:
@@ -77,7 +83,7 @@ def asked_for(key: str) -> str:
     """Return what to enter in a browser's dialog. Output that goes to a file, such as a log that is passed on, has the
     command that prints the password in its place."""
     user, _, password = key.partition(":")
-    shown = password if sys.stdout.isatty() else f"that `cut -d: -f2 {shlex.quote(str(key_file()))}` prints"
+    shown = password if sys.stdout.isatty() else f"that `cut -d: -f2- {shlex.quote(str(key_file()))}` prints"
     return f"asks once for the user {user} and the password {shown}"
 
 
@@ -125,7 +131,7 @@ class Gate:
         if scope["path"] in self._open_paths or (scope["type"] == "websocket" and not self._asks_sockets):
             return None
         if not compare_digest(headers.get(b"authorization", b""), self._expected):
-            return 401, "this server asks for the key in .trinity/prefect.key of the folder that it was started in"
+            return 401, f"this server asks for a user and a password. {WHERE}"
         return None
 
 
