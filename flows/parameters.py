@@ -92,11 +92,11 @@ class _Optional:
     "None"`."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        plain: JsonSchemaValue = handler(core)["anyOf"][0]
-        return plain
+        kinds = [kind for kind in handler(core)["anyOf"] if kind != {"type": "null"}]
+        return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
-RunTitle = Annotated[str | None, _main("name", "Name: a new one starts a new run"), _Optional()]
+RunTitle = Annotated[Name | None, _main("name", "Name: a new one starts a new run"), _Optional()]
 AlgorithmType = Annotated[str | None, _main("algorithm_type", "Algorithm"), _Optional()]
 LearningRate = Annotated[float | None, _main("lr", "Learning rate"), _Optional()]
 TotalSteps = Annotated[int | None, _main("total_steps", "Training steps"), _Optional()]

@@ -105,17 +105,25 @@ def test_flows_accept_the_same_overrides_as_the_loader(override: str) -> None:
         rft.validate_parameters({"config": "run.conf", "overrides": [override]})
 
 
-@pytest.mark.parametrize("given", [{"which": 3}, {"stage": 1}, {"run": 20240101}])
-def test_a_name_of_digits_may_arrive_as_a_number(given: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("flow", "given"),
+    [
+        ("evaluate", {"which": 3}),
+        ("evaluate", {"stage": 1}),
+        ("evaluate", {"run": 20240101}),
+        ("rft", {"name": 7}),
+        ("sft", {"name": 20240101}),
+    ],
+)
+def test_a_name_of_digits_may_arrive_as_a_number(flow: str, given: dict[str, int]) -> None:
     """By the server, which checks them against the deployment's schema, and by the flow, which wants text."""
     from prefect.utilities.callables import parameter_schema
     from prefect.utilities.schema_tools.validation import validate
 
-    from flows.evaluate import evaluate
-
+    called = getattr(importlib.import_module(f"flows.{flow}"), flow)
     parameters = {"config": "run.yaml", **given}
-    validate(parameters, parameter_schema(evaluate).model_dump_for_openapi(), raise_on_error=True)
-    taken = evaluate.validate_parameters(parameters)
+    validate(parameters, parameter_schema(called).model_dump_for_openapi(), raise_on_error=True)
+    taken = called.validate_parameters(parameters)
     assert {name: taken[name] for name in given} == {name: str(value) for name, value in given.items()}
 
 
