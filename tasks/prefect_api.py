@@ -43,6 +43,7 @@ MAIN_SETTINGS = {
 def with_main_settings(overrides: Sequence[str], stage: str, **main_settings: float | str | None) -> list[str]:
     """Return the overrides plus one for each given main setting: of the run for `name`, else of the stage if one is
     named."""
-    added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in main_settings.items() if value not in (None, "")}
+    settings = {name: value for name, value in main_settings.items() if value not in (None, "")}
+    added = {MAIN_SETTINGS[name]: json.dumps(value, ensure_ascii=False) for name, value in settings.items()}
     prefixes = {key: f"stages.{stage}." if stage and key != "name" else "" for key in added}
     return [*overrides, *(f"{prefixes[key]}{key}={value}" for key, value in added.items())]

@@ -144,6 +144,7 @@ def test_main_settings_become_overrides_and_empty_ones_do_not() -> None:
     warm_up, rft = stages(load_config(config, overrides))
     assert (rft.algorithm.optimizer.lr, rft.buffer.batch_size, rft.seed) == (2e-7, 4, 7)
     assert warm_up.algorithm.optimizer.lr != 2e-7
+    assert load_config(config, with_main_settings([], "", name="实验 😀")).name == "实验 😀"
     assert with_main_settings([], "rft", name="mine", lr=0.1) == [
         'name="mine"',
         "stages.rft.algorithm.optimizer.lr=0.1",
