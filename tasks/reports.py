@@ -14,6 +14,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -50,9 +51,12 @@ ANSWER_SECONDS = 5.0
 def artifact_key(config: Config, kind: str) -> str:
     """Return the key of a run's artifact: `<project>-<name>-<kind>`, for an evaluation `-evaluation-<kind>`.
 
-    Prefect's page shows the latest artifact of each key, so an evaluation must not replace the run's.
+    Prefect's page shows the latest artifact of each key, so an evaluation must not replace the run's, nor a run another
+    one whose name differs in what a key cannot hold.
     """
-    words = f"{config.project} {config.name} {'evaluation ' * (config.mode == 'bench')}{kind}".lower()
+    run = f"{config.project} {config.name}"
+    digest = "" if re.fullmatch(r"[\w .-]*", run, re.ASCII) else sha256(run.encode()).hexdigest()[:8]
+    words = f"{run} {digest} {'evaluation ' * (config.mode == 'bench')}{kind}".lower()
     return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -123,3 +124,8 @@ def test_an_evaluation_has_artifacts_of_its_own() -> None:
     run = Config(project="My Tests", name="run_1")
     keys = [artifact_key(config, "summary") for config in (run, run.with_values({"mode": "bench"}))]
     assert keys == ["my-tests-run-1-summary", "my-tests-run-1-evaluation-summary"]
+
+
+def test_runs_whose_names_a_key_cannot_hold_have_artifacts_of_their_own() -> None:
+    keys = [artifact_key(Config(project="项目", name=name), "summary") for name in ("实验一", "实验二", "a+b", "a*b")]
+    assert len({*keys}) == 4 and all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", key) for key in keys)
