@@ -57,7 +57,8 @@ def load(file: str, overrides: Sequence[str], opened: bool = False) -> Loaded:
         config = load_ready(file, overrides) if opened else load_checked(file, overrides)
     except ConfigError as error:
         first, *others = error.problems
-        name_run(f"{first}{f' (and {len(others)} more)' if others else ''}")
+        reason = f"{first.key}: {first.advice}" if first.key else str(first)
+        name_run(reason, f" (and {len(others)} more)" if others else "")
         raise refusal(error.problems) from None
     return Loaded(config, file, overrides, is_ready=opened)
 

@@ -29,6 +29,7 @@ from tasks.retries import api_faults
 from trinity_core.base.addresses import studio_links
 from trinity_core.base.threads import DaemonThread
 from trinity_core.config import Config
+from trinity_core.config.yaml_text import shortened
 from trinity_core.exchange.tracking.curve import LearningCurve, curve_title
 from trinity_core.exchange.tracking.mlflow_root import default_uri, mlflow_address
 from trinity_core.exchange.tracking.mlflow_writer import served_run
@@ -39,7 +40,7 @@ from trinity_core.run.summary import named_stages
 log = logging.getLogger(__name__)
 
 BAR = 20
-LONGEST_NAME = 240
+LONGEST_NAME = 80
 """Characters of a flow run's name."""
 UNSHOWN = ("made_from", "tracking", "tracking_uri")
 """Digests and commands of a summary, meant for programs and terminals."""
@@ -85,13 +86,14 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
         log.warning("the run cannot be named in Prefect: %s", error)
 
 
-def name_run(name: str) -> None:
-    """Give the current flow run another name, which `prefect deployment run --watch` prints beside its state."""
+def name_run(name: str, ending: str = "") -> None:
+    """Give the current flow run another name, which `prefect deployment run --watch` prints beside its state, and
+    `prefect flow-run logs` before each line."""
     from prefect.client.orchestration import get_client
 
     if flow_run.id:
         with suppress(*api_faults()), get_client(sync_client=True) as client:
-            client.update_flow_run(flow_run.id, name=name[:LONGEST_NAME])
+            client.update_flow_run(flow_run.id, name=shortened(name, LONGEST_NAME) + ending)
 
 
 _failed = threading.Event()
