@@ -11,6 +11,9 @@ from uuid import uuid4
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
+from prefect.client.schemas.objects import StateDetails
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import Abort, FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
 from prefect.futures import PrefectConcurrentFuture
@@ -205,6 +208,26 @@ def with_findings(findings: Sequence[Mapping[str, str]], result: T, reason: str 
     return Completed(name=WITH_FINDINGS, message="; ".join(texts), data=result) if findings else result
 
 
+def _stage_before(request: StageRequest) -> list[State[Any]]:
+    """Return the stage of this flow run whose model the requested one takes, for Prefect's graph; empty if it takes
+    none, or if no stage has made one in this flow run.
+
+    Only states of tasks become arrows, and only to a subflow's own id, not to that of its task.
+    """
+    if not (request.model_path or request.run):
+        return []
+    stages = FlowFilter.model_validate({"name": {"any_": ["sft", "rft", "gate"]}})
+    done = {"parent_flow_run_id": {"any_": [flow_run.id]}, "state": {"type": {"any_": ["COMPLETED"]}}}
+    with get_client(sync_client=True) as client:
+        newest = client.read_flow_runs(
+            flow_filter=stages,
+            flow_run_filter=FlowRunFilter.model_validate(done),
+            sort=FlowRunSort.END_TIME_DESC,
+            limit=1,
+        )
+    return [Completed(data="done", state_details=StateDetails(task_run_id=run.id)) for run in newest]
+
+
 class PrefectFrontend(Frontend):
     """Use it within a flow. Steps are closures: their values stay in this process."""
 
@@ -254,11 +277,12 @@ class PrefectFrontend(Frontend):
         name = request.run or request.config.name
         stage_flow.__qualname__ = "_".join([request.kind, name, request.stage, request.which]).replace(".", "_")
         title = request.title
-        as_flow = flow(name=request.kind, flow_run_name=lambda: title, persist_result=False, **RETRIED)
+        as_flow: Any = flow(name=request.kind, flow_run_name=lambda: title, persist_result=False, **RETRIED)
         above = flow_run.parameters
-        file = request.file or str(above.get("config", ""))
+        file, overrides = request.file or str(above.get("config", "")), list(above.get("overrides") or ())
+        before = _stage_before(request)
         try:
-            as_flow(stage_flow)(name, request.stage, request.model_path, file, list(above.get("overrides") or ()))
+            as_flow(stage_flow)(name, request.stage, request.model_path, file, overrides, wait_for=before)
         except Exception:
             raise_most_telling(stopped)  # Prefect raises CancelledRun instead, or an earlier attempt's fault
             raise

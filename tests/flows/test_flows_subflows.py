@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -47,6 +48,30 @@ def test_each_stage_has_a_subflow_of_its_own(prefect_api: str) -> None:
     assert all(
         (stage.parameters["config"], stage.parameters["overrides"]) == ("my.yaml", ["seed=1"]) for stage in stages
     )
+
+
+def test_a_stage_depends_on_the_one_whose_model_it_takes(prefect_api: str) -> None:
+    """In the graph on Prefect's page; also where a flow is started again after that stage."""
+    base, sft, rft = requests()
+    config = sft.config
+    later = (
+        replace(rft, model_path="hf"),
+        StageRequest(config, "evaluate", "rft", which="latest", run="run.1_rft"),
+    )
+
+    @flow
+    def above(config: str, overrides: list[str]) -> str:
+        for request in (base, sft, *later):
+            PREFECT.subflow(request, lambda: 1)
+        return flow_run.id
+
+    parent = above("my.yaml", [])
+    with get_client(sync_client=True) as client:
+        graph = client.request("GET", "/flow_runs/{id}/graph-v2", path_params={"id": parent}).json()
+    nodes = {key: node["label"].partition(" / ")[0] for key, node in graph["nodes"]}
+    parents = [{nodes[one["id"]] for one in node["parents"]} for _, node in graph["nodes"]]
+    assert [*nodes.values()] == ["evaluate", "sft", "rft", "evaluate"]
+    assert parents == [set(), set(), {"sft"}, {"rft"}]
 
 
 def test_a_stopped_stage_raises_no_fault_of_an_earlier_attempt(

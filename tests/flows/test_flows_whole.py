@@ -283,6 +283,10 @@ def test_only_who_has_the_key_reaches_prefect(deployed: Deployed) -> None:
     kept = {name: (deployed.root / name).stat().st_mode & 0o777 for name in (".trinity", "prefect.toml")}
     assert kept == {".trinity": 0o700, "prefect.toml": 0o600}
     password = server_key(deployed.root).partition(":")[2]
+    nodes = dict(survivor.ask("GET", f"flow_runs/{survivor.run_id}/graph-v2")["nodes"])
+    flows = {key: node["label"].partition(" / ")[0] for key, node in nodes.items()}
+    stages = [key for key, flow in flows.items() if flow == "rft"]
+    assert stages and all("sft" in {flows[one["id"]] for one in nodes[key]["parents"]} for key in stages)
     logs = {log.name: password in log.read_text(errors="replace") for log in (deployed.root / ".trinity/log").iterdir()}
     assert {"server.log", "mlflow.log", "studio.log"} <= {*logs} and not any(logs.values()), logs
 
