@@ -125,12 +125,13 @@ def prefect_environment(root: Path) -> dict[str, str]:
     They contain settings of Prefect, and NO_PROXY for this machine.
     """
     ours = {
-        "PREFECT_HOME": str(state_dir(root) / "prefect"),
+        "PREFECT_HOME": home,
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # messages logged before a flow begins
         "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": json.dumps(EVENT_SECONDS),
         # Leases in memory would end with the server, and Prefect ends runs of a deployment that has lost its lease.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-        "PREFECT_SERVER_MEMO_STORE_PATH": str(state_dir(root) / "prefect" / "memo_store.toml"),
+        "PREFECT_SERVER_MEMO_STORE_PATH": str(Path(home).expanduser() / "memo_store.toml"),  # else in ~/.prefect
+    home = os.environ.get("PREFECT_HOME", str(state_dir(root) / "prefect"))
     }
     return {name: os.environ.get(name, value) for name, value in ours.items()} | _without_proxy()
 

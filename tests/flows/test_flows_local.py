@@ -317,10 +317,13 @@ def test_prefect_keeps_pictures_of_reports_for_an_hour_only(monkeypatch: pytest.
 
 
 def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_HOME", "elsewhere")
-    assert prefect_environment(tmp_path)["PREFECT_HOME"] == "elsewhere"
-    monkeypatch.delenv("PREFECT_HOME")
-    assert prefect_environment(tmp_path)["PREFECT_HOME"] == str(tmp_path / ".trinity" / "prefect")
+    for given, home in (("/elsewhere", "/elsewhere"), (None, str(tmp_path / ".trinity" / "prefect"))):
+        if given:
+            monkeypatch.setenv("PREFECT_HOME", given)
+        else:
+            monkeypatch.delenv("PREFECT_HOME")
+        ours = prefect_environment(tmp_path)
+        assert (ours["PREFECT_HOME"], ours["PREFECT_SERVER_MEMO_STORE_PATH"]) == (home, f"{home}/memo_store.toml")
 
 
 @pytest.mark.campaign
