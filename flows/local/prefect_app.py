@@ -1,11 +1,14 @@
-"""Prefect's server as we serve it: behind the gate of all pages, with pauses that can be cancelled."""
+"""Prefect's server as we serve it: behind the gate of all pages, with pauses that can be cancelled, and beside others
+of the same database."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-from trinity_core.base.gate import Gate, server_key
+from flows.local.server import START_SECONDS
+from trinity_core.base.gate import ELSEWHERE, Gate, server_key
+from trinity_core.base.runlock import one_at_a_time
 
 HEALTH = "/api/health"
 MANIFEST = "/ico/site.webmanifest"
@@ -22,6 +25,7 @@ def make_app() -> Gate:
 
     let_paused_runs_be_cancelled()
     list_the_quick_start_first()
+    migrate_one_at_a_time()
     logging.getLogger("docket.dependencies").addFilter(_is_no_retry_after_a_lock)
     return Gate(create_app(final=True), server_key(), open_paths=(HEALTH, MANIFEST), asks_sockets=False)
 
@@ -56,3 +60,18 @@ def list_the_quick_start_first() -> None:
         return [*first, *sort(self)]
 
     DeploymentSort.as_sql_sort = as_sql_sort  # type: ignore[method-assign]
+
+
+def migrate_one_at_a_time() -> None:
+    """Let a server wait while another one creates or upgrades the tables of its database: Prefect's migrations of two
+    commands that start together in a new folder collide, and end one of them."""
+    from prefect.server.database.interface import PrefectDBInterface
+    from prefect.settings import get_current_settings
+
+    migrate = PrefectDBInterface.run_migrations_upgrade
+
+    async def migrate_alone(self: PrefectDBInterface) -> None:
+        with one_at_a_time(get_current_settings().home / "migration.lock", START_SECONDS, instead=ELSEWHERE):
+            await migrate(self)
+
+    PrefectDBInterface.run_migrations_upgrade = migrate_alone  # type: ignore[method-assign]

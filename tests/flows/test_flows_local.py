@@ -24,6 +24,7 @@ from flows.local.connection import PrefectConnection, ServerLost, known_server
 from flows.local.server import (
     Process,
     UpState,
+    TemporaryServer,
     client_environment,
     is_healthy,
     prefect_environment,
@@ -487,3 +488,15 @@ def test_the_quick_start_leads_the_list_of_deployments(prefect_api: str) -> None
             json={"flows": {"name": {"any_": ["of_a_list"]}}, "sort": DeploymentSort.NAME_ASC.value},
         )  # fmt: skip
     assert [deployment["name"] for deployment in response.json()] == ["quickstart", "a", "gsm8k"]
+
+
+@pytest.mark.slow
+def test_commands_that_start_together_in_a_new_folder_have_a_server_each(tmp_path: Path) -> None:
+    """The servers share a database, which one of them makes."""
+    servers = [TemporaryServer(tmp_path) for _ in range(3)]
+    try:
+        for server in servers:
+            server.wait()
+    finally:
+        for server in servers:
+            server.stop()
