@@ -152,6 +152,7 @@ def serve_command(*options: str) -> list[str]:
     """Return the command that serves Prefect in the current directory's folder."""
     return [sys.executable, "-m", "uvicorn", "--factory", "flows.local.prefect_app:make_app", *options]
 
+        "PREFECT_SERVER_UI_API_URL": "/api",  # of the page's own host, which may be `localhost` or a forwarded port
 
 def _without_proxy() -> dict[str, str]:
     lower, upper = (os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))

@@ -194,6 +194,17 @@ def test_a_schedule_makes_runs(deployed: Deployed) -> None:
         switch(json={"active": False}).raise_for_status()
 
 
+def test_prefects_page_works_under_another_name_of_this_machine(deployed: Deployed, tmp_path: Path) -> None:
+    """As it does behind a forwarded port: it asks the API of its own address."""
+    page = deployed.up()["api_url"].replace("127.0.0.1", "localhost").removesuffix("api") + "deployments"
+    asyncio.run(see_deployments(deployed.with_key(page), tmp_path))
+
+
+async def see_deployments(link: str, folder: Path) -> None:
+    async with opened(link, folder, is_ours=False) as page:
+        await page.until("document.body?.innerText.includes('quickstart')", "a deployment is listed")
+
+
 def test_no_process_calls_out(survivor: Deployed) -> None:
     """A server of each kind and all processes of runs, with packages that would report to their makers."""
     recorded = {*(survivor.root / "addresses").read_text().split()}
@@ -272,6 +283,10 @@ def test_a_pipeline_goes_its_whole_way(survivor: Deployed) -> None:
     tasks = survivor.ask("POST", "task_runs/filter", json={"limit": 200})
     kinds = {one["input_type"] for task in tasks for inputs in task["task_inputs"].values() for one in inputs}
     assert kinds and kinds <= {"parameter", "constant", "task_run"}
+    nodes = dict(survivor.ask("GET", f"flow_runs/{survivor.run_id}/graph-v2")["nodes"])
+    flows = {key: node["label"].partition(" / ")[0] for key, node in nodes.items()}
+    stages = [key for key, flow in flows.items() if flow == "rft"]
+    assert stages and all("sft" in {flows[one["id"]] for one in nodes[key]["parents"]} for key in stages)
 
 
 def test_only_who_has_the_key_reaches_prefect(deployed: Deployed) -> None:
@@ -283,10 +298,6 @@ def test_only_who_has_the_key_reaches_prefect(deployed: Deployed) -> None:
     kept = {name: (deployed.root / name).stat().st_mode & 0o777 for name in (".trinity", "prefect.toml")}
     assert kept == {".trinity": 0o700, "prefect.toml": 0o600}
     password = server_key(deployed.root).partition(":")[2]
-    nodes = dict(survivor.ask("GET", f"flow_runs/{survivor.run_id}/graph-v2")["nodes"])
-    flows = {key: node["label"].partition(" / ")[0] for key, node in nodes.items()}
-    stages = [key for key, flow in flows.items() if flow == "rft"]
-    assert stages and all("sft" in {flows[one["id"]] for one in nodes[key]["parents"]} for key in stages)
     logs = {log.name: password in log.read_text(errors="replace") for log in (deployed.root / ".trinity/log").iterdir()}
     assert {"server.log", "mlflow.log", "studio.log"} <= {*logs} and not any(logs.values()), logs
 
