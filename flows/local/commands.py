@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from flows.local.connection import known_server
+from flows.local.deployments import deploy
 from flows.local.notifications import set_notifications
 from flows.local.server import (
     Process,
@@ -53,7 +53,7 @@ from tasks.prefect_api import api_client
 from tasks.retries import api_faults
 from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT, page_note
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.files import clear_errors, private_folder, write_atomically, write_json
+from trinity_core.base.files import clear_errors, file_digest, private_folder, write_atomically, write_json
 from trinity_core.base.gate import ELSEWHERE, key_file, make_state_dir, server_key, state_dir
 from trinity_core.base.processes import require_limits
 from trinity_core.base.runlock import one_at_a_time
@@ -72,7 +72,6 @@ UP_SECONDS = 600.0
 """Time for another `up` or `down` to end, including server start, deployments and pages."""
 BUSY_SECONDS = 10.0
 """Time for the server to answer `down`: else runs end by signals and save too, but Prefect does not hear of it."""
-PREFECT_SECONDS = 300.0
 STOP_SECONDS = 15.0
 MLFLOW_PORT = 5000
 PAGE_SECONDS = 120.0
@@ -102,43 +101,47 @@ class Page:
 
 
 def up(root: Path, port: int, say: Say, restarts: int = RESTARTS, pages: Sequence[Page] = ()) -> UpState:
-    """Start everything that is not running; worker, pages and runs in progress stay. If a step fails, what this call
-    has started is stopped again.
+    """Start everything that is not running, and deploy a changed prefect.yaml; worker, pages and runs in progress stay.
+    If a step fails, what this call has started is stopped again.
 
     A killed run is restarted, at most `restarts` times an hour. If a page cannot be served, `say` a warning and
     continue. Waits for another `up` or `down` in this folder.
     """
     require_limits()
     with _alone(root):
+        if not (root / "prefect.yaml").exists():
+            raise TrinityError(f"There is no prefect.yaml in {root}: call `trinity up` in the deployments' folder.")
         state = UpState.load(root)
         if state is None:
-            state = UpState(_free_api_url(root, port))
+            state = UpState(_free_api_url(port))
         elif not any(process.alive() for process in state.processes):
             _down(root, say)
-            state = UpState(_free_api_url(root, port), began=state.began)
+            state = UpState(_free_api_url(port), began=state.began)
         earlier = list(state.processes)
         with ExitStack() as on_failure:
             if not earlier:
-                on_failure.callback(_remove_notes, root, state)
+                on_failure.callback(_forget, root, state)
             on_failure.callback(lambda: _stop([process for process in state.processes if process not in earlier], say))
-            if not state.running("server"):
+            serves_again = not state.running("server")
+            if serves_again:
                 if earlier:
                     _make_way(root, state, say)
                 _start_server(root, state, say)
-                if not state.running("worker"):  # runs killed by a power cut are restarted; those of `down` are not
-                    _mark_left_runs(root, state.api_url, say, again=bool(state.began and restarts))
             else:
                 say(f"Already up: {state.api_url.removesuffix('/api')}")
+            _deploy_changes(root, state, say)
+            if serves_again and not state.running("worker"):
+                # Runs killed by a power cut are restarted; those of `down` are not.
+                _mark_left_runs(root, state.api_url, say, again=bool(state.began and restarts))
             _notify(root, state.api_url, say)
             served = [page for page in pages if not state.running(page.name) and start_page(root, page, state, say)]
             if not state.running("worker"):
                 say("Starting the worker …")
-                state.add(start_worker(root, state.api_url))
+                state.record(start_worker(root, state.api_url), root)
             if not state.running("supervisor"):
                 say("Starting the supervisor …")
                 state.began = state.began or time.time()
-                state.add(start_supervisor(root, state.api_url, state.began, restarts))
-            state.save(root)
+                state.record(start_supervisor(root, state.api_url, state.began, restarts), root)
             on_failure.pop_all()
         if served:
             describe_runs(_checkpoints(root))
@@ -169,10 +172,8 @@ def _stop_supervisor(root: Path, state: UpState, say: Say) -> None:
         state.add(worker)
 
 
-def _free_api_url(root: Path, port: int) -> str:
+def _free_api_url(port: int) -> str:
     """Return the API address for a new server. Raises TrinityError if the port is taken."""
-    if not (root / "prefect.yaml").exists():
-        raise TrinityError(f"There is no prefect.yaml in {root}: run `trinity up` in the folder of the deployments.")
     if not port_is_free(port):
         raise TrinityError(f"Port {port} is in use. Choose another one with `trinity up --port N`.", key="--port")
     return f"http://{LOOPBACK}:{port}/api"
@@ -183,12 +184,27 @@ def _start_server(root: Path, state: UpState, say: Say) -> None:
     say(f"Starting the Prefect server on port {port} …")
     start = serve_command("--host", LOOPBACK, "--port", str(port), "--log-level", "warning")
     server = start_process("server", start, server_environment(state.api_url, root), root)
-    state.add(Process.of("server", server.pid))
-    wait_until_healthy(state.api_url, server, log_file("server", root))
-    write_settings(root, state.api_url)
-    say("Creating the work pool and the deployments …")
-    make_pool(root, state.api_url)
-    _deploy(root, state.api_url)
+    state.deployed = ""
+    state.record(Process.of("server", server.pid), root)
+
+
+def _deploy_changes(root: Path, state: UpState, say: Say) -> None:
+    """Create the deployments once the server answers, unless it has those of this prefect.yaml; the first time also the
+    work pool."""
+    digest = file_digest(root / "prefect.yaml")
+    if digest == state.deployed:
+        return
+    [server] = state.named("server")
+    wait_until_healthy(state.api_url, server.alive, log_file("server", root))
+    if state.deployed:
+        say("prefect.yaml has changed: creating its deployments …")
+    else:
+        say("Creating the work pool and the deployments …")
+        write_settings(root, state.api_url)
+        make_pool(root, state.api_url)
+    deploy(root, state.api_url, say)
+    state.deployed = digest
+    state.save(root)
 
 
 def _notify(root: Path, api_url: str, say: Say) -> None:
@@ -226,8 +242,7 @@ def _down(root: Path, say: Say) -> bool:
     if state.running("server") and any(is_healthy(state.api_url) for _ in poll(BUSY_SECONDS)):
         _end_runs(root, state, say)
     _stop(state.processes, say)
-    _remove_notes(root, state)
-    UpState.forget(root)
+    _forget(root, state)
     return True
 
 
@@ -266,11 +281,13 @@ def remove_settings(root: Path) -> None:
         path.unlink()
 
 
-def _remove_notes(root: Path, state: UpState) -> None:
+def _forget(root: Path, state: UpState) -> None:
+    """Remove the record, the settings and the notes of pages."""
     remove_settings(root)
     for process in state.processes:
         if process.note:
             Path(process.note).unlink(missing_ok=True)
+    UpState.forget(root)
 
 
 def _warn_of_another_server(state: UpState, say: Say) -> None:
@@ -337,18 +354,6 @@ def _stop(processes: Sequence[Process], say: Say) -> None:
         process.stop(grace, with_children=process.name not in ("supervisor", "studio"))
 
 
-def _deploy(root: Path, api_url: str) -> None:
-    """Create all deployments of prefect.yaml. Raises TrinityError with what Prefect says."""
-    env = {**os.environ, **client_environment(api_url, root), "PWD": str(root)}  # prefect.yaml reads PWD
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-    try:
-        done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=PREFECT_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise TrinityError(f"`prefect deploy --all` has not ended within {PREFECT_SECONDS:g} s") from None
-    if done.returncode:
-        raise TrinityError(f"`prefect deploy --all` failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
-
-
 def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     """Return MLflow's page for the runs below TRINITY_CHECKPOINT_ROOT_DIR or `./checkpoints`, each with links to it."""
     checkpoints = _checkpoints(root)
@@ -407,7 +412,7 @@ def start_page(root: Path, page: Page, state: UpState, say: Say) -> bool:
     private_folder(note.parent)
     write_json(note, {"url": page.url})
     child = start_process(page.name, [*page.command], client_environment(state.api_url, root), root)
-    state.add(Process.of(page.name, child.pid, page.url, str(note)))
+    state.record(Process.of(page.name, child.pid, page.url, str(note)), root)
     return True
 
 

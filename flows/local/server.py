@@ -82,6 +82,8 @@ class UpState:
     processes: list[Process] = field(default_factory=list)
     began: float = 0.0
     """Unix seconds of the first `up`, since when killed runs are restarted; 0 until its supervisor starts."""
+    deployed: str = ""
+    """Digest of the prefect.yaml whose deployments this server has; "" until it has any."""
 
     def save(self, root: Path) -> None:
         write_json(make_state_dir(root) / "up.json", asdict(self))
@@ -114,6 +116,11 @@ class UpState:
         index = names.index(process.name) if process.name in names else len(names)
         self.processes[index : index + 1] = [process]
 
+    def record(self, process: Process, root: Path) -> None:
+        """Add a process that has just started, and save: `down` finds it even if this command is killed next."""
+        self.add(process)
+        self.save(root)
+
     @staticmethod
     def forget(root: Path) -> None:
         (state_dir(root) / "up.json").unlink(missing_ok=True)
@@ -124,6 +131,7 @@ def prefect_environment(root: Path) -> dict[str, str]:
 
     They contain settings of Prefect, and NO_PROXY for this machine.
     """
+    home = os.environ.get("PREFECT_HOME", str(state_dir(root) / "prefect"))
     ours = {
         "PREFECT_HOME": home,
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # messages logged before a flow begins
@@ -131,7 +139,6 @@ def prefect_environment(root: Path) -> dict[str, str]:
         # Leases in memory would end with the server, and Prefect ends runs of a deployment that has lost its lease.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_SERVER_MEMO_STORE_PATH": str(Path(home).expanduser() / "memo_store.toml"),  # else in ~/.prefect
-    home = os.environ.get("PREFECT_HOME", str(state_dir(root) / "prefect"))
     }
     return {name: os.environ.get(name, value) for name, value in ours.items()} | _without_proxy()
 
@@ -145,6 +152,7 @@ def server_environment(api_url: str, root: Path) -> dict[str, str]:
     return client_environment(api_url, root) | {
         "PREFECT_SERVER_API_AUTH_STRING": server_key(root),
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        "PREFECT_SERVER_UI_API_URL": "/api",  # of the page's own host, which may be `localhost` or a forwarded port
     }
 
 
@@ -152,7 +160,6 @@ def serve_command(*options: str) -> list[str]:
     """Return the command that serves Prefect in the current directory's folder."""
     return [sys.executable, "-m", "uvicorn", "--factory", "flows.local.prefect_app:make_app", *options]
 
-        "PREFECT_SERVER_UI_API_URL": "/api",  # of the page's own host, which may be `localhost` or a forwarded port
 
 def _without_proxy() -> dict[str, str]:
     lower, upper = (os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
@@ -215,7 +222,7 @@ class TemporaryServer:
             )
 
     def wait(self) -> None:
-        wait_until_healthy(self.api_url, self._process, self.log)
+        wait_until_healthy(self.api_url, lambda: not self.has_ended(), self.log)
 
     def has_ended(self) -> bool:
         """True if the server has ended other than by `stop`."""
@@ -240,9 +247,9 @@ def comes_up(url: str, is_alive: Callable[[], bool], seconds: float) -> bool:
     return False
 
 
-def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_healthy(api_url: str, is_alive: Callable[[], bool], log: Path) -> None:
     """Wait until the server answers. Raises TrinityError with the end of its log if it ends or takes too long."""
-    if comes_up(f"{api_url}/health", lambda: process.poll() is None, START_SECONDS):
+    if comes_up(f"{api_url}/health", is_alive, START_SECONDS):
         return
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
     raise TrinityError(f"The Prefect server at {api_url} did not come up. The end of {log}:\n{tail}")

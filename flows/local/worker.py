@@ -200,8 +200,7 @@ class Supervisor:
         ended = [worker for worker in up.named("worker") if not worker.alive()] if up is not None else []
         if up is not None and ended and time.time() - ended[0].started > WORKER_SECONDS:
             log.warning("the worker had ended and is started again; its log is %s", log_file("worker", self._root))
-            up.add(start_worker(self._root, up.api_url))
-            up.save(self._root)
+            up.record(start_worker(self._root, up.api_url), self._root)
 
     def _end_cancelled_runs(self) -> None:
         due = datetime.now(UTC) - IGNORED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,8 +24,8 @@ from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, u
 from flows.local.connection import PrefectConnection, ServerLost, known_server
 from flows.local.server import (
     Process,
-    UpState,
     TemporaryServer,
+    UpState,
     client_environment,
     is_healthy,
     prefect_environment,
@@ -32,7 +33,7 @@ from flows.local.server import (
 from flows.local.worker import Supervisor
 from trinity_core.base import files
 from trinity_core.base.errors import TransientFault, TrinityError
-from trinity_core.base.files import write_json
+from trinity_core.base.files import file_digest, write_json
 from trinity_core.base.gate import key_file, server_key, state_dir
 from trinity_core.base.layout import MANIFEST, JobLayout
 from trinity_core.base.runlock import one_at_a_time
@@ -120,7 +121,8 @@ def test_up_leaves_the_supervisor_where_the_port_of_an_ended_server_is_taken(tmp
     with socket.create_server(("127.0.0.1", 0)) as other:
         url = f"http://127.0.0.1:{other.getsockname()[1]}/api"
         UpState(url, [ended, Process.of("supervisor", supervisor.pid)]).save(tmp_path)
-        with pytest.raises(TrinityError):
+        (tmp_path / "prefect.yaml").touch()
+        with pytest.raises(TrinityError, match="Free the port"):
             up(tmp_path, free_port(), print)
     assert supervisor.poll() is None
     assert down(tmp_path, print) and supervisor.poll() is not None
@@ -161,7 +163,7 @@ from flows.local.server import Process
 
 def start(root, state, say):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    state.add(Process.of("server", child.pid))
+    state.record(Process.of("server", child.pid), root)
     print(child.pid, flush=True)
     time.sleep(60)
 
@@ -173,15 +175,17 @@ main()
 
 
 @pytest.mark.campaign
-def test_up_leaves_nothing_where_it_is_terminated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_what_an_ended_up_has_started_is_ended(tmp_path: Path, end: signal.Signals) -> None:
+    """By itself, or by `down` where it was killed."""
     (tmp_path / "prefect.yaml").touch()
     command = [sys.executable, "-c", TERMINATED_UP, str(free_port())]
     child = subprocess.Popen(command, cwd=tmp_path, env=with_our_path(), stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     server = Process.of("server", int(child.stdout.readline()))
-    child.terminate()
-    assert child.wait(timeout=60) == 143
-    assert not server.alive()
+    child.send_signal(end)
+    assert child.wait(timeout=60) == (143 if end == signal.SIGTERM else -signal.SIGKILL)
+    assert down(tmp_path, print) == (end == signal.SIGKILL) and not server.alive()
 
 
 def with_our_path() -> dict[str, str]:
@@ -413,13 +417,39 @@ def test_up_says_that_prefect_commands_go_to_another_server(
     """Up already, it sets the notifications that prefect.yaml names by now."""
     running = [Process.of(name, os.getpid()) for name in ("server", "worker", "supervisor")]
     monkeypatch.setattr("flows.local.commands.set_notifications", lambda root, api_url: f"failed, at {api_url}")
-    UpState("http://127.0.0.1:4200/api", running).save(tmp_path)
-    monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
+    (tmp_path / "prefect.yaml").touch()
+    UpState("http://127.0.0.1:4200/api", running, deployed=file_digest(tmp_path / "prefect.yaml")).save(tmp_path)
+    monkeypatch.setattr("flows.local.commands.deploy", lambda *_: pytest.fail("prefect.yaml has not changed"))
     monkeypatch.setenv("PREFECT_API_URL", given)
     said: list[str] = []
     up(tmp_path, 4200, said.append)
     assert any("unset PREFECT_API_URL" in line and "http://there" in line for line in said) == warned
     assert any(line.endswith("failed, at http://127.0.0.1:4200/api") for line in said)
+
+
+@pytest.mark.parametrize(
+    ("deployed", "wanted"), [("", ["pool", "deployments"]), ("of another file", ["deployments"]), (None, [])]
+)
+def test_up_again_deploys_a_changed_prefect_yaml(
+    deployed: str | None, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And completes what an `up` that was killed has begun."""
+    (tmp_path / "prefect.yaml").touch()
+    running = [Process.of(name, os.getpid()) for name in ("server", "worker", "supervisor")]
+    digest, made = file_digest(tmp_path / "prefect.yaml"), list[str]()
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        api_url = f"http://127.0.0.1:{server.server_port}/api"
+        UpState(api_url, running, deployed=digest if deployed is None else deployed).save(tmp_path)
+        monkeypatch.setattr("flows.local.commands.make_pool", lambda *_: made.append("pool"))
+        monkeypatch.setattr("flows.local.commands.deploy", lambda *_: made.append("deployments"))
+        monkeypatch.setattr("flows.local.commands.set_notifications", lambda *_: "")
+        for _ in range(2):
+            up(tmp_path, 4200, print)
+        server.shutdown()
+    state = UpState.load(tmp_path)
+    assert made == wanted and state is not None and state.deployed == digest
+    assert (tmp_path / SETTINGS_FILE).exists() == (deployed == "")
 
 
 def full_disk(handle: int) -> None:
@@ -432,23 +462,37 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
 
     def start(root: Path, state: UpState, say: object) -> None:
         children.append(sleeper())
-        state.add(Process.of("server", children[0].pid))
+        state.record(Process.of("server", children[0].pid), root)
 
     def started_sleeper(name: str) -> Process:
+        if name == "supervisor":
+            monkeypatch.setattr(os, "fsync", full_disk)
         children.append(sleeper())
         return Process.of(name, children[-1].pid)
 
     monkeypatch.setattr("flows.local.commands._start_server", start)
+    monkeypatch.setattr("flows.local.commands._deploy_changes", lambda *_: None)
     monkeypatch.setattr("flows.local.commands._mark_left_runs", lambda *args, **_: None)
     monkeypatch.setattr("flows.local.commands.set_notifications", lambda *_: "")
     monkeypatch.setattr("flows.local.commands.start_worker", lambda *_: started_sleeper("worker"))
     monkeypatch.setattr("flows.local.commands.start_supervisor", lambda *_: started_sleeper("supervisor"))
-    monkeypatch.setattr(os, "fsync", full_disk)
     monkeypatch.setattr(files, "ROOM_SECONDS", 0.0)
     with pytest.raises(TrinityError, match="no space left"):
         up(tmp_path, free_port(), print, restarts=0)
     assert [child.wait(timeout=10) is not None for child in children] == [True, True, True]
     assert not (tmp_path / SETTINGS_FILE).exists() and UpState.load(tmp_path) is None
+
+
+@pytest.mark.slow
+def test_commands_that_start_together_in_a_new_folder_have_a_server_each(tmp_path: Path) -> None:
+    """The servers share a database, which one of them makes."""
+    servers = [TemporaryServer(tmp_path) for _ in range(3)]
+    try:
+        for server in servers:
+            server.wait()
+    finally:
+        for server in servers:
+            server.stop()
 
 
 def test_only_who_has_the_key_reaches_a_temporary_server(prefect_api: str) -> None:
@@ -488,15 +532,3 @@ def test_the_quick_start_leads_the_list_of_deployments(prefect_api: str) -> None
             json={"flows": {"name": {"any_": ["of_a_list"]}}, "sort": DeploymentSort.NAME_ASC.value},
         )  # fmt: skip
     assert [deployment["name"] for deployment in response.json()] == ["quickstart", "a", "gsm8k"]
-
-
-@pytest.mark.slow
-def test_commands_that_start_together_in_a_new_folder_have_a_server_each(tmp_path: Path) -> None:
-    """The servers share a database, which one of them makes."""
-    servers = [TemporaryServer(tmp_path) for _ in range(3)]
-    try:
-        for server in servers:
-            server.wait()
-    finally:
-        for server in servers:
-            server.stop()

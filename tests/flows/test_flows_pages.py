@@ -15,6 +15,7 @@ from flows.local.commands import Page, mlflow_page, port_is_free, serve_studio, 
 from flows.local.server import Process, UpState, answers
 from trinity_core.base.addresses import LOOPBACK
 from trinity_core.base.errors import TrinityError
+from trinity_core.base.files import file_digest
 from trinity_core.base.gate import state_dir
 
 API = "http://127.0.0.1:1/api"
@@ -68,10 +69,11 @@ def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pyte
     port = free_port()
     command = [sys.executable, "-m", "http.server", str(port), "--bind", LOOPBACK]
     page, said = Page("files", "Files", port, command), list[str]()
-    state = UpState(API, [Process.of(name, os.getpid()) for name in ("server", "worker", "supervisor")])
+    (tmp_path / "prefect.yaml").touch()
+    running = [Process.of(name, os.getpid()) for name in ("server", "worker", "supervisor")]
+    state = UpState(API, running, deployed=file_digest(tmp_path / "prefect.yaml"))
     assert start_page(tmp_path, page, state, said.append)
     [first] = state.named("files")
-    state.save(tmp_path)
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
     monkeypatch.setattr("flows.local.commands.set_notifications", lambda *_: "")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
