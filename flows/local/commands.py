@@ -26,6 +26,7 @@ from flows.local.notifications import set_notifications
 from flows.local.server import (
     Process,
     UpState,
+    answers,
     client_environment,
     comes_up,
     is_healthy,
@@ -51,9 +52,9 @@ from flows.local.worker import (
 )
 from tasks.prefect_api import api_client
 from tasks.retries import api_faults
-from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT, page_note
+from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT, page_address, page_note
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.files import clear_errors, file_digest, private_folder, write_atomically, write_json
+from trinity_core.base.files import clear_errors, file_digest, private_folder, read_json, write_atomically, write_json
 from trinity_core.base.gate import ELSEWHERE, key_file, make_state_dir, server_key, state_dir
 from trinity_core.base.processes import require_limits
 from trinity_core.base.runlock import one_at_a_time
@@ -282,10 +283,10 @@ def remove_settings(root: Path) -> None:
 
 
 def _forget(root: Path, state: UpState) -> None:
-    """Remove the record, the settings and the notes of pages."""
+    """Remove the record, the settings and the notes of pages, except one that another folder has written since."""
     remove_settings(root)
     for process in state.processes:
-        if process.note:
+        if process.note and (read_json(Path(process.note)) or {}).get("url") == process.url:
             Path(process.note).unlink(missing_ok=True)
     UpState.forget(root)
 
@@ -409,8 +410,10 @@ def start_page(root: Path, page: Page, state: UpState, say: Say) -> bool:
         return False
     say(f"Starting {page.title} on port {page.port} …")
     note = page_note(_checkpoints(root), page.name)
+    other = page_address(note.parent, page.name)
     private_folder(note.parent)
-    write_json(note, {"url": page.url})
+    if not (other and answers(f"{other}{page.health}")):  # another folder's, which shows the same runs
+        write_json(note, {"url": page.url})
     child = start_process(page.name, [*page.command], client_environment(state.api_url, root), root)
     state.record(Process.of(page.name, child.pid, page.url, str(note)), root)
     return True

@@ -11,9 +11,9 @@ import pytest
 from ports import free_port
 from raising import raising
 
-from flows.local.commands import Page, mlflow_page, port_is_free, serve_studio, start_page, status, up
-from flows.local.server import Process, UpState, answers
-from trinity_core.base.addresses import LOOPBACK
+from flows.local.commands import Page, down, mlflow_page, port_is_free, serve_studio, start_page, status, up
+from flows.local.server import Process, UpState, answers, comes_up
+from trinity_core.base.addresses import LOOPBACK, page_address
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import file_digest
 from trinity_core.base.gate import state_dir
@@ -62,6 +62,27 @@ def test_studio_begins_in_a_folder_without_runs(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv("PREFECT_HOME", raising=False)
     monkeypatch.setattr("os.execve", lambda program, command, env: Path(env["PREFECT_HOME"]).iterdir())
     serve_studio(tmp_path, tmp_path / "run.yaml", None, LOOPBACK, free_port())
+
+
+def test_a_folder_keeps_the_note_of_a_page_that_another_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both show the same runs, whose links lead to the page of the note."""
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path / "checkpoints"))
+    urls, folders = list[str](), [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        port, state = free_port(), UpState(API, [])
+        command = [sys.executable, "-m", "http.server", str(port), "--bind", LOOPBACK]
+        page = Page("files", "Files", port, command)
+        assert start_page(folder, page, state, print)
+        assert comes_up(page.url, state.named("files")[0].alive, 60)
+        urls.append(page.url)
+    try:
+        assert page_address(tmp_path / "checkpoints", "files") == urls[0]
+    finally:
+        down(folders[1], print)
+        kept = page_address(tmp_path / "checkpoints", "files")
+        down(folders[0], print)
+    assert kept == urls[0] and not page_address(tmp_path / "checkpoints", "files")
+    assert not any(answers(url) for url in urls)
 
 
 def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
