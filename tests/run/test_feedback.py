@@ -13,7 +13,8 @@ import yaml
 from raising import raising
 
 from trinity_core.base.errors import TrinityError
-from trinity_core.config import Config, stages
+from trinity_core.base.files import write_json
+from trinity_core.config import Config, load_config, stages
 from trinity_core.data.experience import Experience
 from trinity_core.data.files import read_rows
 from trinity_core.data.tiny import TinyFolders
@@ -23,8 +24,8 @@ from trinity_core.exchange.store.earlier_rollouts import EarlierRollout, find_ro
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.champions import champion, promote
 from trinity_core.run import improve as improving
-from trinity_core.run.feedback import judged_rollouts, rounds
-from trinity_core.run.improve import improve
+from trinity_core.run.feedback import MANIFEST, Round, judged_rollouts, rounds
+from trinity_core.run.improve import Recipe, improve
 from trinity_core.run.summary import write_summary
 
 Answer = tuple[str, str, float | None]
@@ -190,3 +191,11 @@ def test_a_recipe_without_feedback_or_gate_is_refused(recipe: Path, missing: str
     recipe.write_text(yaml.safe_dump(tree))
     with raising(TrinityError, key="stages"):
         improve(str(recipe), [], ["x"], 1)
+
+
+def test_a_round_keeps_the_pipelines_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(improving, "load_ready", load_config)
+    file = "configs/quickstart/quickstart.yaml"
+    write_json(tmp_path / MANIFEST, {"champion": "model"})
+    recipe = Recipe(load_config(file, ["name=实验 😀"]), file, [], [])
+    assert recipe.of_round(Round(tmp_path)).name == f"实验 😀_{tmp_path.name}"

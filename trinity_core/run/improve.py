@@ -67,7 +67,7 @@ class Recipe:
             "name": f"{self.config.name}_{current.folder.name}",
             "continue_from_checkpoint": True,
         }
-        settings = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+        settings = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
         return load_ready(self.file, [*self.overrides, *settings])
 
 
