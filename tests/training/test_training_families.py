@@ -1,6 +1,7 @@
 """Model families with different attention, head or routers; `benchmarks/trained_families.py` has all."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -9,10 +10,11 @@ import pytest
 import torch
 from batches import make_batch
 from raising import raising
+from transformers import AutoModelForCausalLM
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.training.distributed import Ranks, join, meeting_point
-from trinity_core.training.learner import Learner
+from trinity_core.training.learner import Learner, require_stacked_experts
 from trinity_core.training.policy import load_causal_lm
 
 SCRIPTS = str(Path(__file__).parents[2] / "benchmarks")
@@ -72,3 +74,16 @@ def test_gradient_checkpointing_of_a_family_without_it(families, make_config, tm
     config = make_config(model__model_path=tmp_path / "jetmoe", trainer__gradient_checkpointing=True)
     with raising(TrinityError, key="trainer.gradient_checkpointing"):
         Learner(config, 4, Ranks(0, 1, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(("stage", "workers", "refused"), [(0, 2, False), (2, 1, False), (2, 2, True), (3, 4, True)])
+def test_experts_of_one_rank_are_refused_where_ranks_must_use_the_same(families, stage, workers, refused):
+    """Under ZeRO 2 and 3 two ranks that use different experts train others than one rank does."""
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(families.config_of("mixtral"))
+    ranks = Ranks(0, workers, torch.device("cpu"))
+    require_stacked_experts(lm, stage, ranks)
+    mixture = lm.model.layers[0].mlp
+    mixture.experts = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+    with raising(TrinityError, key="trainer.zero_stage") if refused else nullcontext():
+        require_stacked_experts(lm, stage, ranks)

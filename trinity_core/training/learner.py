@@ -310,6 +310,7 @@ def _actor(name: str) -> str:
 
 def _make_ready(lm: Any, settings: UpdateSettings, stage: int, ranks: Ranks) -> FastPaths:
     """Apply the settings to a loaded model and return its fast paths. Collective."""
+    require_stacked_experts(lm, stage, ranks)
     if stage < 3:
         lm.to(ranks.device)  # under ZeRO 3 a device holds only its part
     fast_paths = fast_paths_on_first(lm, ranks)
@@ -323,6 +324,23 @@ def _make_ready(lm: Any, settings: UpdateSettings, stage: int, ranks: Ranks) -> 
         lm.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": drops})
     compile_layers(lm, settings.torch_compile, fast_paths.packing, ranks.device)
     return fast_paths
+
+
+def require_stacked_experts(lm: torch.nn.Module, stage: int, ranks: Ranks) -> None:
+    """Raise TrinityError under ZeRO 2 and 3 if each expert is a separate module, as in some models' own code.
+
+    DeepSpeed assumes that all ranks use the same parameters: it adds the gradient of an expert that only one rank has
+    used to that of another expert.
+    """
+    for name, module in lm.named_modules() if stage and ranks.world_size > 1 else ():
+        if isinstance(module, torch.nn.ModuleList) and name.split(".")[-1] == "experts":
+            key = "trainer.zero_stage"
+            raise TrinityError(
+                f"{key}: only 0 is for several workers and a model whose experts are separate modules ({name}): under "
+                "ZeRO 2 and 3 gradients of experts that one worker alone has used would be mixed up. Set it to 0, or "
+                "use a model of transformers' own, whose experts are one tensor",
+                key=key,
+            )
 
 
 def _schedule(settings: UpdateSettings, total_steps: int) -> LearningRateSchedule:
