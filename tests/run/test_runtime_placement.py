@@ -96,11 +96,11 @@ def test_an_engine_does_not_span_nodes() -> None:
         place(config, Machine(cpus=8, gpus=2))
 
 
-def test_a_trainer_needs_a_gpu_or_a_share_of_the_only_one() -> None:
+@pytest.mark.parametrize("engine", [{"gpu_memory_utilization": 0.5}, {"kv_cache_gib": 8}])
+def test_a_trainer_needs_a_gpu_or_a_share_of_the_only_one(engine: dict[str, float]) -> None:
     with raising(TrinityError, key="explorer.rollout_model.engine_num"):
         place(configured(cluster={"colocate": False}), Machine(cpus=8, gpus=1))
-    half = {"rollout_model": {"gpu_memory_utilization": 0.5}}
-    config = configured(explorer=half, cluster={"colocate": False})
+    config = configured(explorer={"rollout_model": engine}, cluster={"colocate": False})
     placed = place(config, Machine(cpus=8, gpus=1))
     assert (placed.engine_gpus, placed.trainer_gpus, placed.shares_gpu) == (0.5, 0.5, True)
     assert not place(config, Machine(8, 2)).shares_gpu and not place(config, Machine(8, 0)).shares_gpu

@@ -20,7 +20,8 @@ COLOCATE, PER_NODE, SIZE = "cluster.colocate", "cluster.gpu_per_node", "tensor_p
 
 def shares_a_gpu(config: Config, total: int) -> bool:
     """True if engine and trainer may share the only GPU: in turns, or if the engine leaves enough memory."""
-    leaves_room = config.explorer.rollout_model.gpu_memory_utilization <= SHARED_GPU_MEMORY
+    engine = config.explorer.rollout_model
+    leaves_room = engine.kv_cache_gib is not None or engine.gpu_memory_utilization <= SHARED_GPU_MEMORY
     return total == 1 and (colocates(config, total) or leaves_room)
 
 
@@ -126,7 +127,7 @@ def gpu_rules(config: Config, per_node: int) -> Iterator[Finding]:
         if total == 1:
             message += (
                 f" They share one if the run is synchronous ({COLOCATE}), or if "
-                f"explorer.rollout_model.gpu_memory_utilization is at most {SHARED_GPU_MEMORY}."
+                f"explorer.rollout_model.gpu_memory_utilization is at most {SHARED_GPU_MEMORY}, or kv_cache_gib is set."
             )
         yield Finding(key, engines, "conflict", message, (*rests_on, COLOCATE))
     elif (workers or 0) > (1 if shares else total - engines):
