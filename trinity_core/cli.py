@@ -304,14 +304,13 @@ def log(
     follow: Annotated[bool, typer.Option("--follow/--once", help="Keep printing new entries until Ctrl+C.")] = False,
 ) -> None:
     """Print the logs of all actors of a running or finished run as one stream, in order of time. Changes nothing."""
-    from trinity_core.base.layout import JobLayout
     from trinity_core.exchange.tracking.logs import LogStream, entry_filter, entry_line, stream_entries
     from trinity_core.results.audit import runs_in
 
     folder = checkpoint_dir.absolute()
     if not folder.is_dir():
         raise TrinityError(f"--checkpoint-dir: there is no folder {folder}.")
-    logged = LogStream(lambda: [folder] if JobLayout(folder).log.is_dir() else runs_in(folder))
+    logged = LogStream(lambda: [*dict.fromkeys([folder, *runs_in(folder)])])  # the base model is scored in `folder`
     passes = entry_filter(level, actor or [])
     for entry in stream_entries(logged, follow):
         if passes(entry):

@@ -65,12 +65,13 @@ def test_filters_by_level_and_actor() -> None:
 
 
 def test_the_command_prints_a_pipelines_stages_and_names_them(tmp_path: Path) -> None:
-    (tmp_path / "n").mkdir()
+    write(tmp_path / "n", "explorer", line(0, "scores the base model"))
     (tmp_path / "n" / "stages.json").write_text('{"sft": "n_sft", "rft": "n_rft"}')
-    for second, stage in enumerate(("n_sft", "n_rft")):
+    for second, stage in enumerate(("n_sft", "n_rft"), 1):
         write(tmp_path / stage, "trainer_0", line(second, "begins"), line(second, "too fine", "DEBUG"))
     done = CliRunner().invoke(app, ["log", "--checkpoint-dir", str(tmp_path / "n")])
-    assert [text.split()[3] for text in done.stdout.splitlines()] == ["n_sft/trainer_0", "n_rft/trainer_0"]
+    actors = [text.split()[3] for text in done.stdout.splitlines()]
+    assert actors == ["n/explorer", "n_sft/trainer_0", "n_rft/trainer_0"]
 
 
 def test_follow_shows_what_is_logged_meanwhile(tmp_path: Path) -> None:
