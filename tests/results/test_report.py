@@ -49,6 +49,16 @@ def test_the_other_run_decides_which_settings_differ(runs: Path) -> None:
     assert "<td>0.0001</td><td>1e-05</td>" in text and "algorithm_type" not in text
 
 
+def test_the_report_of_a_pipeline_begins_with_the_scores_of_base_model_and_stages(runs: Path) -> None:
+    (runs / "whole").mkdir()
+    write_json(runs / "whole" / "stages.json", {"sft": "one", "rft": "two"})
+    assert "base model" not in report(runs / "whole"), "it has not ended"
+    write_json(runs / "whole" / "summary.json", {"scores": {"before": 0.0, "sft": 0.5225, "rft": None}})
+    text = report(runs / "whole")
+    assert "<td>base model</td><td>0.000</td>" in text and "<td>sft</td><td>0.522</td>" in text
+    assert "<td>rft</td>" not in text and text.index("base model") < text.index("<h2>one</h2>")
+
+
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with raising(DataError, key=str(tmp_path)):
         report(tmp_path)

@@ -29,8 +29,9 @@ Row = Sequence[object]
 
 
 def report(folder: Path, other: Path | None = None) -> str:
-    """Return the page of the run in `folder`, or of all stages of the pipeline in it: scores, findings, curve, settings
-    that differ from those of the run in `other` (by default from the defaults), samples of its last evaluation.
+    """Return the page of the run in `folder`, or of the pipeline in it with all stages: scores, findings, curve,
+    settings that differ from those of the run in `other` (by default from the defaults), samples of its last
+    evaluation.
 
     Raises DataError if there is no run in a folder.
     """
@@ -38,9 +39,20 @@ def report(folder: Path, other: Path | None = None) -> str:
     if other is not None:
         stored_runs(other)
     title = f"{runs[0].parent.name} / {folder.resolve().name}"
-    parts = [f"<h1>{escape(title)}</h1>", *(part for run in runs for part in _run(run, other))]
+    scores = _scores_by_stage(folder) if list(runs) != [folder.resolve()] else ()
+    parts = [f"<h1>{escape(title)}</h1>", *scores, *(part for run in runs for part in _run(run, other))]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>'
+
+
+def _scores_by_stage(pipeline: Path) -> Iterable[str]:
+    """Yield the scores of the base model and of each stage's model: often the next stage's run has evaluated it."""
+    scores = (read_json(pipeline / "summary.json") or {}).get("scores") or {}
+    names = ("base model" if name == "before" else name for name in scores)
+    yield "<h2>Scores</h2>"
+    yield _table(
+        [(name, f"{score:.3f}") for name, score in zip(names, scores.values(), strict=True) if score is not None]
+    )
 
 
 def _run(folder: Path, other: Path | None) -> Iterable[str]:
