@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,17 +16,16 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from trinity_core.base.processes import cores
+from trinity_core.base.program import coloured
 from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.archive import Archive
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.hosting.placement import Machine
-from trinity_core.run.preflight import room
-from trinity_core.run.preflight.disk import disk_of
+from trinity_core.run.preflight.disk import disk_of, free_disk
 from trinity_core.run.preflight.memory import REWARD_BASE
 from trinity_core.run.preflight.model_shape import parameters_of
 from trinity_core.run.preflight.needs import total
-from trinity_core.run.preflight.room import room_for
 from trinity_core.run.preflight.stage_plan import plan_text, plans_of
 from trinity_core.run.preflight.steps import evaluations, kept_checkpoints, saves, stored_steps, syncs
 from trinity_core.workflows.rewards.pool import usual_workers
@@ -113,13 +113,13 @@ def test_experiences_elsewhere_take_no_disk_of_the_run(path):
 
 
 def test_a_run_that_resumes_has_the_room_that_it_fills_already(tmp_path, monkeypatch):
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(total=20_000, free=8_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=20_000, free=8_000))
     written = {"global_step_4/actor/model.safetensors": 100, "buffer/explorer_output.db": 1_000, "log/explorer.log": 5}
     written["buffer/experience_buffer.jsonl"] = 500
     for name, count in written.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(bytes(count))
-    assert room_for(tmp_path).disk == 8_000 + 100 + 1_000 + 500
+    assert free_disk(tmp_path) == 8_000 + 100 + 1_000 + 500
 
 
 @pytest.mark.parametrize(
@@ -217,6 +217,7 @@ def test_the_plan_names_what_each_stage_does(tiny_folders, tmp_path):
     table = lines[lines.index("  takes") :].splitlines()[1:]
     whats = [re.fullmatch(r" +\d+(?:\.\d+)? [KMG]iB  (.+)", row).group(1) for row in table]
     titles = [re.split("[,;]", what)[0] for what in whats if what[0] != " "]
+    assert re.search(r"  disk; [\d.]+ [GT]iB are free here$", lines, re.MULTILINE)
     assert titles == ["engine", "trainer worker", "reward worker", "all processes at once", "disk"]
     assert not (tmp_path / "runs").exists(), "planning leaves nothing behind"
 
@@ -235,6 +236,15 @@ def test_plan_of_an_evaluation_names_endpoint_and_task_sets(tmp_path):
     assert "bench" in first and "grpo" not in first and "ppo" not in first
     assert model.split() == ["model", "mine", "at", "http://127.0.0.1:9/v1"]
     assert evals.split(maxsplit=1) == ["eval", "1 in all, on hard"]
+
+
+def test_a_plan_sets_off_totals_their_parts_unknown_needs_and_missing_gpus():
+    text = coloured(plan_text(plans_of(config_of("cluster.gpu_per_node=8"), Machine(2, 0))))
+    codes = {row.group(2).strip(): int(row.group(1)) for row in re.finditer(r"\x1b\[(\d+)m([^\x1b]+)", text)}
+    bold, dim, red, yellow = 1, 2, 31, 33
+    assert codes["100 MiB"] == bold and dim in codes.values()
+    assert {code for what, code in codes.items() if what.startswith("?")} == {yellow}
+    assert next(code for what, code in codes.items() if what.startswith("place")) == red
 
 
 def test_a_configuration_that_is_not_fine_has_no_plan(tmp_path):

@@ -75,8 +75,13 @@ MARKS = (
     (re.compile(r"^(error:[^\n]*)", re.MULTILINE), {"fg": "red"}),
     (re.compile(r"^( *warning:[^\n]*)", re.MULTILINE), {"fg": "yellow"}),
     (re.compile(r"^( +→ [^\n]*)", re.MULTILINE), {"fg": "cyan"}),
+    (re.compile(r"^( +[\d.]+ [KMGT]?i?B)(?=  \S)", re.MULTILINE), {"bold": True}),
+    (re.compile(r"^( +[\d.]+ [KMGT]?i?B {4}[^\n]*)", re.MULTILINE), {"dim": True}),
+    (re.compile(r"^( +\?  [^\n]*)", re.MULTILINE), {"fg": "yellow"}),
+    (re.compile(r"^( +place +not on this machine[^\n]*)", re.MULTILINE), {"fg": "red"}),
 )
-"""What is coloured on a terminal: a line above indented ones, errors, warnings, next steps."""
+"""What is coloured on a terminal: a line above indented ones, errors, warnings, next steps; in plans also totals, their
+parts, what is not known, and what this machine lacks."""
 
 
 def coloured(text: str) -> str:

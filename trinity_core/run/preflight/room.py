@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from trinity_core.base.layout import JobLayout
 from trinity_core.base.processes import memory_limit
 from trinity_core.config.findings import Finding
-from trinity_core.config.paths import DATABASES
 from trinity_core.config.training import GPU_CONTEXT
 from trinity_core.hosting.gpus import smallest_memory, survey
+from trinity_core.run.preflight.disk import free_disk
 from trinity_core.run.preflight.needs import TRAINER, Need, ProcessEstimate, parts, size, total
 from trinity_core.run.preflight.stage_plan import StagePlan
 
@@ -38,13 +35,7 @@ class Room:
 
 def room_for(job_dir: Path) -> Room:
     """Return this machine's room for the run in `job_dir`, which need not exist."""
-    there = next(folder for folder in (job_dir, *job_dir.parents) if folder.exists())
-    stores = (file for file in JobLayout(job_dir).buffer.glob("*") if file.suffix in DATABASES)
-    files = [*job_dir.glob("global_step_*/**/*"), *stores, JobLayout(job_dir).archive]  # what `disk_of` counts
-    written = sum(file.stat().st_size for file in files if file.is_file())
-    usage = shutil.disk_usage(there)
-    free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
-    return Room(memory_limit(), smallest_memory(survey()), free + written)
+    return Room(memory_limit(), smallest_memory(survey()), free_disk(job_dir))
 
 
 def shortages(stage: StagePlan, room: Room) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from trinity_core.data.files import looks_local
 from trinity_core.exchange.model_fault import model_fault
 from trinity_core.hosting.gpus import smallest_memory, survey
 from trinity_core.hosting.placement import Machine, Placement, place
-from trinity_core.run.preflight.disk import disk_of
+from trinity_core.run.preflight.disk import disk_of, free_disk
 from trinity_core.run.preflight.memory import processes_of, reward_processes, trainer_dtype
 from trinity_core.run.preflight.model_shape import shape_of, why_unknown
 from trinity_core.run.preflight.needs import Need, ProcessEstimate, parts, size, total
@@ -247,7 +247,7 @@ def _whole(plans: list[StagePlan]) -> Iterator[str]:
         seconds = sum(plan.pace.whole(plan.total_steps) for plan in plans if plan.pace and plan.total_steps)
         yield _line("time", f"{duration(seconds)}, without evaluations and saves")
     if all(plan.disk is not None for plan in plans):
-        yield _line("disk", size(sum(total(plan.disk or ()) for plan in plans)))
+        yield _line("disk", f"{size(sum(total(plan.disk or ()) for plan in plans))}; {_free_disk(plans[0])}")
 
 
 def _facts(stage: StagePlan) -> Iterator[str]:
@@ -316,7 +316,12 @@ def _process_rows(process: ProcessEstimate) -> list[Row]:
 
 
 def _disk_rows(stage: StagePlan) -> list[list[Row]]:
-    return [_rows("disk", stage.disk, stage.disk_unknown)] if stage.disk or stage.disk_unknown else []
+    title = "disk" if stage.disk is None else f"disk; {_free_disk(stage)}"
+    return [_rows(title, stage.disk, stage.disk_unknown)] if stage.disk or stage.disk_unknown else []
+
+
+def _free_disk(stage: StagePlan) -> str:
+    return f"{size(free_disk(Path(stage.job_dir)))} are free here"
 
 
 def _rows(title: str, needs: tuple[Need, ...] | None, unknown: str) -> list[Row]:
