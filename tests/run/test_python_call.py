@@ -118,25 +118,6 @@ def lambda_named(name, values):
     return function
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [],
-        [{"question": "?"}],
-        [{"prompt": "a", "x": 1}, {"prompt": "b"}],
-        [{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}],
-        [{"prompt": "a", "x": object()}],
-        ["a"],
-        {"prompt": ["a", "b"], "x": [1]},
-        {"prompt": "a"},
-        DatasetDict(test=Dataset.from_list([{"prompt": "a"}])),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused(tmp_path, rows):
-    with pytest.raises(InputError):
-        train("model", rows, lambda_named("reward", [0.0]), output_dir=tmp_path)
-
-
 def test_a_function_that_needs_what_no_row_has_is_refused(tmp_path):
     def needs(completions, solution):
         return [0.0]
