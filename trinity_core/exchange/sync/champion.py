@@ -25,7 +25,7 @@ class ChampionVersions(WeightVersions):
     def open(cls, job_dir: Path) -> ChampionVersions:
         return cls(job_dir.parent)
 
-    def publish(self, *_: Any, **__: Any) -> NoReturn:
+    def _write(self, *_: Any) -> NoReturn:
         raise TrinityError("the gate alone makes a champion", key="synchronizer.sync_method")
 
     def versions(self) -> list[int]:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trinity_core.base.files import (
     CHANGING_FOLDERS,
@@ -21,36 +19,22 @@ from trinity_core.base.files import (
     sync_file,
     temporary_sibling,
     when_room,
-    write_atomically,
 )
 from trinity_core.base.layout import MANIFEST, JobLayout
-from trinity_core.exchange.sync.tensorfile import Layout, TensorSpec, read_layout, write
-from trinity_core.exchange.sync.versions import DEFAULT_KEEP, VersionRecord, WeightVersions, gather
-
-if TYPE_CHECKING:
-    import torch
-
-    from trinity_core.exchange.sync.tensorfile import TensorDigest
-    from trinity_core.exchange.sync.weight_check import WeightCheck
+from trinity_core.exchange.sync.tensorfile import Layout, TensorDigest, read_layout, write
+from trinity_core.exchange.sync.versions import Payload, VersionRecord, WeightVersions
 
 WEIGHTS, RECORD = "weights.safetensors", "weights.json"
 
 
 class CheckpointVersions(WeightVersions):
+    durable = True
+
     @classmethod
     def open(cls, job_dir: Path) -> CheckpointVersions:
         return cls(job_dir)
 
-    def publish(
-        self,
-        version: int,
-        named_tensors: Iterable[tuple[str, torch.Tensor]],
-        check: WeightCheck | None = None,
-        keep: int = DEFAULT_KEEP,
-        specs: Sequence[TensorSpec] | None = None,
-        pushed: Mapping[str, TensorDigest] | None = None,
-    ) -> VersionRecord:
-        payload = gather(named_tensors, specs)
+    def _write(self, version: int, payload: Payload) -> tuple[str, dict[str, TensorDigest]]:
         folder = self._record_path(version).parent
         with clear_errors("publishing weights to", folder):
             private_folder(folder)
@@ -65,13 +49,7 @@ class CheckpointVersions(WeightVersions):
             finally:
                 temporary.unlink(missing_ok=True)
             sync_file(folder)
-        record = payload.record(version, WEIGHTS, check, written | dict(pushed or {}))
-        write_atomically(self._record_path(version), record.to_bytes())
-        self._point_to(version, durable=True)
-        for old in self.versions()[: -max(keep, 1)]:
-            if old != version:
-                self._forget(old)
-        return record
+        return WEIGHTS, written
 
     def versions(self) -> list[int]:
         return [step for step in JobLayout(self.root).steps() if self.has(step)]

@@ -22,26 +22,19 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, Any, Self
 from uuid import uuid4
 
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.files import clear_errors, when_room, write_atomically
+from trinity_core.base.files import clear_errors, when_room
 from trinity_core.base.waits import poll
 from trinity_core.exchange.pinned import pin, unpin
-from trinity_core.exchange.sync.tensorfile import Layout, TensorSpec, fill, read_layout
-from trinity_core.exchange.sync.versions import DEFAULT_KEEP, VersionRecord, WeightVersions, gather
-
-if TYPE_CHECKING:
-    import torch
-
-    from trinity_core.exchange.sync.tensorfile import TensorDigest
-    from trinity_core.exchange.sync.weight_check import WeightCheck
+from trinity_core.exchange.sync.tensorfile import Layout, TensorDigest, fill, read_layout
+from trinity_core.exchange.sync.versions import Payload, VersionRecord, WeightVersions
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private sub-folder is made and its owner checked
 PREFIX = "trinity-"
@@ -169,34 +162,23 @@ class MemoryVersions(WeightVersions):
     def open(cls, job_dir: Path) -> Self:
         return cls(memory_root(job_dir))
 
-    def publish(
-        self,
-        version: int,
-        named_tensors: Iterable[tuple[str, torch.Tensor]],
-        check: WeightCheck | None = None,
-        keep: int = DEFAULT_KEEP,
-        specs: Sequence[TensorSpec] | None = None,
-        pushed: Mapping[str, TensorDigest] | None = None,
-    ) -> VersionRecord:
+    def publish(self, *args: Any, **kwargs: Any) -> VersionRecord:
+        record = super().publish(*args, **kwargs)
+        self._trim(spare=1)
+        return record
+
+    def _write(self, version: int, payload: Payload) -> tuple[str, dict[str, TensorDigest]]:
         self._take_publisher_lock()
         if self.root == self._shared:
             _private(self.root)
         else:  # the run's folder, which on a network file system may have another owner
             self.root.mkdir(parents=True, exist_ok=True)
-        payload = gather(named_tensors, specs)
         slot = self._free_slot(payload.layout.size)
         try:
             written = fill(slot.sized(payload.layout.size), payload.layout, payload.tensors, self.digest_dtype)
         finally:
             fcntl.flock(slot.file, fcntl.LOCK_UN)
-        record = payload.record(version, str(slot.path), check, written | dict(pushed or {}))
-        write_atomically(self._record_path(version), record.to_bytes(), durable=False)
-        self._point_to(version)
-        for old in self.versions()[: -max(keep, 1)]:
-            if old != version:
-                self._forget(old)
-        self._trim(spare=1)
-        return record
+        return str(slot.path), written
 
     def versions(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("version_")) for path in self.root.glob("version_*.json"))

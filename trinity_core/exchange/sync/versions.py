@@ -47,10 +47,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from trinity_core.config import Config
-    from trinity_core.exchange.sync.tensorfile import Layout, TensorDigest, TensorSpec
-    from trinity_core.exchange.sync.weight_check import WeightCheck
-
 
 @dataclass(frozen=True)
 class VersionRecord:
@@ -192,6 +188,8 @@ class WeightVersions(ABC):
 
     keeps_tensors: ClassVar[bool] = True
     """True if `load` can return the tensors of a published version."""
+    durable: ClassVar[bool] = False
+    """True if versions survive a power cut: what names them is flushed to the disk."""
     digest_dtype: str = ""
     """The engines' dtype, to which float tensors are converted for the digests of what is published; "": their own."""
 
@@ -207,7 +205,6 @@ class WeightVersions(ABC):
         self.digest_dtype = engine_dtype(config)
         return VersionPublisher(self, trainer, version_count(config))
 
-    @abstractmethod
     def publish(
         self,
         version: int,
@@ -223,6 +220,15 @@ class WeightVersions(ABC):
         digests of tensors that are not written, because the engines already have them. Publishing a version again
         replaces it. Raises TrinityError if the disk is full or another process publishes to the same run.
         """
+        payload = gather(named_tensors, specs)
+        file, written = self._write(version, payload)
+        record = payload.record(version, file, check, written | dict(pushed or {}))
+        write_atomically(self._record_path(version), record.to_bytes(), self.durable)
+        self._point_to(version)
+        for old in self.versions()[: -max(keep, 1)]:
+            if old != version:
+                self._forget(old)
+        return record
 
     @abstractmethod
     def versions(self) -> list[int]:
@@ -244,6 +250,10 @@ class WeightVersions(ABC):
 
     @abstractmethod
     def _record_path(self, version: int) -> Path: ...
+
+    @abstractmethod
+    def _write(self, version: int, payload: Payload) -> tuple[str, dict[str, TensorDigest]]:
+        """Write the tensors of `version`. Return the file for its record, and the digests of what was written."""
 
     @abstractmethod
     def _map(self, record: VersionRecord, record_path: Path) -> tuple[mmap.mmap, Layout]:
@@ -347,12 +357,12 @@ class WeightVersions(ABC):
     def remove(self) -> None:
         self.rewind(-1)
 
-    def _point_to(self, version: int | None, durable: bool = False) -> None:
+    def _point_to(self, version: int | None) -> None:
         path = self.root / LATEST_STATE_DICT
         if version is None:
             path.unlink(missing_ok=True)
         else:
-            write_atomically(path, f"{version}\n".encode(), durable)
+            write_atomically(path, f"{version}\n".encode(), self.durable)
 
 
 LOAD_SECONDS = 0.7
