@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from commands import called
 from raising import raising
 
 from trinity_core.base.errors import InputError, Paused, TrinityError
@@ -209,10 +209,10 @@ def test_a_stopped_stage_of_a_pipeline_is_done(tmp_path: Path, tiny_folders: Tin
         require_waiting(config)
 
 
-@pytest.mark.parametrize("program", [["flows.cli", "run"], ["trinity_core.run"]])
-def test_a_text_that_is_no_decision_is_wrong_usage(tmp_path: Path, program: list[str]) -> None:
-    command = [sys.executable, "-m", *program, "--config", "nowhere.yaml", "--decide", "cont"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+@pytest.mark.parametrize(("program", "command"), [("flows.cli", ["run"]), ("trinity_core.run.__main__", [])])
+def test_a_text_that_is_no_decision_is_wrong_usage(program: str, command: list[str]) -> None:
+    main = resolve_name(f"{program}:main")
+    done = called(main, *command, "--config", "nowhere.yaml", "--decide", "cont")
     assert done.returncode == 2 and "'cont'" in done.stderr, done.stderr
 
 
