@@ -224,38 +224,3 @@ def test_a_look_at_explorers_reads_no_history(tmp_path):
 
         store.position("a")
         assert instructions(5000) <= instructions(50) + 5
-
-
-def explore(store, total, length=None):
-    """Start an explorer, and let it finish."""
-    store.expect("e")
-    assert not store.join("e", total, length)
-    for step in range(store.position("e").step + 1, total + 1):
-        store.put("e", step, {}, [], 0)
-    store.mark_finished("e")
-
-
-@pytest.mark.parametrize("first", ["explorer", "trainer"])
-def test_a_store_of_an_older_version_can_be_given_more_steps(store, first):
-    """It has the explore steps of its explorers, and not the lengths of their runs."""
-
-    def forget_lengths():
-        with store._database.write() as connection:
-            connection.execute(delete(store._tables.lengths))
-
-    store.begin("trainer", 2)
-    explore(store, 2)
-    train(store, 1, 2)
-    forget_lengths()
-    assert store.join("e", 2), "as many steps"
-    forget_lengths()
-    if first == "trainer":
-        store.begin("trainer", 4)
-        assert not store.exhausted()
-    for _ in range(2):
-        explore(store, 4)
-    if first == "explorer":
-        store.begin("trainer", 4)
-    assert store.exhausted()
-    store.begin("trainer", 6)
-    assert not store.exhausted(), "now the trainer is first"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, and_, case, delete, func, insert, select, update
@@ -63,20 +63,10 @@ def join_explorer(
     at_work = not trainer_state(connection, t).finished
     lengths, outlasts = _length(connection, t, name), False
     if length is not None:
-        if lengths.agreed is None:
-            lengths = replace(lengths, agreed=_length_before(connection, t, name, total, length))
         outlasts = lengths.outlasts(length)
         _set_length(connection, t, name, lengths.explorer_begins(length, at_work))
     note(connection, t, EXPLORER, name, seen=now, left=False, total=total)
     return not at_work and not outlasts
-
-
-def _length_before(connection: Connection, t: Tables, name: str, total: int | None, length: int) -> int | None:
-    """Return the previous length, which older versions did not record; it was less than `length` if there were fewer
-    explore steps."""
-    p = t.presence.c
-    earlier_total = connection.scalar(select(p.total).where(p.role == EXPLORER, p.name == name))
-    return None if earlier_total is None else length - (total is not None and total > earlier_total)
 
 
 def _length(connection: Connection, t: Tables, explorer: str) -> Length:
