@@ -16,7 +16,7 @@ from raising import raising
 from trinity_core.base.errors import InputError, TransientFault, TrinityError
 from trinity_core.config import OperatorConfig
 from trinity_core.data.experience import Experience
-from trinity_core.pipelines.data_juicer.client import DataJuicer, process_rows, steps_of
+from trinity_core.pipelines.data_juicer.client import DataJuicer, steps_of
 from trinity_core.pipelines.data_juicer.local import (
     ENVIRONMENT,
     MISSING,
@@ -50,10 +50,10 @@ def test_rows_are_filtered_deduplicated_and_mapped(server):
         {"document_deduplicator": {"text_key": "question"}},
         {"whitespace_normalization_mapper": {"text_key": "question"}},
     ]
-    left = process_rows(ROWS, server, operators)
+    left = server.process(ROWS, operators)
     assert [row["question"] for row in left] == [ROWS[0]["question"], ROWS[3]["question"]]
     assert [row["__dj__stats__"]["text_len"] for row in left] == [50, 46]
-    assert process_rows([], server, operators) == []
+    assert server.process([], operators) == []
 
 
 @installed
@@ -67,12 +67,12 @@ def test_operators_read_from_the_source_are_those_of_the_package():
 def test_faults_name_the_operator(server):
     for steps in ([{"text_lenght_filter": {}}], [{"text_length_filter": {"text_key": "txt"}}]):
         with pytest.raises(TrinityError):
-            process_rows(ROWS, server, steps)
+            server.process(ROWS, steps)
 
 
 @installed
 def test_a_server_refuses_whoever_lacks_its_key(server):
-    process_rows(ROWS, server, [{"words_num_filter": {"text_key": "question"}}])
+    server.process(ROWS, [{"words_num_filter": {"text_key": "question"}}])
     stranger = DataJuicer(server._client.url)
     with pytest.raises(TrinityError):
         stranger.process(ROWS, [{"words_num_filter": {"text_key": "question"}}])
@@ -119,7 +119,7 @@ def test_a_killed_server_is_started_again_and_asks_models_that_the_run_serves(se
         "try_num": 1,
     }}  # fmt: skip
     args = {"operators": [asks]}
-    assert len(process_rows(ROWS, server, [{"words_num_filter": {"text_key": "question", "min_num": 5}}])) == 3
+    assert len(server.process(ROWS, [{"words_num_filter": {"text_key": "question", "min_num": 5}}])) == 3
     before = server._child
     with serving(judge) as endpoint:
         server.api_address.write_text(json.dumps({"base_url": endpoint.url, "api_key": "secret"}))
@@ -144,7 +144,7 @@ def test_texts_of_experiences_stay_as_their_tokens_are(server):
 def test_a_column_of_numbers_and_texts_is_refused(server):
     for rows in ([{"text": "A"}, {"text": 1}], [{"text": 1}, {"text": "A"}]):
         with pytest.raises(TrinityError):
-            process_rows(rows, server, [{"words_num_filter": {"min_num": 1}}])
+            server.process(rows, [{"words_num_filter": {"min_num": 1}}])
 
 
 def test_a_configuration_of_data_juicer_gives_operators(tmp_path, caplog):

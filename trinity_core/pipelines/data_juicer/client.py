@@ -97,12 +97,6 @@ def measured(left: Row) -> dict[str, Any]:
     return {name: value for name, value in statistics.items() if name not in unjudged}
 
 
-def process_rows(
-    rows: Sequence[Row], server: Processes, operators: Sequence[Step] | None = None, config_path: str | None = None
-) -> list[Row]:
-    return server.process(rows, steps_of(operators, config_path))
-
-
 def _read(path: str) -> dict[str, Any]:
     if not isinstance(path, str):
         raise InputError("`config_path` must be a path", key="config_path")
@@ -140,7 +134,7 @@ def data_juicer(
     """
     rows = [_row(index, experience) for index, experience in enumerate(experiences)]
     shaped = []
-    for left in process_rows(rows, data_juicer_server, operators, config_path):
+    for left in data_juicer_server.process(rows, steps_of(operators, config_path)):
         row = rows[left[PLACE]]
         if changed := [name for name in TEXTS if left[name] != row[name]]:
             raise TrinityError(
