@@ -241,13 +241,7 @@ class _Rewriter(ast.NodeTransformer):
             handler.body.insert(0, ast.Expr(_call("__caught__", ast.Constant(is_strict))))
         return [ast.Expr(self._checked(ast.Constant(True))), node] if is_check else [node]
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         self.generic_visit(node)
         for index, decorator in enumerate(node.decorator_list):
             text = ast.unparse(decorator)
@@ -258,6 +252,8 @@ class _Rewriter(ast.NodeTransformer):
         if node.name.startswith("test"):
             node.body.insert(0, ast.Expr(_call("__ran__", ast.Constant(node.name))))
         return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def _checked(self, node: ast.expr) -> ast.Call:
         self.checks += 1
