@@ -514,6 +514,29 @@ def fine(prompt, response, truth, task): return 1.0
 @REWARD_FNS.register("of_another_field")
 def of_another_field(completions, **kwargs): return [1.0]
 
+@REWARD_FNS.register("of_trl_with_columns")
+def of_trl_with_columns(completions, prompts, answer, **columns):
+    assert prompts == ["1 + 2?"] and isinstance(completions[0], str)
+    return [float(text == right) for text, right in zip(completions, answer)]
+
+@REWARD_FNS.register("of_trl_without_column")
+def of_trl_without_column(completions, solution): return [1.0]
+
+@REWARD_FNS.register("needs_others")
+def needs_others(answer, nonsense): return 1.0
+
+@REWARD_FNS.register("breaks")
+def breaks(prompt, response, truth, task):
+    return float(truth.value == response)
+
+@REWARD_FNS.register("lacks_a_column")
+def lacks_a_column(prompt, response, truth, task): return float(task["solution"] == response)
+
+@REWARD_FNS.register("wants_a_box")
+def wants_a_box(prompt, response, truth, task):
+    import re
+    return float(re.search("boxed{(.*)}", response).group(1) == truth)
+
 @REWARD_FNS.register("misspelt")
 def misspelt(prompt, response, truth, task): return float(respones)
 
@@ -558,9 +581,15 @@ def choosy(prompt, response, truth, task): return float(response.index("box"))
     "reward, answer, key",
     [
         ("fine", "3", ""),
-        ("of_another_field", "3", "reward_fn_args.completions"),
+        ("of_another_field", "3", ""),
+        ("of_trl_with_columns", "3", ""),
+        ("of_trl_without_column", "3", "default_reward_fn_type"),
+        ("needs_others", "3", "default_reward_fn_type"),
+        ("breaks", "3", "default_reward_fn_type"),
+        ("lacks_a_column", "3", "default_reward_fn_type"),
+        ("wants_a_box", "3", ""),
         ("misspelt", "3", "default_reward_fn_type"),
-        ("of_verl", "3", "reward_fn_args.*"),
+        ("of_verl", "3", "default_reward_fn_type"),
         ("without_the_rest", "3", "default_reward_fn_type"),
         ("a_class", "3", "default_reward_fn_type"),
         ("lists", "3", "default_reward_fn_type"),
@@ -584,7 +613,10 @@ def test_a_reward_function_judges_an_answer_to_the_first_rows(run_file, tmp_path
     assert bool(keys) is bool(key) and all(fnmatch(found, f"{INPUT}.taskset.{key}") for found in keys)
     notices = [notice for stage in validated.stages for notice in stage["notices"]]
     warned = any("default_reward_fn_type" in notice for notice in notices)
-    assert warned is (reward in ("abstains", "choosy", "runs_tests"))
+    assert warned is (reward in ("abstains", "choosy", "runs_tests", "wants_a_box"))
+    if reward == "breaks":
+        line = REWARDS_FILE[: REWARDS_FILE.index("truth.value")].count("\n") + 1
+        assert f"trial_{tmp_path.name}.py, line {line})" in validated.problems[0].message
 
 
 RECIPES = Path(checks.__file__).parents[3] / "configs"

@@ -104,10 +104,11 @@ def number(value: Any) -> Any:
 
 
 def described(raised: BaseException) -> dict[str, Any]:
-    """Return an exception as a reply: text, class names, a TrinityError's key, the name of a missing module."""
+    """Return an exception as a reply: text, notes, class names, a TrinityError's key, a missing module."""
     missing = raised.name if isinstance(raised, ModuleNotFoundError) else None
     kinds, key = [kind.__name__ for kind in type(raised).__mro__], getattr(raised, "key", "")
-    return {"error": str(raised), "kinds": kinds, "key": str(key), "missing": missing}
+    text = " ".join(filter(None, [str(raised), *getattr(raised, "__notes__", ())]))
+    return {"error": text, "kinds": kinds, "key": str(key), "missing": missing}
 
 
 def main() -> None:

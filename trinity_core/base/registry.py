@@ -54,11 +54,13 @@ class Registry(dict[str, T]):
         leading: int = 0,
         functions: Callable[[T], Iterable[Callable[..., Any]]] | None = None,
         recipe: str = "",
+        adapt: Callable[[Any], T] | None = None,
     ) -> None:
         """`functions` returns the functions that a part's arguments are passed to; by default the part itself.
 
         Their first `leading` parameters and those named in `inputs` are filled by the caller; all others are arguments
-        that a configuration may give. `recipe` is a plugin folder with further names.
+        that a configuration may give. `recipe` is a plugin folder with further names. `adapt` converts what is
+        registered to a part; it keeps the original as `function`.
         """
         super().__init__()
         self.kind = kind
@@ -69,6 +71,7 @@ class Registry(dict[str, T]):
         self._leading = leading
         self._functions = functions
         self._recipe = recipe
+        self._adapt = adapt or (lambda part: part)
         self._modules: dict[str, ModuleType | None] = {}
         self._models: dict[str, tuple[T, type[BaseModel] | None]] = {}
 
@@ -81,13 +84,14 @@ class Registry(dict[str, T]):
         if not isinstance(name, str):
             raise InputError(f"a {self.kind} is registered under a name, as in register('mine')")
 
-        def add(part: T) -> T:
+        def add(registered: T) -> T:
+            part = self._adapt(registered)
             module = _module_of(part)
             again = name in self and _same_source(self[name], part) and self._modules.get(name) is not module
             if name in self and not again:
                 raise InputError(f"the {self.kind} '{name}' is registered already; choose another name", key=name)
             self[name], self._modules[name] = part, module
-            return part
+            return registered
 
         return add
 
@@ -151,8 +155,7 @@ class Registry(dict[str, T]):
             ) from error
         if attribute not in module:
             raise TrinityError(f"module {module_name} has no {self.kind} '{attribute}'", key=path)
-        part: T = module[attribute]
-        return part
+        return self._adapt(module[attribute])
 
 
 def registry_of(key: str) -> Registry[Any]:

@@ -22,8 +22,8 @@ from trinity_core.data.task import Task as OurTask
 from trinity_core.workflows.base import Workflow as OurWorkflow
 from trinity_core.workflows.base import all_of, runs_of
 from trinity_core.workflows.builtin import THINK_PROMPT, THINK_SCORE
-from trinity_core.workflows.rewards.base import INPUTS, REWARD_FNS, VERIFIER_ERRORS, RewardFn, RewardItem
-from trinity_core.workflows.rewards.functions import accepted
+from trinity_core.workflows.rewards.base import VERIFIER_ERRORS, RewardFn, RewardItem
+from trinity_core.workflows.rewards.functions import INPUTS, REWARD_FNS, accepted
 from trinity_core.workflows.rewards.pool import RewardRunner
 from trinity_core.workflows.rollout_model import opened_thought
 

@@ -32,6 +32,7 @@ from trinity_core.workflows.agent import AgentWorkflow
 from trinity_core.workflows.base import unknown_workflow
 from trinity_core.workflows.conversation import ConversationWorkflow
 from trinity_core.workflows.environments.workflow import EnvWorkflow
+from trinity_core.workflows.rewards.functions import ANSWER, misfit
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
 
 T = TypeVar("T")
@@ -196,10 +197,15 @@ def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Rep
             report.add(
                 Finding(where, None, "missing", f"must be given: workflow '{flow}' has no reward function of its own.")
             )
+    reward_fn = _resolved(REWARD_FNS, reward, where, report, imports)
+    answers = reward_fn if reward not in MODEL_REWARDS else None
+    if answers is not None and (fault := misfit(str(reward), answers, ANSWER)):
+        report.add(Finding(where, reward, "invalid", f"{fault}."))
+        reward_fn = None
     values: dict[str, Any] = {}
     for registry, part, name, args in (
         (WORKFLOWS, workflow, flow, "workflow_args"),
-        (REWARD_FNS, _resolved(REWARD_FNS, reward, where, report, imports), reward, "reward_fn_args"),
+        (REWARD_FNS, reward_fn, reward, "reward_fn_args"),
     ):
         if part is not None:
             values[args] = fitting(registry, part, str(name), getattr(taskset, args), f"{key}.{args}", report)

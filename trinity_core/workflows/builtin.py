@@ -10,7 +10,8 @@ from trinity_core.base.signatures import Arguments, arguments_model
 from trinity_core.data.experience import Experience
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, all_of
 from trinity_core.workflows.rewards import Reward, RewardItem
-from trinity_core.workflows.rewards.base import INPUTS, VERIFIER_ERRORS
+from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
+from trinity_core.workflows.rewards.functions import INPUTS
 from trinity_core.workflows.rewards.judge import llm_judge
 from trinity_core.workflows.rollout_model import Completion
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from trinity_core.data.files import RejectedRow, Row, Rows, data_files, is_local
 from trinity_core.data.inspection import FORMATS, supervised_inputs
 from trinity_core.data.joined import input_row, inputs_of
 from trinity_core.data.supervised import Kind, read_supervised
+from trinity_core.data.task import Task
 from trinity_core.data.taskset import PromptCheck, Taskset
 from trinity_core.exchange.store.earlier_rollouts import find_rollouts
 from trinity_core.pipelines.named_parts import reward_of
@@ -39,8 +41,12 @@ MORE_ROWS = 1000
 """Rows read if none of the first can be used, before a data set is refused."""
 MAX_PROMPT, TRUNCATION = "model.max_prompt_tokens", "model.enable_prompt_truncation"
 ANSWER = "1"
+IN_ALL_FORMS = "<think>1</think> <answer>\\boxed{1}</answer>\n```python\n1\n```\n#### 1"
+"""Another answer, for reward functions that fail without the form they look for."""
 LACKS = ("ImportError", "ModuleNotFoundError", "NameError")
 """Errors of a reward function that lacks a name or module."""
+BROKEN = ("AttributeError", "KeyError", "TypeError")
+"""Errors that a reward function hardly means to raise: with the same one for each row and answer, it never works."""
 Read = Callable[..., Any]
 """Reads the first `limit` rows: those that can be used, and those that are rejected."""
 
@@ -101,35 +107,46 @@ def _unread_answers(key: str, taskset: TasksetConfig, rows: list[Row]) -> Iterat
 
 def _unjudged(key: str, tasks: Taskset, pool: RewardPool) -> Iterator[Finding]:
     """Yield a reward function that can judge no answer to these rows. Those that ask models are not tried."""
-    faults: list[Finding] = []
     where, count = f"{key}.default_reward_fn_type", min(len(tasks), ROWS)
-    for number in sorted({part * count // JUDGED for part in range(JUDGED)}):
-        task = tasks[number]
+    tried = [tasks[number] for number in sorted({part * count // JUDGED for part in range(JUDGED)})]
+    faults: list[Finding] = []
+    breaks: list[str | None] = []
+    for task in tried:
         name = task.reward_fn or reward_of(tasks.config)
         if name is None or name in MODEL_REWARDS:
             return
-        messages = task.messages if formats.has_prompt(task.raw, task.format) else []
-        prompt = str(messages[-1].get("content", "")) if messages else ""
-        item = RewardItem(ANSWER, task.truth, prompt, task.raw, task.reward_fn_args, 1, messages)
         try:
-            [reward] = pool.score_sync(name, [item])
-        except DataError as error:
-            part = f"{key}.format.response_key" if error.key else where
-            faults.append(Finding(part, name, "unavailable", f"{error}."))
-        except RewardError as error:
-            faults.append(Finding(where, name, "unavailable", f"{error}."))
-        except TransientFault as error:  # a process died or timed out, as it may for each of the others
-            faults.append(Finding(where, name, "unavailable", f"{error}.", severity="warning"))
+            error = _error_of(name, task, pool, ANSWER)
+            is_broken = error is not None and error.startswith(BROKEN) and _error_of(name, task, pool, IN_ALL_FORMS)
+        except DataError as fault:
+            part = f"{key}.format.response_key" if fault.key else where
+            faults.append(Finding(part, name, "unavailable", f"{fault}."))
+        except RewardError as fault:
+            faults.append(Finding(where, name, "unavailable", f"{fault}."))
+        except TransientFault as fault:  # a process died or timed out, as it may for each of the others
+            faults.append(Finding(where, name, "unavailable", f"{fault}.", severity="warning"))
             break
         else:
-            if reward.error is None:
+            if error is None:
                 return
-            severity: Severity = "error" if _never_works(reward.error, task.raw) else "warning"
-            message = f"'{name}' judges the answer '{ANSWER}' to none of the first rows: {reward.error}."
+            breaks.append(error if is_broken else None)
+            severity: Severity = "error" if _never_works(error, task.raw) else "warning"
+            message = f"'{name}' judges the answer '{ANSWER}' to none of the first rows: {error}."
             faults.append(Finding(where, name, "unavailable", message, severity=severity))
-            if reward.error.startswith("the verifier"):
+            if error.startswith("the verifier"):
                 break
+    if breaks[:1] != [None] and breaks == breaks[:1] * len(tried):
+        faults[0] = replace(faults[0], severity="error")
     yield from faults[:1]
+
+
+def _error_of(name: str, task: Task, pool: RewardPool, answer: str) -> str | None:
+    """Return why a reward function does not judge an answer to a task; None if it does."""
+    messages = task.messages if formats.has_prompt(task.raw, task.format) else []
+    prompt = str(messages[-1].get("content", "")) if messages else ""
+    item = RewardItem(answer, task.truth, prompt, task.raw, task.reward_fn_args, 1, messages)
+    [reward] = pool.score_sync(name, [item])
+    return reward.error
 
 
 def _never_works(error: str, row: Row) -> bool:

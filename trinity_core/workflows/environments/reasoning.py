@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from trinity_core.base.errors import DataError
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Step, missing
-from trinity_core.workflows.rewards.base import REWARD_FNS, WARM_UPS, graded
+from trinity_core.workflows.rewards.base import WARM_UPS, graded
+from trinity_core.workflows.rewards.functions import REWARD_FNS
 from trinity_core.workflows.rewards.math import tagged_answers
 
 EVALUATED = frozenset({

@@ -12,7 +12,6 @@ from numbers import Real
 from typing import Any, Protocol
 
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.registry import Registry
 
 Parts = dict[str, float]
 ROUNDING = 1e-6
@@ -176,10 +175,6 @@ class Reward:
         return {**self.counts, **(self.parts or {}), VERIFIER_ERRORS: float(self.error is not None)}
 
 
-INPUTS = ("prompt", "response", "truth", "task", "response_tokens", "items", "models")
-"""Parameters of reward functions that are not configuration keys."""
-
-REWARD_FNS: Registry[RewardFn] = Registry("reward function", inputs=INPUTS)
 FAST_PATHS: dict[str, FastPath] = {}
 WARM_UPS: dict[str, Callable[[], object]] = {}
 """Called once per worker before its first answer, so that imports and caches do not count towards a timeout."""

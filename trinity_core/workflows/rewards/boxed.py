@@ -11,7 +11,8 @@ from typing import Any
 
 from trinity_core.base.errors import DataError
 from trinity_core.workflows.rewards.answers import same
-from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
+from trinity_core.workflows.rewards.base import FAST_PATHS, WARM_UPS, Parts
+from trinity_core.workflows.rewards.functions import REWARD_FNS
 from trinity_core.workflows.rewards.math import last_box, plain_verdict, reference, reference_kind
 
 _ANSWER_LINE = re.compile(r"answer[*_ \t]*[:：](?:[*_$\s]|\\[\[(])*([^\n]+)", re.IGNORECASE)

@@ -15,7 +15,8 @@ from fractions import Fraction
 from typing import Any
 
 from trinity_core.base.errors import DataError
-from trinity_core.workflows.rewards.base import REWARD_FNS, Parts
+from trinity_core.workflows.rewards.base import Parts
+from trinity_core.workflows.rewards.functions import REWARD_FNS
 from trinity_core.workflows.rewards.math import tagged_answers
 
 _PLAIN = re.compile(r"[0-9+\-*/()\s]*")

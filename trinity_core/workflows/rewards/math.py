@@ -14,7 +14,8 @@ from typing import Any
 from trinity_core.base.errors import DataError
 from trinity_core.data.messages import short
 from trinity_core.workflows.rewards.answers import read, same, without_verifier
-from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
+from trinity_core.workflows.rewards.base import FAST_PATHS, WARM_UPS, Parts
+from trinity_core.workflows.rewards.functions import REWARD_FNS
 from trinity_core.workflows.rewards.spelling import plain
 
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")

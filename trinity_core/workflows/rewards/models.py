@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_core.base.threads import call_in
 from trinity_core.config.schema.explorer import ExternalModelConfig
-from trinity_core.workflows.rewards.base import REWARD_FNS, Reward, RewardItem
+from trinity_core.workflows.rewards.base import Reward, RewardItem
+from trinity_core.workflows.rewards.functions import REWARD_FNS
 from trinity_core.workflows.rewards.pool import RewardRunner
 
 if TYPE_CHECKING:

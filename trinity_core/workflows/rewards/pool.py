@@ -18,6 +18,8 @@ import logging
 import os
 import queue
 import resource
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -32,14 +34,15 @@ from trinity_core.base.plugins import load_plugins
 from trinity_core.base.threads import tied
 from trinity_core.workflows.rewards.base import (
     FAST_PATHS,
-    REWARD_FNS,
     TIME_LIMITS,
     WARM_UPS,
     Reward,
+    RewardFn,
     RewardItem,
     completed,
     scored,
 )
+from trinity_core.workflows.rewards.functions import REWARD_FNS, misfit
 
 NO_NUMBER = "the reward function gave no number"
 """How the error of a reward begins whose function returned something else."""
@@ -77,22 +80,28 @@ class RewardWorker:
         inputs: dict[str, Any] = {
             "prompt": item.prompt, "response": item.response, "truth": item.truth, "task": item.task,
         }  # fmt: skip
-        signature = inspect.signature(score)
-        if "response_tokens" in signature.parameters:
+        if "response_tokens" in inspect.signature(score).parameters:
             inputs["response_tokens"] = item.response_tokens
+        if fault := misfit(name, score, inputs, item.args):
+            raise TrinityError(fault)
         try:
-            inspect.signature(score, follow_wrapped=False).bind(**inputs, **item.args)
-        except TypeError as error:
-            raise TrinityError(
-                f"the reward function '{name}' cannot be called with {', '.join((*inputs, *item.args))}: {error}; "
-                "register a function (not a class) of the form `def name(*, response, truth, **_)`"
-            ) from error
-        result = completed(score(**inputs, **item.args))
+            result = completed(score(**inputs, **item.args))
+        except Exception as error:
+            error.add_note(_place(error, score))
+            raise
         try:
             verdict = scored(result)
         except (TypeError, ValueError) as error:
             return {"error": f"{NO_NUMBER}: {error}"}
         return {"parts": verdict.parts, "counts": verdict.counts}
+
+
+def _place(error: Exception, function: RewardFn) -> str:
+    """Return file and line of a plugin's reward function that raised an error; "" for our own functions."""
+    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    ours = function.__module__.startswith("trinity_core.")
+    return "" if ours or not lines else f"({file}, line {lines[-1]})"
 
 
 WORKER = "trinity_core.workflows.rewards.pool:RewardWorker"

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity_core.base.errors import DataError
-from trinity_core.workflows.rewards.base import REWARD_FNS, TIME_LIMITS, WARM_UPS, Scored, graded
+from trinity_core.workflows.rewards.base import TIME_LIMITS, WARM_UPS, Scored, graded
 from trinity_core.workflows.rewards.code.forms import tests_of
 from trinity_core.workflows.rewards.code.judging import Judging
 from trinity_core.workflows.rewards.code.sandbox import CodeLimits, best_isolation
+from trinity_core.workflows.rewards.functions import REWARD_FNS
 
 _FENCE = re.compile(r"^([ \t]*)(```+|~~~+)[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*\2", re.DOTALL | re.MULTILINE)
 PYTHON = ("python", "python3", "py")
