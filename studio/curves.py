@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any, NamedTuple
 
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
 """Endings of metrics shown by default, one metric each."""
 FEW_POINTS = 60
-RECENT = 5
-"""Steps whose mean a hint looks at."""
-HINTS = (
-    ("reward/zero_variance_groups", 0.8, "of the groups have equal rewards and teach nothing: tasks are too easy or "
-     "too hard. Try a curriculum, a larger `repeat_times`, or dapo's dynamic sampling"),
-    ("actor/pg_clipfrac", 0.2, "of the tokens are clipped: try fewer updates a batch, or a lower learning rate"),
-    ("truncated/mean", 0.1, "of the answers are cut off at `max_response_tokens`: try a larger limit, or a penalty"),
-)  # fmt: skip
-"""Ending of a share, its normal maximum and what to do above it, as in docs/troubleshooting.md."""
 
 
 class Point(NamedTuple):
@@ -30,16 +20,6 @@ Curve = dict[int, Point]
 """One metric of a run, by step. If a resumed run wrote a step twice, the later value counts."""
 Curves = dict[str, Curve]
 """Metric's full name → curve."""
-
-
-def hints(curves: Curves) -> list[str]:
-    """Return a sentence for each share that is not normal in the latest steps."""
-    enough = {name: [*curve.values()][-RECENT:] for name, curve in curves.items() if len(curve) >= RECENT}
-    recent = {name: fmean(point.value for point in points) for name, points in enough.items()}
-    return [
-        f"{value:.0%} {text} (`{name}`, mean of the last {RECENT} steps)."
-        for ending, most, text in HINTS for name, value in recent.items() if name.endswith(ending) and value > most
-    ]  # fmt: skip
 
 
 def first_shown(names: Sequence[str]) -> list[str]:

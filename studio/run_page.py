@@ -13,7 +13,7 @@ from pathlib import Path
 import streamlit as st
 
 from studio.actions import action_for, hindrance, perform
-from studio.curves import chart, first_shown, hints, short_titles
+from studio.curves import chart, first_shown, short_titles
 from studio.launch import FAULTS
 from studio.run_table import open_clicked, page_of_runs, show_table
 from studio.runs import Run, ancestors
@@ -30,6 +30,7 @@ from trinity_core.results.audit import stores_of
 from trinity_core.results.compare import Comparison, compare, comparison_text, shown
 from trinity_core.results.doctor import Diagnosis, diagnose
 from trinity_core.results.evidence import gather
+from trinity_core.results.normal import hints
 from trinity_core.results.report import report
 from trinity_core.view.viewed_run import RunFolders
 
@@ -181,7 +182,7 @@ def show_findings(runs: Sequence[Run]) -> None:
             name = "" if len(runs) == 1 else f"{escaped(run.name)}: "
             text = f"**{name}{found.check}**: {escaped(found.evidence)}. {escaped(found.cause)}."
             st.warning(f"{text}  \n{escaped(found.next_step)}.", icon=":material/stethoscope:")
-        for hint in hints(run.curves):
+        for hint in hints({name: [point.value for point in curve.values()] for name, curve in run.curves.items()}):
             st.caption(f":material/lightbulb: {hint} [What is normal](docs?page=troubleshooting.md)")
 
 
