@@ -1,113 +1,146 @@
-"""Make the pictures of Studio in `docs/pictures` from the runs below a folder of checkpoints, with headless Chromium.
+"""Make all pictures of the docs: run the quick start under `trinity up` in a project of its own, and take its pages.
 
-    python docs/make_pictures.py --checkpoints checkpoints --run Trinity-Flows/quickstart_rft
-    python docs/make_pictures.py --pipeline http://127.0.0.1:4200/runs/flow-run/ID     # while `trinity up` runs here
+    python docs/make_pictures.py        # some 12 minutes on two cores; needs Chromium
 
-The second one is of a pipeline on Prefect's page, `prefect_pipeline`.
-
-It drives the browser as the tests do, with a window of 1400 by 900 pixels. For each picture it prints the seconds until
-the page is drawn: everything that Streamlit draws, or that the page of rollouts loads, except curves.
+The project is a new folder, `runs/pictures` by default, and its ports are not those of `trinity up`. The browser
+is driven as the tests do, with a window of 1400 by 900 pixels. For each picture it prints the seconds until the page is
+drawn: everything that Streamlit draws, or that the page of rollouts loads, except curves.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
+import shutil
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "tests/view"))
-from browser import opened  # noqa: E402 - the tests' driver of Chromium
+sys.path += [str(ROOT), str(ROOT / "tests/view")]
+from browser import Page, button, opened  # noqa: E402 - the tests' driver of Chromium
 
 from trinity_core.base.gate import server_key  # noqa: E402
 
-PORT = 4299
-CHART_SECONDS = 4.0
+PREFECT, STUDIO = "http://127.0.0.1:4298", "http://127.0.0.1:4299"
+CHART_SECONDS, PAUSE_SECONDS = 4.0, 300.0
 CHAT = "document.querySelector('[data-testid=stChatInput] textarea')"
 QUESTION = "Uwe has 5 eggs and breaks 2. How many eggs does Uwe have now?"
+FIELDS = "[...document.querySelectorAll('textarea')]"
 SOMETHING = "[data-testid=stMainBlockContainer] [data-testid], #table tbody tr, .tokens .t, .texts, \
 .flow-run-graph canvas"
 """What stands on a page only once it has been drawn, in Studio, in the page of rollouts, or on Prefect's page."""
 DRAWN = """(app => !app || app.dataset.testScriptState === "notRunning")(document.querySelector("[data-testid=stApp]"))
     && (loading => !loading || loading.hidden)(document.querySelector("#loading"))"""
+PROJECT = "Trinity-Flows"
+RUN = quote(f"{PROJECT}/quickstart_rft", safe="")
+PAGES = {
+    "studio_configuration": "/?file=configs/quickstart/quickstart.yaml",
+    "studio_runs": "/runs",
+    "studio_run": f"/runs?run={RUN}",
+    "studio_compare": f"/runs?run={RUN}&run={RUN.replace('_rft', '_sft')}",
+    "studio_checkpoints": f"/runs?run={RUN}&tab=Checkpoints",
+    "studio_chat": f"/chat?run={RUN}",
+    "view_table": f"/rollouts/#run={RUN}&tab=table&by=reward",
+    "view": f"/rollouts/#run={RUN}&tab=experiences&group=40&rollout=5",
+    "view_samples": f"/rollouts/#run={RUN}&source=eval_test&group=25&rollout=6",
+}
 
 
 def main() -> None:
-    """Serve Studio and take the pictures."""
+    """Run the quick start and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
-    parser.add_argument("--run", default="Trinity-Flows/quickstart_rft")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs/pictures", help="new folder of the project")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/pictures")
-    parser.add_argument("--pipeline", default="", help="address of a pipeline's run on Prefect's page")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.pipeline:
-        asyncio.run(take(options.pipeline, options.out / "prefect_pipeline.png"))
-        return
-    run = quote(options.run, safe="")
-    pages = {
-        "studio_configuration": "/?file=configs/quickstart/quickstart.yaml",
-        "studio_runs": "/runs",
-        "studio_run": f"/runs?run={run}",
-        "studio_compare": f"/runs?run={run}&run={quote(options.run.replace('_rft', '_sft'), safe='')}",
-        "studio_checkpoints": f"/runs?run={run}&tab=Checkpoints",
-        "studio_chat": f"/chat?run={run}",
-        "view_table": f"/rollouts/#run={run}&tab=table&by=reward",
-        "view": f"/rollouts/#run={run}&tab=experiences&group=40&rollout=5",
-        "view_samples": f"/rollouts/#run={run}&source=eval_test&group=25&rollout=6",
-    }
-    checkpoints = str(options.checkpoints.absolute())
-    command = [sys.executable, "-m", "studio", "--port", str(PORT), "--checkpoints", checkpoints]
-    studio = subprocess.Popen(command, cwd=ROOT)
+    folder, out = options.folder.absolute(), options.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    trinity("init", str(folder), at=ROOT)
+    trinity("up", "--port", PREFECT[-4:], "--studio-port", STUDIO[-4:], "--mlflow-port", "0", at=folder)
     try:
-        wait_for(f"http://127.0.0.1:{PORT}/_stcore/health")
-        for name, path in pages.items():
-            asyncio.run(take(f"http://127.0.0.1:{PORT}{path}", options.out / f"{name}.png"))
+        trinity("quickstart", at=folder)
+        shutil.copy(folder / "checkpoints" / PROJECT / "quickstart_rft/monitor/curve.png", out)
+        asyncio.run(take_all(folder, out))
     finally:
-        studio.terminate()
-        studio.wait(30)
+        trinity("down", at=folder)
 
 
-def wait_for(address: str) -> None:
-    """Wait until a server answers, for a minute."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            urlopen(address, timeout=5).close()  # noqa: S310 - this machine's server
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-        else:
-            return
+def trinity(*arguments: str, at: Path) -> None:
+    """Run a command of this clone in a folder."""
+    own = {"PYTHONPATH": str(ROOT), "TRINITY_CHECKPOINT_ROOT_DIR": "checkpoints"}
+    subprocess.run([sys.executable, "-m", "flows.cli", *arguments], cwd=at, env=os.environ | own, check=True)
 
 
-async def take(address: str, picture: Path) -> None:
-    """Save a page as a picture, once Streamlit has drawn it and its charts have had their time."""
-    with_key = address.replace("://", f"://{server_key(ROOT)}@")
-    async with opened(with_key, picture.parent, is_ours=False) as page:
-        size = {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+async def take_all(folder: Path, out: Path) -> None:
+    """Take the pages of Studio and of Prefect; a person's verdicts are asked for by a run of its own."""
+    key = server_key(folder)
+    newest = {"flows": {"name": {"any_": ["pipeline"]}}, "sort": "START_TIME_DESC", "limit": 1}
+    [pipeline] = prefect("/flow_runs/filter", key, newest)
+    asking = prefect("/deployments/name/sft/human", key)["id"]
+    human = prefect(f"/deployments/{asking}/create_flow_run", key, {})["id"]
+    for name, path in PAGES.items():
+        await take(f"{STUDIO}{path}", out / f"{name}.png", key)
+    await take(f"{PREFECT}/runs/flow-run/{pipeline['id']}", out / "prefect_pipeline.png", key)
+    deadline = time.monotonic() + PAUSE_SECONDS
+    while (state := prefect(f"/flow_runs/{human}", key)["state_type"]) != "PAUSED":
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"sft/human is {state} and does not pause")
+        await asyncio.sleep(1)
+    await take(f"{PREFECT}/runs/flow-run/{human}", out / "human_verdicts.png", key, 512, 970)
+
+
+def prefect(path: str, key: str, body: dict[str, Any] | None = None) -> Any:
+    """Return what Prefect's API answers."""
+    headers = {"Authorization": f"Basic {b64encode(key.encode()).decode()}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(f"{PREFECT}/api{path}", data, headers), timeout=30) as answer:  # noqa: S310 - this machine's
+        return json.load(answer)
+
+
+async def take(address: str, picture: Path, key: str, width: int = 1400, height: int = 900) -> None:
+    """Save a page as a picture, once it is drawn and its charts have had their time."""
+    async with opened(address.replace("://", f"://{key}@"), picture.parent, is_ours=False) as page:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         await page.call("Emulation.setDeviceMetricsOverride", **size)
         began = time.monotonic()
         await page.call("Page.navigate", url=address)
         await page.until(f"!!document.querySelector({SOMETHING!r}) && {DRAWN}")
         seconds = time.monotonic() - began
         await asyncio.sleep(CHART_SECONDS)
-        if await page.value(f"!!{CHAT}"):
-            await page.click("document.querySelector('[data-testid=stCheckbox] label')")  # greedy
-            await page.until(DRAWN)
-            await page.click(CHAT)
-            await page.type(QUESTION)
-            await page.press("Enter")
-            await page.until("document.querySelectorAll('[data-testid=stChatMessage]').length === 4", "answers", 120)
+        if picture.stem == "studio_chat":
+            await ask(page)
+        if picture.stem == "human_verdicts":
+            await give_verdicts(page)
         await page.until(DRAWN)
-        await page.picture(picture, 1400, 900)
+        await page.picture(picture, width, height)
     print(f"{picture}  {picture.stat().st_size / 1000:.0f} kB  {seconds:.2f} s")
+
+
+async def ask(page: Page) -> None:
+    """Let both models of the Chat page answer."""
+    await page.click("document.querySelector('[data-testid=stCheckbox] label')")  # greedy
+    await page.until(DRAWN)
+    await page.click(CHAT)
+    await page.type(QUESTION)
+    await page.press("Enter")
+    await page.until("document.querySelectorAll('[data-testid=stChatMessage]').length === 4", "answers", 120)
+
+
+async def give_verdicts(page: Page) -> None:
+    """Fill in the form of a paused run for its last task: its best answer, its worst, and a better one."""
+    await page.click(button("Resume"))
+    await page.until(f"{FIELDS}.length >= 3", "the form")
+    for field, verdict in ((-3, "keep"), (-2, "drop")):
+        await page.click(f"{FIELDS}.at({field})")
+        await page.type(verdict)
+    await asyncio.sleep(1)  # the form has moved
 
 
 if __name__ == "__main__":
