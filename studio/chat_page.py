@@ -12,14 +12,15 @@ from studio.texts import escaped
 from trinity_core.base.errors import TrinityError
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
-from trinity_core.results.chat import ChatModel, Conversation, chat_models
+from trinity_core.results.chat import ChatModel, Conversation, chat_models, last_trained
 
 
 def chat_page(settings: StudioSettings) -> None:
     runs = find_runs(settings.checkpoints)
     runs.sort(key=lambda run: run.began.timestamp() if run.began else 0.0, reverse=True)
     folders = {run.name: run.folder for run in runs if run.folder is not None}
-    steps = {name: whole_steps(folder)[::-1] for name, folder in folders.items()}
+    trained = {name: last_trained(folder) for name, folder in folders.items()}
+    steps = {name: whole_steps(folder)[::-1] for name, folder in trained.items()}
     names = [name for name, saved in steps.items() if saved]
     if not names:
         st.info("There is no checkpoint to talk to yet.")
@@ -45,7 +46,7 @@ def chat_page(settings: StudioSettings) -> None:
                 conversation.ask(text)
         except (OSError, TrinityError) as error:
             st.error(str(error))
-    if not conversation.turns and (example := sampled_prompt(folder)):
+    if not conversation.turns and (example := sampled_prompt(trained[name])):
         st.caption(f"The run was asked, for example: {escaped(example)}")
     for column, (model, chat_model) in zip(st.columns(len(models)), models.items(), strict=True):
         with column, st.container(border=True):

@@ -15,7 +15,7 @@ import streamlit as st
 from studio.actions import action_for, hindrance, perform
 from studio.curves import chart, first_shown, short_titles
 from studio.launch import FAULTS
-from studio.run_table import open_clicked, page_of_runs, show_table
+from studio.run_table import open_clicked, page_of_runs, show_rows, show_table
 from studio.runs import Run, ancestors
 from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped
@@ -27,7 +27,7 @@ from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.run_record import RunState, config_path
 from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.results.audit import stores_of
-from trinity_core.results.compare import Comparison, compare, comparison_text, shown
+from trinity_core.results.compare import NO_SCORES, Comparison, compare, comparison_text, difference_text, shown
 from trinity_core.results.doctor import Diagnosis, diagnose
 from trinity_core.results.evidence import gather
 from trinity_core.results.normal import hints
@@ -35,6 +35,7 @@ from trinity_core.results.report import report
 from trinity_core.view.viewed_run import RunFolders
 
 LOG_BYTES = 40_000
+VERDICTS = {"better": "green", "worse": "red", "not distinguishable": "gray"}
 CHANGED = ("sample", "prompt", "baseline", "score", "baseline's answer", "answer")
 
 
@@ -103,12 +104,19 @@ def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: Studio
 
 
 def show_differences(comparison: Comparison, names: Sequence[str]) -> None:
-    """Show different settings, then scores, then all samples whose score differs from the baseline's."""
+    """Show the verdicts, then different settings, then all samples whose score differs from the baseline's."""
+    for group in comparison.others:
+        who = f"{', '.join(group.runs)} against {', '.join(comparison.baseline)}"
+        for name, compared in group.sets.items():
+            verdict, text = compared.difference.verdict, f"{name}: {difference_text(compared.difference)} tasks"
+            st.markdown(f":{VERDICTS[verdict]}-badge[{verdict}] **{escaped(who)}**, {escaped(text)}")
+        if not group.sets:
+            st.markdown(f":gray-badge[no verdict] **{escaped(who)}**, {NO_SCORES.strip()}")
     values = comparison.configuration.items()
     rows = [{"key": key} | dict(zip(names, map(shown, of_runs), strict=True)) for key, of_runs in values]
     st.markdown("**Configuration**" if rows else "The configurations are the same.")
     if rows:
-        st.dataframe(rows, hide_index=True)
+        show_rows(rows)
     st.markdown("**Scores, data and code**")
     others = [
         replace(group, sets={name: replace(compared, changed=()) for name, compared in group.sets.items()})
@@ -120,7 +128,8 @@ def show_differences(comparison: Comparison, names: Sequence[str]) -> None:
             changed = ((sample.location, sample.prompt, *sample.scores, *sample.answers) for sample in compared.changed)
             if samples := [dict(zip(CHANGED, cells, strict=True)) for cells in changed]:
                 title = f"{name}: {len(samples)} answers of {', '.join(group.runs)} whose score is not the baseline's"
-                st.expander(escaped(title)).dataframe(samples, hide_index=True)
+                with st.expander(escaped(title)):
+                    show_rows(samples)
 
 
 def show_facts(run: Run) -> None:
@@ -265,12 +274,12 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
     best = max(scores.keys() & {*steps}, key=lambda step: (scores[step], -step), default=None)
     rows = {
         "step": steps,
-        "score": [f"{scores[step]:.3f}" if step in scores else "–" for step in steps],
+        "score": [f"{scores[step]:.3f}" if step in scores else None for step in steps],
         "best": ["★" if step == best else "" for step in steps],
         "Hugging Face": ["converted" if is_converted(layout.step(step)) else "" for step in steps],
         "folder": [settings.shown(layout.step(step)) for step in steps],
     }
-    st.dataframe(rows, hide_index=True)
+    show_rows(rows)
 
 
 def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:

@@ -18,7 +18,7 @@ MAY_LACK = ("scores", "rewards", "note")
 
 
 def show_table(runs: Sequence[Run], **options: Any) -> Any:
-    """Draw the table, with Streamlit's further options of a dataframe; return what is selected in it."""
+    """Draw the table of runs; return what is selected in it."""
     columns = {
         "run": st.column_config.TextColumn(width=188),
         "score": st.column_config.TextColumn(help="The newest held-out score, with its 95 % interval"),
@@ -29,9 +29,12 @@ def show_table(runs: Sequence[Run], **options: Any) -> Any:
     now = datetime.now(UTC)
     rows = [table_row(run, now) for run in runs]
     shown = [name for name in rows[0] if name not in MAY_LACK or any(row[name] for row in rows)]
-    return st.dataframe(
-        rows, hide_index=True, height="content", column_config=columns, column_order=shown, placeholder="–", **options
-    )  # fmt: skip
+    return show_rows(rows, height="content", column_config=columns, column_order=shown, **options)
+
+
+def show_rows(rows: Any, **options: Any) -> Any:
+    """Draw rows as every table of Studio, with further options of a dataframe; return what is selected in it."""
+    return st.dataframe(rows, hide_index=True, placeholder="–", **options)
 
 
 def page_of_runs() -> Any:

@@ -124,6 +124,17 @@ def test_files_and_functions_are_short() -> None:
     assert too_long == []
 
 
+PAGES_LINES = 3600
+"""Lines of Studio and of the page of rollouts, scripts and styles too: a new part takes the place of another."""
+
+
+def test_the_pages_grow_no_further_and_have_one_table() -> None:
+    files = [path for top in ("studio", "trinity_core/view") for path in (ROOT / top).rglob("*")]
+    texts = {path: path.read_text() for path in files if path.suffix in (".py", ".js", ".css", ".html")}
+    assert sum(text.count("\n") for text in texts.values()) <= PAGES_LINES
+    assert [path.name for path, text in texts.items() if "dataframe(" in text] == ["run_table.py"]
+
+
 ENDLESS = {"join", "wait", "acquire", "communicate"}
 """Methods that wait for ever if they are given no argument."""
 LIMITED = {"run", "check_call", "check_output", "call", "urlopen", "get", "FileLock"}

@@ -358,13 +358,16 @@ def test_a_run_shows_its_note_what_it_waits_for_and_what_the_doctor_finds(folder
     page = AppTest.from_function(shown, default_timeout=60).run()
     assert not page.exception and any("Resume" in info.value for info in page.info)
     assert any("cut-off" in warning.value for warning in page.warning)
-    assert any("90% of the groups" in caption.value for caption in page.caption)
+    assert any("is 0.9, normally at most 0.8" in caption.value for caption in page.caption)
     page.text_input[0].set_value("to be watched").run()
     assert Note.of(job) == Note("to be watched")
 
 
 def test_two_models_answer_side_by_side(folder: Path, tiny_folder: Path) -> None:
+    """Of a pipeline the last stage's model, and the first stage's base."""
     chat_run(folder / "checkpoints/p/one", tiny_folder)
+    record_start(folder / "checkpoints/p/all", {}, "pipeline")
+    write_json(JobLayout(folder / "checkpoints/p/all").stages, {"rft": "one"})
 
     def chat() -> None:
         from studio.chat_page import chat_page
@@ -373,6 +376,8 @@ def test_two_models_answer_side_by_side(folder: Path, tiny_folder: Path) -> None
         chat_page(studio_settings([]))
 
     page = AppTest.from_function(chat, default_timeout=120).run()
+    assert {*page.selectbox[0].options} == {"p/all", "p/one"}
+    page.selectbox[0].set_value("p/all").run()
     page.toggle[0].set_value(True).run()
     page.chat_input[0].set_value("How many?").run()
     assert not page.exception and not page.error
@@ -413,6 +418,7 @@ def test_the_oldest_run_is_the_baseline_and_every_changed_answer_is_shown(folder
         save_answers(job, "test", 4, tasks)
     page = AppTest.from_function(comparison, default_timeout=60, args=("p/new", "p/old")).run()
     assert not page.exception and [*page.dataframe[0].value["run"]] == ["p/old", "p/new"]
+    assert page.markdown[1].value.startswith(":green-badge[better]"), "below the table of runs"
     changed = page.dataframe[2].value
     assert len(changed) == 5 and {*changed["baseline"]} == {0.0} and {*changed["score"]} == {1.0}
     assert "--json" not in page.code[0].value and "--all" not in page.code[0].value, "options of a command"

@@ -138,6 +138,12 @@ class Conversation:
         return answers
 
 
+def last_trained(folder: Path) -> Path:
+    """Return the run in `folder`, of a pipeline the last stage that has saved a checkpoint."""
+    runs = [run for run in runs_in(folder.resolve()) if run.is_dir()]
+    return next((run for run in reversed(runs) if whole_steps(run)), folder.resolve())
+
+
 def chat_models(folder: Path, step: int | None = None, base: bool = True) -> dict[str, ChatModel]:
     """Return the model that the run in `folder` began with (if `base`) and that of `step` (default: the latest), which
     is converted if need be, by the names under which they are shown.
@@ -145,8 +151,7 @@ def chat_models(folder: Path, step: int | None = None, base: bool = True) -> dic
     Of a pipeline, the last stage's, beside the first stage's base. Raises DataError if there is no such checkpoint, or
     the run has not recorded its configuration.
     """
-    runs = [run for run in runs_in(folder.resolve()) if run.is_dir()]
-    trained = next((run for run in reversed(runs) if whole_steps(run)), folder.resolve())
+    trained = last_trained(folder)
     steps, tree = whole_steps(trained), run_record.read_config(trained)
     if not steps or (step is not None and step not in steps):
         stored_runs(folder)  # raises for a folder that is no run
@@ -162,7 +167,8 @@ def chat_models(folder: Path, step: int | None = None, base: bool = True) -> dic
         taskset = TasksetConfig(**tasksets[0])
         sampling = {key: value for key, value in taskset.rollout_args if value is not None and key in SAMPLING}
         settings, system = settings.with_values(sampling), task_format(taskset).system_prompt
-    start = str(read_meta(JobLayout(runs[0]).trainer_meta).get("model") or settings.model_path)
+    first = next(run for run in runs_in(folder.resolve()) if run.is_dir())
+    start = str(read_meta(JobLayout(first).trainer_meta).get("model") or settings.model_path)
     if (looks_local(start) and (fault := model_fault(Path(start)))) and base:
         why = f"the model that the run began with: {fault} With --no-base the run's model answers alone"
         raise DataError(why, key="model.model_path")

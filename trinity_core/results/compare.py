@@ -248,7 +248,7 @@ def comparison_text(
             lines += _set_lines(name, compared, everything)
         lines += [] if group.sets else [NO_SCORES]
         if group.rewards is not None:
-            lines.append(f"  training reward: {_difference(group.rewards)} common steps; {TRAINED_ON}")
+            lines.append(f"  training reward: {difference_text(group.rewards)} common steps; {TRAINED_ON}")
     return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])
 
 
@@ -257,7 +257,7 @@ def _set_lines(name: str, compared: SetComparison, everything: bool) -> list[str
     tied = difference.pairs - difference.won - difference.lost
     bands = [f"{min(s):.3f}–{max(s):.3f} ({len(s)} runs)" if len(s) > 1 else "1 run" for s in compared.seeds]
     lines = [
-        f"  {name}: {difference.verdict}. {_difference(difference)} tasks",
+        f"  {name}: {difference.verdict}. {difference_text(difference)} tasks",
         f"    {difference.won} tasks won, {difference.lost} lost, {tied} tied; seeds: {' | '.join(bands)}",
     ]
     if min(map(len, compared.seeds)) == 1:
@@ -285,7 +285,8 @@ def _first(lines: list[str], number: int, rest: str) -> list[str]:
     return lines[:number] + more
 
 
-def _difference(of: Difference) -> str:
+def difference_text(of: Difference) -> str:
+    """Return `0.520 → 0.985, +0.465 [+0.410, +0.520], 400`: scores, their difference with its interval, pairs."""
     return f"{of.before:.3f} → {of.after:.3f}, {of.after - of.before:+.3f} [{of.low:+.3f}, {of.high:+.3f}], {of.pairs}"
 
 
