@@ -93,7 +93,9 @@ def test_curves_are_compared_at_common_steps() -> None:
     assert undefined is not None and undefined.verdict == "not distinguishable" and undefined.pairs == 99
 
 
-def run_folder(root: Path, name: str, accuracy: float, seed: int, lr: float = 1e-5, answers: bool = True) -> Path:
+def run_folder(
+    root: Path, name: str, accuracy: float, seed: int, lr: float = 1e-5, answers: bool = True, step: int = 10
+) -> Path:
     folder = root / "p" / name
     record_start(folder, {"name": name, "seed": seed, "algorithm": {"lr": lr}}, "rft", software={"torch": "2.0"})
     write_json(folder / "summary.json", {"made_from": {"inputs": {"/data/train.jsonl": f"digest {lr}"}}})
@@ -103,9 +105,9 @@ def run_folder(root: Path, name: str, accuracy: float, seed: int, lr: float = 1e
         tasks = [
             TaskAnswers(i, f"row {i}", f"test.jsonl:{i + 1}", [s], f"q{i}", [f"a{s}"]) for i, s in enumerate(right)
         ]
-        save_answers(folder, "test", 10, tasks)
+        save_answers(folder, "test", step, tasks)
     score, metrics = float(np.mean(right)), MetricsFile(folder, "eval")
-    metrics.write(10, {
+    metrics.write(step, {
         "eval/test/accuracy": score, "eval/test/accuracy_low": score - 0.1, "eval/test/accuracy_high": score + 0.1,
         "eval/test/judged": 100.0,
     }, made_with="x")  # fmt: skip
@@ -129,6 +131,18 @@ def test_runs_are_compared_by_what_they_stored(tmp_path: Path) -> None:
     assert compared["changed"][0]["location"].startswith("test.jsonl:")
     text = called(main, "compare", *map(str, folders)).stdout
     assert "better" in text and "algorithm.lr" in text
+
+
+def test_a_stage_has_the_score_that_the_next_one_measured_before_its_first_step(tmp_path: Path) -> None:
+    sft = tmp_path / "p/sft"
+    record_start(sft, {"name": "sft"}, "sft")
+    rft = run_folder(tmp_path, "rft", 0.2, 1, step=0)
+    run_folder(tmp_path, "rft", 0.9, 2)
+    assert compare([sft, rft]).others[0].sets == {}, "not known to belong together"
+    (tmp_path / "p/all").mkdir()
+    write_json(tmp_path / "p/all/stages.json", {"sft": "sft", "rft": "rft"})
+    difference = compare([sft, rft]).others[0].sets["test"].difference
+    assert (difference.verdict, difference.pairs) == ("better", 100)
 
 
 def test_seeds_of_one_configuration_and_runs_without_answers(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import DataError
+from trinity_core.base.files import read_json
 from trinity_core.base.layout import step_of
 from trinity_core.config.fields import plain_settings
 from trinity_core.config.paths import normalised
@@ -143,9 +144,11 @@ def read_run(path: Path) -> ComparedRun:
     step = step_of(path)
     folder = path if step is None else path.parent
     folder = next((run for run in reversed(stored_runs(folder)) if read_evaluations(run)), folder)
-    at = max(latest_scores(folder), default=None) if step is None else step
-    metrics = [line.metrics for line in read_evaluations(folder) if line.step == at]
-    answers = {name: read_answers(folder, name, at or 0) for name in (evaluated_sets(metrics[-1]) if metrics else ())}
+    scored, at = folder, max(latest_scores(folder), default=None) if step is None else step
+    if at is None and (following := _next_stage(folder)) and 0 in latest_scores(following):
+        scored, at = following, 0  # it has evaluated this stage's model before its first step
+    metrics = [line.metrics for line in read_evaluations(scored) if line.step == at]
+    answers = {name: read_answers(scored, name, at or 0) for name in (evaluated_sets(metrics[-1]) if metrics else ())}
     record = read_record(folder)
     return ComparedRun(
         f"{folder.parent.name}/{folder.name}" + ("" if step is None else f" step {step}"),
@@ -156,6 +159,15 @@ def read_run(path: Path) -> ComparedRun:
         {name: {task.digest: task for task in tasks} for name, tasks in answers.items() if tasks},
         series(read_metrics(folder), "reward/mean", "trainer"),
     )
+
+
+def _next_stage(folder: Path) -> Path | None:
+    """Return the folder of the stage after the one in `folder`, which begins with its model; None for other runs."""
+    for recorded in folder.parent.glob("*/stages.json"):
+        stages = [*(read_json(recorded) or {}).values()]
+        if folder.name in stages[:-1]:
+            return folder.with_name(stages[stages.index(folder.name) + 1])
+    return None
 
 
 def _pipeline_config(path: Path) -> dict[str, Any]:
