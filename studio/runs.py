@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from statistics import median
 from threading import Lock
 from typing import Any
 
@@ -28,7 +26,8 @@ from trinity_core.config.findings import value_at
 from trinity_core.config.secrets import MASK, without_secrets
 from trinity_core.config.yaml_text import parse_value
 from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_steps
-from trinity_core.exchange.tracking.metrics_file import MetricsReader, metrics_path
+from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader, metrics_path
+from trinity_core.exchange.tracking.progress import seconds_a_step
 from trinity_core.exchange.tracking.run_record import (
     RunRecord,
     RunState,
@@ -37,7 +36,7 @@ from trinity_core.exchange.tracking.run_record import (
     read_record,
     record_path,
 )
-from trinity_core.exchange.tracking.scores import scores_like_the_newest
+from trinity_core.exchange.tracking.scores import intervals_like_the_newest, score_text, scores_like_the_newest
 from trinity_core.exchange.tracking.writers import full_names
 from trinity_core.results.lineage import Ancestor, ancestry, parent_of
 
@@ -48,7 +47,6 @@ PREFECT_STATES = {
 }  # fmt: skip
 SIDE_FLOWS = ("evaluate", "convert", "curate")
 """Flows that may run at the same time as a run's training."""
-RECENT_STEPS = 20
 QUOTED = re.compile(r'"([A-Za-z][\w.-]*)"')
 
 
@@ -91,8 +89,7 @@ class Run:
     @property
     def score_text(self) -> str:
         """`0.985 [0.968, 0.993]`."""
-        score = "–" if self.score is None else f"{self.score:.3f}"
-        return f"{score} [{self.interval[0]:.3f}, {self.interval[1]:.3f}]" if self.interval else score
+        return "–" if self.score is None else score_text(self.score, self.interval)
 
     @property
     def progress(self) -> str:
@@ -243,7 +240,7 @@ class SeenRun:
             changed = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
             if changed != self._changed:
                 curves = self._curves()
-                self._run = _read(self._run, folder, curves, scores_like_the_newest(self._metrics.evaluations))
+                self._run = _read(self._run, folder, curves, self._metrics.evaluations)
                 self._changed = changed
             return self._run
 
@@ -264,33 +261,23 @@ class SeenRun:
 _seen = lru_cache(maxsize=512)(SeenRun)
 
 
-def _read(run: Run, folder: Path, curves: Curves, scores: Mapping[int, float]) -> Run:
+def _read(run: Run, folder: Path, curves: Curves, evaluations: list[MetricLine]) -> Run:
     layout, record, config = JobLayout(folder), read_record(folder), read_config(folder)
     meta = read_meta(layout.trainer_meta)
     paces = (curve for name, curve in curves.items() if name.endswith("timing_s/step"))
     trainer = curves.get("timing_s/step") or next(paces, None)
     model = str(meta.get("model") or value_at(config, "model.model_path") or "")
     origin, step = run_of(model)
-    recent = [point.time for point in trainer.values()][-RECENT_STEPS:] if trainer else []
-    gaps = [after - before for before, after in pairwise(recent)]
     return replace(
         run, config=config, record=record, note=Note.of(folder),
-        curves=curves, scores=scores, intervals=_intervals(curves),
+        curves=curves, scores=scores_like_the_newest(evaluations), intervals=intervals_like_the_newest(evaluations),
         algorithm=str(value_at(config, "algorithm.algorithm_type") or value_at(meta, "algorithm.algorithm_type") or ""),
         model=f"{origin.name} step {step}" if origin else "/".join(Path(model).parts[-2:]),
         source=(f"{origin.parent.name}/{origin.name}", step) if origin else ("", 0),
         stages={stage: f"{folder.parent.name}/{name}" for stage, name in (read_json(layout.stages) or {}).items()},
         step=max(trainer or (step for curve in curves.values() for step in curve), default=0),
-        seconds_a_step=median(gaps) if gaps else None,
+        seconds_a_step=seconds_a_step([point.time for point in trainer.values()] if trainer else []),
     )  # fmt: skip
-
-
-def _intervals(curves: Curves) -> dict[int, tuple[float, float]]:
-    ends = [f"/accuracy_{end}" for end in ("low", "high")]
-    lows, highs = ([curve for name, curve in curves.items() if name.endswith(end)] for end in ends)
-    if len(lows) != 1 or len(highs) != 1:
-        return {}
-    return {step: (low.value, highs[0][step].value) for step, low in lows[0].items() if step in highs[0]}
 
 
 def _time(seconds: float) -> datetime:

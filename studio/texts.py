@@ -6,8 +6,8 @@ import re
 from html import escape
 from typing import Literal
 
+from trinity_core.base import timing
 from trinity_core.exchange.tracking.run_record import RunState
-from trinity_core.run.preflight import stage_plan
 
 COLOURS: dict[RunState, Literal["gray", "blue", "orange", "green", "red"]] = {
     RunState.RUNNING: "blue", RunState.STOPPING: "orange", RunState.FINISHED: "green",
@@ -17,7 +17,7 @@ COLOURS: dict[RunState, Literal["gray", "blue", "orange", "green", "red"]] = {
 
 def duration(seconds: float | None) -> str:
     """Format `51 s`, `1 min 05 s`, `2 h 10 min`; a dash for None."""
-    return "–" if seconds is None else stage_plan.duration(seconds)
+    return "–" if seconds is None else timing.duration(seconds)
 
 
 def escaped(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import math
 import re
 import shlex
 import threading
@@ -13,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -33,13 +33,17 @@ from trinity_core.config.yaml_text import shortened
 from trinity_core.exchange.tracking.curve import LearningCurve, curve_title
 from trinity_core.exchange.tracking.mlflow_root import default_uri, mlflow_address
 from trinity_core.exchange.tracking.mlflow_writer import served_run
-from trinity_core.exchange.tracking.progress import REPORT_SHARE, ProgressReport
+from trinity_core.exchange.tracking.progress import ProgressReport
 from trinity_core.exchange.tracking.rollouts import newest_rollouts, rollouts_table
 from trinity_core.run.summary import named_stages
 
 log = logging.getLogger(__name__)
 
 BAR = 20
+REPORT_SECONDS, MAX_REPORT_SECONDS = 10.0, 60.0
+"""Minimum and maximum time between two updates of the artifacts."""
+REPORT_SHARE = 0.01
+"""Maximum share of time for them: Prefect's cost up to a second, on cores that engines and trainer need."""
 LONGEST_NAME = 80
 """Characters of a flow run's name."""
 UNSHOWN = ("made_from", "tracking", "tracking_uri")
@@ -130,40 +134,58 @@ def _api_answers() -> bool:
 
 
 class LiveReport(ProgressReport):
-    """Shows progress in Prefect's log and as artifacts."""
+    """Shows progress in Prefect's log, and once in a while as artifacts."""
 
     def __init__(self, config: Config, source: str) -> None:
         super().__init__(config, source)
+        self._text = self._shown_text = ""
+        """What was logged last, and what the artifacts show."""
+        self._showing: Future[None] | None = None
+        self._due = 0.0
         self._thread = DaemonThread("report")
-        """A single thread for all reports: matplotlib caches fonts, and malloc memory, per drawing thread."""
-        self._reporting: Future[None] | None = None
-        self._ends = False
+        """A single thread for all artifacts: matplotlib caches fonts, and malloc memory, per drawing thread."""
 
-    def report(self, done: bool = False) -> None:
-        self._ends = done
-        if done and self._reporting is not None:
-            wait([self._reporting], LAST_SECONDS)
-        show_if_possible(lambda: super(LiveReport, self).report(done), needs_api=False)
-
-    def report_if_due(self) -> None:
-        """Like `report`, in a thread: while Prefect's API does not answer, the run must still notice signals and
-        losses."""
-        if self._reporting is not None:
-            if not self._reporting.done():
+    def report(self) -> None:
+        """Log what is new, and show it in a thread: while Prefect's API does not answer, the run must still notice
+        signals and losses."""
+        show_if_possible(super().report, needs_api=False)
+        if self._showing is not None:
+            if not self._showing.done():
                 return
-            self._reporting.result()
-        report = partial(show_if_possible, super().report_if_due, needs_api=False)
-        self._reporting = self._thread.submit(report)
+            self._showing.result()
+        if self._text != self._shown_text and time.monotonic() >= self._due:
+            self._showing = self._thread.submit(self.show)
 
-    def show(self, text: str, percent: float) -> None:
-        self.tell(text, percent)
-        show_if_possible(lambda: show_curve(self.config, if_due=not self._ends))
-        show_if_possible(lambda: show_rollouts(self.config))
-
-    def tell(self, text: str, percent: float) -> None:
+    def tell(self, text: str) -> None:
         get_run_logger().info(text)
+        self._text = text
+
+    def show(self, ends: bool = False) -> None:
+        """Show the progress on the run's page, with its curve and rollouts."""
+        began, text = time.monotonic(), self._text
+        percent = 100.0 if ends and self.total_steps is None else self._percent()
         _page(self.config).progress[self.source] = f"{_bar(percent)} {text}"
         show_if_possible(lambda: _show_page(self.config, text.partition(":")[0]))
+        show_if_possible(lambda: show_curve(self.config, if_due=not ends))
+        show_if_possible(lambda: show_rollouts(self.config))
+        self._shown_text, self._due = text, time.monotonic() + pause_after(time.monotonic() - began)
+
+    def finish(self) -> None:
+        self._due = math.inf
+        super().finish()
+        if self._showing is not None:
+            wait([self._showing], LAST_SECONDS)
+        if self._text:
+            self.show(ends=True)
+
+    def _percent(self) -> float:
+        step = self.lines.last.step if self.lines.last else 0
+        return min(100.0 * step / self.total_steps, 100.0) if self.total_steps else 0.0
+
+
+def pause_after(cost: float) -> float:
+    """Return the seconds until artifacts are due again, after `cost` seconds to show them."""
+    return min(max(cost / REPORT_SHARE, REPORT_SECONDS), MAX_REPORT_SECONDS)
 
 
 def _bar(percent: float) -> str:

@@ -13,7 +13,7 @@ import pytest
 from trinity_core.config import Config, config_from_dict
 from trinity_core.exchange.tracking import metrics_file, progress
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
-from trinity_core.exchange.tracking.progress import ActorWaits, ProgressReport
+from trinity_core.exchange.tracking.progress import ActorWaits, ProgressReport, StepLines
 
 
 class Actor:
@@ -48,25 +48,84 @@ def test_nobody_waits_for_the_answer_of_an_actor(actor: Actor) -> None:
     assert waits.news() == "", "whoever waits for its run hears of that"
 
 
+class Told(ProgressReport):
+    """A report that keeps what it has told."""
+
+    def __init__(self, config: Config, source: str) -> None:
+        self.texts: list[str] = []
+        super().__init__(config, source)
+
+    def tell(self, text: str) -> None:
+        self.texts.append(text)
+
+
 def test_a_wait_is_part_of_the_progress(actor: Actor, tmp_path: Path) -> None:
-    shown: list[tuple[str, float]] = []
-
-    class Report(ProgressReport):
-        def tell(self, text: str, percent: float) -> None:
-            shown.append((text, percent))
-
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
-    report = Report(config, "explorer")
+    report = Told(config, "explorer")
     report.total_steps, report.actor = 4, ActorWaits(actor.ask)
-    report.report_if_due()
+    report.report()
     actor.answer("waits for version 0 of the trainer")
-    report.report_if_due()
+    report.report()
     MetricsFile(config.job_dir, "explorer").write(1, {"reward/mean": 0.5})
-    report.report(done=True)
-    assert shown == [
-        ("no step yet; waits for version 0 of the trainer", 0.0),
-        ("step 1 of 4: reward/mean 0.5", 25.0),
+    report.report()
+    actor.answer("waits for version 1 of the trainer")
+    report.report()
+    report.finish()
+    assert report.texts == [
+        "no step yet; waits for version 0 of the trainer",
+        "step 1 of 4: reward/mean 0.5",
+        "step 1 of 4; waits for version 1 of the trainer",
     ]
+
+
+def test_each_step_is_told_once(tmp_path: Path) -> None:
+    """However many there are since the last look; those of an earlier attempt are known, also after a rewind."""
+    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
+    metrics = MetricsFile(config.job_dir, "trainer")
+    metrics.write(1, {"reward/mean": 0.25})
+    report = Told(config, "trainer")
+    for step in range(2, 40):
+        metrics.write(step, {"reward/mean": 0.5})
+    for _ in range(2):
+        report.report()
+    metrics.write(40, {"reward/mean": 0.5})
+    metrics_file.rewind(config.job_dir, 38)
+    report.report()
+    metrics.write(39, {"reward/mean": 0.75})
+    report.finish()
+    assert report.texts == [f"step {step}: reward/mean 0.5" for step in range(2, 40)] + ["step 39: reward/mean 0.75"]
+
+
+def test_a_line_has_the_time_left_and_the_score_with_its_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same in an actor's log: there the actor itself reads them."""
+    now = [1000.0]
+    monkeypatch.setattr(metrics_file.time, "time", lambda: now[0])
+    job, numbers = tmp_path / "p" / "n", {"reward/mean": 0.5, "tokens_per_second": 57530.0}
+    trainer, evaluation = MetricsFile(job, "trainer"), MetricsFile(job, "eval")
+    trainer.write(1, numbers)
+    now[0] += 9000.0  # until the next attempt, which is no step's time
+    lines, texts = StepLines(job, "trainer"), []
+    for step in (2, 3, 4, 5):
+        now[0] += 30.0 if step < 5 else 300.0
+        trainer.write(step, numbers)
+        texts += [lines.text(10) for _ in lines.new()]
+        if step == 3:
+            accuracy = {"accuracy": 0.58, "accuracy_low": 0.541, "accuracy_high": 0.618, "judged": 4.0}
+            evaluation.write(3, {f"eval/test/{name}": value for name, value in accuracy.items()})
+            assert [line.source for line in lines.new()] == ["eval"]
+    scored = "reward/mean 0.5, score 0.580 [0.541, 0.618] at step 3, tokens_per_second 57530"
+    assert texts == [
+        "step 2 of 10: reward/mean 0.5, tokens_per_second 57530",
+        "step 3 of 10, 3 min 30 s left: reward/mean 0.5, tokens_per_second 57530",
+        f"step 4 of 10, 3 min 00 s left: {scored}",
+        f"step 5 of 10, 2 min 30 s left: {scored}",
+    ]
+    two_sets = {"eval/test/accuracy": 0.5, "eval/hard/accuracy": 0.1, "eval/hard/accuracy_low": 0.0}
+    evaluation.write(6, two_sets | {"eval/hard/accuracy_high": 0.2})
+    trainer.write(10, numbers)
+    assert [*lines.new()] and lines.text(10).startswith("step 10 of 10: reward/mean 0.5, score 0.300 at step 6, ")
 
 
 def scored(folder: Path) -> tuple[Config, Callable[[int, float], None]]:
@@ -104,22 +163,20 @@ def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
     assert [message.count("0.500") for message in told(caplog)] == [1]
 
 
-def test_scores_are_logged_when_they_are_there(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each by itself, in order and with the run's name, although the next report of the steps is not due yet."""
+def test_scores_are_logged_when_they_are_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each by itself, with the run's name, and in order with the steps."""
     caplog.set_level("INFO", "trinity_core.exchange.tracking.progress")
-    monkeypatch.setattr(progress, "pause_after", lambda cost: 3600.0)
     config, score = scored(tmp_path)
-    report = ProgressReport(config, "explorer")
-    report.report_if_due()
+    steps, report = MetricsFile(config.job_dir, "explorer"), ProgressReport(config, "explorer")
     for number, step in enumerate((0, 30, 40), 1):
         score(step, step / 100)
-        report.report_if_due()
-        assert len(told(caplog)) == number
-    assert [message.partition(":")[0] for message in told(caplog)] == [
-        f"{config.name}, step 0 (before training)", f"{config.name}, step 30", f"{config.name}, step 40",
+        steps.write(step + 1, {"reward/mean": 0.5})
+        report.report()
+        assert len(told(caplog)) == 2 * number
+    assert [message.partition(":")[0].partition(",")[2] for message in told(caplog) if config.name in message] == [
+        " step 0 (before training)", " step 30", " step 40"
     ]  # fmt: skip
+    assert [message.startswith("explorer: step") for message in told(caplog)] == [False, True] * 3
 
 
 def test_scores_of_an_evaluation_beside_training_are_logged_where_it_runs(

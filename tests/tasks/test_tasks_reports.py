@@ -21,7 +21,6 @@ from tasks.frontend import PREFECT
 from tasks.reports import LiveReport, artifact_key
 from trinity_core.base.waits import poll
 from trinity_core.config import Config
-from trinity_core.exchange.tracking import progress
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, explorer_source
 
 pytestmark = pytest.mark.slow
@@ -47,6 +46,7 @@ def test_a_run_goes_on_where_prefect_is_away(
             numbers.write(step, {"reward/mean": 0.5})
             others.write(step + 3, {"reward/mean": 0.7})
             report.report()
+        report.finish()
     assert [r.getMessage() for r in caplog.records if r.name == "run" and r.levelno == logging.INFO] == [
         f"step {step} of 10: reward/mean 0.5" for step in (1, 2)
     ]
@@ -77,28 +77,32 @@ def test_an_ended_run_goes_on_where_prefect_is_away(
 def test_a_report_that_takes_long_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
     answered = Event()
-    lines: list[str] = []
-    monkeypatch.setattr(LiveReport, "show", lambda _, text, percent: answered.wait(60) and lines.append(text))
+    shown: list[bool] = []
+    told = mock.Mock()
+    monkeypatch.setattr(reports, "get_run_logger", lambda: told)
+    monkeypatch.setattr(LiveReport, "show", lambda _, ends=False: answered.wait(60) and shown.append(ends))
     report = LiveReport(config, "trainer")
-    MetricsFile(config.job_dir, "trainer").write(1, {"reward/mean": 0.5})
-    for _ in range(3):
-        report.report_if_due()
-    assert not lines
+    for step in (1, 2, 3):
+        MetricsFile(config.job_dir, "trainer").write(step, {"reward/mean": 0.5})
+        report.report()
+        assert [call.args[0] for call in told.info.call_args_list][step - 1 :] == [f"step {step}: reward/mean 0.5"]
+    assert not shown
     answered.set()
-    report.report(done=True)
-    assert lines == ["step 1: reward/mean 0.5"] * 2, "the last report waits for the one before"
+    report.finish()
+    assert shown == [False, True], "the last report waits for the one before"
+    assert told.info.call_count == 3
 
 
 def test_all_reports_of_a_source_come_from_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn in many threads keeps memory for each."""
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
     drawn_in: list[threading.Thread] = []
-    monkeypatch.setattr(LiveReport, "show", lambda _, text, percent: drawn_in.append(threading.current_thread()))
-    monkeypatch.setattr(progress, "pause_after", lambda cost: 0.0)
+    monkeypatch.setattr(reports, "get_run_logger", lambda: logging.getLogger("run"))
+    monkeypatch.setattr(LiveReport, "show", lambda _, ends=False: drawn_in.append(threading.current_thread()))
     report = LiveReport(config, "trainer")
     for step in range(1, 6):
         MetricsFile(config.job_dir, "trainer").write(step, {"reward/mean": 0.5})
-        assert any(report.report_if_due() or len(drawn_in) >= step for _ in poll(30))
+        assert any(report.report() or len(drawn_in) >= step for _ in poll(30))
     assert len(drawn_in) == 5 and len({*drawn_in}) == 1
 
 
@@ -113,10 +117,29 @@ def test_the_curve_is_redrawn_once_a_while_and_at_the_end(tmp_path: Path, monkey
     for step in range(1, 6):
         for report in live:
             MetricsFile(config.job_dir, report.source).write(step, {"reward/mean": 0.5})
-            report.report()
+            report.show()
     assert shown.count(artifact_key(config, "curve")) == 1 and shown.count(artifact_key(config, "summary")) == 10
-    live[0].report(done=True)
+    live[0].finish()
     assert shown.count(artifact_key(config, "curve")) == 2
+
+
+def test_artifacts_are_updated_less_often_than_steps_are_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
+    caplog.set_level(logging.INFO, "run")
+    summaries: list[str] = []
+    monkeypatch.setattr(reports, "_put", lambda config, kind, text, title: summaries.append(title))
+    monkeypatch.setattr(reports, "get_run_logger", lambda: logging.getLogger("run"))
+    report, metrics = LiveReport(config, "trainer"), MetricsFile(config.job_dir, "trainer")
+    for step in range(1, 111):
+        metrics.write(step, {"reward/mean": 0.5})
+        report.report()
+    report.finish()
+    told = [record.getMessage().partition(":")[0] for record in caplog.records if record.name == "run"]
+    assert told == [f"step {step}" for step in range(1, 111)]
+    assert len([title for title in summaries if title.startswith("Summary")]) <= 2
+    assert "Summary: step 110" in summaries
 
 
 def test_an_evaluation_has_artifacts_of_its_own() -> None:

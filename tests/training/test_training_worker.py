@@ -68,7 +68,10 @@ def test_metrics_that_another_thread_reads_are_not_changed(rollouts):
         with mock.patch.object(trainer.source, "contributions", contributions):
             trainer.update(trainer.next_batch())
             trainer.write_metrics()
-        assert "rows/explorer" in trainer.progress.metrics and "rows/explorer" not in read[0]
+        metrics = trainer.progress.metrics
+        assert "rows/explorer" in metrics and "rows/explorer" not in read[0]
+        seconds = metrics["timing_s/step"] - metrics["timing_s/wait"]
+        assert metrics["tokens_per_second"] == pytest.approx(metrics["experience/tokens"] / seconds)
 
     worker = TrainerWorker(config)
     worker.start()

@@ -42,7 +42,8 @@ def run(config: Config) -> dict[str, Any]:
 def metrics(config: Config) -> list[dict[str, float]]:
     lines = map(json.loads, (config.job_dir / "monitor" / "metrics.jsonl").read_text().splitlines())
     return [
-        {"step": line["step"], **{k: v for k, v in line["metrics"].items() if not k.startswith("timing_s/")}}
+        {"step": line["step"]}
+        | {k: v for k, v in line["metrics"].items() if not k.startswith(("timing_s/", "tokens_per_second"))}
         for line in lines
     ]
 

@@ -1,4 +1,4 @@
-"""Timers: time per part of a step, and time during which any activity of a kind is in progress."""
+"""Timers: time per part of a step, and time during which any activity of a kind is in progress. Durations as text."""
 
 from __future__ import annotations
 
@@ -98,3 +98,10 @@ class StepTimer:
         """Add to `timing_s/<name>`."""
         key = f"timing_s/{name}"
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds
+
+
+def duration(seconds: float) -> str:
+    """Format seconds: `42 s`, `3 min 20 s`, `5 h 07 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -277,7 +277,7 @@ def run_until_done(
             raise Stopped("The run was stopped before its next step boundary.")
         try:
             check()
-            report.report_if_due()
+            report.report()
         except RayDied:
             raise
         except BaseException:
@@ -285,7 +285,7 @@ def run_until_done(
             ray.wait(waiting, num_returns=len(waiting), timeout=grace)
             raise
         time.sleep(POLL_SECONDS)
-    report.report(done=True)
+    report.finish()
     return [get(ref) for ref in runs]
 
 

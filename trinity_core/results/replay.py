@@ -39,7 +39,7 @@ TARGET, WHO = "trinity_core.training.replay:ReplayRank", "the process that repea
 STEP_SECONDS = 7200.0
 """Time for the ranks to load, or to take one step; equal to the limit of a collective."""
 SHOWN = {"actor/final_loss": "loss", "actor/grad_norm": "gradient norm", "weights": "weights"}
-MACHINE = ("timing_s/", "memory/")
+MACHINE = ("timing_s/", "tokens_per_second", "memory/")
 """Beginnings of the names of metrics that depend on the machine."""
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from trinity_core.base.timing import StepTimer
 from trinity_core.config import Config
@@ -18,7 +18,8 @@ from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.run_store import file_owner
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
-from trinity_core.exchange.tracking.metrics_file import MetricsFile, explorer_source
+from trinity_core.exchange.tracking.metrics_file import explorer_source
+from trinity_core.exchange.tracking.progress import LoggedMetrics
 from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
 from trinity_core.rollout.inference.requests import WeightSyncReport
 from trinity_core.rollout.metrics import experiences_of, task_answers
@@ -58,9 +59,9 @@ class StepRecords:
         self._gaps: list[float] = []
         """Gaps of the weight checks since the last step."""
 
-    @property
-    def _metrics(self) -> MetricsFile:
-        return MetricsFile(self._job_dir, self._source)
+    @cached_property
+    def _metrics(self) -> LoggedMetrics:
+        return LoggedMetrics(self._job_dir, self._source)
 
     def spent(self, activity: str) -> AbstractContextManager[None]:
         """Add the time within this context to `timing_s/<activity>` of the step in progress."""

@@ -32,8 +32,8 @@ from trinity_core.exchange.checkpoints.resume import read_meta, update_meta
 from trinity_core.exchange.sync.shared_gpu import SharedGpu
 from trinity_core.exchange.sync.versions import run_versions
 from trinity_core.exchange.tracking import metrics_file
-from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.pauses import pause_steps
+from trinity_core.exchange.tracking.progress import LoggedMetrics
 from trinity_core.training.checkpoint import Savepoints
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes, join, uses_gpu
 from trinity_core.training.engine import fits_beside_engine, free_cached
@@ -117,7 +117,7 @@ class Trainer:
         self._is_offloaded = False
         self._config = config
         self.save_interval = config.trainer.save_interval
-        self._metrics_file = MetricsFile(config.job_dir, "trainer") if ranks.first else None
+        self._metrics_file = LoggedMetrics(config.job_dir, "trainer") if ranks.first else None
         self._ended = "finished"
         self._pauses = pause_steps(config, progress.step)
         self._fault: TransientFault | None = None
@@ -203,7 +203,11 @@ class Trainer:
         now = time.perf_counter()
         seconds = self._timer.seconds | {"timing_s/step": now - (self._since or now)}
         self._timer, self._since = StepTimer(), now
-        self.progress.metrics = (self.progress.metrics or {}) | seconds
+        metrics = (self.progress.metrics or {}) | seconds
+        at_work = seconds["timing_s/step"] - seconds.get("timing_s/wait", 0.0)
+        if (tokens := metrics.get("experience/tokens")) and at_work > 0:
+            metrics["tokens_per_second"] = tokens / at_work
+        self.progress.metrics = metrics
         if self._metrics_file is not None:
             self.progress.metrics = self.progress.metrics | self._by_explorer()
             self._metrics_file.write(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import math
 import os
 import time
@@ -20,8 +19,6 @@ from pathlib import Path
 from trinity_core.base.files import private_folder, read_json, sync_file, temporary_sibling, when_room
 from trinity_core.base.runlock import one_at_a_time
 
-log = logging.getLogger(__name__)
-
 LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; writing a line takes well under a millisecond."""
 LOCK_SECONDS = 60.0
@@ -29,11 +26,6 @@ FORWARDED_PREFIX = "forwarded_"
 DROPPED = b"\t"
 """Each byte of a line that `rewind` drops becomes this one, so that the positions of other lines stay. It may stand
 around a JSON value, and no line contains it otherwise."""
-SHOWN = (
-    "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
-    "tokens_per_second", "time/step", "timing_s/step", "timing_s/wait",
-)  # fmt: skip
-"""Metrics in the line of progress, if present."""
 STREAMS = ("trainer", "explorer", "eval")
 """Groups of sources that are forwarded independently of each other."""
 
@@ -56,12 +48,6 @@ class MetricLine:
     """Updates of the policy so far, by the optimizer's own count."""
 
 
-def progress_text(step: int, metrics: Mapping[str, float], total: int | None) -> str:
-    """Return `step 12 of 140: reward/mean 0.61, actor/final_loss 0.02`."""
-    numbers = ", ".join(f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics)
-    return f"step {step}{f' of {total}' if total else ''}: {numbers}"
-
-
 def metrics_path(job_dir: Path | str) -> Path:
     return Path(job_dir) / "monitor" / "metrics.jsonl"
 
@@ -78,8 +64,7 @@ class MetricsFile:
         self, step: int, metrics: Mapping[str, float], made_with: str = "", total_steps: int | None = None,
         weights: str = "", updates: int | None = None,
     ) -> None:  # fmt: skip
-        """Append one line, and log the metrics of `SHOWN`; non-finite numbers are written as null, so that every line
-        is plain JSON."""
+        """Append one line; non-finite numbers are written as null, so that every line is plain JSON."""
         line: dict[str, object] = {
             "step": int(step),
             "source": self.source,
@@ -91,8 +76,6 @@ class MetricsFile:
         if weights:
             line |= {"weights": weights, "total_steps": total_steps, "updates": updates}
         when_room(lambda: self._append(line), self.path)
-        if not metrics.keys().isdisjoint(SHOWN):  # else it is an evaluation, whose scores the explorer logs
-            log.info("%s: %s", self.source, progress_text(step, metrics, total_steps))
 
     def flush(self) -> None:
         """Flush the file to the disk, to survive a power cut."""
@@ -126,6 +109,8 @@ class MetricsReader:
         self.path = metrics_path(job_dir)
         self.evaluations: list[MetricLine] = []
         """Lines of evaluations (a run has few) among those read."""
+        self.start = 0
+        """Position of the line that `read` has yielded; a `rewind` moves no line."""
         self._forget = forget
         self._position, self._last, self._inode = 0, b"", 0
 
@@ -147,6 +132,7 @@ class MetricsReader:
                 if not raw.endswith(b"\n"):
                     return
                 self._position, self._last = self._position + len(raw), raw
+                self.start = self._position - len(raw.lstrip(DROPPED))
                 for line in parse(raw):
                     if stream_of(line.source) == "eval":
                         self.evaluations.append(line)

@@ -1,100 +1,159 @@
-"""The progress of a run in the log: new metrics and scores, and what an actor waits for."""
+"""The progress of a run, one line a step for people: in the log of the actor, at the terminal and in Prefect."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from threading import Lock
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
 from typing import Any
 
+from trinity_core.base.timing import duration
 from trinity_core.base.waits import Reminder
 from trinity_core.config import Config
-from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader, progress_text, stream_of
-from trinity_core.exchange.tracking.scores import by_eval_set, step_scores_text
+from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsFile, MetricsReader, stream_of
+from trinity_core.exchange.tracking.scores import (
+    by_eval_set,
+    intervals_like_the_newest,
+    score_text,
+    scores_like_the_newest,
+    step_scores_text,
+)
 
 log = logging.getLogger(__name__)
 
-REPORT_SECONDS, MAX_REPORT_SECONDS = 10.0, 60.0
-"""Minimum and maximum time between two reports."""
-REPORT_SHARE = 0.01
-"""Maximum share of time for reports: Prefect's cost up to a second, on cores that engines and trainer need."""
+OTHERS = ("actor/final_loss", "response_length/mean", "tokens_per_second", "timing_s/step")
+"""Metrics in the line of progress after reward and score, if present."""
+RECENT_STEPS = 20
+"""Steps whose median time gives the pace."""
 ASK_SECONDS = 2.0
 """Interval of requests to an actor about what it waits for."""
 
 
+def seconds_a_step(times: Sequence[float]) -> float | None:
+    """Return the median time between the latest steps, given when each was recorded; None before the second one."""
+    gaps = [after - before for before, after in pairwise(times[-RECENT_STEPS:])]
+    return median(gaps) if gaps else None
+
+
+class StepLines:
+    """Reads a run's new metrics and describes the steps of one source."""
+
+    def __init__(self, job_dir: Path, source: str) -> None:
+        """Lines that are there already, an earlier attempt's, are not new."""
+        self.last: MetricLine | None = None
+        """The newest step of the source."""
+        self._source = source
+        self._reader = MetricsReader(job_dir, self._forget)
+        self._times: deque[float] = deque(maxlen=RECENT_STEPS)
+        """When the latest steps of this attempt were recorded, in Unix seconds."""
+        self._seen = -1
+        """Position of the last line seen; a rewind lets the reader start over."""
+        for _ in self.new():
+            pass
+        self._times.clear()
+
+    def new(self) -> Iterator[MetricLine]:
+        """Yield new steps of the source and evaluations, in the order they were written. While a step is yielded,
+        `text` describes it."""
+        for line in self._reader.read():
+            is_own = line.source == self._source
+            if is_own:
+                self.last = line
+                self._times.append(line.time)
+            if self._reader.start > self._seen:
+                self._seen = self._reader.start
+                if is_own or stream_of(line.source) == "eval":
+                    yield line
+
+    def text(self, total: int | None) -> str:
+        """Return the line of progress of the last step, of `total` if known: `step 12 of 140, 3 min 20 s left:
+        reward/mean 0.61, score 0.580 [0.541, 0.618] at step 10, tokens_per_second 5753`."""
+        numbers = self.last.metrics if self.last else {}
+        parts = [*_shown(numbers, ["reward/mean"]), *self._score(), *_shown(numbers, OTHERS)]
+        return f"{self.step_text(total)}: {', '.join(parts)}"
+
+    def step_text(self, total: int | None) -> str:
+        """Return `step 12 of 140, 3 min 20 s left`, as far as known."""
+        if self.last is None:
+            return "no step yet"
+        seconds = self.seconds_left(total)
+        left = f", {duration(seconds)} left" if seconds and seconds >= 1 else ""
+        return f"step {self.last.step}{f' of {total}' if total else ''}{left}"
+
+    def seconds_left(self, total: int | None) -> float | None:
+        """Return the time for the rest of `total` steps at the pace of the latest ones, if known."""
+        pace = seconds_a_step([*self._times])
+        return None if self.last is None or not total or pace is None else max(total - self.last.step, 0) * pace
+
+    def _score(self) -> Iterator[str]:
+        """Yield the newest score with its step, if there is one."""
+        if scores := scores_like_the_newest(self._reader.evaluations):
+            step = max(scores)
+            interval = intervals_like_the_newest(self._reader.evaluations).get(step)
+            yield f"score {score_text(scores[step], interval)} at step {step}"
+
+    def _forget(self) -> None:
+        self.last = None
+        self._times.clear()
+
+
+def _shown(metrics: Mapping[str, float], names: Sequence[str]) -> Iterator[str]:
+    shown = {name: metrics[name] for name in names if name in metrics}
+    return (f"{name} {value:.0f}" if value >= 1000 else f"{name} {value:.4g}" for name, value in shown.items())
+
+
+class LoggedMetrics(MetricsFile):
+    """Writes the metrics of an actor's steps, and logs the line of progress of each."""
+
+    def __init__(self, job_dir: Path, source: str) -> None:
+        super().__init__(job_dir, source)
+        self._lines = StepLines(job_dir, source)
+
+    def write(
+        self, step: int, metrics: Mapping[str, float], made_with: str = "", total_steps: int | None = None,
+        weights: str = "", updates: int | None = None,
+    ) -> None:  # fmt: skip
+        super().write(step, metrics, made_with, total_steps, weights, updates)
+        for line in self._lines.new():
+            if line.source == self.source:
+                log.info("%s: %s", self.source, self._lines.text(total_steps))
+
+
 class ProgressReport:
-    """Logs the progress of one source of metrics, as often as `REPORT_SHARE` allows and only after a change. It also
-    logs what its actor waits for, if the wait is long, and an explorer's scores as soon as they are there."""
+    """Logs each step of one source of metrics as it is recorded, and what its actor waits for, if the wait is long.
+    An explorer's report also logs the scores, in order with its steps."""
 
     def __init__(self, config: Config, source: str) -> None:
         self.config = config
         self.source = source
         self.total_steps: int | None = None
         self.actor: ActorWaits | None = None
-        self._step = -1
-        self._metrics = MetricsReader(config.job_dir, self._forget)
-        self._last: MetricLine | None = None
-        self._reading = Lock()
-        """Serialises reading, because the last report may overlap with the previous one."""
-        self._told: list[MetricLine] = []
-        """Evaluations whose scores have been logged, or were there before."""
-        self._read()
-        self._due = 0.0
+        self.lines = StepLines(config.job_dir, source)
+        # Those of an evaluation beside training are logged where it runs.
+        self._tells_scores = source.startswith("explorer") and not config.evaluates_beside
 
-    def report_if_due(self) -> None:
-        self._tell_scores(self._read())
+    def report(self) -> None:
+        """Log what is new."""
+        for line in self.lines.new():
+            if line.source == self.source:
+                self.tell(self.lines.text(self.total_steps))
+            elif self._tells_scores:
+                log.info("%s", step_scores_text(self.config, line.step, by_eval_set(self.config, line.metrics)))
         if self.actor is not None and (waits := self.actor.news()):
-            self.tell(f"{self._text(self._last)}; {waits}", self._percent(self._last))
-        began = time.monotonic()
-        if began >= self._due:
-            self.report()
-            self._due = time.monotonic() + pause_after(time.monotonic() - began)
+            self.tell(f"{self.lines.step_text(self.total_steps)}; {waits}")
 
-    def report(self, done: bool = False) -> None:
-        """Report now if there are unreported steps, or if `done`: the last report, whether stopped or not."""
-        self._tell_scores(self._read())
-        last = self._last
-        if last is None or (last.step == self._step and not done):
-            return
-        self._step = last.step
-        percent = 100.0 if done and self.total_steps is None else self._percent(last)
-        self.show(self._text(last), percent)
-
-    def show(self, text: str, percent: float) -> None:
-        """Show one report, with all attachments."""
-        self.tell(text, percent)
-
-    def tell(self, text: str, percent: float) -> None:
+    def tell(self, text: str) -> None:
         log.info("%s: %s", self.source, text)
 
-    def _read(self) -> list[MetricLine]:
-        """Read what has been written since, and return the evaluations among it that are not logged yet."""
-        with self._reading:
-            lines = list(self._metrics.read())
-            self._last = next((line for line in reversed(lines) if line.source == self.source), self._last)
-            evaluations = [line for line in lines if stream_of(line.source) == "eval"]
-            new = [line for line in evaluations if line not in self._told]
-            if evaluations:
-                self._told = [*self._metrics.evaluations]
-            return new
-
-    def _text(self, last: MetricLine | None) -> str:
-        return "no step yet" if last is None else progress_text(last.step, last.metrics, self.total_steps)
-
-    def _forget(self) -> None:
-        self._last = None
-
-    def _tell_scores(self, evaluations: list[MetricLine]) -> None:
-        """Log scores in an explorer's report. Those of an evaluation beside training are logged where it runs."""
-        if self.source.startswith("explorer") and not self.config.evaluates_beside:
-            for line in evaluations:
-                log.info("%s", step_scores_text(self.config, line.step, by_eval_set(self.config, line.metrics)))
-
-    def _percent(self, last: MetricLine | None) -> float:
-        step = last.step if last else 0
-        return min(100.0 * step / self.total_steps, 100.0) if self.total_steps else 0.0
+    def finish(self) -> None:
+        """Report the rest of a run that has returned, finished or stopped."""
+        self.actor = None
+        self.report()
 
 
 class ActorWaits:
@@ -124,8 +183,3 @@ class ActorWaits:
             return ""
         self._since = now if self._since is None else self._since
         return waits if self._reminder.due(now - self._since) else ""
-
-
-def pause_after(cost: float) -> float:
-    """Return the seconds until the next report, after one that took `cost` seconds."""
-    return min(max(cost / REPORT_SHARE, REPORT_SECONDS), MAX_REPORT_SECONDS)

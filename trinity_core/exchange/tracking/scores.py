@@ -111,6 +111,26 @@ def scores_like_the_newest(evaluations: list[MetricLine]) -> dict[int, float]:
     return _scores(like_the_newest(evaluations))
 
 
+def intervals_like_the_newest(evaluations: list[MetricLine]) -> dict[int, tuple[float, float]]:
+    """Return step → 95 % interval of its score in `scores_like_the_newest`; none if the score is a mean of several
+    sets."""
+    intervals: dict[int, tuple[float, float]] = {}
+    for line in like_the_newest(evaluations):
+        ends = [
+            (value, line.metrics[name.removesuffix("low") + "high"])
+            for name, value in line.metrics.items() if name.endswith("/accuracy_low")
+        ]  # fmt: skip
+        intervals.pop(line.step, None)
+        if len(ends) == 1 and len(_by_set(line.metrics)) == 1:
+            intervals[line.step] = ends[0]
+    return intervals
+
+
+def score_text(score: float, interval: tuple[float, float] | None) -> str:
+    """Return `0.985 [0.968, 0.993]`."""
+    return f"{score:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{score:.3f}"
+
+
 def steps_to_evaluate(config: Config, whole: Collection[int]) -> list[int]:
     """Return the whole checkpoints, scored or not, that an evaluation beside training scores, apart from the last."""
     every = config.explorer.eval_interval
@@ -252,8 +272,8 @@ def scored_text(numbers: Mapping[str, float]) -> str:
     judged = f"{numbers.get('judged', 0):g} of {numbers.get('answers', 0):g} answers judged"
     if "accuracy" not in numbers:
         return f"no score: {judged}"
-    within = f" [{numbers['accuracy_low']:.3f}, {numbers['accuracy_high']:.3f}]" if "accuracy_low" in numbers else ""
-    parts = [f"accuracy {numbers['accuracy']:.3f}{within}", judged]
+    within = (numbers["accuracy_low"], numbers["accuracy_high"]) if "accuracy_low" in numbers else None
+    parts = [f"accuracy {score_text(numbers['accuracy'], within)}", judged]
     if failed := numbers.get("failed_requests"):
         parts.append(f"{failed:g} requests failed")
     if "accuracy_std" in numbers:

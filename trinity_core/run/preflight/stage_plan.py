@@ -10,6 +10,7 @@ from typing import Any
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.processes import cores, free_memory, memory_limit
+from trinity_core.base.timing import duration
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.config.training import DTYPE_BYTES
@@ -298,13 +299,6 @@ def _price(stage: StagePlan, per_hour: float) -> str:
     if stage.pace is None or not stage.total_steps:
         return f"{per_hour:g} an hour"
     return f"{per_hour * stage.pace.whole(stage.total_steps) / 3600:.2f} in all, at {per_hour:g} an hour"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds: `42 s`, `3 min 20 s`, `5 h 07 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, left = divmod(minutes, 60)
-    return f"{hours} h {left:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def _process_rows(process: ProcessEstimate) -> list[Row]:
