@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -22,8 +23,11 @@ from uuid import UUID
 
 import httpx
 from prefect.logging import get_run_logger
+from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from tasks.retries import api_faults
 from trinity_core.base.addresses import studio_links
@@ -134,7 +138,8 @@ def _api_answers() -> bool:
 
 
 class LiveReport(ProgressReport):
-    """Shows progress in Prefect's log, and once in a while as artifacts."""
+    """Shows progress in Prefect's log, as a bar on a terminal, and once in a while as artifacts. Prefect prints log
+    lines at once and sends them to its API in batches, each artifact in a request of its own."""
 
     def __init__(self, config: Config, source: str) -> None:
         super().__init__(config, source)
@@ -149,6 +154,8 @@ class LiveReport(ProgressReport):
         """Log what is new, and show it in a thread: while Prefect's API does not answer, the run must still notice
         signals and losses."""
         show_if_possible(super().report, needs_api=False)
+        if (bars := terminal_bars()) is not None and self.total_steps:
+            bars.show(self.source, self.lines.step_text(self.total_steps), self._percent())
         if self._showing is not None:
             if not self._showing.done():
                 return
@@ -178,6 +185,10 @@ class LiveReport(ProgressReport):
         if self._text:
             self.show(ends=True)
 
+    def close(self) -> None:
+        if (bars := terminal_bars()) is not None:
+            bars.remove(self.source)
+
     def _percent(self) -> float:
         step = self.lines.last.step if self.lines.last else 0
         return min(100.0 * step / self.total_steps, 100.0) if self.total_steps else 0.0
@@ -186,6 +197,40 @@ class LiveReport(ProgressReport):
 def pause_after(cost: float) -> float:
     """Return the seconds until artifacts are due again, after `cost` seconds to show them."""
     return min(max(cost / REPORT_SHARE, REPORT_SECONDS), MAX_REPORT_SECONDS)
+
+
+class TerminalBars:
+    """A bar for each actor, with its step and the time left, below the log lines on the terminal."""
+
+    def __init__(self, console: Console) -> None:
+        """`console`: the one that prints the log lines."""
+        bar = BarColumn(style="bright_black", complete_style="green", finished_style="green")
+        columns = TextColumn("{task.description}"), bar, TextColumn("{task.fields[text]}")
+        self._bars = Progress(*columns, console=console, transient=True, refresh_per_second=2, redirect_stdout=False)
+        self._rows: dict[str, TaskID] = {}
+        self._lock = Lock()
+
+    def show(self, source: str, text: str, percent: float) -> None:
+        with self._lock, suppress(OSError):  # a closed terminal: the run must save
+            if source not in self._rows:
+                self._bars.start()
+                self._rows[source] = self._bars.add_task(source, text=text)
+            self._bars.update(self._rows[source], completed=percent, text=text)
+
+    def remove(self, source: str) -> None:
+        with self._lock, suppress(OSError):
+            if (row := self._rows.pop(source, None)) is not None:
+                self._bars.remove_task(row)
+                if not self._rows:
+                    self._bars.stop()
+
+
+@cache
+def terminal_bars() -> TerminalBars | None:
+    """Return the bars on the terminal to which Prefect logs; None if that is none."""
+    handlers = logging.getLogger().handlers
+    consoles = [handler.console for handler in handlers if isinstance(handler, PrefectConsoleHandler)]
+    return next((TerminalBars(console) for console in consoles if console.is_interactive), None)
 
 
 def _bar(percent: float) -> str:

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from threading import Event
 from unittest import mock
@@ -14,11 +15,14 @@ from unittest import mock
 import pytest
 from httpx import ConnectError
 from ports import free_port
+from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from rich.console import Console
+from rich.theme import Theme
 
 from tasks import reports
 from tasks.frontend import PREFECT
-from tasks.reports import LiveReport, artifact_key
+from tasks.reports import LiveReport, artifact_key, terminal_bars
 from trinity_core.base.waits import poll
 from trinity_core.config import Config
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, explorer_source
@@ -140,6 +144,61 @@ def test_artifacts_are_updated_less_often_than_steps_are_logged(
     assert told == [f"step {step}" for step in range(1, 111)]
     assert len([title for title in summaries if title.startswith("Summary")]) <= 2
     assert "Summary: step 110" in summaries
+
+
+def screen(output: str) -> list[str]:
+    """What a terminal shows of this output."""
+    rows, row = [""], 0
+    for part in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", output):
+        if part == "\n":
+            row += 1
+            rows += [""] * (row == len(rows))
+        elif part.endswith("A") and part[0] == "\x1b":
+            row -= int(part[2:-1])
+        elif part == "\x1b[2K":
+            rows[row] = ""
+        elif part[0] not in "\x1b\r":
+            rows[row] += part
+    return [row.strip() for row in rows if row.strip()]
+
+
+def test_a_terminal_has_a_bar_for_each_actor_below_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """The log keeps its lines whole, and no bar is left."""
+    config, output = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path)), StringIO()
+    handler = PrefectConsoleHandler(output)
+    handler.console = Console(file=output, force_terminal=True, width=100, theme=Theme(inherit=False), _environ={})
+    run = logging.Logger("run")
+    run.addHandler(handler)
+    monkeypatch.setattr(reports, "get_run_logger", lambda: run)
+    monkeypatch.setattr(LiveReport, "show", lambda *_, ends=False: None)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    terminal_bars.cache_clear()
+    request.addfinalizer(terminal_bars.cache_clear)
+    live = [LiveReport(config, source) for source in ("explorer", "trainer")]
+    for report in live:
+        report.total_steps = 4
+    for step in (1, 2):
+        for report in live:
+            MetricsFile(config.job_dir, report.source).write(step, {"reward/mean": 0.5})
+            report.report()
+    for report in live:
+        report.report()
+    run.info("the last line")
+    lines = [f"step {step} of 4: reward/mean 0.5" for step in (1, 1, 2, 2)]
+    shown = next(rows for _ in poll(30) if (rows := screen(output.getvalue())) and rows[-1].endswith("step 2 of 4"))
+    assert shown[:5] == [*lines, "the last line"]
+    assert [line.split()[0] for line in shown[5:]] == ["explorer", "trainer"] and "━" in shown[5]
+    for report in live:
+        report.close()
+    assert screen(output.getvalue()) == shown[:5]
+
+
+def test_nothing_but_the_log_is_written_to_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [PrefectConsoleHandler(StringIO())])
+    terminal_bars.cache_clear()
+    assert terminal_bars() is None
 
 
 def test_an_evaluation_has_artifacts_of_its_own() -> None:

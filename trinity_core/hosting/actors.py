@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -262,30 +263,31 @@ def run_until_done(
 
     asked_at: float | None = None
     is_ending, waiting = False, list(runs)
-    while waiting:
-        ready, waiting = ray.wait(waiting, num_returns=1, timeout=0)
-        if ready:
-            get(ready[0])
-            continue
-        if asked_at is None and stopping():
-            asked_at = time.monotonic()
-            stop()
-        if not is_ending and has_enough():
-            is_ending = True
-            stop()
-        if asked_at is not None and time.monotonic() - asked_at > grace:
-            raise Stopped("The run was stopped before its next step boundary.")
-        try:
-            check()
-            report.report()
-        except RayDied:
-            raise
-        except BaseException:
-            stop()
-            ray.wait(waiting, num_returns=len(waiting), timeout=grace)
-            raise
-        time.sleep(POLL_SECONDS)
-    report.finish()
+    with closing(report):
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=0)
+            if ready:
+                get(ready[0])
+                continue
+            if asked_at is None and stopping():
+                asked_at = time.monotonic()
+                stop()
+            if not is_ending and has_enough():
+                is_ending = True
+                stop()
+            if asked_at is not None and time.monotonic() - asked_at > grace:
+                raise Stopped("The run was stopped before its next step boundary.")
+            try:
+                check()
+                report.report()
+            except RayDied:
+                raise
+            except BaseException:
+                stop()
+                ray.wait(waiting, num_returns=len(waiting), timeout=grace)
+                raise
+            time.sleep(POLL_SECONDS)
+        report.finish()
     return [get(ref) for ref in runs]
 
 

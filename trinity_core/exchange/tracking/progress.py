@@ -155,6 +155,9 @@ class ProgressReport:
         self.actor = None
         self.report()
 
+    def close(self) -> None:
+        """Remove what is shown only while the actor runs."""
+
 
 class ActorWaits:
     """What an actor waits for or evaluates: requested every few seconds, without blocking."""
