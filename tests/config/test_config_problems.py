@@ -284,6 +284,19 @@ TABLE = [
     mistake(
         "conflict", "stages=[{stage_name: a, mode: explore}]", suggestion="checkpoint", key="synchronizer.sync_method"
     ),
+    mistake("missing", f"{BUFFER}.path=null & mode=train & algorithm.algorithm_type=sft & {BUFFER}.storage_type=file"),
+    mistake("conflict", f"{BUFFER}.storage_type=queue & mode=train & algorithm.algorithm_type=sft & {BUFFER}.path=x"),
+    mistake("invalid", f"{BUFFER}.path=backup.json & {BUFFER}.storage_type=sql"),
+    mistake(
+        "conflict",
+        "buffer.train_batch_size=7 & mode=train & algorithm.algorithm_type=dpo & "
+        f"{BUFFER}.path=x & {BUFFER}.storage_type=file",
+    ),
+    mistake(
+        "conflict",
+        f"{BUFFER}.format.prompt_type=messages & mode=train & algorithm.algorithm_type=cpt & "
+        f"{BUFFER}.path=x & {BUFFER}.storage_type=file",
+    ),
     mistake("bad-override", "buffer.batch_size", key=""),
     mistake("bad-override", f"{INPUT}.eval_tasksets.none.path=1"),
     mistake("bad-override", "model.lora_configs.0.lora_rank=8"),
@@ -300,32 +313,12 @@ def test_mistakes_are_reported_with_key_and_suggestion(
 
 
 @pytest.mark.parametrize(
-    ("change", "key", "code"),
-    [({"path": None}, "path", "missing"), ({"storage_type": "queue"}, "storage_type", "conflict")],
-)
-def test_supervised_runs_need_a_data_set(change: dict[str, Any], key: str, code: str) -> None:
-    (problem,) = problems(SFT, {"buffer": {"trainer_input": {"experience_buffer": change}}})
-    assert (problem.key, problem.code) == (f"{BUFFER}.{key}", code)
-
-
-@pytest.mark.parametrize(
     "path",
     ["foo", "x.parquet", "sqlite://foo.db", "sqlite:///:memory:", "postgres://me:secret@host/db"],
 )
 def test_store_path_must_be_a_database(path: str) -> None:
     (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": {"path": path}}}})
     assert (problem.key, problem.code) == (f"{BUFFER}.path", "invalid") and "secret" not in str(problem)
-
-
-def test_sql_store_must_be_a_database() -> None:
-    buffer = {"storage_type": "sql", "path": "backup.json"}
-    (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": buffer}}})
-    assert (problem.key, problem.code) == (f"{BUFFER}.path", "invalid")
-
-
-def test_dpo_batch_must_be_even() -> None:
-    (problem,) = problems(SFT, {"algorithm": {"algorithm_type": "dpo"}, "buffer": {"train_batch_size": 7}})
-    assert (problem.key, problem.code) == ("buffer.train_batch_size", "conflict")
 
 
 def test_supervised_runs_may_inherit_any_sync_method() -> None:
@@ -623,15 +616,6 @@ def test_a_grammar_needs_the_temperature_at_which_an_answer_is_scored(
     inputs = {"buffer": {"explorer_input": {"taskset": {"path": "x", "rollout_args": sampling}}}, "mode": mode}
     reported = [problem.key for problem in problems(inputs) if problem.key.endswith("temperature")]
     assert reported == [f"{INPUT}.taskset.rollout_args.temperature"] * refused
-
-
-def test_continued_pre_training_reads_texts() -> None:
-    buffer = "buffer.trainer_input.experience_buffer"
-    tree = {"mode": "train", "algorithm": {"algorithm_type": "cpt"}}
-    overrides = (f"{buffer}.path=texts.jsonl", f"{buffer}.storage_type=file")
-    assert problems(tree, overrides=overrides) == []
-    reported = problems(tree, overrides=(*overrides, f"{buffer}.format.prompt_type=messages"))
-    assert [problem.key for problem in reported] == [f"{buffer}.format.prompt_type"]
 
 
 def test_a_recipe_of_trinity_rft_that_is_not_here_leads_to_those_that_are() -> None:
