@@ -54,14 +54,6 @@ class SyncSchedule:
         return 1 if self.style == "explorer_driven" else self.interval
 
     @property
-    def look_every(self) -> int:
-        """Explore steps between looks for newer weights, for an explorer that does not wait for a version.
-
-        In `trainer_driven` style the explorer takes a new version before its next step.
-        """
-        return 1 if self.style == "trainer_driven" else self.interval
-
-    @property
     def largest_lag(self) -> int:
         """Upper bound of the staleness in trainer steps (fixed style, one explore step per batch)."""
         return self.interval - 1 + self.offset
@@ -82,17 +74,14 @@ class SyncSchedule:
         """True if the trainer publishes after its step `step`. After step 0, the start, it always publishes."""
         return step % self.publish_every == 0
 
-    def looks_before(self, step: int) -> bool:
-        """True if an explorer that does not wait for a version looks for one before its step `step` (from 1)."""
-        return (step - 1) % self.look_every == 0
-
     def required_version(self, step: int) -> int:
         """Return the version that explorer step `step` uses in fixed style: 0, then a new one every `interval`
         steps."""
         return max(0, (step - 1 - self.offset) // self.interval * self.interval)
 
     def dynamic_version(self, step: int, held: int | None, latest: int | None) -> int | None:
-        """Return the version for explorer step `step` outside fixed style: the latest one, checked every few steps.
+        """Return the version for explorer step `step` (from 1) outside fixed style: the latest one, looked for every
+        `interval` steps, in `trainer_driven` style before each.
 
         `held` is the version in the engines (None: none of this run), `latest` the newest published one. Never goes
         back within a lineage; after a rewind (`trinity_core.exchange.store`) an explorer starts over with `held` None.
@@ -101,7 +90,8 @@ class SyncSchedule:
             return held
         if held is None:
             return latest
-        return max(held, latest) if self.looks_before(step) else held
+        looks = self.style == "trainer_driven" or (step - 1) % self.interval == 0
+        return max(held, latest) if looks else held
 
     def resumed_versions(self, step: int, since: int, kept: Collection[int]) -> list[int]:
         """Return the versions that engines need after a resume at train step `step`, ascending; `since` is the oldest

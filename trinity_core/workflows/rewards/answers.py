@@ -322,6 +322,7 @@ def read(text: str, question: str = "") -> Answer:
     return Answer("text", re.sub(r"\s+", " ", text).casefold(), text)
 
 
+@lru_cache(maxsize=256)  # the rollouts of a task often give the same answer
 def same(answer: str, truth: str, question: str = "") -> bool:
     """True if two final answers are equal. Raises ValueError if the reference is empty or unreadable mathematics."""
     if len(answer) > max(LONGEST_ANSWER, 2 * len(truth)):
