@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 from trinity_core.base.errors import TrinityError, closest
 from trinity_core.base.registry import HOMES, registry_of
 from trinity_core.config.algorithm_types import PARTS, AlgorithmType
-from trinity_core.config.fields import Setting, sections, settings
+from trinity_core.config.fields import Setting, plain_settings, sections, settings
+from trinity_core.config.findings import is_within
 from trinity_core.config.foreign.names import INSTEAD, TRL_SETTINGS
 from trinity_core.config.foreign.table import accepted_keys
 from trinity_core.config.schema import Config
@@ -153,11 +154,7 @@ def listing(below: str = "") -> str:
 
     Raises TrinityError for an unknown key, suggesting the full keys that end in it.
     """
-    rows = [
-        (key, text)
-        for key, text in _listed()
-        if not below or key == below or key.startswith((f"{below}.", f"{below}["))
-    ]
+    rows = [(key, text) for key, text in _listed() if not below or is_within(key, below)]
     if not rows:
         keys = [key for key, _ in sections()] + [key for key, _ in _listed()]
         meant = [key for key in keys if key.endswith(f".{below}")] or [closest(below, keys)]
@@ -167,15 +164,11 @@ def listing(below: str = "") -> str:
 
 
 def _listed() -> Iterator[tuple[str, str]]:
-    for prefix, section in sections():
-        for setting in settings(section):
-            if setting.section is not None:
-                continue
-            key = f"{prefix}.{setting.name}" if prefix else setting.name
-            default = default_text(setting)
-            head = f"{key}: {value_text(setting)}{f' [{default}]' if default else ''}"
-            doc = textwrap.fill(setting.doc, WIDTH, initial_indent="    ", subsequent_indent="    ")
-            yield key, f"{head}\n{doc}".replace("`", "")
+    for key, setting in plain_settings():
+        default = default_text(setting)
+        head = f"{key}: {value_text(setting)}{f' [{default}]' if default else ''}"
+        doc = textwrap.fill(setting.doc, WIDTH, initial_indent="    ", subsequent_indent="    ")
+        yield key, f"{head}\n{doc}".replace("`", "")
 
 
 def main() -> None:
