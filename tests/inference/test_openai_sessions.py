@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trinity_core.base.errors import DataError
 from trinity_core.data.messages import canonical
 from trinity_core.data.session_log import ANSWERS, answers_in_loss
 from trinity_core.data.turns import Call, continued_prompt, text_after_answer
@@ -303,6 +304,23 @@ def test_only_the_text_after_the_answer_is_new(answer):
     new = [{"role": "tool", "content": "4"}, {"role": "user", "content": "so?"}]
     text = text_after_answer(chatml, [ASK, answer, *new], 2)
     assert text == "<e>\n<s>tool\n4<e>\n<s>user\nso?<e>\n<s>assistant\n"
+
+
+def one_call_a_turn(messages, generation):
+    if any(len(message.get("tool_calls") or ()) > 1 for message in messages):
+        raise DataError("one call a turn")
+    return chatml(messages, generation)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_template_that_refuses_two_calls_goes_on_after_them(calls):
+    double = {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL, TOOL_CALL]}
+    answer = {"role": "assistant", "content": "so", "tool_calls": [TOOL_CALL] * calls}
+    result = {"role": "tool", "content": "4"}
+    text = text_after_answer(one_call_a_turn, [ASK, double, result, result, answer, ASK], 5)
+    assert text == "<e>\n<s>user\n2 + 2?<e>\n<s>assistant\n"
+    with pytest.raises(DataError):  # what follows is not recorded and must be rendered as it is
+        text_after_answer(one_call_a_turn, [ASK, answer, result, double], 2)
 
 
 def test_a_template_that_hides_the_answer_is_noticed():

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trinity_core.base.errors import DataError
 from trinity_core.data.experience import Experience
 from trinity_core.data.session_log import answer_digest
 
@@ -108,10 +109,22 @@ def text_after_answer(render: Render, messages: Sequence[Message], count: int) -
     """Return what the template writes after the answer in message number `count` (from 1), up to the next answer.
 
     `render` takes messages and whether the start of the next answer follows. The template sees a mark instead of the
-    answer, so its rendering of the answer and of earlier messages does not matter. None if the mark is lost, or a
-    template writes tool calls that cannot be separated from what follows.
+    answer, so its rendering of the answer and of earlier messages does not matter: if it refuses several calls in one
+    turn, it sees only one. None if the mark is lost, or a template writes tool calls that cannot be separated from what
+    follows. Raises what `render` does.
     """
     earlier, answer, new = list(messages[: count - 1]), messages[count - 1], list(messages[count:])
+    calls = answer.get("tool_calls") or []
+    try:
+        return _after_answer(render, earlier, answer, new)
+    except (ValueError, DataError):
+        others = [message for message in earlier if not (message.get("tool_calls") or message.get("role") == "tool")]
+        if len(calls) < 2 and len(others) == len(earlier):
+            raise
+    return _after_answer(render, others, {**answer, "tool_calls": calls[:1]} if calls else answer, new)
+
+
+def _after_answer(render: Render, earlier: list[Message], answer: Message, new: list[Message]) -> str | None:
     marked = {**answer, "content": MARK}
     rest = text_after_mark(render([*earlier, marked, *new], True))
     if not answer.get("tool_calls"):
