@@ -32,6 +32,7 @@ def add(a: int, b: int) -> int:
 
 
 TOOLS = Toolbox(add).schemas
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,9 @@ def tokenizer(tiny_folder):
     return tokenizer
 
 
-def read(tokenizer, text: str, parser: str = "hermes", reasoning: str | None = None):
-    reader = ToolCallReader.of(RolloutModelConfig(tool_call_parser=parser, reasoning_parser=reasoning), tokenizer, "m")
+def read(tokenizer, text: str, parser: str = "hermes", reasoning: str | None = None, **template_args: bool):
+    model = RolloutModelConfig(tool_call_parser=parser, reasoning_parser=reasoning)
+    reader = ToolCallReader.of(model, tokenizer, "m", template_args)
     tokens = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id], np.int32)
     answer = Completion(np.array([1]), tokens, np.zeros(len(tokens), np.float32), 0, text)
     return reader.message(answer, TOOLS)
@@ -70,6 +72,14 @@ def test_two_calls_after_a_thought(tokenizer):
     message = read(tokenizer, f"<think>hm</think>So {one % 1}{one % 2}", reasoning="deepseek_r1")
     assert message["content"] == "So " and message["reasoning_content"] == "hm"
     assert [call["function"]["arguments"]["a"] for call in message["tool_calls"]] == [1, 2]
+
+
+def test_answers_of_a_policy_that_does_not_think_are_no_thoughts(tokenizer):
+    message = read(tokenizer, "It is 5.", reasoning="qwen3", enable_thinking=False)
+    assert message == {"role": "assistant", "content": "It is 5."}
+    message = read(tokenizer, f"So {CALL}", reasoning="qwen3", enable_thinking=False)
+    assert message["tool_calls"] and "reasoning_content" not in message
+    assert read(tokenizer, "hm</think>5", reasoning="qwen3", enable_thinking=True)["reasoning_content"] == "hm"
 
 
 @pytest.mark.parametrize("text", ["It is 5.", '<tool_call>{"name": "add"</tool_call>', "<tool_call>", "<tool_call>7"])

@@ -273,7 +273,9 @@ def _read(config: Config) -> _Read:
     if encoder and (warning := endless_answers(encoder)):
         log.warning("%s: %s", config.model.model_path, warning)
     path = config.model.model_path
-    reader = ToolCallReader.of(_with_parser(config, encoder), encoder.tokenizer, path) if encoder else None
+    reader = None
+    if encoder:
+        reader = ToolCallReader.of(_with_parser(config, encoder), encoder.tokenizer, path, encoder.template_args)
     return _Read(config, encoder, stops, tasksets, joined, evals, others, reader)
 
 

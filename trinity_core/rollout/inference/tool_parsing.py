@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -65,16 +65,20 @@ def asks_template(config: Config) -> bool:
 class ToolCallReader:
     """Converts answers to messages, by `tool_call_parser` and `reasoning_parser`."""
 
-    def __init__(self, tokenizer: Any, parser: type[Parser] | TrinityError) -> None:
+    def __init__(
+        self, tokenizer: Any, parser: type[Parser] | TrinityError, template_args: Mapping[str, Any] | None = None
+    ) -> None:
         """`parser`: vLLM's, or the error why there is none, which `message` then raises: only some workflows need a
-        parser."""
+        parser. `template_args`: arguments of the chat template, which tell some parsers whether the policy thinks."""
         from vllm.tokenizers.hf import get_cached_tokenizer
 
         self._tokenizer = get_cached_tokenizer(tokenizer)
-        self._parser = parser
+        self._parser, self._template_args = parser, dict(template_args or {})
 
     @classmethod
-    def of(cls, model: RolloutModelConfig, tokenizer: Any, model_path: str) -> ToolCallReader | None:
+    def of(
+        cls, model: RolloutModelConfig, tokenizer: Any, model_path: str, template_args: Mapping[str, Any] | None = None
+    ) -> ToolCallReader | None:
         """Return the reader of a model's answers; None without `tool_call_parser`. Imports vLLM."""
         if model.tool_call_parser is None:
             return None
@@ -92,7 +96,7 @@ class ToolCallReader:
                 ),
             )
         assert parser is not None
-        return cls(tokenizer, parser)
+        return cls(tokenizer, parser, template_args)
 
     def message(self, answer: Completion, tools: Sequence[Tool]) -> Message:
         """Return the answer as an assistant's message with `content` and, if present, `reasoning_content` and
@@ -105,7 +109,7 @@ class ToolCallReader:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         request = ChatCompletionRequest.model_validate({"messages": [], "tools": list(tools), "tool_choice": "auto"})
-        parser = self._parser(self._tokenizer, request.tools)  # type: ignore[arg-type]
+        parser = self._parser(self._tokenizer, request.tools, chat_template_kwargs=self._template_args)  # type: ignore[arg-type]
         parser.adjust_request(request)  # in place: some parsers need special tokens in the text
         tokens = answer.tokens.tolist()
         if answer.finish_reason == "stop":
