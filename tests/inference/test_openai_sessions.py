@@ -192,6 +192,33 @@ def test_guided_answers_are_context(calls, data):
         assert set(digests) <= {call.digest for call in calls}
 
 
+def test_branches_with_equal_calls_are_told_apart_by_their_thoughts():
+    session, result = RecordedSession(), {"role": "tool", "content": "4"}
+    calls, answer = [call([1], [tag]) for tag in (2, 3, 4)], calling("{}")
+    for tag, one in zip("abc", calls, strict=True):
+        session.record("", [(one, [ASK, {**answer, "reasoning": tag}])])
+
+    def continued(*messages, live=True):
+        (branch, _), exchange = session.continued("", [ASK, *messages]), session.begin()
+        exchange.continues = branch
+        if not live:
+            exchange.close()
+        return branch
+
+    def sent_back(tag):
+        return {**answer, "reasoning": f"{tag}\n"}
+
+    assert [continued(sent_back(tag), result, live=False) for tag in "bacb"] == [calls[1], calls[0], calls[2], calls[1]]
+    assert continued({**answer, "reasoning": "its own summary"}, result, live=False) is calls[0]
+    later = call([1, 3, 9], [5])
+    session.record("", [(later, [ASK, sent_back("b"), result, {"role": "assistant", "content": "4"}])])
+    assert [continued(answer, result) for _ in range(4)] == [calls[0], calls[2], calls[2], calls[2]]
+    other = call([1, 2, 9], [5])
+    session.record("", [(other, [ASK, sent_back("a"), result, {"role": "assistant", "content": "4"}])])
+    end = {"role": "assistant", "content": "4"}, ASK
+    assert continued(sent_back("b"), result, *end) is later and continued(sent_back("a"), result, *end) is other
+
+
 @pytest.mark.parametrize("back", ["{}", "", None, {}, '{"x": 2,', json.dumps('{"x": 2,')])
 def test_arguments_that_no_client_can_read_come_back_repaired(back):
     session, first = RecordedSession(), call([1], [2])

@@ -95,6 +95,7 @@ class SessionRenderer(OnlineRenderer):
         if continued is None:
             return None
         call, count = continued
+        exchange.continues = call
         rest = await asyncio.to_thread(self._after_answer, params, messages, count)
         if rest is None:
             self._log_departure("the chat template does not show where the answer before it ends")

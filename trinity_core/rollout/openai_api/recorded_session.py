@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from trinity_core.data.messages import canonical, parsed
+from trinity_core.data.messages import canonical, parsed, thoughts_of
 from trinity_core.data.turns import Call, Message, TokenSequence, joined
 
 
@@ -55,6 +55,12 @@ def _repaired(answer: Message) -> Message | None:
         **answer,
         "tool_calls": [new if bad else call for new, call, bad in zip(emptied, calls, wrong, strict=True)],
     }
+
+
+def _thoughts(messages: Sequence[Message]) -> list[Any]:
+    """Return the thoughts of each answer in a history; None for one without."""
+    thoughts = [thoughts_of(message) for message in messages if message.get("role") == "assistant"]
+    return [thought.strip() if isinstance(thought, str) else thought for thought in thoughts]
 
 
 def prefix_chains(calls: Sequence[Call]) -> list[list[Call]]:
@@ -106,8 +112,8 @@ class RecordedSession:
     keeps: Callable[[str, Sequence[Kept]], None] | None = None
     """Called with the setting and answers of each request before they are recorded and sent to the client."""
     _calls: list[Call] = field(default_factory=list)
-    _answers: dict[bytes, Call] = field(default_factory=dict)
-    """The newest call, by digest of setting and history, its answer included."""
+    _answers: dict[bytes, list[tuple[Call, list[Any]]]] = field(default_factory=dict)
+    """Calls, oldest first, by digest of setting and history, its answer included; each with its history's thoughts."""
     _followed: set[bytes] = field(default_factory=set)
     """Digests of settings and histories that a message followed."""
     _requests: int = 0
@@ -139,13 +145,14 @@ class RecordedSession:
         `setting` is what else the prompt depends on, such as the tools.
         """
         with self._lock:
-            entries = [(call, *_continuations(setting, history)) for call, history in kept]
+            entries = [(call, _thoughts(history or ()), *_continuations(setting, history)) for call, history in kept]
             note()
-            for call, followed, endings in entries:
+            for call, thoughts, followed, endings in entries:
                 if len(call.sample.tokens):
                     self._calls.append(call)
                     self._followed.update(followed)
-                    self._answers.update(dict.fromkeys(endings, call))
+                    for ending in endings:
+                        self._answers.setdefault(ending, []).append((call, thoughts))
 
     def restore(self, setting: str, kept: Sequence[Kept]) -> None:
         """Record the answers to a request that an earlier process served."""
@@ -153,16 +160,37 @@ class RecordedSession:
         self.record(setting, kept)
 
     def continued(self, setting: str, messages: Sequence[Message]) -> tuple[Call, int] | None:
-        """Return the newest recorded answer that `messages` continue, and the number of messages up to it.
+        """Return the recorded answer that `messages` continue, and the number of messages up to it.
 
-        None if there is none. Of several, the one with the longest history.
+        None if there is none. Of several, one with the longest history; of these, one whose thoughts are those in
+        `messages`; of these, the oldest that no request has continued, else the newest.
         """
         digests = _digests(setting, messages)
         with self._lock:
             for count in range(len(messages) - 1, 0, -1):
-                if messages[count - 1].get("role") == "assistant" and (call := self._answers.get(digests[count])):
-                    return call, count
+                if messages[count - 1].get("role") == "assistant" and (calls := self._answers.get(digests[count])):
+                    return self._branch(calls, _thoughts(messages[:count])), count
         return None
+
+    def _branch(self, calls: Sequence[tuple[Call, list[Any]]], sent: Sequence[Any]) -> Call:
+        """Return which of several calls with equal answers a client continues that `sent` these thoughts, None where
+        it sent none."""
+        same = [
+            call
+            for call, thoughts in calls
+            if all(theirs in (None, ours) for theirs, ours in zip(sent, thoughts, strict=True))
+        ]
+        branches = same or [call for call, _ in calls]
+        if len(branches) == 1:
+            return branches[0]
+        prompts = [call.prompt for call in self._calls]
+        served = {exchange.continues for exchange in self._live}
+        unused = (
+            branch
+            for branch in branches
+            if branch not in served and not any(_begins(prompt, branch.tokens) for prompt in prompts)
+        )
+        return next(unused, branches[-1])
 
     def departure(self, setting: str, messages: Sequence[Message]) -> str | None:
         """Return which of `messages` begins a new sequence; None if none does, and for the first request."""
@@ -244,6 +272,8 @@ class Exchange:
     """None if answers cannot be continued by messages."""
     setting: str = ""
     """What else its prompt depends on, as a string."""
+    continues: Call | None = None
+    """The recorded answer that it continues."""
     recorded: int = 0
     """Tokens at the start of its prompt that are a recorded conversation."""
     max_tokens: int | None = None
