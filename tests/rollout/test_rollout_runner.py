@@ -7,6 +7,7 @@ import gc
 import math
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from weakref import WeakSet
 
@@ -28,12 +29,13 @@ from trinity_core.rollout import workflow_loops
 from trinity_core.rollout.inference.engine_model import EngineModel, Limits
 from trinity_core.rollout.inference.pool import EnginePool
 from trinity_core.rollout.inference.requests import Sampling
-from trinity_core.rollout.metrics import dropped_whole
+from trinity_core.rollout.metrics import answers_by_task, dropped_whole, eval_numbers, step_numbers, task_answers
 from trinity_core.rollout.openai_api.model import ApiModel, SessionCounts
 from trinity_core.rollout.records import drawn_tasks
 from trinity_core.rollout.runner import OVER_ROLLOUT, Pace, TaskRunner
 from trinity_core.rollout.workflow_loops import LoopBlocked, WorkflowLoop, WorkflowTimeout
-from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow
+from trinity_core.workflows import WORKFLOWS, ConversationWorkflow, RewardItem, RewardPool, Workflow
+from trinity_core.workflows.base import all_rollouts
 
 ASK = [{"role": "user", "content": "Tom has 3 apples."}]
 
@@ -66,6 +68,7 @@ class Scripted(Workflow):
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch):
     monkeypatch.setitem(WORKFLOWS, "scripted", Scripted)
+    monkeypatch.setitem(WORKFLOWS, "rollouts", Rollouts)
     Scripted.attempts, Scripted.running, Scripted.most = {}, 0, 0
 
 
@@ -133,6 +136,77 @@ def test_the_dynamic_limit_ends_workflows_of_a_step_alone():
     task = Task(0, {}, "set", "scripted", workflow_args={"does": [0.2]}, group="g", is_eval=True)
     runner = TaskRunner(None, RewardPool(1), 8, 5.0, pace=pace)
     assert not asyncio.run(runner.run([task]))[0].failed
+
+
+class Rollouts(ConversationWorkflow):
+    """Rollout r fails in the first `workflow_args["fails"][r]` attempts."""
+
+    async def rollout(self, run):
+        await asyncio.sleep(0.01 * (3 - run))
+        if self.task.attempt < self.task.workflow_args["fails"][run]:
+            raise ValueError(f"rollout {run}")
+        tokens = np.array([1, 2, 3, self.task.rollout_seed(run) % 1000])
+        return [Experience(tokens, 3, np.ones(1, bool), reward=1.0, run=run, turn=turn) for turn in range(2)]
+
+
+def rollouts(*fails, is_eval=False, repeat_times=3):
+    args = {"fails": fails}
+    task = Task(0, {}, "set", "rollouts", repeat_times, workflow_args=args, group="g", is_eval=is_eval)
+    [outcome] = asyncio.run(TaskRunner(None, RewardPool(1), 8, 5.0, 2).run([task]))
+    seeds = {one.run: int(one.tokens[-1]) for one in outcome.experiences}
+    return outcome, task, [(one.run, one.turn) for one in outcome.experiences], seeds
+
+
+def test_only_failed_rollouts_are_retried_with_other_noise():
+    outcome, task, turns, seeds = rollouts(0, 2, 1)
+    assert turns == [(run, turn) for run in range(3) for turn in range(2)]
+    assert (outcome.error, outcome.failed_runs, outcome.retries) == (None, (), 2)
+    assert {one.group for one in outcome.experiences} == {"g"}
+    again = [replace(task, attempt=attempt) for attempt in range(3)]
+    assert seeds == {run: again[attempt].rollout_seed(run) % 1000 for run, attempt in ((0, 0), (1, 2), (2, 1))}
+    assert len({one.rollout_seed(1) for one in again}) == 3 and len({one.environment_seed for one in again}) == 1
+
+
+def test_a_group_goes_on_without_a_rollout_that_keeps_failing(caplog):
+    outcome, _, turns, _ = rollouts(0, 9, 1)
+    assert turns == [(0, 0), (0, 1), (2, 0), (2, 1)] and not outcome.failed and outcome.failed_runs == (1,)
+    numbers = step_numbers([outcome])
+    assert (numbers["failed_rollouts"], numbers["failed_tasks"], numbers["retries"]) == (1, 0, 2)
+    assert "rollout 1" in caplog.text and "too small" not in caplog.text
+
+
+def test_a_task_fails_if_all_its_rollouts_do():
+    outcome, _, turns, _ = rollouts(9, 9, repeat_times=2)
+    assert outcome.failed and not turns and isinstance(outcome.error, ValueError)
+    assert step_numbers([outcome])["failed_rollouts"] == 0
+
+
+def test_failed_rollouts_of_an_evaluation_count_as_wrong():
+    outcome, *_ = rollouts(0, 9, 0, is_eval=True)
+    assert answers_by_task([outcome]) == [[1.0, 0.0, 1.0]]
+    [stored] = task_answers([outcome])
+    assert len(stored.answers) == 3 and eval_numbers("set", [outcome])["eval/set/accuracy"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("fault", [DataError("no"), TransientFault("lost")])
+def test_an_error_that_no_attempt_can_avoid_ends_the_other_rollouts(fault):
+    ended = []
+
+    async def rollout(run):
+        try:
+            if run:
+                raise fault
+            await asyncio.sleep(30)
+        finally:
+            ended.append(run)
+
+    async def main():
+        with pytest.raises(type(fault)):
+            await all_rollouts(Task(0, {}, "set", "w", repeat_times=2), rollout)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert sorted(ended) == [0, 1]
 
 
 def test_a_failure_is_retried_and_counted():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,6 +45,15 @@ class Task:
     below it that the workflow set (`<group>/<name>`)."""
     repeat_of: str = ""
     """Group of the original task if its repeats were made separate tasks and this is one of them."""
+    attempt: int = 0
+    """Number of failed attempts before this one; each draws its own noise."""
+    retried: tuple[int, ...] = ()
+    """The rollouts of this attempt if others have succeeded; empty: all."""
+
+    @property
+    def runs(self) -> Sequence[int]:
+        """The rollouts of this attempt."""
+        return self.retried or range(self.repeat_times)
 
     @property
     def messages(self) -> list[formats.Message]:
@@ -73,19 +83,20 @@ class Task:
         return temperature if temperature is None else temperature or 1.0
 
     def rollout_seed(self, run: int, turn: int = 0, conversation: str = "") -> int:
-        """Return a seed in [0, 2^31) for one request, from the run's seed, the task, its group, the repeat and the
-        turn.
+        """Return a seed in [0, 2^31) for one request, from the run's seed, the task, its group, the attempt, the repeat
+        and the turn.
 
         `conversation` distinguishes conversations of one rollout: with equal seeds they draw equal noise, and a policy
         that debates with itself would give equal answers.
         """
         key = f"{self.seed}|{self.taskset}|{self.index}|{self.group}|{run}|{turn}|{conversation}".removesuffix("|")
+        key += f"|attempt {self.attempt}" if self.attempt else ""
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little") >> 1
 
     @property
     def environment_seed(self) -> int:
         """A seed in [0, 2^31) that all repeats of the task share."""
-        return replace(self, group=self.repeat_of or self.group).rollout_seed(0)
+        return replace(self, group=self.repeat_of or self.group, attempt=0).rollout_seed(0)
 
     def rollout_seeds(self, turn: int = 0) -> list[int]:
         return [self.rollout_seed(run, turn) for run in range(self.repeat_times)]

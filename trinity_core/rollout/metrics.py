@@ -39,6 +39,7 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
     numbers = {
         "tasks": float(len(outcomes)),
         "failed_tasks": float(sum(outcome.failed for outcome in outcomes)),
+        "failed_rollouts": float(sum(len(outcome.failed_runs) for outcome in outcomes if not outcome.failed)),
         "retries": float(sum(outcome.retries for outcome in outcomes)),
         "experiences": float(len(experiences)),
     }
@@ -98,9 +99,9 @@ def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The score of one task set, as `eval/<taskset>/<name>`.
 
     `accuracy` is the reward's part of that name, else the reward, averaged over the answers with a verdict (`judged` of
-    `answers`), with a 95 % interval from `accuracy_low` to `accuracy_high`. All answers of a failed task count as
-    wrong, and the task counts in `failed_tasks`. An answer that an endpoint did not return has no verdict and counts in
-    `failed_requests`. Without any verdict there is no accuracy.
+    `answers`), with a 95 % interval from `accuracy_low` to `accuracy_high`. The answers of failed rollouts count as
+    wrong, and a task without any other counts in `failed_tasks`. An answer that an endpoint did not return has no
+    verdict and counts in `failed_requests`. Without any verdict there is no accuracy.
 
     With several answers a task, adds `accuracy_std` between repeats, `best`, the mean over tasks of the best answer,
     and `pass@<k>` (`best@<k>` if scores are not just 0 and 1) over the tasks with at least k verdicts.
@@ -164,13 +165,19 @@ def _answer_texts(outcome: Outcome) -> list[str]:
     """Return the end of each answer, as many as `_scores`."""
     if outcome.failed:
         return [""] * outcome.task.repeat_times
-    return [str(turns[-1].info.get("response", ""))[-SHOWN:] for turns in runs_of(outcome.of_task)]
+    texts = [str(turns[-1].info.get("response", ""))[-SHOWN:] for turns in runs_of(outcome.of_task)]
+    for run in outcome.failed_runs:
+        texts.insert(run, "")
+    return texts
 
 
 def _scores(outcome: Outcome) -> list[float | None]:
     if outcome.failed:
         return [None if _is_unanswered(outcome) else 0.0] * outcome.task.repeat_times
-    return [_score(turns[-1]) for turns in runs_of(outcome.of_task)]
+    scores = [_score(turns[-1]) for turns in runs_of(outcome.of_task)]
+    for run in outcome.failed_runs:
+        scores.insert(run, 0.0)
+    return scores
 
 
 def _accuracy_numbers(judged: Sequence[Sequence[float]]) -> dict[str, float]:

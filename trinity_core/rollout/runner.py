@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from trinity_core.data.task import Task
 from trinity_core.rollout.openai_api.model import ApiModel, ApiModels, SessionCounts
 from trinity_core.rollout.workflow_loops import LoopBlocked, WorkflowLoop, WorkflowTimeout
 from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
-from trinity_core.workflows.base import all_of
+from trinity_core.workflows.base import RolloutsFailed, all_of
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
 
@@ -60,7 +60,9 @@ class Outcome:
     experiences: list[Experience] = field(default_factory=list)
     retries: int = 0
     error: BaseException | None = None
-    """Error of the last attempt; None if one succeeded."""
+    """Error of the last attempt; None if a rollout succeeded."""
+    failed_runs: tuple[int, ...] = ()
+    """Rollouts that failed in the last attempt; if others succeeded, the group goes on without them."""
     dropped: str = ""
     """Why its experiences are not trained on; "" if they are."""
     sessions: SessionCounts | None = None
@@ -70,7 +72,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """True if every attempt failed."""
+        """True if every rollout failed in every attempt."""
         return self.error is not None
 
     @property
@@ -192,7 +194,7 @@ class TaskRunner:
             await asyncio.wait(pending)
             log.info("%d of %d tasks were not waited for (explorer.over_rollout)", len(pending), len(tasks))
         for call in pending:
-            calls[call].dropped, calls[call].error = OVER_ROLLOUT, None
+            calls[call].dropped, calls[call].error, calls[call].experiences = OVER_ROLLOUT, None, []
         return outcomes
 
     async def run(
@@ -231,38 +233,56 @@ class TaskRunner:
         async with gate:
             for attempt in range(self.max_retries + 1):
                 outcome.retries = attempt
-                await self._attempt(outcome)
+                await self._attempt(outcome, replace(outcome.task, attempt=attempt, retried=outcome.failed_runs))
                 if outcome.error is None:
                     return outcome
                 log.warning("%s failed: %s", _task_label(outcome.task), cause(outcome.error))
                 if isinstance(outcome.error, TrinityError):
-                    return outcome
+                    break
+        if outcome.experiences:
+            lost, label = len(outcome.failed_runs), _task_label(outcome.task)
+            log.warning("%s goes on without %d of its %d rollouts", label, lost, outcome.task.repeat_times)
+            outcome.error = None
         return outcome
 
-    async def _attempt(self, outcome: Outcome) -> None:
-        """Run the task's workflow once. Faults of the run are raised."""
-        began, model = time.time(), self._model(outcome.task)
+    async def _attempt(self, outcome: Outcome, task: Task) -> None:
+        """Run the task's workflow once, and add the experiences of the rollouts that succeed. Faults of the run are
+        raised."""
+        began, model, before = time.time(), self._model(task), len(outcome.experiences)
         rewards = AttemptRewards(self.rewards, self.workflow_loop.outside, self.scoring)
-        workflow = run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads)
+        workflow = run_workflow(task, model, self.auxiliary, rewards, self.threads)
         try:
             seconds, limit = self.timeout, "explorer.max_timeout"
-            if not outcome.task.is_eval and self.pace.limit < seconds:
+            if not task.is_eval and self.pace.limit < seconds:
                 seconds, limit = self.pace.limit, "explorer.dynamic_timeout"
-            experiences = await self.workflow_loop.run(rewards.counted(workflow), seconds, rewards.uncounted, limit)
-            _set_temperature(outcome.task, experiences)
-            outcome.experiences, outcome.error = experiences, None
-            if not outcome.task.is_eval:
+            try:
+                experiences = await self.workflow_loop.run(rewards.counted(workflow), seconds, rewards.uncounted, limit)
+                outcome.error, outcome.failed_runs = None, ()
+            except RolloutsFailed as failure:
+                experiences, outcome.error = failure.experiences, failure.first
+                outcome.failed_runs = tuple(sorted(failure.errors))
+            _set_temperature(task, experiences)
+            outcome.experiences += experiences
+            if before:
+                outcome.experiences.sort(key=lambda experience: experience.run)
+            if outcome.error is not None:
+                self._check_engines()
+            elif not task.is_eval:
                 self.pace.add(time.time() - began - rewards.uncounted.seconds)
         except (TransientFault, WeightSyncError, EndpointError, RewardError, LoopBlocked):
             raise
         except Exception as error:  # noqa: BLE001 - it costs this task only
             outcome.error = rewards.named(error) if isinstance(error, WorkflowTimeout) else error
-            if self.api is not None:  # the server's answers told the agent about lost engines
-                self.api.pool.check()
+            self._check_engines()
         finally:
             rewards.uncounted.give_up()
             outcome.span = (began, time.time())
-            _end(model, outcome, succeeded=bool(outcome.experiences))
+            _end(model, outcome, succeeded=len(outcome.experiences) > before)
+
+    def _check_engines(self) -> None:
+        """Raise TransientFault if engines were lost: the server's answers told only the agent."""
+        if self.api is not None:
+            self.api.pool.check()
 
     def _model(self, task: Task) -> Any:
         if self.api is not None:

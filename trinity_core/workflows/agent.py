@@ -22,7 +22,7 @@ from trinity_core.base.threads import DaemonThreads, InterruptibleThreads
 from trinity_core.base.timing import uncounted
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import has_prompt
-from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
+from trinity_core.workflows.base import WORKFLOWS, Workflow, all_rollouts
 from trinity_core.workflows.rewards import Reward, RewardItem
 
 
@@ -73,7 +73,7 @@ class OpensSessions(Protocol):
 class AgentWorkflow(Workflow):
     """Runs any agent that takes a base URL or a client. Subclass it and write `rollout`.
 
-    All rollouts of a task run concurrently. If one raises, the others are cancelled, and the task is retried.
+    All rollouts of a task run concurrently. One that raises is retried; the others are kept.
     """
 
     def rollout(self, session: RolloutSession, run: int) -> Any:
@@ -85,15 +85,14 @@ class AgentWorkflow(Workflow):
         raise NotImplementedError(f"{type(self).__name__} has no rollout()")
 
     async def run(self) -> list[Experience]:
-        """Return the experiences of all `task.repeat_times` rollouts."""
+        """Return the experiences of the task's rollouts."""
         model = self.model
         if not isinstance(model, OpensSessions):
             raise TrinityError(
                 f"workflow '{self.task.workflow}' talks to the OpenAI API; set "
                 "explorer.rollout_model.enable_openai_api: true"
             )
-        rollouts = await all_of([self._rollout(model, run) for run in range(self.task.repeat_times)])
-        return [experience for experiences in rollouts for experience in experiences]
+        return await all_rollouts(self.task, lambda run: self._rollout(model, run))
 
     async def _rollout(self, model: OpensSessions, run: int) -> list[Experience]:
         with model.session(run) as session:

@@ -12,7 +12,7 @@ import inspect
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from trinity_core.base.errors import TrinityError, closest
+from trinity_core.base.errors import TransientFault, TrinityError, closest
 from trinity_core.base.registry import Registry
 from trinity_core.base.signatures import any_arguments
 from trinity_core.data.experience import Experience, require_json
@@ -181,22 +181,37 @@ async def run_workflow(
     Experiences with a group other than the task's form a group of that name below the task's. A plain `run` is called
     in `threads` (by default the loop's own). Raises TrinityError if the workflow does not exist, returns something
     other than experiences, rewards that are not finite, or an `info` that is not JSON; NothingReturned if it returns
-    none. Exceptions of the workflow are not caught.
+    none. Exceptions of the workflow are not caught; the experiences that a RolloutsFailed carries are complete.
     """
     counted = None if rewards is None else CountedRewards(rewards)
     # The user's code may change these, and the task may be retried or its row drawn again.
     copies = {name: copy.deepcopy(getattr(task, name)) for name in ("raw", "workflow_args", "reward_fn_args")}
     workflow = WORKFLOWS.resolve(task.workflow)(replace(task, **copies), model, auxiliary, counted)
-    if inspect.iscoroutinefunction(workflow.run):
-        experiences = await workflow.run()
-    else:
-        experiences = await asyncio.get_running_loop().run_in_executor(threads, workflow.run)
+    try:
+        if inspect.iscoroutinefunction(workflow.run):
+            experiences = await workflow.run()
+        else:
+            experiences = await asyncio.get_running_loop().run_in_executor(threads, workflow.run)
+    except RolloutsFailed as failure:
+        _complete(failure.experiences, task)
+        raise
     if not experiences:
         raise NothingReturned(f"workflow '{task.workflow}' returned no experience")
     if not isinstance(experiences, list) or not all(isinstance(experience, Experience) for experience in experiences):
         raise TrinityError(f"workflow '{task.workflow}' must return a list of Experience", key=task.workflow)
-    unnumbered = len(experiences) == task.repeat_times and not any(
-        experience.run or experience.turn for experience in experiences
+    _complete(experiences, task)
+    _warn_if_short(experiences, task)
+    if counted is not None:
+        counted.warn_if_ignored(task.workflow, experiences)
+    return experiences
+
+
+def _complete(experiences: Sequence[Experience], task: Task) -> None:
+    """Set group and task of a workflow's experiences, and exclude those that were not judged."""
+    unnumbered = (
+        len(experiences) == task.repeat_times
+        and not task.retried
+        and not any(experience.run or experience.turn for experience in experiences)
     )
     for number, experience in enumerate(experiences):
         _plain_numbers(experience, task.workflow)
@@ -207,15 +222,11 @@ async def run_workflow(
         require_json(experience.info, f"workflow '{task.workflow}'", task.workflow)
         if unnumbered:
             experience.run = number
-    _warn_if_short(experiences, task)
     exclude_unscored(experiences)
-    if counted is not None:
-        counted.warn_if_ignored(task.workflow, experiences)
-    return experiences
 
 
 def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
-    """Log a warning if there are fewer rollouts than `task.repeat_times`. Expert data does not count."""
+    """Log a warning if there are fewer rollouts than the task has. Expert data does not count."""
     turns = [
         (experience.run, experience.turn)
         for experience in experiences
@@ -223,9 +234,9 @@ def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
     ]
     alone = len(set(turns)) < len(turns)
     rollouts = len(turns) if alone else len({run for run, _ in turns})
-    if rollouts < task.repeat_times:
+    if rollouts < len(task.runs):
         message = "workflow '%s' returned %d of the %d rollouts (repeat_times) of task %s: its group is too small"
-        log.warning(message, task.workflow, rollouts, task.repeat_times, task.group)
+        log.warning(message, task.workflow, rollouts, len(task.runs), task.group)
 
 
 def _plain_numbers(experience: Experience, workflow: str) -> None:
@@ -270,6 +281,42 @@ async def all_of(rollouts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     finally:
         for rollout in running:
             rollout.cancel()
+
+
+class RolloutsFailed(Exception):
+    """Some rollouts of a task failed; another attempt at these may succeed."""
+
+    def __init__(self, errors: Mapping[int, Exception], experiences: list[Experience]) -> None:
+        """`errors`: by rollout, in the order in which they failed. `experiences`: of the rollouts that succeeded."""
+        self.errors, self.experiences = errors, experiences
+
+    @property
+    def first(self) -> Exception:
+        return next(iter(self.errors.values()))
+
+
+async def all_rollouts(task: Task, rollout: Callable[[int], Coroutine[Any, Any, list[Experience]]]) -> list[Experience]:
+    """Run the task's rollouts concurrently, by their number, and return their experiences in order.
+
+    Raises RolloutsFailed once all have ended if some raised. TrinityError and TransientFault, which no other attempt
+    can avoid, are raised at once, and cancel the others.
+    """
+    errors: dict[int, Exception] = {}
+
+    async def isolated(run: int) -> list[Experience]:
+        try:
+            return await rollout(run)
+        except (TrinityError, TransientFault):
+            raise
+        except Exception as error:  # noqa: BLE001 - it costs this rollout only
+            errors[run] = error
+            return []
+
+    rollouts = await all_of([isolated(run) for run in task.runs])
+    experiences = [experience for of_rollout in rollouts for experience in of_rollout]
+    if errors:
+        raise RolloutsFailed(errors, experiences)
+    return experiences
 
 
 class SimpleWorkflow(Workflow):

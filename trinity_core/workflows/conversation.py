@@ -14,7 +14,7 @@ from trinity_core.base.errors import InputError
 from trinity_core.base.signatures import Arguments
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
-from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, all_of
+from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, all_rollouts
 from trinity_core.workflows.rewards import Reward, RewardItem
 from trinity_core.workflows.rollout_model import Completion
 from trinity_core.workflows.tools import TOOLS, Toolbox
@@ -42,7 +42,7 @@ class ConversationArguments(Arguments):
 class ConversationWorkflow(SimpleWorkflow):
     """Each rollout is a separate conversation. Subclass it and write `rollout`.
 
-    All rollouts of a task run concurrently. If one raises, the others are cancelled, and the task is retried.
+    All rollouts of a task run concurrently. One that raises is retried; the others are kept.
     """
 
     arguments: ClassVar[type[ConversationArguments]] = ConversationArguments
@@ -53,9 +53,8 @@ class ConversationWorkflow(SimpleWorkflow):
         """Number of conversations so far, by rollout."""
 
     async def run(self) -> list[Experience]:
-        """Return the experiences of all `task.repeat_times` rollouts."""
-        rollouts = await all_of([self.rollout(run) for run in range(self.task.repeat_times)])
-        return [experience for experiences in rollouts for experience in experiences]
+        """Return the experiences of the task's rollouts."""
+        return await all_rollouts(self.task, self.rollout)
 
     async def rollout(self, run: int) -> list[Experience]:
         """Run one rollout and return its experiences."""

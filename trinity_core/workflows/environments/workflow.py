@@ -24,7 +24,7 @@ from trinity_core.base.timing import uncounted
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message
 from trinity_core.data.task import Task
-from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
+from trinity_core.workflows.base import WORKFLOWS, Workflow, all_rollouts
 from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
 from trinity_core.workflows.environments.protocol import (
     ENVIRONMENTS,
@@ -165,17 +165,16 @@ class EnvWorkflow(Workflow):
 
     The conversation begins with the task's messages; the first observation is added to the last one, or as a new user
     message. All rollouts of a task begin with the same seed. A turn that the response limit cuts off counts like
-    others: ending the rollout there would spare the policy the cost of later turns. If an environment fails, the task
-    is retried; a failure is never a reward.
+    others: ending the rollout there would spare the policy the cost of later turns. If an environment fails, its
+    rollout is retried; a failure is never a reward.
     """
 
     arguments: ClassVar[type[EnvArguments]] = EnvArguments
 
     async def run(self) -> list[Experience]:
-        """Return the experiences of all `task.repeat_times` rollouts."""
+        """Return the experiences of the task's rollouts."""
         arguments = self.env_arguments()
-        rollouts = await all_of([self._rollout(arguments, run) for run in range(self.task.repeat_times)])
-        return [experience for experiences in rollouts for experience in experiences]
+        return await all_rollouts(self.task, lambda run: self._rollout(arguments, run))
 
     def env_arguments(self) -> EnvArguments:
         return with_columns(self.arguments.model_validate(self.task.workflow_args), self.task.raw)
