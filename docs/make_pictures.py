@@ -1,6 +1,6 @@
 """Make all pictures of the docs: run the quick start under `trinity up` in a project of its own, and take its pages.
 
-    python docs/make_pictures.py        # some 12 minutes on two cores; needs Chromium
+    python docs/make_pictures.py        # some 8 minutes on two cores; needs Chromium
 
 The project is a new folder, `runs/pictures` by default, and its ports are not those of `trinity up`. The browser
 is driven as the tests do, with a window of 1400 by 900 pixels. For each picture it prints the seconds until the page is
@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,10 +30,14 @@ from browser import Page, button, opened  # noqa: E402 - the tests' driver of Ch
 from trinity_core.base.gate import server_key  # noqa: E402
 
 PREFECT, STUDIO = "http://127.0.0.1:4298", "http://127.0.0.1:4299"
+WIDTH, HEIGHT = 1400, 900
 CHART_SECONDS, PAUSE_SECONDS = 4.0, 300.0
 CHAT = "document.querySelector('[data-testid=stChatInput] textarea')"
 QUESTION = "Uwe has 5 eggs and breaks 2. How many eggs does Uwe have now?"
 FIELDS = "[...document.querySelectorAll('textarea')]"
+FORM = """(({x, y, width, height}) => ({x, y, width, height, scale: 1}))(
+    document.querySelector(".p-modal__card").getBoundingClientRect())"""
+"""The place of Prefect's form."""
 SOMETHING = "[data-testid=stMainBlockContainer] [data-testid], #table tbody tr, .tokens .t, .texts, \
 .flow-run-graph canvas"
 """What stands on a page only once it has been drawn, in Studio, in the page of rollouts, or on Prefect's page."""
@@ -93,7 +97,7 @@ async def take_all(folder: Path, out: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"sft/human is {state} and does not pause")
         await asyncio.sleep(1)
-    await take(f"{PREFECT}/runs/flow-run/{human}", out / "human_verdicts.png", key, 512, 970)
+    await take(f"{PREFECT}/runs/flow-run/{human}", out / "human_verdicts.png", key)
 
 
 def prefect(path: str, key: str, body: dict[str, Any] | None = None) -> Any:
@@ -104,10 +108,10 @@ def prefect(path: str, key: str, body: dict[str, Any] | None = None) -> Any:
         return json.load(answer)
 
 
-async def take(address: str, picture: Path, key: str, width: int = 1400, height: int = 900) -> None:
+async def take(address: str, picture: Path, key: str) -> None:
     """Save a page as a picture, once it is drawn and its charts have had their time."""
     async with opened(address.replace("://", f"://{key}@"), picture.parent, is_ours=False) as page:
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
         await page.call("Emulation.setDeviceMetricsOverride", **size)
         began = time.monotonic()
         await page.call("Page.navigate", url=address)
@@ -118,8 +122,11 @@ async def take(address: str, picture: Path, key: str, width: int = 1400, height:
             await ask(page)
         if picture.stem == "human_verdicts":
             await give_verdicts(page)
-        await page.until(DRAWN)
-        await page.picture(picture, width, height)
+            form = await page.call("Page.captureScreenshot", format="png", clip=await page.value(FORM))
+            picture.write_bytes(b64decode(form["data"]))
+        else:
+            await page.until(DRAWN)
+            await page.picture(picture, WIDTH, HEIGHT)
     print(f"{picture}  {picture.stat().st_size / 1000:.0f} kB  {seconds:.2f} s")
 
 
@@ -134,7 +141,7 @@ async def ask(page: Page) -> None:
 
 
 async def give_verdicts(page: Page) -> None:
-    """Fill in the form of a paused run for its last task: its best answer, its worst, and a better one."""
+    """Fill in the form of a paused run for its last task: keep its best answer, drop its worst."""
     await page.click(button("Resume"))
     await page.until(f"{FIELDS}.length >= 3", "the form")
     for field, verdict in ((-3, "keep"), (-2, "drop")):
