@@ -17,6 +17,7 @@ from trinity_core.data.tokenizer import (
     load_tokenizer,
     policy_encoder,
     stop_tokens,
+    write_chat_template,
     write_stop_tokens,
 )
 
@@ -88,3 +89,14 @@ def test_a_custom_template_is_in_force(tmp_path):
     (tmp_path / "chat.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     model = ModelConfig(model_path=str(tmp_path), chat_template_path=str(tmp_path / "chat.jinja"))
     assert policy_encoder(model).template == "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+
+
+def test_a_written_template_replaces_all_of_the_model(tmp_path: Path) -> None:
+    make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": "embedded"}))
+    write_chat_template(tmp_path, PLAIN_END)
+    assert load_tokenizer(str(tmp_path)).chat_template == PLAIN_END
+    assert "chat_template" not in json.loads((tmp_path / "tokenizer_config.json").read_text())

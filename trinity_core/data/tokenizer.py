@@ -12,17 +12,22 @@ from trinity_core.config import AuxiliaryModelConfig, ModelConfig
 from trinity_core.data.chat import ChatEncoder
 
 GENERATION = "generation_config.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+PLAIN_CLASS = "PreTrainedTokenizerFast"
+"""The `tokenizer_class` for which transformers 4 and 5 read `tokenizer.json` as it is."""
+PROBE = " Hello  world!\n\n\tdon't I'LL 12345 x=3.14; 你好 é e\u0301 🙂 "
 
 
 def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a folder or hub name.
 
     A `tokenizer.json` is complete, and reading it needs neither torch nor the registry of model classes: 2.6 s of one
-    core instead of 18 s for `AutoTokenizer` (`python -X importtime`), which is used for models without that file.
-    Raises InputError for a tokenizer of mistral-common.
+    core instead of 18 s for `AutoTokenizer` (`python -X importtime`), which also replaces parts of it for some classes.
+    `AutoTokenizer` is used for models without that file, and for tokenizers with trusted code of their own. Raises
+    InputError for a tokenizer of mistral-common.
     """
 
-    if not trust_remote_code and model_file(model_path, "tokenizer.json"):
+    if model_file(model_path, TOKENIZER) and not (trust_remote_code and _has_own_code(model_path)):
         from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(model_path)
@@ -36,6 +41,11 @@ def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
             key=model_path,
         )
     return tokenizer
+
+
+def _has_own_code(model_path: str) -> bool:
+    path = model_file(model_path, TOKENIZER_CONFIG)
+    return path is not None and "auto_map" in json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 def configured_chat_template(model: ModelConfig) -> str | None:
@@ -101,6 +111,35 @@ def write_stop_tokens(folder: Path, tokenizer: Any) -> None:
     ends = list(dict.fromkeys([*listed, *stop_tokens(str(folder), ChatEncoder(tokenizer))]))
     if ends != listed:
         write_json(path, settings | {"eos_token_id": ends if len(ends) > 1 else ends[0]})
+
+
+def write_chat_template(folder: Path, template: str) -> None:
+    """Make `template` the only chat template in a model's folder."""
+    for path in [*folder.glob("chat_template*"), *folder.glob("additional_chat_templates/*")]:
+        path.unlink()
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    path = folder / TOKENIZER_CONFIG
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if settings.pop("chat_template", None) is not None:
+        write_json(path, settings)
+
+
+def name_plain_class(folder: Path) -> None:
+    """Make other programs, which use `AutoTokenizer`, read the `tokenizer.json` in a model's folder as runs do.
+
+    Transformers 5 builds normaliser, pre-tokenizer and decoder anew for most classes in `tokenizer_config.json`:
+    byte-level tokenizers named `LlamaTokenizerFast`, as DeepSeek's, then lose all spaces.
+    """
+    if not (folder / TOKENIZER).is_file() or _has_own_code(str(folder)):
+        return
+    from transformers import AutoTokenizer
+
+    ours, theirs = load_tokenizer(str(folder)), AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokens = ours(PROBE)["input_ids"]
+    if tokens != theirs(PROBE)["input_ids"] or ours.decode(tokens) != theirs.decode(tokens):
+        path = folder / TOKENIZER_CONFIG
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        write_json(path, settings | {"tokenizer_class": PLAIN_CLASS})
 
 
 def _ends_of(settings: dict[str, Any]) -> list[int]:

@@ -30,7 +30,14 @@ from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.files import clear_errors, from_record, when_room
 from trinity_core.base.layout import ADAPTER, shard_name
 from trinity_core.config.schema import Config, ModelConfig
-from trinity_core.data.tokenizer import configured_chat_template, write_stop_tokens
+from trinity_core.data.tokenizer import (
+    configured_chat_template,
+    load_tokenizer,
+    model_file,
+    name_plain_class,
+    write_chat_template,
+    write_stop_tokens,
+)
 from trinity_core.exchange.checkpoints.adapters import CONFIG, read_config
 from trinity_core.exchange.checkpoints.beginning import (
     OTHER_BASE,
@@ -41,6 +48,7 @@ from trinity_core.exchange.checkpoints.beginning import (
     refuse_other_model,
 )
 from trinity_core.exchange.checkpoints.commit import Entry, begin, commit
+from trinity_core.exchange.checkpoints.huggingface import copy_companions
 from trinity_core.exchange.checkpoints.resume import abandon_after, latest_whole, update_meta, whole_steps
 from trinity_core.exchange.pinned import CopyStream
 from trinity_core.exchange.tracking.champions import champion_steps
@@ -360,26 +368,28 @@ ModelFiles = dict[str, bytes]
 
 
 def make_model_files(lm: Any, model: ModelConfig) -> ModelFiles:
-    """Return the files for a checkpoint of `lm`, which was loaded from `model`. The tokenizer carries the chat template
-    used in training, and `generation_config.json` the stop tokens.
+    """Return the files for a checkpoint of `lm`, which was loaded from `model`. Tokenizer and code are the model's own,
+    with the chat template used in training; `generation_config.json` has the stop tokens.
 
     Called when training starts, so that a model whose files cannot be written is refused then (TrinityError) rather
     than at the first checkpoint.
     """
-    from transformers import AutoTokenizer
-
     with TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            lm.config_as_given.save_pretrained(folder)
+            tokenizer = load_tokenizer(model.model_path, model.trust_remote_code)
+            if (original := model_file(model.model_path, "config.json")) is None:
+                raise OSError("config.json is missing")
+            _write_config(lm, model, Path(original), folder)
             if lm.generation_config is not None:
                 # Unlike save_pretrained, this accepts settings that transformers considers inconsistent.
                 lm.generation_config.to_json_file(folder / "generation_config.json")
-            tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
+            copy_companions(Path(original).parent, folder)
             template = configured_chat_template(model)
             if template is not None:
                 tokenizer.chat_template = template
-            tokenizer.save_pretrained(folder)
+                write_chat_template(folder, template)
+            name_plain_class(folder)
             write_stop_tokens(folder, tokenizer)
         except (ValueError, TypeError, OSError) as error:
             raise TrinityError(
@@ -388,6 +398,21 @@ def make_model_files(lm: Any, model: ModelConfig) -> ModelFiles:
                 key="model.model_path",
             ) from error
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _write_config(lm: Any, model: ModelConfig, original: Path, folder: Path) -> None:
+    """Write config.json: the model's own if the run changes nothing in it but the dtype, which a conversion sets.
+
+    Transformers 5 would save it in a form whose rotary settings transformers 4 silently ignores.
+    """
+    from transformers import AutoConfig
+
+    own = AutoConfig.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
+    theirs, ours = own.to_dict(), lm.config_as_given.to_dict()
+    if theirs | {"dtype": None} == ours | {"dtype": None}:
+        (folder / "config.json").write_bytes(original.read_bytes())
+    else:
+        lm.config_as_given.save_pretrained(folder)
 
 
 def write_model_files(files: ModelFiles, folder: Path) -> None:

@@ -22,16 +22,16 @@ from trinity_core.base.files import (
     sync_file,
     temporary_sibling,
     when_room,
-    write_atomically,
     write_json,
 )
 from trinity_core.base.layout import ABANDONED, ADAPTER, MANIFEST, JobLayout, step_of
 from trinity_core.base.lazy import OWN_ATTENTION, require_matching_builds
-from trinity_core.data.tokenizer import load_tokenizer, write_stop_tokens
+from trinity_core.data.tokenizer import GENERATION, load_tokenizer, write_stop_tokens
 from trinity_core.exchange.checkpoints import adapters
 from trinity_core.exchange.checkpoints.beginning import STATE, Beginning
 from trinity_core.exchange.checkpoints.commit import damage
 from trinity_core.exchange.checkpoints.hub_names import HubNames, Tensors
+from trinity_core.exchange.checkpoints.huggingface import COMPANIONS, copy_companions
 from trinity_core.exchange.checkpoints.shards import (
     find_megatron,
     from_megatron,
@@ -50,11 +50,6 @@ LARGEST_FILE = "5GB"
 """Larger models are split into files of this size with an index, as transformers does."""
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
-COMPANIONS = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
-    "generation_config.json", "*.model", "*.tiktoken",
-)  # fmt: skip
-"""Files of a base model that are copied along with the weights."""
 log = logging.getLogger(__name__)
 
 
@@ -155,7 +150,8 @@ def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool =
         try:
             if target.is_dir():
                 shutil.copytree(target, temporary, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
-            _companions(temporary, base)
+            if base is not None:
+                copy_companions(base, temporary, (*COMPANIONS, GENERATION))
             _stop_tokens(temporary)
             write_json(temporary / "config.json", with_dtype(config, tensors))
             write_model(tensors, value_of, temporary)
@@ -376,20 +372,6 @@ def write_model(tensors: Tensors, value_of: Callable[[str], torch.Tensor], targe
     if plan.is_sharded:
         write_json(target / INDEX, {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename})
     sync_file(target)
-
-
-def _companions(target: Path, base: Path | None) -> None:
-    """Copy missing tokenizer and generation settings from the base model.
-
-    A chat template that the trainer wrote is the one used in training, so the base model's is not copied.
-    """
-    has_template = any(target.glob("chat_template*"))
-    for pattern in COMPANIONS if base is not None else ():
-        if has_template and pattern == "chat_template*":
-            continue
-        for source in base.glob(pattern) if base is not None else ():
-            if source.is_file() and not (target / source.name).exists():
-                write_atomically(target / source.name, source.read_bytes(), durable=False)
 
 
 def _stop_tokens(target: Path) -> None:
