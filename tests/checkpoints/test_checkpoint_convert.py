@@ -59,10 +59,11 @@ def folder_for(root, step, model, with_config=True):
 
 
 def save_whole(actor, tensors, ranks=1):
-    """As our trainer does: whole tensors, each in the file of one rank."""
+    """As our trainer does: whole tensors, each in the file of one rank. Returns the step's folder."""
     for rank in range(ranks):
         mine = {name: t for i, (name, t) in enumerate(tensors.items()) if i % ranks == rank}
         torch.save(mine, actor / shard_name("model", ranks, rank))
+    return actor.parent
 
 
 def check(folder, model):
@@ -274,6 +275,8 @@ def test_batch_single_step_and_paths_within(tmp_path):
     one = tmp_path / "stage" / "global_step_1"
     for inside in (one, one / "actor", one / "actor" / "huggingface"):
         assert find_steps(inside) == [one]
+    (tmp_path / "latest").symlink_to(one)
+    assert find_steps(tmp_path / "latest") == [one]
     assert [f.parent.parent.name for f in convert_all(tmp_path)] == ["global_step_1", "global_step_2"]
     folder, nothing = tmp_path / "stage" / "global_step_3", tmp_path / "nothing"
     with raising(DataError, key=str(folder / "actor")):
@@ -456,6 +459,22 @@ def test_an_adapter_is_merged_into_weights_of_torch_too(tmp_path):
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight += 4.0
     check(folder, model)
+
+
+def test_an_adapter_of_a_moved_stage_is_merged(tmp_path):
+    model, root = tiny(), tmp_path / "root"
+    base = convert(save_whole(folder_for(root / "p" / "warm_up", 3, model), weights_of(model)))
+    adapter_for(root / "p" / "sft", base)
+    model.config.save_pretrained(root / "p" / "sft" / "global_step_1" / "actor" / "huggingface")
+    moved = root.rename(tmp_path / "moved") / "p" / "sft" / "global_step_1"
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight += 4.0
+    check(convert(moved, merge=True), model)
+    shutil.rmtree(tmp_path / "moved" / "p" / "warm_up")
+    shutil.rmtree(moved / "actor" / "huggingface")
+    model.config.save_pretrained(moved / "actor" / "huggingface")
+    with raising(DataError, key="--base-model-dir"):
+        convert(moved, merge=True)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import clear_errors, expanded, sync_file, temporary_sibling, when_room, write_json
+from trinity_core.base.layout import now_at
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,6 +93,11 @@ def read_config(folder: Path) -> dict[str, Any]:
             key=more[0],
         )
     return config
+
+
+def base_of(config: Mapping[str, Any], step_folder: Path) -> str:
+    """Return the path or hub name of a checkpoint's base model, also if all runs were moved."""
+    return now_at(str(config["base_model_name_or_path"]), step_folder.absolute().parent.parent.parent)
 
 
 def start_fault(lora: LoraConfig) -> str:

@@ -87,7 +87,7 @@ def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None, merge:
 def find_steps(path: Path) -> list[Path]:
     """Return the `global_step_N` that `path` is or is inside of; otherwise all below it, or below the stages of the
     pipeline in it, in order of step."""
-    path = path.absolute()
+    path = path.resolve()
     for folder in (path, *path.parents):
         if step_of(folder) is not None and folder.is_dir():
             return [folder]
@@ -249,7 +249,7 @@ def _merged(
     actor = step_folder / "actor"
     config = adapters.read_config(actor / ADAPTER)
     adapter = _adapter(actor)
-    base = str(base_model_dir or config["base_model_name_or_path"])
+    base = str(base_model_dir or adapters.base_of(config, step_folder))
     state = step_folder / STATE
     began = json.loads(state.read_text())["began"]
     if began and from_record(Beginning, began, state).differs(Beginning.of(base)):
@@ -260,7 +260,11 @@ def _merged(
     folder = model_folder(base)
     files = weight_files(folder) if folder is not None else []
     if not files:
-        raise DataError(f"{base} holds no weights into which the adapter in {actor} could be merged")
+        raise DataError(
+            f"{base} holds no weights into which the adapter in {actor} could be merged; name the folder of its base "
+            "with --base-model-dir",
+            key="--base-model-dir",
+        )
     stored = dict(_read(files))
     tensors, value_of = names.converted(stored, stored.__getitem__)
     adapter = {_on_hub(name, names): tensor for name, tensor in adapter.items()}
@@ -323,7 +327,8 @@ def _without_data(config: dict[str, Any], actor: Path) -> Any:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(settings, dtype=torch.get_default_dtype(), **OWN_ATTENTION)
     except (ValueError, KeyError) as error:
-        log.warning("the names of the tensors in %s are neither checked nor converted: %s", actor, error)
+        fault = str(error).split(". ")[0]  # transformers goes on to list all the types it knows
+        log.warning("the names of the tensors in %s are neither checked nor converted: %s", actor, fault)
         return None
 
 
