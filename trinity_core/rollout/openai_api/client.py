@@ -16,8 +16,11 @@ from vllm import RequestOutput, SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMServerError, VLLMValidationError
-from vllm.renderers.registry import renderer_from_config
+from vllm.renderers import BaseRenderer
+from vllm.renderers.registry import RENDERER_REGISTRY, renderer_from_config
 from vllm.sampling_params import RequestOutputKind
+from vllm.tokenizers.hf import get_cached_tokenizer
+from vllm.tokenizers.registry import tokenizer_args_from_config
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
@@ -26,6 +29,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.threads import Bridge
+from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.data.turns import Call
 from trinity_core.rollout.inference.guided import free_tokens
 from trinity_core.rollout.inference.pool import EnginePool
@@ -119,6 +123,17 @@ class _Streams:
             self._queue.put_nowait(error)
 
 
+def _renderer(config: VllmConfig) -> BaseRenderer:
+    """Return vLLM's renderer with the tokenizer of the run: vLLM's own, from `AutoTokenizer`, may have other tokens."""
+    model = config.model_config
+    mode, *_ = tokenizer_args_from_config(model)
+    if mode != "hf":
+        return renderer_from_config(config)
+    tokenizer = load_tokenizer(model.tokenizer, model.trust_remote_code)
+    tokenizer.truncation_side = "left"  # as vLLM's
+    return RENDERER_REGISTRY.load_renderer(mode, config, get_cached_tokenizer(tokenizer))
+
+
 class PoolClient(EngineClient):
     """Generates on a pool of engines that runs in another event loop, `explorer_loop`. Used in the server's loop."""
 
@@ -133,7 +148,7 @@ class PoolClient(EngineClient):
     ) -> None:
         """`recorded`: True if tokens sampled in a session are recorded in it."""
         self.vllm_config, self.model_config = config, config.model_config
-        self.renderer = renderer_from_config(config)
+        self.renderer = _renderer(config)
         self.input_processor = InputProcessor(config, self.renderer)
         self._pool, self._name, self._stops = pool, name, list(stop_token_ids)
         self.recorded = recorded
