@@ -48,7 +48,7 @@ from trinity_core.exchange.checkpoints.beginning import (
     refuse_other_model,
 )
 from trinity_core.exchange.checkpoints.commit import Entry, begin, commit
-from trinity_core.exchange.checkpoints.huggingface import copy_companions
+from trinity_core.exchange.checkpoints.convert import copy_companions
 from trinity_core.exchange.checkpoints.resume import abandon_after, latest_whole, update_meta, whole_steps
 from trinity_core.exchange.pinned import CopyStream
 from trinity_core.exchange.tracking.champions import champion_steps

@@ -22,6 +22,7 @@ from trinity_core.base.files import (
     sync_file,
     temporary_sibling,
     when_room,
+    write_atomically,
     write_json,
 )
 from trinity_core.base.layout import ABANDONED, ADAPTER, MANIFEST, JobLayout, step_of
@@ -31,7 +32,6 @@ from trinity_core.exchange.checkpoints import adapters
 from trinity_core.exchange.checkpoints.beginning import STATE, Beginning
 from trinity_core.exchange.checkpoints.commit import damage
 from trinity_core.exchange.checkpoints.hub_names import HubNames, Tensors
-from trinity_core.exchange.checkpoints.huggingface import COMPANIONS, copy_companions
 from trinity_core.exchange.checkpoints.shards import (
     find_megatron,
     from_megatron,
@@ -50,6 +50,11 @@ LARGEST_FILE = "5GB"
 """Larger models are split into files of this size with an index, as transformers does."""
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+COMPANIONS = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
+    "additional_chat_templates/*", "*.model", "*.tiktoken", "*.py",
+)  # fmt: skip
+"""A model's files of its tokenizer and its own code, which are copied along with the weights."""
 log = logging.getLogger(__name__)
 
 
@@ -390,3 +395,16 @@ def _stop_tokens(target: Path) -> None:
         log.warning("%s: generation_config.json is left as it is, as the tokenizer cannot be loaded: %s", target, error)
         return
     write_stop_tokens(target, tokenizer)
+
+
+def copy_companions(source: Path, target: Path, patterns: Iterable[str] = COMPANIONS) -> None:
+    """Copy files of a model's folder that `target` lacks.
+
+    A chat template that `target` has is the one used in training, so no other is copied.
+    """
+    has_template = any(target.glob("chat_template*"))
+    for path in (path for pattern in patterns for path in source.glob(pattern)):
+        name = path.relative_to(source)
+        if path.is_file() and not (target / name).exists() and not (has_template and "chat_template" in str(name)):
+            (target / name).parent.mkdir(exist_ok=True)
+            write_atomically(target / name, path.read_bytes(), durable=False)

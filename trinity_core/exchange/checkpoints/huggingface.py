@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinity_core.base.errors import DataError, TrinityError
-from trinity_core.base.files import write_atomically
 from trinity_core.config import Config
 from trinity_core.exchange.checkpoints.beginning import other_beginning
 
 if TYPE_CHECKING:
     import torch
-
-COMPANIONS = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
-    "additional_chat_templates/*", "*.model", "*.tiktoken", "*.py",
-)  # fmt: skip
-"""A model's files of its tokenizer and its own code, which are copied along with the weights."""
-
-
-def copy_companions(source: Path, target: Path, patterns: Iterable[str] = COMPANIONS) -> None:
-    """Copy files of a model's folder that `target` lacks.
-
-    A chat template that `target` has is the one used in training, so no other is copied.
-    """
-    has_template = any(target.glob("chat_template*"))
-    for path in (path for pattern in patterns for path in source.glob(pattern)):
-        name = path.relative_to(source)
-        if path.is_file() and not (target / name).exists() and not (has_template and "chat_template" in str(name)):
-            (target / name).parent.mkdir(exist_ok=True)
-            write_atomically(target / name, path.read_bytes(), durable=False)
 
 
 def huggingface_folder(config: Config, step: int, merge: bool = True) -> Path:
