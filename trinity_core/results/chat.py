@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import DataError
-from trinity_core.base.layout import ADAPTER, JobLayout
+from trinity_core.base.layout import ADAPTER, JobLayout, now_at
 from trinity_core.base.plugins import load_plugins
 from trinity_core.config import ModelConfig
 from trinity_core.config.findings import value_at
@@ -24,8 +24,8 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.files import looks_local
 from trinity_core.data.taskset import task_format
 from trinity_core.data.tokenizer import policy_encoder, stop_tokens
-from trinity_core.exchange.checkpoints.adapters import read_config
-from trinity_core.exchange.checkpoints.convert import convert
+from trinity_core.exchange.checkpoints.adapters import base_of, read_config
+from trinity_core.exchange.checkpoints.convert import convert, is_complete
 from trinity_core.exchange.checkpoints.resume import read_meta, whole_steps
 from trinity_core.exchange.model_fault import model_fault
 from trinity_core.exchange.tracking import run_record
@@ -34,7 +34,10 @@ from trinity_core.rollout.inference.vllm_types import LORA_RANKS
 
 NEW = "/new"
 """The line that begins a new conversation."""
+OVERRIDES = "trainer.trainer_config.actor_rollout_ref.model.override_config"
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
+OTHER_SAMPLING = ("min_p", "presence_penalty", "frequency_penalty", "max_new_tokens")
+"""Defaults that vLLM would also take from a generation_config.json, and runs do not."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class ChatModel:
     system: str | None = None
     adapter: Path | None = None
     """A LoRA adapter, in peft's format, of the model at `path`."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """The run's changes of the model's config.json, which a checkpoint's own has already."""
 
     @cached_property
     def encoder(self) -> ChatEncoder:
@@ -59,8 +64,9 @@ class ChatModel:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-        trusted = self.settings.trust_remote_code
-        model: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype="auto", trust_remote_code=trusted)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            self.path, dtype="auto", trust_remote_code=self.settings.trust_remote_code, **self.overrides
+        )
         model.generation_config = GenerationConfig()  # the folder's has sampling of its own, which engines do not use
         if self.adapter is not None:
             from peft import PeftModel
@@ -105,18 +111,25 @@ class ChatModel:
         return f"Answers are sampled as in training ({values}), so they vary; --greedy gives the likeliest one."
 
     def serve_command(self, name: str) -> str:
-        """Return the command that serves the model with vLLM, with the run's template and sampling as defaults."""
-        command = ["vllm", "serve", self.path, "--served-model-name", name]
+        """Return the command that serves a checkpoint's model with vLLM: with its tokenizer, template and stop tokens,
+        and the run's sampling as default."""
+        sampling: dict[str, Any] = {key: getattr(self.settings, key) for key in SAMPLING}
+        command, generation = ["vllm", "serve", self.path, "--served-model-name", name], "vllm"
         if self.adapter is not None:
             rank = next(size for size in LORA_RANKS if size >= read_config(self.adapter)["r"])
+            generation = str(self.adapter.with_name("huggingface"))
+            sampling |= dict.fromkeys(OTHER_SAMPLING)
             command = ["vllm", "serve", self.path, "--enable-lora", "--max-lora-rank", str(rank)]
-            command += ["--lora-modules", f"{name}={self.adapter}"]
-        if template := self.settings.custom_chat_template or self.settings.chat_template_path:
-            command += ["--chat-template", template]
+            command += ["--lora-modules", f"{name}={self.adapter}", "--tokenizer", generation]
+            if self.overrides:
+                command += ["--hf-overrides", dumps(dict(self.overrides))]
+        if self.settings.enable_thinking is not None:
+            command += ["--default-chat-template-kwargs", dumps({"enable_thinking": self.settings.enable_thinking})]
+        if self.settings.trust_remote_code:
+            command += ["--trust-remote-code"]
         if self.settings.max_model_len:
             command += ["--max-model-len", str(self.settings.max_model_len)]
-        sampling = {key: getattr(self.settings, key) for key in SAMPLING}
-        command += ["--generation-config", "vllm", "--override-generation-config", dumps(sampling)]
+        command += ["--generation-config", generation, "--override-generation-config", dumps(sampling)]
         return shlex.join(command)
 
 
@@ -148,8 +161,9 @@ def chat_models(folder: Path, step: int | None = None, base: bool = True) -> dic
     """Return the model that the run in `folder` began with (if `base`) and that of `step` (default: the latest), which
     is converted if need be, by the names under which they are shown.
 
-    Of a pipeline, the last stage's, beside the first stage's base. Raises DataError if there is no such checkpoint, or
-    the run has not recorded its configuration.
+    Of a pipeline, the last stage's, beside the first stage's base. An adapter that was merged answers as the whole
+    model. Raises DataError if there is no such checkpoint, a model is gone, or the run has not recorded its
+    configuration.
     """
     trained = last_trained(folder)
     steps, tree = whole_steps(trained), run_record.read_config(trained)
@@ -167,16 +181,28 @@ def chat_models(folder: Path, step: int | None = None, base: bool = True) -> dic
         taskset = TasksetConfig(**tasksets[0])
         sampling = {key: value for key, value in taskset.rollout_args if value is not None and key in SAMPLING}
         settings, system = settings.with_values(sampling), task_format(taskset).system_prompt
+    root, shown_step = trained.parent.parent, step or max(steps)
+    step_folder, overrides = JobLayout(trained).step(shown_step), value_at(tree, OVERRIDES) or {}
+    converted = convert(step_folder, merge=is_complete(JobLayout(trained).huggingface(shown_step)))
+    path, adapter = str(converted), None
+    if converted.name == ADAPTER:
+        path, adapter = base_of(read_config(converted), step_folder), converted
+        merge = f"trinity convert --checkpoint-dir {step_folder} --merge --base-model-dir <its folder>"
+        remedy = f"Make a whole model with `{merge}`"
+        _refuse_missing(path, "the base of the run's adapter", remedy, "--base-model-dir")
+    models = {f"step {shown_step}": ChatModel(path, settings, system, adapter, overrides if adapter else {})}
+    if not base:
+        return models
     first = next(run for run in runs_in(folder.resolve()) if run.is_dir())
-    start = str(read_meta(JobLayout(first).trainer_meta).get("model") or settings.model_path)
-    if (looks_local(start) and (fault := model_fault(Path(start)))) and base:
-        why = f"the model that the run began with: {fault} With --no-base the run's model answers alone"
-        raise DataError(why, key="model.model_path")
-    converted = convert(JobLayout(trained).step(shown_step := step or max(steps)))
-    adapter = converted if converted.name == ADAPTER else None
-    path = start if adapter else str(converted)
-    trained_model = {f"step {shown_step}": ChatModel(path, settings, system, adapter)}
-    return ({"base": ChatModel(start, settings, system)} if base else {}) | trained_model
+    start = now_at(str(read_meta(JobLayout(first).trainer_meta).get("model") or settings.model_path), root)
+    _refuse_missing(start, "the model that the run began with", "With --no-base the run's model answers alone")
+    return {"base": ChatModel(start, settings, system, overrides=overrides)} | models
+
+
+def _refuse_missing(model: str, what: str, remedy: str, key: str = "model.model_path") -> None:
+    """Raise DataError if a local model cannot be loaded."""
+    if looks_local(model) and (fault := model_fault(Path(model))):
+        raise DataError(f"{what}: {fault} {remedy}", key=key)
 
 
 def chat(conversation: Conversation, lines: Iterable[str], say: Callable[[str], object]) -> None:
