@@ -421,6 +421,43 @@ def test_engine_lost_mid_stream_is_invisible_to_the_client(folder):
     assert speaker.tokenizer.decode(sequence.tokens[sequence.prompt_length :]).endswith("four five six<|im_end|>")
 
 
+def test_a_template_that_refuses_two_calls_goes_on_after_them(folder):
+    speaker = Speaker(tokenizer=load_tokenizer(str(folder)))
+    say(speaker, f"Both.</think>{CALL}{CALL}", f"Again.</think>{CALL}", "So.</think>5")
+    refuses = (
+        "{% for m in messages if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endfor %}"
+    )
+    with serving(folder, speaker, **PARSING | {"chat_template": refuses + TOOLS_TEMPLATE}) as api:
+        session, messages = api.session(), [*ASK]
+        client = api.client(session)
+        for _ in range(2):
+            message = ask(client, messages).model_dump(exclude_none=True)
+            results = [{"role": "tool", "tool_call_id": call["id"], "content": "5"} for call in message["tool_calls"]]
+            messages += [message, *results]
+        assert ask(client, messages).content == "5"
+    [text] = texts_of(session, speaker.tokenizer)
+    assert text.count(CALL) == 3 and text.count("<|im_start|>tool\n5<|im_end|>") == 3
+
+
+@pytest.mark.parametrize("path", ["chat", "responses"])
+def test_a_prompt_that_just_fills_the_context_has_its_code(api, speaker, path):
+    def asked(count):
+        say(speaker, "x")
+        text = "?" * count
+        client = api.client(api.session())
+        if path == "chat":
+            messages = [{"role": "user", "content": text}]
+            return client.chat.completions.create(model="policy", messages=messages).usage.prompt_tokens
+        return client.responses.create(model="policy", input=text).usage.input_tokens
+
+    around = asked(100) - 100
+    assert asked(1023 - around) == 1023
+    for count in (1024, 1025):
+        with pytest.raises(openai.BadRequestError) as refused:
+            asked(count - around)
+        assert refused.value.code == "context_length_exceeded"
+
+
 def test_a_parser_that_the_model_cannot_serve_is_refused(speaker, tiny_folder):
     with (
         pytest.raises(TrinityError),

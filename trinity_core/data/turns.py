@@ -108,16 +108,16 @@ class TokenSequence:
 def text_after_answer(render: Render, messages: Sequence[Message], count: int) -> str | None:
     """Return what the template writes after the answer in message number `count` (from 1), up to the next answer.
 
-    `render` takes messages and whether the start of the next answer follows. The template sees a mark instead of the
-    answer, so its rendering of the answer and of earlier messages does not matter: if it refuses several calls in one
-    turn, it sees only one. None if the mark is lost, or a template writes tool calls that cannot be separated from what
-    follows. Raises what `render` does.
+    `render` takes messages and whether the start of the next answer follows, and raises DataError if the template
+    refuses them. The template sees a mark instead of the answer, so its rendering of the answer and of earlier messages
+    does not matter: if it refuses several calls in one turn, it sees only one. None if the mark is lost, or a template
+    writes tool calls that cannot be separated from what follows. Raises DataError if the template refuses that too.
     """
     earlier, answer, new = list(messages[: count - 1]), messages[count - 1], list(messages[count:])
     calls = answer.get("tool_calls") or []
     try:
         return _after_answer(render, earlier, answer, new)
-    except (ValueError, DataError):
+    except DataError:
         others = [message for message in earlier if not (message.get("tool_calls") or message.get("role") == "tool")]
         if len(calls) < 2 and len(others) == len(earlier):
             raise

@@ -65,13 +65,16 @@ class SessionRenderer(OnlineRenderer):
         )
         tokens = await self._tokens(request, params, messages)
         if tokens is not None:
-            if len(tokens) >= (longest := self.model_config.max_model_len):
-                raise VLLMValidationError(TOO_LONG.format(longest, len(tokens)), parameter="messages")
             request.kv_transfer_params = {"prompt_token_ids": tokens}
-        return await super().preprocess_chat(
+        conversation, prompts = await super().preprocess_chat(
             request, messages, default_template, default_template_content_format, default_template_kwargs, tool_dicts,
             *args, **named,
         )  # fmt: skip
+        longest = self.model_config.max_model_len
+        for prompt in prompts:  # vLLM refuses one that is just full with errors of other kinds
+            if (length := len(prompt.get("prompt_token_ids", ()))) >= longest:
+                raise VLLMValidationError(TOO_LONG.format(longest, length), parameter="messages")
+        return conversation, prompts
 
     async def _tokens(self, request: Any, params: ChatParams, messages: Sequence[Message]) -> list[int] | None:
         """Return the tokens of the prompt; None if vLLM renders it itself."""
@@ -112,13 +115,16 @@ class SessionRenderer(OnlineRenderer):
 
     def _after_answer(self, params: ChatParams, messages: Sequence[Message], count: int) -> list[int] | None:
         def render(conversation: list[Message], generation: bool) -> str:
-            return self._rendered(params, conversation, add_generation_prompt=generation)
+            try:
+                return self._rendered(params, conversation, add_generation_prompt=generation)
+            except (ValueError, VLLMValidationError) as error:
+                raise DataError(str(error)) from error
 
         with self._turn:
             try:
                 text = text_after_answer(render, messages, count)
                 return None if text is None else encode(self._tokenizer, text)
-            except (ValueError, DataError) as error:  # the whole conversation may still be rendered
+            except DataError as error:  # the whole conversation may still be rendered
                 log.debug("a conversation begins a new sequence: %s", error)
                 return None
 
