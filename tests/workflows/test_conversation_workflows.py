@@ -13,6 +13,7 @@ from trinity_core.base.errors import DataError
 from trinity_core.config.resolve import tool_call_rows
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.workflows import TOOLS, WORKFLOWS, Reward, RewardPool
+from trinity_core.workflows.base import RolloutsFailed
 from trinity_core.workflows.trajectory import returns
 
 WRONG, RIGHT = "#### 3", "#### 2"
@@ -160,10 +161,15 @@ def test_a_reference_that_cannot_be_read_is_no_wrong_answer(rewards):
     assert one.reward is None and one.metrics["verifier_errors"] == 1
 
 
-def test_a_rollout_that_raises_ends_the_others(rewards):
+def test_a_rollout_that_raises_leaves_the_others(rewards):
     task = make_task("multi_turn_workflow", repeat_times=3)
     with pytest.raises(IndexError):
         run(task, Turns(WRONG), rewards)
+    with pytest.raises(RolloutsFailed) as failed:
+        run(task, Turns(RIGHT), rewards)
+    [experience] = failed.value.experiences
+    assert (experience.reward, experience.group) == (1.0, task.group)
+    assert {experience.run, *failed.value.errors} == {0, 1, 2}
 
 
 def test_async_math_workflow_is_math_workflow(rewards):

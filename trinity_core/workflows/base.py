@@ -284,22 +284,20 @@ async def all_of(rollouts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class RolloutsFailed(Exception):
-    """Some rollouts of a task failed; another attempt at these may succeed."""
+    """Some rollouts of a task failed and others succeeded; another attempt at these may succeed."""
 
     def __init__(self, errors: Mapping[int, Exception], experiences: list[Experience]) -> None:
         """`errors`: by rollout, in the order in which they failed. `experiences`: of the rollouts that succeeded."""
         self.errors, self.experiences = errors, experiences
-
-    @property
-    def first(self) -> Exception:
-        return next(iter(self.errors.values()))
+        self.first = next(iter(errors.values()))
+        super().__init__(f"{len(errors)} rollouts failed, the first with {self.first!r}")
 
 
 async def all_rollouts(task: Task, rollout: Callable[[int], Coroutine[Any, Any, list[Experience]]]) -> list[Experience]:
     """Run the task's rollouts concurrently, by their number, and return their experiences in order.
 
-    Raises RolloutsFailed once all have ended if some raised. TrinityError and TransientFault, which no other attempt
-    can avoid, are raised at once, and cancel the others.
+    Once all have ended, raises RolloutsFailed if some of them raised, and the first error if all did. TrinityError and
+    TransientFault, which no other attempt can avoid, are raised at once, and cancel the others.
     """
     errors: dict[int, Exception] = {}
 
@@ -315,7 +313,8 @@ async def all_rollouts(task: Task, rollout: Callable[[int], Coroutine[Any, Any, 
     rollouts = await all_of([isolated(run) for run in task.runs])
     experiences = [experience for of_rollout in rollouts for experience in of_rollout]
     if errors:
-        raise RolloutsFailed(errors, experiences)
+        failure = RolloutsFailed(errors, experiences)
+        raise failure.first if len(errors) == len(task.runs) else failure
     return experiences
 
 
