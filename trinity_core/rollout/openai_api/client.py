@@ -131,7 +131,8 @@ def _renderer(config: VllmConfig) -> BaseRenderer:
         return renderer_from_config(config)
     tokenizer = load_tokenizer(model.tokenizer, model.trust_remote_code)
     tokenizer.truncation_side = "left"  # as vLLM's
-    return RENDERER_REGISTRY.load_renderer(mode, config, get_cached_tokenizer(tokenizer))
+    cached: Any = get_cached_tokenizer(tokenizer)  # vLLM's types do not count it as a TokenizerLike
+    return RENDERER_REGISTRY.load_renderer(mode, config, cached)
 
 
 class PoolClient(EngineClient):
