@@ -153,6 +153,14 @@ def test_the_parts_add_up():
     assert metrics["final_loss"] == pytest.approx(loss.item() + 0.5 * kl - 0.1 * entropy, abs=1e-6)
 
 
+@pytest.mark.parametrize("rule", AGGREGATIONS)
+def test_entropy_per_token_is_measured_under_any_aggregation(rule):
+    inputs = batch(0, experts=False)
+    args = {"normalizer": 1024} if rule == "seq-mean-token-sum-norm" else {}
+    _, metrics = train(spec_of("grpo", loss_agg_mode=rule, loss_agg_mode_args=args), inputs, [torch.arange(8)])
+    assert metrics["entropy_mean"] == pytest.approx(float(inputs["entropy"][inputs["mask"]].mean()), rel=1e-5)
+
+
 def test_stop_gradient_stands_for_old_logprobs():
     """With one update a batch, leaving out the old log-probs gives the same gradient as passing equal ones."""
     inputs = batch(1, experts=False)

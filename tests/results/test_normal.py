@@ -45,6 +45,16 @@ def test_each_metric_has_a_hint_beyond_its_bounds_alone(normal) -> None:
     assert hints({name: [beyond] * (RECENT - 1)}) == [], "too few steps to judge"
 
 
+def test_a_metric_that_begins_below_0_is_judged_by_its_bounds_alone() -> None:
+    for metric in ("actor/ppo_kl", "actor/kl_mean"):
+        assert hints({metric: [-0.001] * RECENT + [0.001] * RECENT}) == []
+
+
+def test_a_clip_of_sequences_may_cut_often() -> None:
+    often = {"actor/pg_clipfrac": [0.5] * RECENT}
+    assert len(hints(often)) == 1 and hints(often | {"actor/ppo_kl_seq": [0.0] * RECENT}) == []
+
+
 @pytest.mark.parametrize(
     ("seconds", "sign"),
     [

@@ -308,9 +308,9 @@ class Objective:
         if entropy is not None and self.entropy_loss.name != "none":
             value = (weights.entropy * torch.where(mask, entropy, 0.0)).sum()
             accumulator.total("entropy_loss", value)
+            accumulator.mean("entropy_mean", entropy, mask & (weights.entropy != 0))
             if self.entropy_use == "loss":
                 loss = loss - self.entropy_bonus.used * value
-                accumulator.mean("entropy_mean", entropy, mask & (weights.entropy != 0))
         accumulator.total("final_loss", loss)
         return loss
 

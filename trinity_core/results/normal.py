@@ -24,6 +24,8 @@ class Normal:
     most: float = inf
     least: float = -inf
     growth: float = inf
+    unless: str = ""
+    """Metric of the runs for which these bounds do not hold."""
 
     def fault(self, first: float, value: float) -> str:
         """Return what a value would normally be; "" if it is normal."""
@@ -31,9 +33,8 @@ class Normal:
             return f"at most {self.most:g}" if self.most else "0"
         if value < self.least:
             return f"at least {self.least:g}"
-        return (
-            f"less than {self.growth:g} times the {first:.3g} of its first steps" if value > self.growth * first else ""
-        )
+        grew = 0 < self.growth * first < value
+        return f"less than {self.growth:g} times the {first:.3g} of its first steps" if grew else ""
 
 
 LOG = "`trinity log --level WARNING` names the first"
@@ -49,10 +50,11 @@ NORMAL = (
     Normal("actor/grad_norm", "gradient norm before clipping", "Lower `algorithm.optimizer.lr`, or "
            "`trainer.grad_clip`", growth=10),
     Normal("actor/ppo_kl", "mean of log π_old − log π", FEWER, most=0.05),
-    Normal("actor/pg_clipfrac", "share of clipped tokens", FEWER, most=0.2),
+    Normal("actor/pg_clipfrac", "share of clipped tokens", FEWER, most=0.2,
+           unless="actor/ppo_kl_seq"),
     Normal("actor/kl_mean", "KL to the reference, in nats a token,", "If it rises fast: a larger `kl_coef`, or a lower "
            "learning rate", most=0.1),
-    Normal("actor/entropy_loss", "mean entropy of the sampled positions", "Early in a run: a lower learning rate, an "
+    Normal("actor/entropy_mean", "mean entropy of the sampled positions", "Early in a run: a lower learning rate, an "
            "entropy bonus, a higher upper clip, or temperature 1", least=0.01),
     Normal("critic/vf_loss", "error of the values", "Train the critic alone first: "
            "`trainer.trainer_config.trainer.critic_warmup`", growth=2),
@@ -82,7 +84,7 @@ def hints(curves: Mapping[str, Sequence[float]]) -> list[str]:
     unusual = [
         f"The {normal.meaning} is {value:.3g}, normally {fault} (`{name}`, mean of the last {RECENT} steps). "
         f"{normal.otherwise}."
-        for normal in NORMAL for name, value in recent.items()
+        for normal in NORMAL if normal.unless not in curves for name, value in recent.items()
         if name.endswith(normal.metric) and (fault := normal.fault(first[name], value))
     ]  # fmt: skip
     times = (f"{sign[0].upper()}{sign[1:]}: {share} of a step. {TIMES[sign]}." for sign, share in _times(recent))
