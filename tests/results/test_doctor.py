@@ -218,6 +218,11 @@ def test_a_trained_adapter_begins_far_from_its_reference(tmp_path: Path) -> None
         assert found(gather(tmp_path, None)) == checks
 
 
+@pytest.mark.parametrize(("updates", "checks"), [(1, {"other-reference"}), (4, set())])
+def test_a_step_of_several_updates_ends_away_from_its_reference(updates: int, checks: set[str]) -> None:
+    assert found(Evidence(trained={1: {"actor/kl_mean": 0.4}}, updates={1: updates})) == checks
+
+
 @given(st.lists(st.integers(0, 5), max_size=40))
 def test_draws_that_no_epoch_has_are_repeated_ones(rows: list[int]) -> None:
     """An order of epochs is one in which the count of the drawn task never falls."""

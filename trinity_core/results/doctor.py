@@ -423,8 +423,13 @@ def _lost(evidence: Evidence, name: str, total: str, most: float) -> Iterator[Si
 
 @check
 def other_reference(evidence: Evidence) -> Iterator[Sign]:
-    """The policy is far from its reference before the first update."""
+    """The policy is far from its reference before the first update.
+
+    A step of several updates has the KL before its last one.
+    """
     if not evidence.trained or min(evidence.trained) != 1 or evidence.starts_from_adapter:
+        return
+    if evidence.updates.get(1, 1) > 1:
         return
     kl = evidence.trained[1].get("actor/kl_mean")
     if kl is not None and evidence.trained[1].get("staleness/max", 0.0) == 0.0 and abs(kl) > 0.02:
