@@ -121,6 +121,16 @@ def test_gdpo_normalises_each_part_in_its_group_and_the_sum_over_the_batch(rows,
     assert torch.equal(advantages[:, 0], advantages[:, 1])
 
 
+@pytest.mark.parametrize("penalties", [None, torch.zeros(12)])
+def test_gdpo_gives_groups_of_equal_parts_exactly_0(penalties):
+    numbers = [{"a": 0.3, "b": 0.1}] * 3 + [{"a": i % 3 / 7, "b": i**0.5} for i in range(9)]
+    advantages, _ = ADVANTAGES["gdpo"](
+        rewards=torch.zeros(12), group_ids=[i // 3 for i in range(12)], mask=torch.ones(12, 1, dtype=torch.bool),
+        numbers=numbers, weights={"a": 1.0, "b": 0.5}, penalties=penalties,
+    )  # fmt: skip
+    assert not advantages[:3].any() and advantages[3:].all(-1).sum() > 6
+
+
 def test_gdpo_takes_a_rollouts_parts_from_the_turns_that_have_them():
     """Two rollouts of two turns; only the last turn is judged. Of two values, each is 1 / sqrt(2) deviations away."""
     advantages, _ = ADVANTAGES["gdpo"](

@@ -44,10 +44,12 @@ def gdpo(
         part = total.new_tensor(_parts(name, numbers, whole.rollouts.tolist()))
         groups = Groups.of(part, group_ids, rollout_ids)
         total += weight * divided(groups.deviations, groups.stds[groups.index], epsilon)
+    all_in_one = [0] * len(total)
     if penalties is not None:
-        total -= penalties
-    batch = Groups.of(total, [0] * len(total), whole.rollouts)
-    return to_tokens(divided(batch.deviations, batch.std, epsilon), mask), whole.metrics()
+        total -= Groups.of(penalties, all_in_one, whole.rollouts).deviations
+    batch = Groups.of(total, all_in_one, whole.rollouts)
+    # The mean of S over the batch is 0 but for rounding, which would move the groups whose parts are all equal off 0.
+    return to_tokens(divided(batch.rewards, batch.std, epsilon), mask), whole.metrics()
 
 
 def _parts(name: str, numbers: Sequence[Mapping[str, float]], rollouts: Sequence[int]) -> list[float]:
