@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from trinity_core.base.errors import TrinityError
-from trinity_core.config import config_from_text, load_config, notices, stages
+from trinity_core.config import config_from_text, load_config, notices, stages, to_yaml
+from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.notices import remarks
 
 RECIPES = Path(__file__).parents[2] / "configs"
@@ -53,6 +54,69 @@ def test_settings_with_effect_get_no_notice(overrides: tuple[str, ...]) -> None:
 )
 def test_settings_without_effect_get_a_notice(overrides: tuple[str, ...], keys: list[str]) -> None:
     assert found(*overrides) == [(key, "no-effect") for key in keys]
+
+
+def with_type(name: str, *overrides: str) -> tuple[str, ...]:
+    return (f"algorithm.algorithm_type={name}", *(f"algorithm.{override}" for override in overrides))
+
+
+UPDATES = f"{ACTOR}.ppo_epochs=2"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (with_type("dapo", "kl_loss_fn_args.kl_coef=0.01"), "kl_loss_fn_args.kl_coef"),
+        (with_type("clip_cov", "kl_loss_fn_args.kl_coef=0.001"), "kl_loss_fn_args.kl_coef"),
+        (with_type("grpo", "kl_penalty_fn_args.kl_coef=0.01"), "kl_penalty_fn_args.kl_coef"),
+        (with_type("raft", "entropy_loss_fn_args.entropy_coef=0.01"), "entropy_loss_fn_args.entropy_coef"),
+        (with_type("grpo", "kl_loss_fn_args.target_kl=0.1"), "kl_loss_fn_args.target_kl"),
+        (with_type("raft", "advantage_fn_args.threshold=0"), "advantage_fn_args.threshold"),
+        (with_type("rec", "policy_loss_fn_args.regularizer_coef=0.1"), "policy_loss_fn_args.regularizer_coef"),
+        (with_type("rec", "policy_loss_fn_args.epsilon_low=0.3"), "policy_loss_fn_args.epsilon_low"),
+        (with_type("dr_grpo", "advantage_fn_args.epsilon=0.1"), "advantage_fn_args.epsilon"),
+        (
+            (UPDATES, LOSS + "={clip_range: 0.1, clip_range_low: 0.1, clip_range_high: 0.2}"),
+            "policy_loss_fn_args.clip_range",
+        ),
+        (with_type("dppo", "rollout_correction=icepop"), "rollout_correction"),
+        (with_type("topr", "rollout_correction=tis_sequence"), "rollout_correction"),
+        (with_type("raft", "rollout_correction=tis_token"), "rollout_correction"),
+        (with_type("opmd", "rollout_correction=bypass"), "rollout_correction"),
+    ],
+)
+def test_parts_that_are_off_and_their_arguments_get_a_notice(overrides: tuple[str, ...], key: str) -> None:
+    assert found(*overrides) == [(f"algorithm.{key}", "no-effect")]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        with_type("dapo", "kl_loss_fn=k2", "kl_loss_fn_args.kl_coef=0.01"),
+        with_type("dapo", "kl_loss_fn_args={kl_coef: 0.0, adaptive: false}"),
+        with_type("grpo", "kl_loss_fn_args={adaptive: true, target_kl: 0.1, horizon: 100}"),
+        with_type("grpo", "entropy_loss_fn_args={target_entropy: 0.0, entropy_coef_step: 0.1}"),
+        with_type("raft", "advantage_fn_args={selection: threshold, threshold: 0.5}"),
+        with_type("rec", "policy_loss_fn_args={regularizer: k2, regularizer_coef: 0.1, clip_mode: ring}"),
+        with_type("rec", "policy_loss_fn_args={clip_mode: two-side, epsilon_low: 0.3}"),
+        with_type("dppo", "rollout_correction=bypass"),
+        with_type("opmd", "rollout_correction=tis_sequence"),
+    ],
+)
+def test_parts_that_are_on_and_their_arguments_get_none(overrides: tuple[str, ...]) -> None:
+    assert found(*overrides) == []
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_file_of_a_run_gets_no_notice_of_an_algorithms_own_defaults(name: str) -> None:
+    overrides = [*with_type(name), UPDATES]
+    if not ALGORITHMS[name].uses_rollouts:
+        buffer = "buffer.trainer_input.experience_buffer"
+        overrides += ["mode=train", f"{buffer}.path=x", f"{buffer}.storage_type=file"]
+    overrides += ["buffer.trainer_input.auxiliary_buffers.expert.path=x"] if name.startswith("mix") else []
+    overrides += ["algorithm.advantage_fn_args.weights={a: 1}"] if name == "gdpo" else []
+    config = config_from_text(to_yaml(load_config(RECIPES / "gsm8k/gsm8k.yaml", overrides)))
+    assert [finding for finding in remarks(config) if finding.key.startswith("algorithm")] == []
 
 
 def test_what_to_write_instead_is_named() -> None:

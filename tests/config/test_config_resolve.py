@@ -76,6 +76,15 @@ def test_arguments_are_laid_over_the_algorithms() -> None:
     assert algorithm.policy_loss_fn_args == {"clip_range": 0.1, "clip_ratio_c": 3.0}
 
 
+@pytest.mark.parametrize("name", ["dapo", "gspo"])
+def test_a_clip_range_replaces_the_ranges_of_both_sides(name: str) -> None:
+    args = made(f"algorithm.algorithm_type={name}", "algorithm.policy_loss_fn_args.clip_range=0.1")
+    assert not {"clip_range_low", "clip_range_high"} & set(args.algorithm.policy_loss_fn_args)
+    one_side = "algorithm.policy_loss_fn_args={clip_range: 0.1, clip_range_high: 0.3}"
+    args = made(f"algorithm.algorithm_type={name}", one_side).algorithm.policy_loss_fn_args
+    assert args["clip_range_high"] == 0.3 and "clip_range_low" not in args
+
+
 def test_a_replaced_part_starts_from_its_own_arguments() -> None:
     algorithm = made("algorithm.policy_loss_fn=gspo").algorithm
     assert algorithm.policy_loss_fn_args == {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from trinity_core.algorithms.aggregation import AGGREGATIONS
 from trinity_core.algorithms.tensors import as_mask, require_finite
 from trinity_core.base.errors import InputError
 from trinity_core.base.registry import Registry
+from trinity_core.base.signatures import ActsWith
 from trinity_core.config.types import NonNegative
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class EntropyCoefficient:
     entropy_coef: float = 0.0
     target_entropy: float | None = None
     """Nats per token."""
-    entropy_coef_step: NonNegative = 0.005
+    entropy_coef_step: Annotated[NonNegative, ActsWith("target_entropy")] = 0.005
 
     def __post_init__(self) -> None:
         self.entropy_coef = float(self.entropy_coef)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
 from trinity_core.base.errors import InputError
 from trinity_core.base.lazy import torch
 from trinity_core.base.registry import Registry
-from trinity_core.base.signatures import call_with
+from trinity_core.base.signatures import ActsWith, call_with
 from trinity_core.config.types import NonNegative
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class KLCoefficient:
 
     kl_coef: NonNegative = 0.001
     adaptive: bool = False
-    target_kl: float | None = None
-    horizon: float | None = None
+    target_kl: Annotated[float | None, ActsWith("adaptive")] = None
+    horizon: Annotated[float | None, ActsWith("adaptive")] = None
     """Number of experiences over which a lasting error of 20 % moves the coefficient by about 20 %. A larger batch
     counts as this many: it is one measurement of the KL, which moves the coefficient by at most 20 %."""
 

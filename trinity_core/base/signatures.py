@@ -37,6 +37,20 @@ class Choices:
     names: Callable[[], Iterable[str]]
 
 
+@dataclass(frozen=True)
+class ActsWith:
+    """`Annotated[Kind, ActsWith(other, value)]`: an argument without effect unless the argument `other` has this value;
+    without a value, unless it is on: not None, False or "none"."""
+
+    other: str
+    value: str | None = None
+
+    def acts(self, value: Any) -> bool:
+        if self.value is not None:
+            return bool(value == self.value)
+        return value is not None and value is not False and value != "none"
+
+
 def any_arguments(**args: Any) -> None:
     """A stand-in for a part that takes any arguments."""
 

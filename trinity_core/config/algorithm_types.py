@@ -60,8 +60,11 @@ PARTS = tuple(part.name.removesuffix("_args") for part in fields(AlgorithmType) 
 
 def effective_args(default_name: str, default_args: Args, name: str | None, args: Args | None) -> dict[str, Any]:
     """Return the arguments of a part: the user's merged into the defaults, or only the user's if the part was
-    replaced."""
-    return {**(default_args if name in (None, default_name) else {}), **(args or {})}
+    replaced. A `clip_range` replaces the default ranges of both sides."""
+    args, usual = args or {}, default_args if name in (None, default_name) else {}
+    if args.get("clip_range") is not None:
+        usual = {key: value for key, value in usual.items() if key not in ("clip_range_low", "clip_range_high")}
+    return {**usual, **args}
 
 
 def uses_reference(

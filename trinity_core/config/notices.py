@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
 
 from trinity_core.base.registry import registry_of
-from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.base.signatures import ActsWith
+from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
 from trinity_core.config.findings import Code, Finding
 from trinity_core.config.foreign.names import instead_of
 from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, most_repeats
@@ -30,12 +34,68 @@ def remarks(config: Config) -> list[Finding]:
 
 
 def _surprises(config: Config) -> Iterator[Finding]:
-    for rule in (_clips, _peak, _thinking, _batches):
+    for rule in (_idle, _uncorrected, _clips, _peak, _thinking, _batches):
         yield from rule(config)
 
 
 def _notice(key: str, code: Code, message: str) -> Finding:
     return Finding(key, None, code, message, severity="notice")
+
+
+def _idle(config: Config) -> Iterator[Finding]:
+    """Yield written arguments of a part that is `none`, and those that other arguments keep from acting.
+
+    A default of the algorithm type gets no notice: the files of runs list them.
+    """
+    for part in PARTS if _trains(config) else ():
+        key, name, registry = f"algorithm.{part}", getattr(config.algorithm, part), registry_of(f"algorithm.{part}")
+        args, usual = getattr(config.algorithm, f"{part}_args"), getattr(config.algorithm_type, f"{part}_args")
+        model = registry.arguments(registry[name], name) if name in registry else None
+        for argument in config.written(f"{key}_args") or {} if model is not None else ():
+            value = args.get(argument)
+            if value is None or argument not in model.model_fields or value == usual.get(argument):
+                continue
+            reason = _why_idle(model, argument, args, f"{key}_args")
+            if name == "none":
+                others = ", ".join(other for other in registry if other != "none")
+                reason = f"{key} is none. It acts with {others}." if value else ""
+            if reason:
+                yield _notice(f"{key}_args.{argument}", "no-effect", f"{key}_args.{argument} has no effect: {reason}")
+
+
+def _why_idle(model: type[BaseModel], argument: str, args: Mapping[str, Any], key: str) -> str:
+    """Return what keeps an argument from acting; "" if it acts."""
+    for extra in model.model_fields[argument].metadata:
+        if isinstance(extra, ActsWith):
+            current = args.get(extra.other, model.model_fields[extra.other].default)
+            if not extra.acts(current):
+                return f"{key}.{extra.other} is {current}. It acts with {extra.value or 'another value'}."
+    sides = ("clip_range_low", "clip_range_high")
+    if argument == "clip_range" and all(args.get(side) is not None for side in sides):
+        return f"{key} has {' and '.join(sides)}."
+    return ""
+
+
+def _uncorrected(config: Config) -> Iterator[Finding]:
+    """Yield a rollout correction that the policy loss does not take."""
+    key, losses = "algorithm.rollout_correction", registry_of("algorithm.policy_loss_fn")
+    rule = registry_of(key).get(config.written(key) or "none")
+    loss = losses.get(config.algorithm.policy_loss_fn)
+    if not _trains(config) or rule is None or rule.name == "none" or loss is None:
+        return
+    if loss.ratio_to_rollout and not rule.ratio_to_rollout:
+        why = "takes its ratio to the rollouts' policy itself, so that a weight would count the gap twice"
+    elif not loss.corrects_rollouts:
+        why = "takes no correction"
+    elif rule.ratio_to_rollout and not loss.inputs & {"old_logprobs"}:
+        why = "has no ratio"
+    else:
+        return
+    yield _notice(key, "no-effect", f"{key}: {rule.name} has no effect: the policy loss {loss.name} {why}.")
+
+
+def _trains(config: Config) -> bool:
+    return config.mode in ("both", "train")
 
 
 def _clips(config: Config) -> Iterator[Finding]:
@@ -45,7 +105,7 @@ def _clips(config: Config) -> Iterator[Finding]:
     """
     losses, loss = registry_of("algorithm.policy_loss_fn"), config.algorithm.policy_loss_fn
     updates = config.trainer.trainer_config.actor_rollout_ref.actor.ppo_epochs
-    if config.mode not in ("both", "train") or updates > 1 or config.algorithm.rollout_correction == "bypass":
+    if not _trains(config) or updates > 1 or config.algorithm.rollout_correction == "bypass":
         return
     if loss not in losses or losses[loss].ratio_to_rollout:
         return

@@ -17,7 +17,7 @@ from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advant
 from trinity_core.algorithms.tensors import as_mask, clean, divided, require_finite, without_gradient
 from trinity_core.base.errors import InputError
 from trinity_core.base.lazy import torch
-from trinity_core.base.signatures import ArgumentsOf
+from trinity_core.base.signatures import ActsWith, ArgumentsOf
 from trinity_core.config.types import NonNegative
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Result: TypeAlias = "tuple[Tensor, dict[str, float]]"
 StdLevel: TypeAlias = Literal["group", "batch", "advantages"]
+Epsilon: TypeAlias = Annotated[NonNegative, ActsWith("std_normalize")]
 
 
 def overlong_penalty(lengths_B: Tensor, max_length: int, cache_length: int, factor: float = 1.0) -> Tensor:
@@ -56,9 +57,9 @@ def grpo(
     group_ids: GroupIds,
     mask: Tensor,
     rollout_ids: GroupIds | None = None,
-    epsilon: NonNegative = 1e-6,
+    epsilon: Epsilon = 1e-6,
     std_normalize: bool = True,
-    std_cal_level: StdLevel = "group",
+    std_cal_level: Annotated[StdLevel, ActsWith("std_normalize")] = "group",
     std_threshold: float | None = None,
     overlong: Annotated[Mapping[str, Any] | None, ArgumentsOf(overlong_penalty, ("lengths_B",))] = None,
     lengths: Tensor | None = None,
@@ -98,7 +99,7 @@ def opmd(
     mask: Tensor,
     rollout_ids: GroupIds | None = None,
     opmd_baseline: Literal["mean", "logavgexp"] = "mean",
-    tau: NonNegative = 1.0,
+    tau: Annotated[NonNegative, ActsWith("opmd_baseline", "logavgexp")] = 1.0,
 ) -> Result:
     """r minus its group's baseline. 0 in groups of one.
 
@@ -137,10 +138,10 @@ def rec(
     group_ids: GroupIds,
     mask: Tensor,
     rollout_ids: GroupIds | None = None,
-    epsilon: NonNegative = 1e-6,
+    epsilon: Epsilon = 1e-6,
     std_normalize: bool = False,
     drop: Literal["none", "balance"] | None = None,
-    seed: int = 0,
+    seed: Annotated[int, ActsWith("drop")] = 0,
 ) -> Result:
     """r minus its group's mean, not divided by default (arXiv 2509.24203, section 2).
 
@@ -173,7 +174,7 @@ def raft(
     mask: Tensor,
     rollout_ids: GroupIds | None = None,
     selection: Literal["best", "threshold", "all"] = "best",
-    threshold: float = 0.0,
+    threshold: Annotated[float, ActsWith("selection", "threshold")] = 0.0,
 ) -> Result:
     """The weight of each row in SFT on selected rollouts (RAFT, arXiv 2304.06767, algorithm 1).
 
@@ -204,9 +205,9 @@ def step_wise_grpo(
     mask: Tensor,
     run_ids: GroupIds,
     turns: Tensor | None = None,
-    epsilon: NonNegative = 1e-6,
+    epsilon: Epsilon = 1e-6,
     std_normalize: bool = True,
-    std_cal_level: StdLevel = "group",
+    std_cal_level: Annotated[StdLevel, ActsWith("std_normalize")] = "group",
     std_threshold: float | None = None,
     enable_step_norm: bool = False,
     penalties: Tensor | None = None,

@@ -6,7 +6,7 @@ All take `group_ids`, as every advantage does; those per token ignore them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from trinity_core.algorithms.advantages.grouping import (
     GroupIds,
@@ -27,6 +27,7 @@ from trinity_core.algorithms.tensors import (
 )
 from trinity_core.base.errors import InputError
 from trinity_core.base.lazy import torch
+from trinity_core.base.signatures import ActsWith
 from trinity_core.config.types import NonNegative
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def gigpo(
     states: Sequence[str] | None = None,
     gamma: float = 0.95,
     step_weight: float = 1.0,
-    epsilon: NonNegative = 1e-6,
+    epsilon: Annotated[NonNegative, ActsWith("std_normalize")] = 1e-6,
     std_normalize: bool = True,
 ) -> Result:
     """A run's advantage within its group plus `step_weight` times that of a turn among turns that began in the same

@@ -76,19 +76,23 @@ def gspo(
     *,
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
-    clip_range: NonNegative = 0.2,
-    clip_range_low: NonNegative | None = 0.0003,
-    clip_range_high: NonNegative | None = 0.0004,
+    clip_range: NonNegative | None = None,
+    clip_range_low: NonNegative | None = None,
+    clip_range_high: NonNegative | None = None,
 ) -> tuple[Tensor, Stats]:
     """PPO's clip on s = exp(mean_t log r_t), one ratio a sequence (GSPO, arXiv 2507.18071, eq. 5 to 7).
 
     Written per token (GSPO-token, eq. 13 to 14): s with the gradient of each token. With one advantage a sequence and
-    `seq-mean-token-mean`, value and gradient are those of GSPO.
+    `seq-mean-token-mean`, value and gradient are those of GSPO. Without `clip_range`, the lower range is 0.0003 and the
+    upper 0.0004.
     """
     log_ratio = log_ratio_to(old_logprobs, logprobs)
     mean = row_mean(log_ratio.detach(), mask)
     ratio = mean.exp() * (1 + logprobs - logprobs.detach())
-    bounds = clip_bounds(clip_range, clip_range_low, clip_range_high)
+    if clip_range is None:
+        clip_range_low = 0.0003 if clip_range_low is None else clip_range_low
+        clip_range_high = 0.0004 if clip_range_high is None else clip_range_high
+    bounds = clip_bounds(clip_range or 0.0, clip_range_low, clip_range_high)
     values, clipped, _ = _clipped(ratio, advantages, bounds, None)
     return values, {
         "pg_clipfrac": (clipped, mask),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from trinity_core.algorithms.losses.policy_loss import log_ratio_to, policy_loss, ratio_to
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.tensors import row_mean, row_sum
 from trinity_core.base.errors import InputError
 from trinity_core.base.lazy import torch
+from trinity_core.base.signatures import ActsWith
 from trinity_core.config.types import NonNegative
 
 if TYPE_CHECKING:
@@ -98,13 +99,13 @@ def rec(
     old_logprobs: Tensor | None = None,
     clip_mode: Literal["none", "one-side", "gspo-one-side", "two-side", "ring"] = "none",
     weight: Literal["none", "importance_sampling", "gspo_importance_sampling", "advantage"] = "none",
-    epsilon_low: NonNegative = 0.2,
-    epsilon_high: NonNegative = 0.2,
-    epsilon_low_prime: NonNegative = 0.6,
-    epsilon_high_prime: NonNegative = 2.0,
+    epsilon_low: Annotated[NonNegative, ActsWith("clip_mode")] = 0.2,
+    epsilon_high: Annotated[NonNegative, ActsWith("clip_mode")] = 0.2,
+    epsilon_low_prime: Annotated[NonNegative, ActsWith("clip_mode", "ring")] = 0.6,
+    epsilon_high_prime: Annotated[NonNegative, ActsWith("clip_mode", "ring")] = 2.0,
     regularizer: Literal["none", "k2", "forward-kl"] = "none",
-    regularizer_coef: float = 0.0,
-    temp: float = 1.0,
+    regularizer_coef: Annotated[float, ActsWith("regularizer")] = 0.0,
+    temp: Annotated[float, ActsWith("weight", "advantage")] = 1.0,
 ) -> tuple[Tensor, Stats]:
     """-A w M log pi + regularizer: group-relative REINFORCE whose clip M only masks (arXiv 2509.24203, section 4).
 

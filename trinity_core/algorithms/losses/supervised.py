@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from trinity_core.algorithms.losses.policy_loss import policy_loss
 from trinity_core.algorithms.losses.ppo import ppo
@@ -16,6 +16,7 @@ from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.tensors import clean, first_token, row_sum
 from trinity_core.base.errors import InputError
 from trinity_core.base.lazy import torch
+from trinity_core.base.signatures import ActsWith
 from trinity_core.config.types import NonNegative, Positive
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def mix_chord(
     mu_peak: float = 0.1,
     mu_valley: float = 0.1,
     enable_phi_function: bool = True,
-    cutoff_prob: float = 1.0,
+    cutoff_prob: Annotated[float, ActsWith("enable_phi_function")] = 1.0,
     clip_range: NonNegative = 0.2,
     clip_range_low: NonNegative | None = None,
     clip_range_high: NonNegative | None = None,
