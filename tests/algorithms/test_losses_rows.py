@@ -145,3 +145,13 @@ def test_mix_refuses_what_it_cannot_use():
         POLICY_LOSSES["mix"](**INPUTS, mu=1.5)
     with raising(InputError, key="old_logprobs"):
         POLICY_LOSSES["mix"](**{**INPUTS, "is_expert": EXPERT & False})
+
+
+def test_gspo_without_a_clip_range_has_the_papers():
+    old = torch.zeros(1, 2)
+    taken = {"mask": torch.ones(1, 2, dtype=torch.bool), "old_logprobs": old, "advantages": torch.ones(1, 2)}
+    clipped = [
+        POLICY_LOSSES["gspo"](logprobs=old + 0.05, **taken, **args)[1]["pg_clipfrac"]
+        for args in ({}, {"clip_range": 0.1}, {"clip_range": 0.01}, {"clip_range": 0.01, "clip_range_high": 0.1})
+    ]
+    assert clipped == [1, 0, 1, 0]

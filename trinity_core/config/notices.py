@@ -51,7 +51,9 @@ def _idle(config: Config) -> Iterator[Finding]:
         key, name, registry = f"algorithm.{part}", getattr(config.algorithm, part), registry_of(f"algorithm.{part}")
         args, usual = getattr(config.algorithm, f"{part}_args"), getattr(config.algorithm_type, f"{part}_args")
         model = registry.arguments(registry[name], name) if name in registry else None
-        for argument in config.written(f"{key}_args") or {} if model is not None else ():
+        if model is None:
+            continue
+        for argument in config.written(f"{key}_args") or {}:
             value = args.get(argument)
             if value is None or argument not in model.model_fields or value == usual.get(argument):
                 continue
