@@ -47,6 +47,7 @@ NORMAL = (
            "by a penalty", most=0.1),
     Normal("verifier_errors", "number of answers without a verdict", LOG, most=0),
     Normal("failed_tasks", "number of tasks of which every attempt failed", LOG, most=0),
+    Normal("failed_rollouts", "number of rollouts of which every attempt failed", LOG, most=0),
     Normal("actor/grad_norm", "gradient norm before clipping", "Lower `algorithm.optimizer.lr`, or "
            "`trainer.grad_clip`", growth=10),
     Normal("actor/ppo_kl", "mean of log π_old − log π", FEWER, most=0.05),
