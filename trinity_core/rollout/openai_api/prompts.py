@@ -72,8 +72,9 @@ class SessionRenderer(OnlineRenderer):
         )  # fmt: skip
         longest = self.model_config.max_model_len
         for prompt in prompts:  # vLLM refuses one that is just full with errors of other kinds
-            if (length := len(prompt.get("prompt_token_ids", ()))) >= longest:
-                raise VLLMValidationError(TOO_LONG.format(longest, length), parameter="messages")
+            rendered = prompt.get("prompt_token_ids")
+            if isinstance(rendered, list) and len(rendered) >= longest:
+                raise VLLMValidationError(TOO_LONG.format(longest, len(rendered)), parameter="messages")
         return conversation, prompts
 
     async def _tokens(self, request: Any, params: ChatParams, messages: Sequence[Message]) -> list[int] | None:
