@@ -346,8 +346,9 @@ def check_data(
     from trinity_core.pipelines.tasks import with_curated_tasks
     from trinity_core.run.asked_models import RunModels
     from trinity_core.run.configuration import load_checked
+    from trinity_core.run.preflight.models import report_missing_policy
 
-    checked = stages(load_checked(config, with_plugins(overrides, plugin_dir)))
+    checked = stages(load_checked(config, with_plugins(overrides, plugin_dir), report_missing_policy))
     colour = sys.stdout.isatty() if color is None else color
     reports = {}
     for stage in checked:
@@ -356,9 +357,14 @@ def check_data(
     if json:
         typer.echo(dumps({name: [report.to_dict() for report in listed] for name, listed in reports.items()}, indent=2))
     else:
+        first: dict[str, str] = {}
         for name, listed in reports.items():
-            text = "\n\n".join(report_text(report, colour) for report in listed) or "no data set is read"
-            typer.echo(f"{name}\n\n{text}\n", color=colour)
+            texts = [report_text(report, colour) for report in listed]
+            shown = [
+                text if first.setdefault(text, name) == name else f"{text.splitlines()[0]}\n  as in {first[text]}"
+                for text in texts
+            ]
+            typer.echo("\n\n".join([name, *(shown or ["no data set is read"])]) + "\n", color=colour)
     if any(report.problem for listed in reports.values() for report in listed):
         raise typer.Exit(1)
 

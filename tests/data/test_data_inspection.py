@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trinity_core.cli import app
-from trinity_core.config import Config, config_from_dict
+from trinity_core.config import Config, ConfigError, config_from_dict
 from trinity_core.data.inspection import guessed_format, inspect
 from trinity_core.data.messages import ROLES
 from trinity_core.data.reports import LOSS, PLAIN, report_text
@@ -243,6 +243,21 @@ def test_the_command_exits_with_1_if_a_run_would_refuse(given: dict[str, Any], t
     refused = CliRunner().invoke(app, [*arguments, "buffer.max_rejected_share=0.1"])
     assert refused.exit_code == 1
     assert "1 of 5 rows cannot be used" in json.loads(refused.output)["run"][0]["problem"]
+
+
+def test_the_command_names_a_model_that_is_not_there(given: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(json.dumps(given))
+    missing = ["data", "check", "--config", str(tmp_path / "run.yaml"), "model.model_path=runs/no/model"]
+    with pytest.raises(ConfigError) as error:
+        CliRunner().invoke(app, missing, catch_exceptions=False)
+    assert [problem.key for problem in error.value.problems] == ["model.model_path"]
+
+
+def test_a_set_of_several_stages_is_described_once(given: dict[str, Any], tmp_path: Path) -> None:
+    stages = [{"stage_name": name, "mode": "explore"} for name in ("a", "b")]
+    (tmp_path / "run.yaml").write_text(json.dumps(given | {"stages": stages}))
+    output = CliRunner().invoke(app, ["data", "check", "--config", str(tmp_path / "run.yaml")]).output
+    assert (output.count("usable"), output.count("as in run_a")) == (2, 2), "a task set and an evaluation set"
 
 
 @pytest.mark.parametrize("reward", ["math_reward", None])

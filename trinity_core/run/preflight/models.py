@@ -10,7 +10,7 @@ from typing import Literal
 
 from trinity_core.base.files import expanded
 from trinity_core.config import Config
-from trinity_core.config.findings import Finding
+from trinity_core.config.findings import Finding, Report
 from trinity_core.data.files import looks_local
 from trinity_core.exchange.checkpoints.adapters import start_fault
 from trinity_core.exchange.model_fault import model_fault
@@ -46,6 +46,14 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
             yield error
     yield from unfit_policy(config)
     yield from missing_template(config)
+
+
+def report_missing_policy(config: Config, report: Report) -> None:
+    """Report a policy that is not there, and thus has no tokenizer; its weights are not looked at."""
+    if not Path(config.model.model_path).exists():
+        for finding in missing_models(config, is_first=True):
+            if (finding.key, finding.code) == ("model.model_path", "unavailable"):
+                report.add(finding)
 
 
 def missing_template(config: Config) -> Iterator[Finding]:
