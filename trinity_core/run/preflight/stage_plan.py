@@ -242,7 +242,7 @@ def _whole(plans: list[StagePlan]) -> Iterator[str]:
     yield "all stages"
     if all(plan.total_steps is not None for plan in plans):
         tokens = sum(plan.sampled_tokens or 0 for plan in plans)
-        sampled = f", at most {tokens:,} sampled tokens a turn" if tokens else ""
+        sampled = f", at most {tokens:,} sampled tokens (of each turn)" if tokens else ""
         yield _line("steps", f"{sum(plan.total_steps or 0 for plan in plans):,}{sampled}")
     if all(plan.pace is not None and plan.total_steps for plan in plans):
         seconds = sum(plan.pace.whole(plan.total_steps) for plan in plans if plan.pace and plan.total_steps)
@@ -260,7 +260,7 @@ def _facts(stage: StagePlan) -> Iterator[str]:
         else:
             yield _line("steps", f"{stage.total_steps:,}" + (f": {stage.steps_why}" if stage.steps_why else ""))
     if stage.tasks_a_step:
-        sampled = f"at most {stage.sampled_tokens_a_step:,} sampled tokens a turn, each step"
+        sampled = f"at most {stage.sampled_tokens_a_step:,} sampled tokens (of each turn)"
         whole = f"; {stage.sampled_tokens:,} in all" if stage.sampled_tokens else ""
         yield _line("explore", f"{stage.tasks_a_step:,} tasks, {stage.rollouts_a_step:,} rollouts, {sampled}{whole}")
     if stage.experiences_a_step:
