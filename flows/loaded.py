@@ -27,6 +27,9 @@ from trinity_core.run.configuration import load_checked
 from trinity_core.run.driver import run_request
 from trinity_core.run.stage import StageRequest
 
+ON_INTERRUPT = ("Execution was aborted by an interrupt signal", "record_cancellation")
+"""In what Prefect logs of a crash when Ctrl+C ends a flow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -68,7 +71,8 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
 
     Prefect records the parameters of a deployment's run, so that `prefect flow-run retry` can start it again.
     """
-    logging.getLogger("prefect.flow_runs").addFilter(_is_not_told_at_the_end)
+    for engine in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(engine).addFilter(_is_not_told_at_the_end)
     title = StageRequest(loaded.config, name, **parameters).title
     flow = cancellable(getattr(importlib.import_module(f"flows.{name}"), name))
     token = _LOADED.set(loaded)
@@ -81,8 +85,9 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
 
 
 def _is_not_told_at_the_end(record: logging.LogRecord) -> bool:
-    """Return False for an error that the command prints as its last line."""
-    return not (record.exc_info and isinstance(record.exc_info[1], TrinityError))
+    """Return False for an error that the command prints as its last line, and for Ctrl+C, of which that line tells."""
+    is_printed = record.exc_info is not None and isinstance(record.exc_info[1], TrinityError)
+    return not (is_printed or any(text in record.getMessage() for text in ON_INTERRUPT))
 
 
 def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
