@@ -18,6 +18,9 @@ PICTURE_OR_FILE = re.compile(r"!\[[^]]*\]\([^)]*\)|(?<=\])\((?!\w+:|\?page=)[^)]
 def docs_page() -> None:
     pages = {path.name: path.read_text(encoding="utf-8") for path in sorted((project_files() / "docs").glob("*.md"))}
     titles = {name: heading[1] if (heading := HEADING.search(text)) else name for name, text in pages.items()}
-    first = [*pages].index(FIRST)
-    name = str(st.selectbox("Page", [*pages], first, titles.__getitem__, key="page", bind="query-params"))
+    asked = st.query_params.get("page", "")
+    first = [*pages].index(asked if asked in pages else FIRST)
+    name = str(st.selectbox("Page", [*pages], first, titles.__getitem__))
+    if name != asked:
+        st.query_params["page"] = name
     st.markdown(PICTURE_OR_FILE.sub("", LINK.sub(r"](?page=\1)", pages[name])))

@@ -392,10 +392,13 @@ def test_docs_lead_from_page_to_page(folder: Path) -> None:
 
         docs_page()
 
-    page = AppTest.from_function(docs, default_timeout=60).run()
+    page = AppTest.from_function(docs, default_timeout=60)
+    page.query_params["page"] = "doctor.md"
+    assert page.run().markdown[0].value.startswith("# The doctor")
     page.selectbox[0].set_value("studio.md").run()
     text = page.markdown[0].value
     assert not page.exception and "](?page=flows.md)" in text and "](pictures" not in text and "](../" not in text
+    assert page.query_params["page"] == "studio.md" and page.run().markdown[0].value == text
 
 
 def comparison(*names: str) -> None:
