@@ -14,7 +14,7 @@ from studio.settings import StudioSettings
 from studio.texts import escaped
 from tasks.retries import api_faults
 from trinity_core.config import Config
-from trinity_core.exchange.tracking.run_record import read_record
+from trinity_core.exchange.tracking.run_record import RunState, read_record
 from trinity_core.hosting.placement import flow_of
 
 VALIDATE_SECONDS = 120.0
@@ -73,6 +73,8 @@ def what_is_there(config: Config) -> tuple[str, bool]:
     state = record.present_state
     present = f"The run {escaped(f'{config.project}/{config.name}')} already exists ({state.value})"
     what = " and will be resumed." if state.is_over else ": it cannot be started again now."
+    if state is RunState.FINISHED:
+        what = ". Only what is left is done, such as the steps by which `buffer.total_steps` was raised."
     return f"{present}{', and this part joins it.' if config.is_part else what}", config.is_part or state.is_over
 
 

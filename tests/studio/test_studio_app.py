@@ -251,7 +251,7 @@ def test_a_start_asks_where_and_says_what_is_there(folder: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("settings", "running", "ended"),
     [
-        ({}, "cannot be started", "resumed"),
+        ({}, "cannot be started", "Only what is left"),
         ({"mode": "explore"}, "joins", "joins"),
         ({"mode": "train"}, "joins", "joins"),
         ({"mode": "bench"}, "", ""),
