@@ -181,7 +181,7 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
 
 def show_findings(runs: Sequence[Run]) -> None:
     """Show what the doctor finds, and which metrics are not normal, beside the curves that they look at."""
-    by_run = {run.name: findings(run.folder) if run.folder else None for run in runs}
+    by_run = {run.name: findings(run.folder) if run.folder and run.step else None for run in runs}
     if not any(by_run.values()):
         over, checked = all(run.state.is_over for run in runs), any(found is not None for found in by_run.values())
         none = ("No findings", " so far") if checked else ("Not checked", " yet: no metrics")
@@ -304,9 +304,10 @@ def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
 def show_commands(run: Run, last: Run, settings: StudioSettings) -> None:
     """Show commands for a run, those that take one stage for the `last` of a pipeline."""
     whole, folder = (shlex.quote(settings.shown(one.folder or Path())) for one in (run, last))
+    follow = "" if run.state.is_over else " --follow"  # which goes on for ever
     commands = {
         "Find what is wrong with it": f"trinity doctor --checkpoint-dir {whole}",
-        "Follow the logs of its processes": f"trinity log --checkpoint-dir {folder} --follow",
+        "Read the logs of its processes": f"trinity log --checkpoint-dir {folder}{follow}",
     }
     if run.folder and stores_of(run.folder):
         commands["Look at the rollouts"] = f"trinity view --checkpoint-dir {whole}"

@@ -18,6 +18,7 @@ from studio.__main__ import main
 from studio.config_draft import ConfigDraft
 from studio.launch import Launch, trinity, waiting, warm_up
 from studio.notes import Note
+from studio.run_page import findings
 from studio.run_table import table_row
 from studio.runs import find_runs
 from studio.sections import SECTIONS
@@ -450,14 +451,14 @@ def test_scores_and_rewards_have_a_column_each(tmp_path: Path) -> None:
 def test_that_the_doctor_finds_nothing_is_said(folder: Path) -> None:
     job = folder / "checkpoints/p/one"
     own = record_start(job, {}, "sft")
+    findings.clear()
 
     def shown() -> None:
         from pathlib import Path
 
-        from studio.run_page import findings, show_findings
+        from studio.run_page import show_findings
         from studio.runs import find_runs
 
-        findings.clear()
         show_findings(find_runs(Path("checkpoints")))
 
     def caption() -> str:
@@ -496,7 +497,7 @@ def test_a_checkpoint_that_only_the_next_stage_scored_has_that_score(folder: Pat
 
 def test_the_commands_of_a_pipeline_name_its_last_stage_where_one_is_needed(folder: Path) -> None:
     whole = folder / "checkpoints/p/all"
-    record_start(whole, {"project": "p", "name": "all"}, "pipeline")
+    own = record_start(whole, {"project": "p", "name": "all"}, "pipeline")
     for stage in ("sft", "rft"):
         record_start(folder / f"checkpoints/p/all_{stage}", {}, stage)
     write_json(JobLayout(whole).stages, {"sft": "all_sft", "rft": "all_rft"})
@@ -520,6 +521,8 @@ def test_the_commands_of_a_pipeline_name_its_last_stage_where_one_is_needed(fold
     assert not [command for command in commands if command.startswith(fail_yet)], "no checkpoint, no rollout"
     run_folder(folder / "checkpoints/p/all_rft", "org/model", {4: 0.5})
     assert "trinity chat --checkpoint-dir checkpoints/p/all" in asked()
+    record_end(whole, own, RunOutcome.FINISHED)
+    assert "trinity log --checkpoint-dir checkpoints/p/all_rft" in asked(), "--follow would not end"
 
 
 def test_a_waiting_process_answers_the_next_command(folder: Path) -> None:
