@@ -137,10 +137,8 @@ def show_facts(run: Run) -> None:
     if run.began:
         facts["Began"] = f"{run.began.astimezone():%d %b %H:%M}"
         facts["Took" if run.state.is_over else "So far"] = duration(run.seconds(datetime.now(UTC)))
-    if not run.state.is_over and run.seconds_left is not None:
-        facts["Left, about"] = duration(run.seconds_left)
     if run.folder is not None:
-        step = {} if run.stages else {"Step": run.progress or "–"}
+        step = {} if run.stages and not run.part else {"Step": run.progress or "–"}
         facts = {"Score, 95 % interval" if run.interval else "Score": run.score_text, **step, **facts}
         facts |= {"Algorithm": run.method or "–", "Model": run.model or "–"}
     with st.container(horizontal=True, key="facts"):

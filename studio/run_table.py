@@ -21,7 +21,7 @@ def show_table(runs: Sequence[Run], **options: Any) -> Any:
     """Draw the table of runs; return what is selected in it."""
     columns = {
         "run": st.column_config.TextColumn(width=188),
-        "score": st.column_config.TextColumn(help="The newest held-out score, with its 95 % interval"),
+        "score": st.column_config.TextColumn(help="The newest held-out score, with its 95 % interval", width=155),
         "scores": st.column_config.LineChartColumn(help="Held-out scores, from first to last", width=55),
         "rewards": st.column_config.LineChartColumn(help="Mean training reward, by step", width=60),
         "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),

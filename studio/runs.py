@@ -17,6 +17,7 @@ from studio.launch import Launch
 from studio.notes import Note, note_path
 from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.settings import StudioSettings
+from studio.texts import duration
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
 from tasks.retries import api_faults
 from trinity_core.base.files import read_json
@@ -77,6 +78,8 @@ class Run:
     """Stage of a pipeline → `project/name` of its run."""
     step: int = 0
     seconds_a_step: float | None = None
+    part: Run | None = None
+    """The stage of a pipeline that is in progress."""
 
     @property
     def score(self) -> float | None:
@@ -93,8 +96,13 @@ class Run:
 
     @property
     def progress(self) -> str:
-        """`4 of 8`; "" before the first step."""
-        return f"{self.step}{f' of {self.total_steps}' if self.total_steps else ''}" if self.step else ""
+        """`8 of 8`; in progress `4 of 8, 35 s left`, of a pipeline `sft 4 of 8, …`; "" before the first step."""
+        if part := self.part:
+            return f"{next(stage for stage, name in self.stages.items() if name == part.name)} {part.progress or '–'}"
+        total = f" of {self.total_steps}" if self.total_steps else ""
+        seconds = 0.0 if self.state.is_over else self.seconds_left or 0.0
+        left = f", {duration(seconds)} left" if seconds >= 1 else ""
+        return f"{self.step}{total}{left}" if self.step else ""
 
     @property
     def method(self) -> str:
@@ -205,7 +213,8 @@ def _scored_by_successors(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
         if steps and not run.scores:
             step, first = max(steps), measured[name, max(steps)]
             intervals = {step: first.intervals[0]} if 0 in first.intervals else {}
-            run = replace(run, scores={step: first.scores[0]}, intervals=intervals)
+            begun = {name: {step: curve[0]} for name, curve in first.curves.items() if 0 in curve}  # its evaluation
+            run = replace(run, scores={step: first.scores[0]}, intervals=intervals, curves=run.curves | begun)
         yield name, run
 
 
@@ -308,14 +317,15 @@ def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Ru
 
 
 def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
-    """Add to a pipeline the scores of its stages (the last one's are its own), and the model that it began with."""
+    """Add to a pipeline its stages' scores (the last one's are its own), model at the start, and stage in progress."""
     stages = [runs[name] for name in run.stages.values() if name in runs]
     if not stages:
         return run
     scored = [(part.scores[step], part.intervals.get(step)) for part in (run, *stages) for step in sorted(part.scores)]
     scores = {number: score for number, (score, _) in enumerate(scored)}
     intervals = {number: interval for number, (_, interval) in enumerate(scored) if interval}
-    return replace(run, scores=scores, intervals=intervals, model=stages[0].model)
+    part = None if run.state.is_over else next((stage for stage in stages if not stage.state.is_over), None)
+    return replace(run, scores=scores, intervals=intervals, model=stages[0].model, part=part)
 
 
 def _nested(runs: Mapping[str, Run]) -> Iterator[Run]:

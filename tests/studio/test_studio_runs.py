@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ from trinity_core.base.runlock import PIPELINE, RUN_TRAINS, held
 from trinity_core.base.waits import poll
 from trinity_core.config.secrets import MASK
 from trinity_core.exchange.checkpoints.resume import claim, update_meta
-from trinity_core.exchange.tracking.metrics_file import MetricsFile, rewind
+from trinity_core.exchange.tracking.metrics_file import MetricsFile, metrics_path, rewind
 from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_path, record_start
 from trinity_core.exchange.tracking.writers import RunOutcome
 
@@ -128,6 +129,21 @@ def test_stages_stand_below_their_pipeline_which_has_their_scores(tmp_path: Path
     assert runs[3].model == "all_sft step 9"
 
 
+def test_a_pipeline_in_progress_shows_step_and_time_left_of_its_stage(tmp_path: Path) -> None:
+    pipeline = folder(tmp_path, "all")
+    write_json(JobLayout(pipeline).stages, {"sft": "all_sft", "rft": "all_rft"})
+    stage = folder(tmp_path, "all_sft", 1)
+    assert find_runs(tmp_path)[0].progress == "sft –"
+    for step in (1, 2):
+        MetricsFile(stage, "trainer").write(step, {"timing_s/step": 1.0})
+    lines = metrics_path(stage).read_text().splitlines()
+    timed = [json.dumps(json.loads(line) | {"time": 10.0 * at}) for at, line in enumerate(lines)]
+    metrics_path(stage).write_text("\n".join(timed) + "\n")
+    assert [run.progress for run in find_runs(tmp_path)] == ["sft 2 of 8, 1 min 00 s left", "2 of 8, 1 min 00 s left"]
+    record_end(pipeline, read_record(pipeline), RunOutcome.CANCELLED)
+    assert find_runs(tmp_path)[0].progress == "", "its stage may not have heard of it yet"
+
+
 def test_a_run_without_evaluations_has_the_score_that_its_successor_began_with(tmp_path: Path) -> None:
     folder(tmp_path, "sft", outcome=RunOutcome.FINISHED)
     rft = folder(tmp_path, "rft", 1, RunOutcome.FINISHED)
@@ -137,6 +153,7 @@ def test_a_run_without_evaluations_has_the_score_that_its_successor_began_with(t
         MetricsFile(rft, "eval").write(step, {"eval/test/accuracy": score} | interval)
     runs = {run.name: run for run in find_runs(tmp_path)}
     assert (runs["p/sft"].scores, runs["p/sft"].interval, runs["p/rft"].score) == ({9: 0.5}, (0.4, 0.6), 0.9)
+    assert {step: point.value for step, point in runs["p/sft"].curves["eval/test/accuracy"].items()} == {9: 0.5}
 
 
 def test_a_note_stays_with_a_run_until_it_is_deleted(tmp_path: Path) -> None:
