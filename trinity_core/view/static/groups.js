@@ -46,8 +46,9 @@ function gone(each) {
 function head() {
   const explored = () => [
     fact("group", group.group || `#${group.id}`), fact("explore step", group.step),
-    fact("versions", group.oldest === group.newest ? group.newest : `${group.oldest} – ${group.newest}`),
-    fact("state", group.state), fact("in batches of steps", group.train_steps.join(", ") || "none yet"),
+    group.oldest === group.newest ? fact("version", group.newest) : fact("versions", `${group.oldest} – ${group.newest}`),
+    fact("state", group.state),
+    ...(group.train_steps.length ? [fact(group.train_steps.length > 1 ? "in the batches of steps" : "in the batch of step", group.train_steps.join(", "))] : []),
   ];
   const facts = make("p", { class: "facts" }, fact("task", group.task ?? "–"), ...(group.source ? [] : explored()));
   const buttons = group.rollouts.map((each, i) =>
@@ -80,7 +81,7 @@ function pane(owner, number, left = false) {
 // The reference answer, with what the rollout's answer lacks marked.
 function reference(one) {
   const words = one.words.map(([word, has]) => [has ? word : make("mark", { title: "not in the answer" }, word), " "]);
-  return make("details", { class: "reference", open: "" }, make("summary", { class: "quiet" }, "reference answer"), ...words.flat());
+  return make("details", { class: "reference", open: "" }, make("summary", { class: "quiet" }, "reference answer (red: missing in the rollout)"), ...words.flat());
 }
 
 function texts(one) {

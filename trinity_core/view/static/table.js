@@ -72,7 +72,7 @@ export function draw() {
   table.querySelector("tbody").replaceChildren(...listed.map((row) => make("tr", {},
     ...Object.entries(all).map(([name, of], i) => cell(name, of(row), i === 0 ? row : null)))));
   const count = (some) => some.filter((row) => row.run !== undefined).length;  // a task that failed has a row, but no rollout
-  byId("rows-count").textContent = `${count(listed)} of ${count(rows)} rollouts${before === null ? "" : "; older ones not loaded"}`;
+  byId("rows-count").textContent = `${count(listed)} of ${before === null ? "" : "the newest "}${count(rows)} rollouts`;
   byId("older").hidden = before === null;
 }
 
