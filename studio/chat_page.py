@@ -10,6 +10,7 @@ from studio.runs import find_runs
 from studio.settings import StudioSettings
 from studio.texts import escaped
 from trinity_core.base.errors import TrinityError
+from trinity_core.base.layout import label_of
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.results.chat import ChatModel, Conversation, chat_models, last_trained
@@ -40,19 +41,22 @@ def chat_page(settings: StudioSettings) -> None:
     if conversation is None or again or shown != (folder, step, greedy):
         conversation = Conversation(models, greedy)
         st.session_state["chat"] = ((folder, step, greedy), conversation)
-    if text := st.chat_input("A question to both models"):
-        try:
-            with st.spinner("Answering …"):
-                conversation.ask(text)
-        except (OSError, TrinityError) as error:
-            st.error(str(error))
-    if not conversation.turns and (example := sampled_prompt(trained[name])):
+    text = st.chat_input("A question to both models")
+    asked = [{"role": "user", "content": text}] if text else []
+    if not (conversation.turns or text) and (example := sampled_prompt(trained[name])):
         st.caption(f"The run was asked, for example: {escaped(example)}")
     for column, (model, chat_model) in zip(st.columns(len(models)), models.items(), strict=True):
         with column, st.container(border=True):
-            st.caption(f"**{model}** {escaped(settings.shown(Path(chat_model.path)))}")
-            for turn in conversation.turns.get(model, ()):
+            st.caption(f"**{model}** {escaped(label_of(chat_model.path))}", help=escaped(chat_model.path))
+            for turn in [*conversation.turns.get(model, ()), *asked]:
                 st.chat_message(turn["role"]).text(turn["content"])
+    if text:
+        try:
+            with st.spinner("Answering …"):
+                conversation.ask(text)
+            st.rerun()
+        except (OSError, TrinityError) as error:
+            st.error(str(error))
     st.caption(f"To serve {[*models][-1]} with vLLM:")
     st.code([*models.values()][-1].serve_command(name.rpartition("/")[2]), "sh", wrap_lines=True)
 

@@ -20,7 +20,7 @@ from studio.runs import Run, ancestors
 from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped
 from trinity_core.base.addresses import rollouts_page
-from trinity_core.base.layout import JobLayout
+from trinity_core.base.layout import JobLayout, label_of
 from trinity_core.exchange.checkpoints.convert import is_converted
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.mlflow_writer import served_run
@@ -261,7 +261,7 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
                 label = f"{escaped(name)}, step {ancestor.step}{'' if score is None else f', score {score:.3f}'}"
                 st.page_link(page_of_runs(), label=label, query_params={"run": name})
             else:
-                st.markdown(f"model {escaped(settings.shown(Path(ancestor.model)))}", width="content")
+                st.markdown(f"model {escaped(label_of(ancestor.model))}", width="content")
             st.markdown(":material/arrow_forward:", width="content")
         st.markdown("this run", width="content")
     scores, layout = run.scores, JobLayout(run.folder)

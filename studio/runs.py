@@ -21,7 +21,7 @@ from studio.texts import duration
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
 from tasks.retries import api_faults
 from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout, run_of
+from trinity_core.base.layout import JobLayout, label_of, run_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
 from trinity_core.config.secrets import MASK, without_secrets
@@ -281,7 +281,7 @@ def _read(run: Run, folder: Path, curves: Curves, evaluations: list[MetricLine])
         run, config=config, record=record, note=Note.of(folder),
         curves=curves, scores=scores_like_the_newest(evaluations), intervals=intervals_like_the_newest(evaluations),
         algorithm=str(value_at(config, "algorithm.algorithm_type") or value_at(meta, "algorithm.algorithm_type") or ""),
-        model=f"{origin.name} step {step}" if origin else "/".join(Path(model).parts[-2:]),
+        model=label_of(model),
         source=(f"{origin.parent.name}/{origin.name}", step) if origin else ("", 0),
         stages={stage: f"{folder.parent.name}/{name}" for stage, name in (read_json(layout.stages) or {}).items()},
         step=max(trainer or (step for curve in curves.values() for step in curve), default=0),

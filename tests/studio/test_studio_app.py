@@ -33,6 +33,7 @@ from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, metrics_path
 from trinity_core.exchange.tracking.run_record import read_record, record_end, record_path, record_start
 from trinity_core.exchange.tracking.writers import RunOutcome
+from trinity_core.results.chat import Conversation
 
 APP = Path(__file__).parent.parent.parent / "studio/pages.py"
 TEXT = """\
@@ -364,7 +365,7 @@ def test_a_run_shows_its_note_what_it_waits_for_and_what_the_doctor_finds(folder
     assert Note.of(job) == Note("to be watched")
 
 
-def test_two_models_answer_side_by_side(folder: Path, tiny_folder: Path) -> None:
+def test_two_models_answer_side_by_side(folder: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a pipeline the last stage's model, and the first stage's base."""
     chat_run(folder / "checkpoints/p/one", tiny_folder)
     record_start(folder / "checkpoints/p/all", {}, "pipeline")
@@ -385,6 +386,14 @@ def test_two_models_answer_side_by_side(folder: Path, tiny_folder: Path) -> None
     answers = [message.children[0].value for message in page.chat_message if message.name == "assistant"]
     assert len(answers) == 2 and answers[0] == answers[1], "the same weights, greedily"
     assert "vllm serve" in page.code[0].value
+
+    def fails(*_: object) -> None:
+        raise OSError("out of memory")
+
+    monkeypatch.setattr(Conversation, "ask", fails)
+    page.chat_input[0].set_value("And now?").run()
+    asked = [message.children[0].value for message in page.chat_message if message.name == "user"]
+    assert asked == ["How many?", "And now?"] * 2 and page.error, "a question is shown before it is answered"
 
 
 def test_docs_lead_from_page_to_page(folder: Path) -> None:

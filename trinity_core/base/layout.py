@@ -51,6 +51,12 @@ def run_of(model: str | Path) -> tuple[Path | None, int]:
     return next(((folder.parent, step) for folder, step in steps if step is not None), (None, 0))
 
 
+def label_of(path: str | Path) -> str:
+    """Return `quickstart_sft step 110` for a checkpoint's model, else a hub name, or the last two parts of a path."""
+    run, step = run_of(path)
+    return "/".join(Path(path).parts[-2:]) if run is None else f"{run.name} step {step}"
+
+
 def now_at(model: str, root: Path) -> str:
     """Return where a recorded model is: if its run is gone from there, below `root`, to which all runs were moved."""
     run, _ = run_of(model)

@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 
 from trinity_core.base.files import private_folder, write_atomically
-from trinity_core.base.layout import run_of
+from trinity_core.base.layout import label_of
 from trinity_core.config import Config
 from trinity_core.exchange.tracking.metrics_file import MetricsReader
 
@@ -18,18 +18,12 @@ LOSSES = ("actor/final_loss", "loss")
 
 def curve_title(config: Config) -> str:
     """Return the run, and below it its algorithm, the model that it begins with, and its data."""
-    run, step = run_of(config.model.model_path)
-    model = _end_of(config.model.model_path) if run is None else f"{run.name} step {step}"
     buffer = config.buffer
     inputs = [buffer.trainer_input.experience_buffer] if config.is_supervised else buffer.explorer_input.training
-    paths = dict.fromkeys(_end_of(path) for data in inputs if isinstance(path := data.path, str) and path)
+    paths = dict.fromkeys(label_of(path) for data in inputs if isinstance(path := data.path, str) and path)
     on = f", on {', '.join(paths)}" if paths else ""
+    model = label_of(config.model.model_path)
     return f"{config.project} / {config.name}\n{config.algorithm.algorithm_type} from {model}{on}"
-
-
-def _end_of(path: str) -> str:
-    """Return a hub name, or the last two parts of a path."""
-    return "/".join(Path(path).parts[-2:])
 
 
 class LearningCurve:
