@@ -5,14 +5,19 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from trinity_core.base.files import read_json
+from trinity_core.base.layout import JobLayout, label_of
+from trinity_core.base.timing import duration
+from trinity_core.config.findings import value_at
 from trinity_core.exchange.tracking.curve import LearningCurve
+from trinity_core.exchange.tracking.metrics_file import read_evaluations
 from trinity_core.exchange.tracking.rollouts import newest_rollouts
 from trinity_core.exchange.tracking.run_record import read_config, read_record
-from trinity_core.exchange.tracking.scores import latest_scores
+from trinity_core.exchange.tracking.scores import intervals_like_the_newest, score_text, scores_like_the_newest
 from trinity_core.results.audit import stored_runs
 from trinity_core.results.compare import comparable_settings, default_settings, differing, settings_of, shown
 from trinity_core.results.doctor import Diagnosis
@@ -22,7 +27,9 @@ STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; margin: .5rem 0 } img { max-width: 100%; background: white }
-td, th { border: 1px solid #8886; padding: .2rem .6rem; text-align: left; vertical-align: top; overflow-wrap: anywhere }
+td, th { border: 1px solid #8886; padding: .2rem .6rem; text-align: left; vertical-align: top }
+td + td { overflow-wrap: anywhere }
+@media (prefers-color-scheme: dark) { img { filter: invert(.92) hue-rotate(180deg) } }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 ui-monospace, monospace; margin: 0 }
 """
 Row = Sequence[object]
@@ -48,21 +55,31 @@ def report(folder: Path, other: Path | None = None) -> str:
 def _scores_by_stage(pipeline: Path) -> Iterable[str]:
     """Yield the scores of the base model and of each stage's model: often the next stage's run has evaluated it."""
     scores = (read_json(pipeline / "summary.json") or {}).get("scores") or {}
-    names = ("base model" if name == "before" else name for name in scores)
+    runs = {"before": pipeline.name} | (read_json(JobLayout(pipeline).stages) or {})
+    folders = {name: pipeline.parent / run for name, run in runs.items()}
+    intervals = {name: intervals_like_the_newest(read_evaluations(folder)) for name, folder in folders.items()}
+    following = dict(pairwise(intervals))
     yield "<h2>Scores</h2>"
-    yield _table(
-        [(name, f"{score:.3f}") for name, score in zip(names, scores.values(), strict=True) if score is not None]
-    )
+    rows = []
+    for name, score in scores.items():
+        own, beginning = (intervals.get(of, {}) for of in (name, following.get(name, "")))
+        interval = own[max(own)] if own else beginning.get(0)
+        if score is not None:
+            rows.append(("base model" if name == "before" else name, score_text(score, interval)))
+    yield _table(rows)
 
 
 def _run(folder: Path, other: Path | None) -> Iterable[str]:
     record, config = read_record(folder), read_config(folder)
-    summary, scores = read_json(folder / "summary.json") or {}, latest_scores(folder)
+    summary, evaluations = read_json(folder / "summary.json") or {}, read_evaluations(folder)
+    scores, intervals = scores_like_the_newest(evaluations), intervals_like_the_newest(evaluations)
     facts = {
         "state": record.present_state.value if record is not None else "",
-        "score": ", ".join(f"step {step}: {score:.3f}" for step, score in sorted(scores.items())),
-        "seconds": summary.get("seconds"),
-        "model": (config.get("model") or {}).get("model_path"),
+        "score": ", ".join(
+            f"step {step}: {score_text(score, intervals.get(step))}" for step, score in sorted(scores.items())
+        ),
+        "took": duration(seconds) if (seconds := summary.get("seconds")) else "",
+        "model": label_of(value_at(config, "model.model_path") or ""),
         "checkpoint": summary.get("checkpoint_dir"),
     }
     yield f"<h2>{escape(folder.name)}</h2>"
