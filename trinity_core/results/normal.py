@@ -65,8 +65,7 @@ NORMAL = (
            "`max_staleness`", least=0.9),
 )  # fmt: skip
 TIMES = {
-    "both sides wait": "`sync_offset: 1` lets the explorer sample a step with the version before; on a single GPU they "
-    "take turns",
+    "both sides wait": "`sync_offset: 1` lets the explorer sample a step with the version before",
     "trainer waits, explorer generates": "More engines (`explorer.rollout_model.engine_num`), or asynchronous training",
     "explorer waits": "The trainer is slower: more trainer GPUs, or a larger `trainer.max_token_len_per_gpu`",
     "`timing_s/reward` is large": "More `explorer.reward_workers`; for a judge, more engines of it",
