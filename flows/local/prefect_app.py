@@ -23,11 +23,20 @@ def make_app() -> Gate:
     """
     from prefect.server.api.server import create_app
 
+    leave_out_the_new_page()
     let_paused_runs_be_cancelled()
     list_the_quick_start_first()
     migrate_one_at_a_time()
     logging.getLogger("docket.dependencies").addFilter(_is_no_retry_after_a_lock)
     return Gate(create_app(final=True), server_key(), open_paths=(HEALTH, MANIFEST), asks_sockets=False)
+
+
+def leave_out_the_new_page() -> None:
+    """Serve Prefect's page without the banner "Try updated UI": that of 3.7.7 asks for the key at `/v2/login`, where it
+    refuses it."""
+    import prefect
+
+    prefect.__ui_v2_static_path__ = prefect.__ui_v2_static_path__.with_name("left-out")
 
 
 def _is_no_retry_after_a_lock(record: logging.LogRecord) -> bool:

@@ -22,6 +22,7 @@ from ports import free_port
 
 from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, up, write_settings
 from flows.local.connection import PrefectConnection, ServerLost, known_server
+from flows.local.prefect_app import leave_out_the_new_page
 from flows.local.server import (
     Process,
     TemporaryServer,
@@ -532,3 +533,19 @@ def test_the_quick_start_leads_the_list_of_deployments(prefect_api: str) -> None
             json={"flows": {"name": {"any_": ["of_a_list"]}}, "sort": DeploymentSort.NAME_ASC.value},
         )  # fmt: skip
     assert [deployment["name"] for deployment in response.json()] == ["quickstart", "a", "gsm8k"]
+
+
+def test_prefects_page_does_not_lead_to_the_one_that_refuses_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import prefect
+    from prefect.server.api.server import create_ui_app
+    from prefect.settings import PREFECT_UI_ENABLED, PREFECT_UI_STATIC_DIRECTORY, temporary_settings
+    from starlette.testclient import TestClient
+
+    monkeypatch.setattr(prefect, "__ui_v2_static_path__", prefect.__ui_v2_static_path__)
+    leave_out_the_new_page()
+    with temporary_settings({PREFECT_UI_ENABLED: True, PREFECT_UI_STATIC_DIRECTORY: str(tmp_path)}):
+        page = TestClient(create_ui_app(ephemeral=False), follow_redirects=False)
+    assert page.get("/ui-settings").json()["available_uis"] == ["v1"]
+    assert page.get("/v2/login", headers={"Accept": "text/html"}).headers["location"] == "/login"
