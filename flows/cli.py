@@ -298,7 +298,7 @@ def studio(
     plugin_dir: Annotated[
         Path | None, typer.Option("--plugin-dir", help="Folder of Python files that bring sections to the form.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to serve on; the pages ask for the folder's key.")] = LOOPBACK,
+    host: Annotated[str, typer.Option(help="Address to serve on; the pages ask for the folder's password.")] = LOOPBACK,
     port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = STUDIO_PORT,
 ) -> None:
     """Edit configurations, start and compare runs in the browser. Loopback only, unless --host is given."""

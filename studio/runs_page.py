@@ -54,7 +54,7 @@ def draw(names: Sequence[str], runs: Sequence[Run], away: str, settings: StudioS
     elif not names and runs:
         show_list(runs)
     elif not names:
-        st.info("No runs yet. Start one on the page Configuration, or with `make quickstart` or `trinity run`.")
+        st.info("No runs yet. Start one on the page Configuration, or with `trinity quickstart` or `trinity run`.")
 
 
 def show_list(runs: Sequence[Run]) -> None:
@@ -74,7 +74,7 @@ def show_list(runs: Sequence[Run]) -> None:
         st.session_state[TICKED] = (key, ticked)
     selected, mode = {"selection": {"rows": st.session_state[TICKED][1]}}, ["multi-row", "single-cell"]
     event = show_table(listed, key=key, on_select="rerun", selection_mode=mode, selection_default=selected)
-    st.caption("Click a run's name to open it. Check two or more to compare them.")
+    st.caption("Click a run (any cell but its state) to open it. Tick two or more to compare them.")
     open_clicked(event, listed)
     rows = [names[row] for row in event.selection.rows]
     if rows != st.query_params.get_all(TICKED):

@@ -281,7 +281,7 @@ def view(
     config: StoreConfig = None,
     store: StoreUrl = None,
     host: Annotated[
-        str, typer.Option(help="Address or name of this machine to serve on; the page asks for the folder's key.")
+        str, typer.Option(help="Address or name of this machine to serve on; the page asks for the folder's password.")
     ] = LOOPBACK,
     port: Annotated[int, typer.Option(help="Port of the page; 0: any that is free.", min=0, max=65535)] = 4210,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
