@@ -143,7 +143,7 @@ base, huggingface = Path(sys.argv[1]).parent / "base", disk / "huggingface"
 base.mkdir()
 huggingface.mkdir()
 (base / "tokenizer.json").write_text("word " * 9999)
-full("tokenizer", lambda: convert._companions(huggingface, base))
+full("tokenizer", lambda: convert.copy_companions(base, huggingface))
 assert (huggingface / "tokenizer.json").read_text() == (base / "tokenizer.json").read_text()
 tensors = {"weight": torch.zeros(1000)}
 full("model", lambda: convert.write_model(tensors, tensors.__getitem__, huggingface))

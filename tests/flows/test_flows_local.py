@@ -323,11 +323,12 @@ def test_prefect_keeps_pictures_of_reports_for_an_hour_only(monkeypatch: pytest.
 
 
 def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_SERVER_MEMO_STORE_PATH", raising=False)  # a command in this process sets it
     for given, home in (("/elsewhere", "/elsewhere"), (None, str(tmp_path / ".trinity" / "prefect"))):
         if given:
             monkeypatch.setenv("PREFECT_HOME", given)
         else:
-            monkeypatch.delenv("PREFECT_HOME")
+            monkeypatch.delenv("PREFECT_HOME", raising=False)
         ours = prefect_environment(tmp_path)
         assert (ours["PREFECT_HOME"], ours["PREFECT_SERVER_MEMO_STORE_PATH"]) == (home, f"{home}/memo_store.toml")
 
