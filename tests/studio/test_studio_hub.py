@@ -144,13 +144,13 @@ def test_an_address_shows_the_curves_that_were_chosen(studio: Served, runs: Path
 
 
 def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path) -> None:
-    """Of one in progress the time left; of one whose process is gone that; of one that does not exist what to do."""
+    """Of one in progress its step; of one whose process is gone that; of one that does not exist what to do."""
 
     async def look() -> None:
         async with opened("about:blank", tmp_path) as page:
             record = read_json(record_path(runs / "begun")) or {}
             write_json(record_path(runs / "begun"), record | {"began": time.time()})
-            await go(page, studio, "/runs?run=hub/going", f"{has('running')} && {has(' left')}")
+            await go(page, studio, "/runs?run=hub/going", f"{has('running')} && {has(' of 8')}")
             MetricsFile(runs / "going", "trainer").write(5, {"reward/mean": 0.5, "timing_s/step": 1.0})
             await page.until(has("reward/mean"), "a chart is added with its first value")
             await go(page, studio, "/runs?run=hub/begun", has("No metrics yet"))
