@@ -46,7 +46,10 @@ ConfigFiles = Annotated[
     shown("Configurations", "YAML files: one with mode: train, the others with mode: explore"),
 ]
 Overrides = Annotated[
-    list[Override], shown("Overrides", "Settings laid over the file, one in each field, such as buffer.total_steps=100")
+    list[Override],
+    shown(
+        "Overrides", "Settings laid over the file, such as buffer.total_steps=100; replaces the deployment's own list"
+    ),
 ]
 StageName = Annotated[Name, shown("Stage", "Stage of a configuration that has several; else empty")]
 ModelPath = Annotated[str, shown("Model", "Hub name or folder in place of the configuration's model; empty: that one")]
@@ -96,7 +99,7 @@ class _Optional:
         return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
-RunTitle = Annotated[Name | None, _main("name", "Name: a new one starts a new run"), _Optional()]
+RunTitle = Annotated[Name, _main("name", "Name: a new one starts a new run")]
 AlgorithmType = Annotated[str | None, _main("algorithm_type", "Algorithm"), _Optional()]
 LearningRate = Annotated[float | None, _main("lr", "Learning rate"), _Optional()]
 TotalSteps = Annotated[int | None, _main("total_steps", "Training steps"), _Optional()]

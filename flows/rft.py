@@ -28,7 +28,7 @@ from tasks.retries import RETRIED
 def rft(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,
-    name: RunTitle = None,
+    name: RunTitle = "",
     stage: StageName = "",
     model_path: ModelPath = "",
     algorithm_type: AlgorithmType = None,

@@ -26,7 +26,7 @@ from tasks.retries import RETRIED
 def sft(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,
-    name: RunTitle = None,
+    name: RunTitle = "",
     stage: StageName = "",
     model_path: ModelPath = "",
     algorithm_type: AlgorithmType = None,

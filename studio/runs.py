@@ -99,7 +99,7 @@ class Run:
         """`8 of 8`; in progress `4 of 8, 35 s left`, of a pipeline `sft 4 of 8, …`; "" before the first step."""
         if part := self.part:
             return f"{next(stage for stage, name in self.stages.items() if name == part.name)} {part.progress or '–'}"
-        total = f" of {self.total_steps}" if self.total_steps else ""
+        total = f" of {self.total_steps}" * (self.step <= (self.total_steps or 0))
         seconds = 0.0 if self.state.is_over else self.seconds_left or 0.0
         left = f", {duration(seconds)} left" if seconds >= 1 else ""
         return f"{self.step}{total}{left}" if self.step else ""

@@ -24,7 +24,7 @@ from prefect.states import Cancelled, Completed, Running, State
 from prefect.utilities.urls import url_for
 from pydantic import Field, create_model
 
-from tasks.prefect_api import WITH_FINDINGS
+from tasks.prefect_api import WITH_FINDINGS, with_main_settings
 from tasks.reports import (
     LiveReport,
     artifact_key,
@@ -279,7 +279,8 @@ class PrefectFrontend(Frontend):
         title = request.title
         as_flow: Any = flow(name=request.kind, flow_run_name=lambda: title, persist_result=False, **RETRIED)
         above = flow_run.parameters
-        file, overrides = request.file or str(above.get("config", "")), list(above.get("overrides") or ())
+        file = request.file or str(above.get("config", ""))
+        overrides = with_main_settings(above.get("overrides") or (), "", name=above.get("name"))
         before = _stage_before(request)
         try:
             as_flow(stage_flow)(name, request.stage, request.model_path, file, overrides, wait_for=before)

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from flows.cli import first_try
-from flows.loaded import load
+from flows.loaded import Loaded, load
+from flows.pipeline import pipeline
 from tasks.prefect_api import with_main_settings
 from trinity_core.config import ConfigError, load_config, source, stages
 
@@ -74,6 +75,19 @@ def test_the_form_names_and_explains_every_parameter(deployment: dict[str, Any])
     assert [field["position"] for field in shown.values()] == list(range(len(shown)))
 
 
+def test_other_overrides_do_not_rewrite_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They replace the deployment's own."""
+    monkeypatch.setattr(
+        "flows.pipeline.load", lambda file, overrides, opened: Loaded(load_config(file, overrides), "", ())
+    )
+    monkeypatch.setattr("flows.pipeline.run_pipeline", lambda config, *_: {"name": config.name})
+    [quickstart] = [
+        one["parameters"] for one in DEPLOYMENTS if flow_of(one) is pipeline and one["name"] == "quickstart"
+    ]
+    result = pipeline.fn(**quickstart | {"overrides": ["buffer.total_steps=10"]})
+    assert result == {"name": "second"}
+
+
 @pytest.mark.parametrize("wrong", [{"config": ""}, {"overrides": ["no value"]}, {"which": "newest"}, {"which": -1}])
 def test_a_wrong_parameter_is_refused(wrong: dict[str, Any]) -> None:
     from prefect.exceptions import ParameterTypeError
@@ -113,6 +127,7 @@ def test_flows_accept_the_same_overrides_as_the_loader(override: str) -> None:
         ("evaluate", {"run": 20240101}),
         ("rft", {"name": 7}),
         ("sft", {"name": 20240101}),
+        ("pipeline", {"name": 7}),
     ],
 )
 def test_a_name_of_digits_may_arrive_as_a_number(flow: str, given: dict[str, int]) -> None:

@@ -35,19 +35,18 @@ def test_each_stage_has_a_subflow_of_its_own(prefect_api: str) -> None:
     """Prefect finds the subflows of a flow that is started again by key and number: one key would mix up stages."""
 
     @flow
-    def above(config: str, overrides: list[str]) -> tuple[str, list[int]]:
+    def above(config: str, overrides: list[str], name: str) -> tuple[str, list[int]]:
         return flow_run.id, [PREFECT.subflow(request, lambda: 1) for request in requests()]
 
-    parent, results = above("my.yaml", ["seed=1"])
+    parent, results = above("my.yaml", ["seed=1"], "run.1")
     with get_client(sync_client=True) as client:
         tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [UUID(parent)]}))
         stages = [client.read_flow_run(task.state.state_details.child_flow_run_id) for task in tasks]
     assert results == [1, 1, 1] and len({task.task_key for task in tasks}) == 3
     assert {stage.parameters["stage"] for stage in stages} == {"sft", "rft"}
     assert {stage.name for stage in stages} == {"tests/run.1", "tests/run.1_sft", "tests/run.1_rft"}
-    assert all(
-        (stage.parameters["config"], stage.parameters["overrides"]) == ("my.yaml", ["seed=1"]) for stage in stages
-    )
+    files = [(stage.parameters["config"], stage.parameters["overrides"]) for stage in stages]
+    assert files == [("my.yaml", ["seed=1", 'name="run.1"'])] * 3
 
 
 def test_a_stage_depends_on_the_one_whose_model_it_takes(prefect_api: str) -> None:

@@ -126,6 +126,7 @@ def test_a_line_has_the_time_left_and_the_score_with_its_interval(
     evaluation.write(6, two_sets | {"eval/hard/accuracy_high": 0.2})
     trainer.write(10, numbers)
     assert [*lines.new()] and lines.text(10).startswith("step 10 of 10: reward/mean 0.5, score 0.300 at step 6, ")
+    assert lines.step_text(4) == "step 10", "of a run that is started again with fewer steps"
 
 
 def scored(folder: Path) -> tuple[Config, Callable[[int, float], None]]:

@@ -86,6 +86,8 @@ def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> N
     assert find_runs(tmp_path)[0].seconds(NOON) == 150.0, "with the attempts before"
     assert (run.step, run.total_steps, run.score, run.interval) == (3, 8, 0.5, (0.4, 0.6))
     assert run.seconds_left is not None and run.seconds_left < 60
+    assert run.progress == "3 of 8"
+    assert replace(run, config={"buffer": {"total_steps": 2}}).progress == "3", "started again with fewer steps"
 
 
 def test_a_promotion_does_not_stand_for_the_run_whose_model_it_promotes(tmp_path: Path) -> None:

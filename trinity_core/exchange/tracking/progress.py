@@ -83,7 +83,7 @@ class StepLines:
             return "no step yet"
         seconds = self.seconds_left(total)
         left = f", {duration(seconds)} left" if seconds and seconds >= 1 else ""
-        return f"step {self.last.step}{f' of {total}' if total else ''}{left}"
+        return f"step {self.last.step}{f' of {total}' if total and self.last.step <= total else ''}{left}"
 
     def seconds_left(self, total: int | None) -> float | None:
         """Return the time for the rest of `total` steps at the pace of the latest ones, if known."""
