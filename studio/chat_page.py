@@ -43,22 +43,24 @@ def chat_page(settings: StudioSettings) -> None:
         st.session_state["chat"] = ((folder, step, greedy), conversation)
     text = st.chat_input("A question to both models")
     asked = [{"role": "user", "content": text}] if text else []
+    above = st.empty()  # the rest stays in its place without it
     if not (conversation.turns or text) and (example := sampled_prompt(trained[name])):
-        st.caption(f"The run was asked, for example: {escaped(example)}")
+        above.caption(f"The run was asked, for example: {escaped(example)}")
     for column, (model, chat_model) in zip(st.columns(len(models)), models.items(), strict=True):
         with column, st.container(border=True):
             st.caption(f"**{model}** {escaped(label_of(chat_model.path))}", help=escaped(chat_model.path))
             for turn in [*conversation.turns.get(model, ()), *asked]:
                 st.chat_message(turn["role"]).text(turn["content"])
+    below = st.empty()
+    st.caption(f"To serve {[*models][-1]} with vLLM:")
+    st.code([*models.values()][-1].serve_command(name.rpartition("/")[2]), "sh", wrap_lines=True)
     if text:
         try:
-            with st.spinner("Answering …"):
+            with below, st.spinner("Answering …"):
                 conversation.ask(text)
             st.rerun()
         except (OSError, TrinityError) as error:
-            st.error(str(error))
-    st.caption(f"To serve {[*models][-1]} with vLLM:")
-    st.code([*models.values()][-1].serve_command(name.rpartition("/")[2]), "sh", wrap_lines=True)
+            below.error(str(error))
 
 
 def sampled_prompt(folder: Path) -> str:

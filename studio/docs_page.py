@@ -21,6 +21,5 @@ def docs_page() -> None:
     asked = st.query_params.get("page", "")
     first = [*pages].index(asked if asked in pages else FIRST)
     name = str(st.selectbox("Page", [*pages], first, titles.__getitem__))
-    if name != asked:
-        st.query_params["page"] = name
+    st.query_params["page"] = name
     st.markdown(PICTURE_OR_FILE.sub("", LINK.sub(r"](?page=\1)", pages[name])))

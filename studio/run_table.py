@@ -19,15 +19,15 @@ MAY_LACK = ("scores", "rewards", "note")
 
 def show_table(runs: Sequence[Run], **options: Any) -> Any:
     """Draw the table of runs; return what is selected in it."""
-    columns = {
+    columns: dict[str, Any] = {
         "run": st.column_config.TextColumn(width=188),
         "score": st.column_config.TextColumn(help="The newest held-out score, with its 95 % interval", width=155),
         "scores": st.column_config.LineChartColumn(help="Held-out scores, from first to last", width=55),
         "rewards": st.column_config.LineChartColumn(help="Mean training reward, by step", width=60),
         "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
     }
-    now = datetime.now(UTC)
-    rows = [table_row(run, now) for run in runs]
+    rows = [table_row(run, datetime.now(UTC)) for run in runs]
+    columns["step"] = st.column_config.TextColumn(width=24 + 6 * max(len(str(row["step"])) for row in rows))
     shown = [name for name in rows[0] if name not in MAY_LACK or any(row[name] for row in rows)]
     return show_rows(rows, height="content", column_config=columns, column_order=shown, **options)
 
