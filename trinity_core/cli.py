@@ -280,9 +280,7 @@ def view(
     overrides: Overrides = None,
     config: StoreConfig = None,
     store: StoreUrl = None,
-    host: Annotated[
-        str, typer.Option(help="Address or name of this machine to serve on; the page asks for the folder's password.")
-    ] = LOOPBACK,
+    host: Annotated[str, typer.Option(help="Address to serve on; the page asks for the folder's password.")] = LOOPBACK,
     port: Annotated[int, typer.Option(help="Port of the page; 0: any that is free.", min=0, max=65535)] = 4210,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ) -> None:
@@ -359,10 +357,9 @@ def check_data(
     else:
         first: dict[str, str] = {}
         for name, listed in reports.items():
-            texts = [report_text(report, colour) for report in listed]
             shown = [
                 text if first.setdefault(text, name) == name else f"{text.splitlines()[0]}\n  as in {first[text]}"
-                for text in texts
+                for text in (report_text(report, colour) for report in listed)
             ]
             typer.echo("\n\n".join([name, *(shown or ["no data set is read"])]) + "\n", color=colour)
     if any(report.problem for listed in reports.values() for report in listed):
