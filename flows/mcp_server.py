@@ -26,9 +26,8 @@ from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import write_atomically
 from trinity_core.base.gate import Gate, asked_for, server_key
 from trinity_core.exchange.checkpoints.resume import whole_steps
-from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, run_with_rollouts
 from trinity_core.exchange.tracking.run_record import RunState
-from trinity_core.results.audit import runs_in
 from trinity_core.version import __version__
 
 COMMAND_SECONDS = 300.0
@@ -108,9 +107,8 @@ class Tools:
     def rollouts(self, run: str, step: int | None = None, count: int = 4) -> list[dict[str, Any]]:
         """Return sampled rollouts of a step (by default the newest): prompt, response, reference, reward with its
         parts. Of a pipeline those of its last stage that has some."""
-        folder = self._folder(run)
-        sampled = ([*rollout_files(part)] for part in (*reversed(runs_in(folder)), folder))
-        files = [entry for entry in next(filter(None, sampled), []) if step is None or entry[1] == step]
+        sampled = rollout_files(run_with_rollouts(self._folder(run)))
+        files = [entry for entry in sampled if step is None or entry[1] == step]
         if not files:
             raise ToolError(f"{run} has no sampled rollouts" + ("" if step is None else f" of step {step}"))
         source, at, path = files[-1]

@@ -349,8 +349,10 @@ class PrefectFrontend(Frontend):
         if not is_pipeline:
             show_if_possible(lambda: show_curve(config))
             show_if_possible(lambda: show_rollouts(config))
-        rest = {name: value for name, value in summary.items() if name != "results"}
-        show_if_possible(lambda: show_summary(config, rest))
+        self.show_so_far(config, {name: value for name, value in summary.items() if name != "results"})
+
+    def show_so_far(self, config: Config, summary: dict[str, Any]) -> None:
+        show_if_possible(lambda: show_summary(config, summary))
 
 
 PREFECT = PrefectFrontend()

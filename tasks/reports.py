@@ -38,7 +38,7 @@ from trinity_core.exchange.tracking.curve import LearningCurve, curve_title
 from trinity_core.exchange.tracking.mlflow_root import default_uri, mlflow_address
 from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.progress import ProgressReport
-from trinity_core.exchange.tracking.rollouts import newest_rollouts, rollouts_table
+from trinity_core.exchange.tracking.rollouts import newest_rollouts, rollouts_table, run_with_rollouts
 from trinity_core.run.summary import named_stages
 
 log = logging.getLogger(__name__)
@@ -281,13 +281,15 @@ def begin_summary(config: Config) -> None:
     """Show the summary of a new attempt: links only."""
     page = _page(config)
     page.progress, page.results = {}, ""
-    _show_page(config, "no step yet")  # remains if the attempt fails before its first step
+    # Remains if the attempt fails before its first step.
+    _show_page(config, "no stage has ended yet" if config.stages else "no step yet")
 
 
 def _links(config: Config) -> str:
     """Return links to the run in Studio and MLflow if they are served, otherwise commands."""
     root, folder = config.job_dir.parent.parent, shlex.quote(str(config.job_dir))
-    links = studio_links(root, f"{config.project}/{config.name}")
+    sampled = run_with_rollouts(config.job_dir).name
+    links = studio_links(root, f"{config.project}/{config.name}", f"{config.project}/{sampled}")
     if config.monitor.monitor_type == "mlflow":
         uri = str(config.monitor.monitor_args.get("uri") or default_uri(root))
         # MLflow has no run before the run's first metrics.

@@ -105,6 +105,21 @@ def test_a_finished_pipeline_is_not_run_again(
     assert summary["hf_dir"] == rft["hf_dir"] != sft["hf_dir"]
 
 
+def test_a_pipeline_shows_its_results_after_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, rft = run_all(tmp_path)
+    config, shown = pipeline_of(tmp_path), list[dict[str, float | None]]()
+    write_summary(stages(config)[-1], rft | {"score": 0.7})
+
+    class Page(Frontend):
+        def show_so_far(self, config: Config, summary: dict[str, Any]) -> None:
+            shown.append(summary["scores"])
+
+    monkeypatch.setattr(driver, "run_request", lambda *_: {"score": 0.1})
+    summary = driver.run_pipeline(config, Page())
+    assert shown == [{"before": 0.1}, {"before": 0.1, "sft": 0.5}, {"before": 0.1, "sft": 0.5, "rft": 0.7}]
+    assert summary["scores"] == shown[-1]
+
+
 def test_the_seconds_of_a_pipeline_include_its_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_start = "explorer.eval_on_startup=false"
     config = pipeline_of(tmp_path, at_start)

@@ -23,9 +23,13 @@ from rich.theme import Theme
 from tasks import reports
 from tasks.frontend import PREFECT
 from tasks.reports import LiveReport, artifact_key, terminal_bars
+from trinity_core.base.addresses import page_note
+from trinity_core.base.files import write_json
+from trinity_core.base.layout import JobLayout
 from trinity_core.base.waits import poll
-from trinity_core.config import Config
+from trinity_core.config import Config, load_config
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, explorer_source
+from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +80,22 @@ def test_an_ended_run_goes_on_where_prefect_is_away(
             PREFECT.show(config, summary)
         server.shutdown()
     assert shown.call_count == 2
+
+
+def test_the_summary_of_a_running_pipeline_leads_to_its_newest_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config("configs/quickstart/quickstart.yaml", [f"checkpoint_root_dir={tmp_path}", "name=all"])
+    shown: list[tuple[str, str]] = []
+    monkeypatch.setattr(reports, "_put", lambda config, kind, text, title: shown.append((title, text)))
+    reports.begin_summary(config)
+    write_json(page_note(tmp_path, "studio"), {"url": "http://127.0.0.1:4220"})
+    config.job_dir.mkdir(parents=True)
+    write_json(JobLayout(config.job_dir).stages, {"sft": "all_sft"})
+    save_rollouts(config.job_dir.with_name("all_sft"), "eval", 9, [SampledRollout("1 + 1?", "2")])
+    PREFECT.show_so_far(config, {"step": 9, "score": 0.5})
+    assert [title for title, _ in shown] == ["Summary: no stage has ended yet", "Summary: step 9, score 0.5"]
+    assert "/rollouts/#run=Trinity-Flows%2Fall_sft)" in shown[1][1] and "runs?run=Trinity-Flows%2Fall)" in shown[1][1]
 
 
 def test_a_report_that_takes_long_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

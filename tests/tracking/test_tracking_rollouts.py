@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 
+from trinity_core.base.files import write_json
+from trinity_core.base.layout import JobLayout
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.tracking.forwarder import Forwarder
 from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsFile
@@ -18,6 +20,7 @@ from trinity_core.exchange.tracking.rollouts import (
     read_rollouts,
     rollout_files,
     rollouts_table,
+    run_with_rollouts,
     save_rollouts,
 )
 from trinity_core.exchange.tracking.writers import Writer
@@ -30,6 +33,19 @@ def test_rollouts_come_back_as_they_were(tmp_path: Path) -> None:
     assert read_rollouts(path) == rows
     save_rollouts(tmp_path, "explorer", 12, rows)
     assert [(source, step) for source, step, _ in rollout_files(tmp_path)] == [("eval", 4), ("explorer", 12)]
+
+
+def test_rollouts_of_a_pipeline_are_those_of_its_newest_stage_with_some(tmp_path: Path) -> None:
+    """Its own are those of the model before training."""
+    pipeline, sft, rft = (tmp_path / name for name in ("all", "all_sft", "all_rft"))
+    save_rollouts(pipeline, "eval", 0, [SampledRollout("1 + 1?", "3")])
+    assert run_with_rollouts(pipeline) == pipeline
+    write_json(JobLayout(pipeline).stages, {"sft": sft.name, "rft": rft.name})
+    assert run_with_rollouts(pipeline) == pipeline
+    save_rollouts(sft, "eval", 9, [SampledRollout("1 + 1?", "2")])
+    assert run_with_rollouts(pipeline) == sft
+    save_rollouts(rft, "explorer", 1, [SampledRollout("1 + 1?", "2")])
+    assert run_with_rollouts(pipeline) == rft == run_with_rollouts(rft)
 
 
 def test_texts_may_hold_anything(tmp_path: Path) -> None:

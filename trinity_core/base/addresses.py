@@ -116,15 +116,15 @@ def page_address(checkpoint_root_dir: Path, page: str) -> str:
     return str((read_json(page_note(checkpoint_root_dir, page)) or {}).get("url", ""))
 
 
-def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
-    """Return Markdown links to a run (`project/name`) and its rollouts in Studio. While Studio is not served, they give
-    its usual address and commands instead."""
+def studio_links(checkpoint_root_dir: Path, run: str, sampled: str = "") -> list[str]:
+    """Return Markdown links to a run (`project/name`) and its rollouts, or those of the run `sampled`, in Studio. While
+    Studio is not served, they give its usual address and commands instead."""
     served = page_address(checkpoint_root_dir, "studio")
     studio = served or f"http://{LOOPBACK}:{STUDIO_PORT}"
     page = f"[Run in Studio]({studio}/runs?{urlencode({'run': run})})"
     if served:
-        return [page, f"[Rollouts]({studio}{rollouts_page(run)})"]
-    folder = shlex.quote(str(checkpoint_root_dir / run))
+        return [page, f"[Rollouts]({studio}{rollouts_page(sampled or run)})"]
+    folder = shlex.quote(str(checkpoint_root_dir / (sampled or run)))
     return [f"{page} after `trinity up`", f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
 
 

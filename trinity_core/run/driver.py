@@ -169,12 +169,14 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
         base_summary: dict[str, Any] = {}
         if plan.scores_base:
             base_summary = run_stage("evaluate", plan.evaluates, which="base")
+            frontend.show_so_far(config, pipeline_summary(plan, base_summary, {}))
         summaries: dict[str, dict[str, Any]] = {}
         model_path = ""
         for stage in plan.stages:
             done = stage.done or _left_out(config, stage)
             summaries[stage.name] = done or run_stage(stage.flow, stage.name, model_path=model_path)
             model_path = summaries[stage.name]["hf_dir"] or model_path
+            frontend.show_so_far(config, pipeline_summary(plan, base_summary, summaries))
         last = next((stage.name for stage in reversed(plan.stages) if stage.flow != "gate"), "")
         if last and plan.evaluates == last and summaries[last]["score"] is None and not summaries[last].get("left_out"):
             scored = run_stage("evaluate", last, which="latest", run=summaries[last]["name"])
@@ -311,8 +313,8 @@ def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def pipeline_summary(plan: Plan, base_summary: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return scores, steps and seconds of each stage, and the folders of the last model."""
-    last = list(summaries.values())[-1]
+    """Return scores, steps and seconds of each stage that has ended, and the folders of the last model."""
+    last = [base_summary, *summaries.values()][-1]
     trained = [summary for summary in summaries.values() if summary["hf_dir"]] or [last]
     seconds = {"before": base_summary.get("seconds", 0.0)} | {
         name: summary["seconds"] for name, summary in summaries.items()
