@@ -21,7 +21,7 @@ Feedback = Annotated[
     Field(min_length=1),
     shown("Feedback", "Folders of runs that serve users or asked a person, URLs of stores, or .jsonl files"),
 ]
-AtLeast = Annotated[int, Field(ge=1), shown("New feedback", "Judged rollouts without which no round begins")]
+AtLeast = Annotated[int, Field(ge=1), shown("New feedback", "Fewest new judged rollouts with which a round begins")]
 
 
 @flow(name="improve", flow_run_name="improve {config}", persist_result=False)

@@ -77,10 +77,11 @@ Which = Annotated[
 NO_OVERRIDES: list[str] = []
 
 
-def _main(name: str, title: str) -> FieldInfo:
-    """Return the form field of a main setting, with the setting's own doc, bounds and names."""
+def _main(name: str, title: str, more: str = "") -> FieldInfo:
+    """Return the form field of a main setting, with the setting's own doc (and `more`), bounds and names."""
     setting = setting_at(MAIN_SETTINGS[name])
-    about: dict[str, Any] = {"title": title, "description": f"Empty: as configured. {setting.doc.replace('`', '')}"}
+    doc = setting.doc.replace("`", "").removesuffix(".")
+    about: dict[str, Any] = {"title": title, "description": f"Empty: as configured. {doc}{more}."}
     if setting.names:
         about["examples"] = list(setting.names)
     low: Any = setting.bounds.low if setting.bounds else None
@@ -99,8 +100,10 @@ class _Optional:
         return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
-RunTitle = Annotated[Name, _main("name", "Name: a new one starts a new run")]
-AlgorithmType = Annotated[str | None, _main("algorithm_type", "Algorithm"), _Optional()]
+RunTitle = Annotated[Name, _main("name", "Name: a new one starts a new run", "; it replaces Prefect's Run Name")]
+AlgorithmType = Annotated[
+    str | None, _main("algorithm_type", "Algorithm", "; for instance grpo, opmd, ppo or sft"), _Optional()
+]
 LearningRate = Annotated[float | None, _main("lr", "Learning rate"), _Optional()]
 TotalSteps = Annotated[int | None, _main("total_steps", "Training steps"), _Optional()]
 BatchSize = Annotated[int | None, _main("batch_size", "Batch size"), _Optional()]
