@@ -76,6 +76,8 @@ BUSY_SECONDS = 10.0
 STOP_SECONDS = 15.0
 MLFLOW_PORT = 5000
 PAGE_SECONDS = 120.0
+TITLES = {"mlflow": "MLflow", "studio": "Studio"}
+"""Page → its title."""
 Say = Callable[[str], None]
 
 
@@ -345,7 +347,7 @@ def _stop(processes: Sequence[Process], say: Say) -> None:
     for process in reversed(processes):
         if not process.alive():
             continue
-        say(f"Stopping the {process.name} …")
+        say(f"Stopping {TITLES.get(process.name, f'the {process.name}')} …")
         if process.name == "worker":
             with suppress(psutil.NoSuchProcess):
                 for child in psutil.Process(process.pid).children():
@@ -360,13 +362,13 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     checkpoints = _checkpoints(root)
     uri = default_uri(checkpoints)
     command = [*mlflow_command(uri, checkpoints), "--port", str(port)]
-    return Page("mlflow", "MLflow", port, command, MLFLOW_HEALTH, runs_path(checkpoints), fault_of(uri, root))
+    return Page("mlflow", TITLES["mlflow"], port, command, MLFLOW_HEALTH, runs_path(checkpoints), fault_of(uri, root))
 
 
 def studio_page(root: Path, port: int = STUDIO_PORT) -> Page:
     """Return Studio's page with the same runs, each with links to it, and the configurations below `root`."""
     command = [sys.executable, "-m", "studio", "--port", str(port)]
-    return Page("studio", "Studio", port, command, "/_stcore/health", "/runs")
+    return Page("studio", TITLES["studio"], port, command, "/_stcore/health", "/runs")
 
 
 def _checkpoints(root: Path) -> Path:

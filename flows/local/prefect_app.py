@@ -25,7 +25,7 @@ def make_app() -> Gate:
 
     leave_out_the_new_page()
     let_paused_runs_be_cancelled()
-    list_the_quick_start_first()
+    list_what_runs_here_first()
     migrate_one_at_a_time()
     logging.getLogger("docket.dependencies").addFilter(_is_no_retry_after_a_lock)
     return Gate(create_app(final=True), server_key(), open_paths=(HEALTH, MANIFEST), asks_sockets=False)
@@ -54,19 +54,20 @@ def let_paused_runs_be_cancelled() -> None:
     HandleResumingPausedFlows.TO_STATES = HandleResumingPausedFlows.TO_STATES - {StateType.CANCELLING}
 
 
-def list_the_quick_start_first() -> None:
-    """List deployments called `quickstart` before others: Prefect's page shows ten, sorted by name unless told
-    otherwise, and those of other recipes would fill it."""
+def list_what_runs_here_first() -> None:
+    """List deployments called `quickstart` before others, and those tagged `GPUs` last: Prefect's page shows ten,
+    sorted by name unless told otherwise, and those of other recipes would fill it."""
     import sqlalchemy as sa
-    from prefect.server.database.dependencies import provide_database_interface
+    from prefect.server.database.orm_models import Deployment
     from prefect.server.schemas.sorting import DeploymentSort
+    from sqlalchemy.dialects import postgresql
 
     sort = DeploymentSort.as_sql_sort
 
     def as_sql_sort(self: DeploymentSort) -> list[sa.ColumnElement[Any]]:
-        name = provide_database_interface().Deployment.name
-        first = [sa.case((name == "quickstart", 0), else_=1)] if self is DeploymentSort.NAME_ASC else []
-        return [*first, *sort(self)]
+        needs_gpus = Deployment.tags.has_any(sa.cast(postgresql.array(["GPUs"]), postgresql.ARRAY(sa.String())))
+        first = sa.case((Deployment.name == "quickstart", 0), (needs_gpus, 2), else_=1)
+        return [*([first] if self is DeploymentSort.NAME_ASC else []), *sort(self)]
 
     DeploymentSort.as_sql_sort = as_sql_sort  # type: ignore[method-assign]
 

@@ -519,7 +519,7 @@ def test_a_supervisor_survives_what_keeps_it_from_looking(
     assert "No space left" in caplog.text
 
 
-def test_the_quick_start_leads_the_list_of_deployments(prefect_api: str) -> None:
+def test_what_runs_here_leads_the_list_of_deployments(prefect_api: str) -> None:
     """In the order in which Prefect's page asks for them at first."""
     from prefect.client.schemas.sorting import DeploymentSort
 
@@ -527,13 +527,13 @@ def test_the_quick_start_leads_the_list_of_deployments(prefect_api: str) -> None
 
     with api_client(prefect_api) as client:
         flow_id = client.create_flow_from_name("of_a_list")
-        for name in ("gsm8k", "quickstart", "a"):
-            client.create_deployment(flow_id, name=name)
+        for name, tags in (("b", []), ("a", ["async", "GPUs"]), ("quickstart", []), ("c", ["no GPU"])):
+            client.create_deployment(flow_id, name=name, tags=tags)
         response = client.request(
             "POST", "/deployments/filter",
             json={"flows": {"name": {"any_": ["of_a_list"]}}, "sort": DeploymentSort.NAME_ASC.value},
         )  # fmt: skip
-    assert [deployment["name"] for deployment in response.json()] == ["quickstart", "a", "gsm8k"]
+    assert [deployment["name"] for deployment in response.json()] == ["quickstart", "b", "c", "a"]
 
 
 def test_prefects_page_does_not_lead_to_the_one_that_refuses_the_key(
