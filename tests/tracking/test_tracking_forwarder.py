@@ -460,6 +460,7 @@ def test_a_pipelines_run_has_the_curves_of_its_stages(root: Path) -> None:
         return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
 
     assert curve("eval/score") == [(110, 0.5), (170, 0.9)]
+    assert curve("eval/gsm8k/accuracy/mean") == [(110, 0.5), (170, 0.9)]
     assert curve("Results/reward mean") == [(170, 0.8)]
     assert curve("actor/loss") == []
 

@@ -148,8 +148,8 @@ class MlflowWriter(Writer):
         return shlex.join(serve_command(uri, self._root))
 
     def log(self, lines: Sequence[MetricLine]) -> None:
-        """Log metrics, and the most important ones also in the pipeline's run, by the steps of all its stages: MLflow's
-        page opens with that run alone."""
+        """Log metrics, and the most important ones and evaluations also in the pipeline's run, by the steps of all its
+        stages: MLflow's page opens with that run alone, which has the evaluation of the model before training."""
         from mlflow.entities import Metric
 
         metrics = [
@@ -161,7 +161,7 @@ class MlflowWriter(Writer):
         ]
         self._log_metrics(self.run_id, metrics)
         if self._pipeline:
-            first = [metric for metric in metrics if metric.key.startswith(f"{FIRST}/")]
+            first = [metric for metric in metrics if metric.key.startswith((f"{FIRST}/", "eval/"))]
             of_all = [Metric(one.key, one.value, one.timestamp, self._before + one.step) for one in first]
             self._log_metrics(self._pipeline, of_all)
 
