@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import shutil
 import threading
 import time
@@ -282,12 +283,21 @@ def test_engines_that_share_the_trainers_gpu_start_before_it(
     assert order == [*first, "trainers", "trainers"]
 
 
-def test_a_trainer_that_got_notice_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has saved; that the trainer is started again is up to whoever starts the run again."""
-    trainers = Trainers(Actors(WithoutRay(Config(), Machine(1, 0)), Config(), None), lambda: None, lambda: False)  # type: ignore[arg-type]
+def test_a_trainer_that_got_notice_ends_the_run_by_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has saved; that the trainer is started again is up to whoever starts the run again. A run that is asked to
+    stop says so."""
+    is_stopping = False
+    actors = Actors(WithoutRay(Config(), Machine(1, 0)), Config(), None)  # type: ignore[arg-type]
+    trainers = Trainers(actors, lambda: None, lambda: is_stopping)
     monkeypatch.setattr(Actors, "start_trainers", lambda _: [])
     for name, answer in (("connect_trainers", {"total_steps": 9}), ("run_until_done", [{"step": 3, "stopped": True}])):
         monkeypatch.setattr(f"trinity_core.hosting.actors.{name}", lambda *_, answer=answer: answer)
     monkeypatch.setattr("trinity_core.hosting.actors.starting", lambda *_: None)
     with pytest.raises(Stopped):
         trainers.train(lambda trainer: None, SimpleNamespace())
+    is_stopping = True
+    with caplog.at_level(logging.INFO, "trinity_core"):
+        assert trainers.train(lambda trainer: None, SimpleNamespace())["step"] == 3
+    assert "after step 3, which is saved" in caplog.text

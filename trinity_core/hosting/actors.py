@@ -406,8 +406,12 @@ class Trainers:
 
         runs = [worker.run.remote(loop) for worker in self.workers]
         summaries = run_until_done(runs, stop, self._stopping, SAVE_SECONDS, check, report, self._has_enough)
-        if summaries[0].get("stopped") and not self._stopping() and not self._has_enough():
-            raise Stopped(f"The trainer got SIGTERM and has saved step {summaries[0]['step']}. {AGAIN}")
+        if summaries[0].get("stopped") and not self._has_enough():
+            if not self._stopping():
+                raise Stopped(f"The trainer got SIGTERM and has saved step {summaries[0]['step']}. {AGAIN}")
+            if step := summaries[0]["step"]:
+                again = "; started again, the run resumes from there" if self._config.continue_from_checkpoint else ""
+                log.info("stopped after step %d, which is saved%s", step, again)
         return summaries[0]
 
     def _loss(self, error: Exception) -> ProcessLost | None:
