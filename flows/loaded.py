@@ -71,8 +71,7 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
 
     Prefect records the parameters of a deployment's run, so that `prefect flow-run retry` can start it again.
     """
-    for engine in ("prefect.flow_runs", "prefect.task_runs"):
-        logging.getLogger(engine).addFilter(_is_not_told_at_the_end)
+    logging.getLogger("prefect.flow_runs").addFilter(_is_not_told_at_the_end)
     title = StageRequest(loaded.config, name, **parameters).title
     flow = cancellable(getattr(importlib.import_module(f"flows.{name}"), name))
     token = _LOADED.set(loaded)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from chaos.comparing import TIMED
 from chaos.killing import ChaosRun, Kill
 
 from trinity_core.data.tiny import TinyFolders
@@ -31,7 +32,7 @@ HANGING = ("buffer.default_workflow_type=stopping", "explorer.engine_timeout=5")
 def numbers_of(run: ChaosRun, step: int) -> dict[str, float]:
     """The trainer's metrics of a step, but for times."""
     metrics = [line.metrics for line in read_metrics(run.job) if line.source == "trainer" and line.step == step]
-    return {name: value for name, value in metrics[-1].items() if not name.startswith("timing")}
+    return {name: value for name, value in metrics[-1].items() if not name.startswith(TIMED)}
 
 
 @pytest.mark.slow
