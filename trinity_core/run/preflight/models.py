@@ -39,11 +39,7 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
     if config.external_model:
         return
     for key, path, speaks in _named_models(config, is_first):
-        if looks_local(path) or Path(path).exists():
-            if fault := model_fault(Path(path), speaks):
-                yield Finding(key, path, "unavailable", fault)
-        elif error := hub_error(key, path, "model"):
-            yield error
+        yield from _missing(key, path, speaks)
     yield from unfit_policy(config)
     yield from missing_template(config)
 
@@ -51,9 +47,17 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
 def report_missing_policy(config: Config, report: Report) -> None:
     """Report a policy that is not there, and thus has no tokenizer; its weights are not looked at."""
     if not Path(config.model.model_path).exists():
-        for finding in missing_models(config, is_first=True):
-            if (finding.key, finding.code) == ("model.model_path", "unavailable"):
-                report.add(finding)
+        for finding in _missing("model.model_path", config.model.model_path, speaks=True):
+            report.add(finding)
+
+
+def _missing(key: str, path: str, speaks: bool) -> Iterator[Finding]:
+    """Yield why a local folder, or name of the hub, holds no model (with a tokenizer if it `speaks`)."""
+    if looks_local(path) or Path(path).exists():
+        if fault := model_fault(Path(path), speaks):
+            yield Finding(key, path, "unavailable", fault)
+    elif error := hub_error(key, path, "model"):
+        yield error
 
 
 def missing_template(config: Config) -> Iterator[Finding]:
