@@ -28,7 +28,7 @@ from trinity_core.run.driver import run_request
 from trinity_core.run.stage import StageRequest
 
 ON_INTERRUPT = ("Execution was aborted by an interrupt signal", "record_cancellation")
-"""In what Prefect logs of a crash when Ctrl+C ends a flow."""
+"""Parts of the lines that Prefect logs when Ctrl+C ends a flow, which it takes for a crash."""
 
 
 @dataclass(frozen=True, slots=True)

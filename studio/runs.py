@@ -17,7 +17,6 @@ from studio.launch import Launch
 from studio.notes import Note, note_path
 from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.settings import StudioSettings
-from studio.texts import duration
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
 from tasks.retries import api_faults
 from trinity_core.base.files import read_json
@@ -28,7 +27,7 @@ from trinity_core.config.secrets import MASK, without_secrets
 from trinity_core.config.yaml_text import parse_value
 from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_steps
 from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader, metrics_path
-from trinity_core.exchange.tracking.progress import seconds_a_step
+from trinity_core.exchange.tracking.progress import seconds_a_step, steps_text
 from trinity_core.exchange.tracking.run_record import (
     RunRecord,
     RunState,
@@ -99,10 +98,8 @@ class Run:
         """`8 of 8`; in progress `4 of 8, 35 s left`, of a pipeline `sft 4 of 8, …`; "" before the first step."""
         if part := self.part:
             return f"{next(stage for stage, name in self.stages.items() if name == part.name)} {part.progress or '–'}"
-        total = f" of {self.total_steps}" * (self.step <= (self.total_steps or 0))
-        seconds = 0.0 if self.state.is_over else self.seconds_left or 0.0
-        left = f", {duration(seconds)} left" if seconds >= 1 else ""
-        return f"{self.step}{total}{left}" if self.step else ""
+        seconds = None if self.state.is_over else self.seconds_left
+        return steps_text(self.step, self.total_steps, seconds) if self.step else ""
 
     @property
     def method(self) -> str:

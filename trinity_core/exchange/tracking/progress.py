@@ -40,6 +40,12 @@ def seconds_a_step(times: Sequence[float]) -> float | None:
     return median(gaps) if gaps else None
 
 
+def steps_text(step: int, total: int | None, seconds: float | None) -> str:
+    """Return `12 of 140, 3 min 20 s left`: `total` unless it is exceeded, and the `seconds` left; each if known."""
+    left = f", {duration(seconds)} left" if seconds and seconds >= 1 else ""
+    return f"{step}{f' of {total}' if total and step <= total else ''}{left}"
+
+
 class StepLines:
     """Reads a run's new metrics and describes the steps of one source."""
 
@@ -81,9 +87,7 @@ class StepLines:
         """Return `step 12 of 140, 3 min 20 s left`, as far as known."""
         if self.last is None:
             return "no step yet"
-        seconds = self.seconds_left(total)
-        left = f", {duration(seconds)} left" if seconds and seconds >= 1 else ""
-        return f"step {self.last.step}{f' of {total}' if total and self.last.step <= total else ''}{left}"
+        return f"step {steps_text(self.last.step, total, self.seconds_left(total))}"
 
     def seconds_left(self, total: int | None) -> float | None:
         """Return the time for the rest of `total` steps at the pace of the latest ones, if known."""
