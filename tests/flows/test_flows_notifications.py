@@ -56,7 +56,7 @@ def test_a_webhook_hears_of_failures_and_findings_of_deployments(
         {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     try:
-        wait_until_healthy(api_url, server, root / "prefect.yaml")
+        wait_until_healthy(api_url, lambda: server.poll() is None, root / "prefect.yaml")
         for name, value in client_environment(api_url, root).items():
             monkeypatch.setenv(name, value)
         for _ in range(2):  # `trinity up` again

@@ -422,9 +422,8 @@ def end_without_its_worker(here: Deployed, job: Path) -> None:
     before = trained_steps(job)[-1]
     wait_until(lambda: trained_steps(job)[-1] > before)
     said = here.call("trinity", "down")
-    assert [line.split()[0] + line.split()[2] for line in said.splitlines() if line.endswith("…")] == [
-        "Stoppingsupervisor", "Cancellingrun", "Stoppingworker", "Stoppingstudio", "Stoppingmlflow", "Stoppingserver",
-    ]  # fmt: skip
+    ended = [line.replace(" the ", " ").split()[1] for line in said.splitlines() if line.endswith("…")]
+    assert ended == ["supervisor", "run", "worker", "Studio", "MLflow", "server"]
     steps = trained_steps(job)
     assert steps == list(range(1, len(steps) + 1)) and latest_whole(job) == steps[-1]
 
