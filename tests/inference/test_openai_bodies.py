@@ -8,8 +8,7 @@ import json
 import pytest
 
 from trinity_core.rollout.openai_api import middleware
-from trinity_core.rollout.openai_api.error_bodies import openai_error, streamed_error
-from trinity_core.rollout.openai_api.middleware import SessionMiddleware
+from trinity_core.rollout.openai_api.middleware import SessionMiddleware, openai_error, streamed_error
 from trinity_core.rollout.openai_api.session_auth import SessionAuth
 
 
