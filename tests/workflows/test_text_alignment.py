@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trinity_core.workflows.text_alignment import carried_over, token_ends
+from trinity_core.workflows.distillation import carried_over, token_ends
 
 
 def test_by_hand():

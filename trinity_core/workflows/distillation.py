@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import field_validator
+from tokenizers.decoders import DecodeStream
 
 from trinity_core.base.errors import DataError, InputError, TrinityError
 from trinity_core.base.signatures import Arguments
@@ -17,7 +19,6 @@ from trinity_core.workflows.builtin import BoxedArguments, MathBoxedWorkflow
 from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
 from trinity_core.workflows.rollout_model import Completion, Message, RolloutModel, opened_thought
-from trinity_core.workflows.text_alignment import carried_over, token_ends
 
 Taught = np.ndarray | str
 """The teacher's log-probs of an answer's tokens (or, if the trainer computes them, its prompt), or why there are none.
@@ -32,6 +33,40 @@ async def taught_by(model: RolloutModel, prompt: Iterable[int], answer: Iterable
     except InputError as error:
         return str(error)
     return logprobs if np.isfinite(logprobs).all() else "some are not finite"
+
+
+def carried_over(
+    logprobs: np.ndarray, ends: Sequence[int], teacher_logprobs: np.ndarray, teacher_ends: Sequence[int]
+) -> np.ndarray:
+    """Return a teacher's log-probs for the policy's tokens of one text: float32 [T].
+
+    `logprobs` [T] are the policy's, `teacher_logprobs` [U] those of the teacher's own tokens; `ends` and
+    `teacher_ends` say where in the text each token ends (`token_ends`). Where tokens of both end, the text is cut;
+    within each piece the teacher's log-prob of the piece minus the policy's is shared equally by the policy's tokens.
+    So the sum over the answer is exact, and so is each token that both have (the merging of spans of TRL's GOLD, on
+    sampled tokens). Tokens after the last cut, of a character that was cut off, keep the policy's log-probs.
+    """
+    cuts = sorted({end for end in ends if end >= 0} & {end for end in teacher_ends if end >= 0})
+    last = {end: index + 1 for index, end in enumerate(ends)}
+    teacher_last = {end: index + 1 for index, end in enumerate(teacher_ends)}
+    result = np.asarray(logprobs, dtype=np.float64).copy()
+    for (start, end), (teacher_start, teacher_end) in zip(
+        pairwise([0, *(last[cut] for cut in cuts)]), pairwise([0, *(teacher_last[cut] for cut in cuts)]), strict=True
+    ):
+        gap = np.sum(teacher_logprobs[teacher_start:teacher_end], dtype=np.float64) - result[start:end].sum()
+        result[start:end] += gap / (end - start)
+    return result.astype(np.float32)
+
+
+def token_ends(tokenizer: Any, tokens: Sequence[int]) -> tuple[str, list[int]]:
+    """Return the text of tokens, special ones included, and where in it each token ends, in characters; -1 within a
+    character. Linear in the number of tokens."""
+    stream, text, ends = DecodeStream(skip_special_tokens=False), "", []
+    for token in tokens:
+        piece = stream.step(tokenizer.backend_tokenizer, int(token))
+        text += piece or ""
+        ends.append(-1 if piece is None else len(text))
+    return text, ends
 
 
 class Distilling(SimpleWorkflow):
@@ -72,7 +107,7 @@ class DistillArguments(BoxedArguments):
     """Name of the auxiliary model that teaches this task set; by default the first one."""
     align_by_text: bool = False
     """The teacher may have another tokenizer: its own chat template writes its prompt, its own tokens of the answer's
-    text are scored, and their log-probs carried over to the policy's (`text_alignment.carried_over`)."""
+    text are scored, and their log-probs carried over to the policy's (`carried_over`)."""
 
 
 @WORKFLOWS.register("on_policy_distill_math_workflow")
