@@ -22,7 +22,7 @@ from uuid import UUID
 from trinity_core.base.errors import DataError, closest
 from trinity_core.base.files import expanded
 from trinity_core.config.types import SEVERAL
-from trinity_core.data.readers import READERS, Row, file_format, read_hub, read_lines, read_table, shown, table_name
+from trinity_core.data.readers import READERS, Row, file_format, read_hub, read_lines, read_table, shown
 from trinity_core.data.values import row_problem, visible
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _located(path: str, split: str, subset: str | None, storage: str, table: str
     if storage == "sql":
         if split != WHOLE:
             raise DataError(f"a table has no split '{split}', only '{WHOLE}'; name another table", key="split")
-        name = table_name(subset, table)
+        name = subset or table
         yield from _numbered(f"{shown(path)} {name}", read_table(path, name))
         return
     if storage == "queue":

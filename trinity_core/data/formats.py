@@ -69,7 +69,7 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
     if form.prompt_type == "plaintext":
         prompt = [*_system(row, form), {"role": "user", "content": _plain_prompt(row, form)}]
         return _only_text(row, prompt, form.prompt_key)
-    messages = _messages(row, form.messages_key, "messages_key")
+    messages = _messages(row, form.messages_key)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
@@ -88,7 +88,7 @@ def truth(row: Row, form: FormatConfig) -> Any:
     if has_column(row, form.response_key):
         return column(row, form.response_key)
     if form.prompt_type == "messages" and has_prompt(row, form):
-        last = _messages(row, form.messages_key, "messages_key")[-1]
+        last = _messages(row, form.messages_key)[-1]
         return last.get("content") if last["role"] == "assistant" else None
     return None
 
@@ -113,7 +113,7 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
     if form.prompt_type == "plaintext":
         answer = {"role": "assistant", "content": _text(row, form.response_key, "response_key")}
         return Conversation([*prompt_messages(row, form), answer], tools(row, form))
-    messages = _messages(row, form.messages_key, "messages_key")
+    messages = _messages(row, form.messages_key)
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     if len(messages) < 2:
@@ -285,8 +285,8 @@ def _text(row: Row, key: str, setting: str) -> str:
     return value
 
 
-def _messages(row: Row, key: str, setting: str) -> list[Message]:
-    return _checked(_parsed(_column(row, key, setting), key), key)
+def _messages(row: Row, key: str) -> list[Message]:
+    return _checked(_parsed(_column(row, key, "messages_key"), key), key)
 
 
 def _checked(messages: Any, key: str) -> list[Message]:

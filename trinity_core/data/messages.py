@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trinity_core.base.errors import DataError
@@ -134,7 +134,7 @@ def with_text_arguments(message: Message) -> Message:
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
-    return {**message, "tool_calls": [_with_arguments(call, _text_of) for call in calls]}
+    return {**message, "tool_calls": [_with_text_arguments(call) for call in calls]}
 
 
 def short(value: Any, limit: int = 60) -> str:
@@ -209,15 +209,11 @@ def _object(arguments: Any, key: str) -> dict[str, Any]:
     return dict(arguments)
 
 
-def _text_of(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _with_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
+def _with_text_arguments(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or "arguments" not in function:
+    if not isinstance(function, Mapping) or isinstance(function.get("arguments", ""), str):
         return call
-    return {**call, "function": {**function, "arguments": change(function["arguments"])}}
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def canonical(message: Mapping[str, Any]) -> str:

@@ -241,17 +241,13 @@ def read_hub(name: str, subset: str | None, split: str) -> Iterator[dict[str, An
     yield from (_present(row, labels) for row in loaded)
 
 
-def table_name(subset: str | None, name: str | None) -> str | None:
-    """Return the table of a data set: its `subset_name`, else its name; `schema.table` for one of another schema."""
-    return subset or name
-
-
 def shown(url: str) -> str:
     return make_url(url).render_as_string(hide_password=True) if "://" in url else url
 
 
 def read_table(url: str, table: str | None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table or view in the order of its primary key, else in the database's order.
+    """Yield the rows of a table or view (`schema.table` of another schema) in the order of its primary key, else in the
+    database's order.
 
     Raises DataError if there is no such database or table.
     """
