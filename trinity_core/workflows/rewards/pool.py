@@ -20,7 +20,7 @@ import queue
 import resource
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -150,24 +150,19 @@ class RewardPool:
         A verifier that times out, dies twice or raises gives a Reward with an `error`. Raises DataError if the reward
         function does not exist or cannot work with this data set, RewardError if it returns an invalid accuracy.
         """
-        rewards, waiting = self._begin(name, items)
+        rewards = self._begin(name, items)
         try:
-            for index, future in waiting.items():
-                scored: Reward = await asyncio.wrap_future(future)
-                rewards[index] = scored
+            return [await asyncio.wrap_future(one) if isinstance(one, Future) else one for one in rewards]
         finally:
-            _cancel(waiting)
-        return [reward for reward in rewards if reward is not None]
+            _cancel(rewards)
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         """`score` for callers without an event loop; it blocks."""
-        rewards, waiting = self._begin(name, items)
+        rewards = self._begin(name, items)
         try:
-            for index, future in waiting.items():
-                rewards[index] = future.result()
+            return [one.result() if isinstance(one, Future) else one for one in rewards]
         finally:
-            _cancel(waiting)
-        return [reward for reward in rewards if reward is not None]
+            _cancel(rewards)
 
     def close(self) -> None:
         """End the processes. Scoring again starts new ones."""
@@ -177,20 +172,15 @@ class RewardPool:
         while not self._idle.empty():
             self._idle.get().kill()
 
-    def _begin(self, name: str, items: Sequence[RewardItem]) -> tuple[list[Reward | None], dict[int, Future[Reward]]]:
-        """Return the rewards that need no worker, and a future for each of the others, by its index."""
+    def _begin(self, name: str, items: Sequence[RewardItem]) -> list[Reward | Future[Reward]]:
+        """Return the reward of each item, or a future for one that needs a worker."""
         fast = FAST_PATHS.get(name)
-        rewards: list[Reward | None] = [None] * len(items)
-        if fast is not None:
-            for index, item in enumerate(items):
-                parts = fast(response=item.response, truth=item.truth, **item.args)
-                rewards[index] = None if parts is None else _reward(name, parts=parts)
-        rest = [index for index, reward in enumerate(rewards) if reward is None]
-        if not rest:
-            return rewards, {}
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="reward")
-        return rewards, {index: tied(self._threads.submit(self._score, name, items[index])) for index in rest}
+        parts = [fast(response=item.response, truth=item.truth, **item.args) if fast else None for item in items]
+        judged = [None if part is None else _reward(name, parts=part) for part in parts]
+        threads = self._threads = self._threads or ThreadPoolExecutor(self.workers, thread_name_prefix="reward")
+        return [
+            reward or tied(threads.submit(self._score, name, item)) for reward, item in zip(judged, items, strict=True)
+        ]
 
     def _score(self, name: str, item: RewardItem) -> Reward:
         """Runs in one of the pool's threads, of which there are as many as workers."""
@@ -265,6 +255,7 @@ def _reward(name: str, **fields: Any) -> Reward:
         raise RewardError(f"the reward function '{name}': {fault}", key=fault.key) from fault
 
 
-def _cancel(waiting: Mapping[int, Future[Reward]]) -> None:
-    for future in waiting.values():
-        future.cancel()
+def _cancel(rewards: Sequence[Reward | Future[Reward]]) -> None:
+    for one in rewards:
+        if isinstance(one, Future):
+            one.cancel()
