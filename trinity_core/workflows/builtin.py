@@ -56,13 +56,10 @@ class MathWorkflow(SimpleWorkflow):
     def reward_item(self, completion: Completion) -> RewardItem:
         """With `with_think`, the workflow's own reward function also scores the form."""
         item = super().reward_item(completion)
-        if not self._thinks or self.reward_name != self.default_reward:
+        thinks = MathArguments.model_validate(self.task.workflow_args).with_think
+        if not thinks or self.reward_name != self.default_reward:
             return item
         return replace(item, args={"think_score": THINK_SCORE, **item.args})
-
-    @property
-    def _thinks(self) -> bool:
-        return MathArguments.model_validate(self.task.workflow_args).with_think
 
 
 BOX_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."

@@ -126,9 +126,9 @@ def unset(names: str, *values: Any) -> Keys:
     return dict.fromkeys(names.split(), spelled(dict.fromkeys(values)))
 
 
-def switched(names: str, *default: Any, by: str = "enable", refused: bool = True) -> Keys:
+def switched(names: str, *default: Any, by: str = "enable") -> Keys:
     """Return sections that only matter if their key `by` is on."""
-    return dict.fromkeys(names.split(), Below({by: Dropped(default, refused)}, SILENT))
+    return dict.fromkeys(names.split(), Below({by: Dropped(default, True)}, SILENT))
 
 
 def is_among(value: Any, values: Iterable[Any]) -> bool:

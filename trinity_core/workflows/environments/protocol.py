@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import math
 from collections.abc import Awaitable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -49,7 +49,8 @@ class Environment(Protocol):
     """A text environment for a policy. Methods are plain or `async`; one is called at a time.
 
     An environment whose constructor needs packages of the extra `environments` names one of them as `package`; one with
-    `own_process` true runs in its own process unless `workflow_args.process` is false.
+    `own_process` true, which may hang so that only ending its process helps, runs in its own process unless
+    `workflow_args.process` is false.
     """
 
     def reset(self, seed: int) -> Told | Awaitable[Told]:
@@ -64,18 +65,6 @@ class Environment(Protocol):
 
     def close(self) -> Any:
         """Release resources."""
-
-
-class NeedsPackage(Protocol):
-    """A class of environments that needs an optional package."""
-
-    package: ClassVar[str]
-
-
-class NeedsProcess(Protocol):
-    """A class of environments that may hang so that only ending its process helps."""
-
-    own_process: ClassVar[bool]
 
 
 METHODS = ("reset", "step", "tools", "close")
