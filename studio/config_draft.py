@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from trinity_core.base.files import expanded, write_atomically
-from trinity_core.config import Config, ConfigError, Problem, config_from_text
+from trinity_core.config import Config, ConfigError, Finding, config_from_text
 from trinity_core.config.findings import value_at
 from trinity_core.config.source import parse
 from trinity_core.run.preflight.stage_plan import plan_text, plans_with_pace
@@ -126,7 +126,7 @@ def yaml_files(root: Path) -> list[Path]:
 class CheckedDraft:
     """Either all problems, or the configuration with its plan."""
 
-    problems: list[Problem]
+    problems: list[Finding]
     config: Config | None = None
     plan: str = ""
     unplaced: str = ""
@@ -144,9 +144,9 @@ def checked(text: str, file: Path | None = None) -> CheckedDraft:
     return CheckedDraft([], config, plan_text(plans), unplaced)
 
 
-def by_field(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
+def by_field(problems: Iterable[Finding]) -> dict[str, list[Finding]]:
     """Return key → its problems, with list indices as `.0`."""
-    problems_by_field: dict[str, list[Problem]] = {}
+    problems_by_field: dict[str, list[Finding]] = {}
     for problem in problems:
         problems_by_field.setdefault(re.sub(r"\[(\d+)\]", r".\1", problem.key), []).append(problem)
     return problems_by_field

@@ -18,7 +18,7 @@ from studio.sections import SECTIONS
 from studio.settings import StudioSettings
 from studio.start_form import OPENED, start_dialog
 from studio.texts import escaped, hanging
-from trinity_core.config import ConfigError, Problem, to_dict
+from trinity_core.config import ConfigError, Finding, to_dict
 from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import dump_line, parse_value
 
@@ -138,7 +138,7 @@ def fault_of(file: Path, settings: StudioSettings) -> str:
     return "" if file.resolve().is_relative_to(settings.root) else f"The file must be below {settings.root}."
 
 
-def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
+def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Finding]) -> None:
     """Show the fields: the beginner's in their sections, or the expert's in one section or search result."""
     stages = {str(stage.get("stage_name")): index for index, stage in enumerate(tree.get("stages") or ())}
     stage_title = COMMON
@@ -180,7 +180,7 @@ def narrowed(fields: Sequence[FormField]) -> list[FormField]:
 
 
 def show_field(
-    draft: ConfigDraft, field: FormField, prefix: str, tree: Mapping[str, Any], problems: Sequence[Problem]
+    draft: ConfigDraft, field: FormField, prefix: str, tree: Mapping[str, Any], problems: Sequence[Finding]
 ) -> None:
     """Show one field with its problems; changes go into the file. A stage's field shows the common value."""
     key = prefix + field.key

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from trinity_core.algorithms import ADVANTAGES
-from trinity_core.config import ConfigError, Problem, config_from_dict, config_from_text, load_config
+from trinity_core.config import ConfigError, Finding, config_from_dict, config_from_text, load_config
 from trinity_core.config.source import merge
 
 GOOD: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "documents/quick_start.yaml").read_text())
@@ -26,7 +26,7 @@ INPUT = "buffer.explorer_input"
 STYLE = "synchronizer.sync_style=trainer_driven"
 
 
-def problems(*changes: dict[str, Any], overrides: tuple[str, ...] = ()) -> list[Problem]:
+def problems(*changes: dict[str, Any], overrides: tuple[str, ...] = ()) -> list[Finding]:
     """What is reported of a good configuration with these changes; empty if it is accepted."""
     tree: dict[str, Any] = GOOD
     for change in changes:
@@ -406,7 +406,7 @@ def test_an_override_does_not_hide_a_key_given_twice() -> None:
         assert [(problem.key, problem.line) for problem in duplicates] == [("mode", 2), ("model.model_path", 5)]
 
 
-def _of_text(text: str, *overrides: str) -> list[Problem]:
+def _of_text(text: str, *overrides: str) -> list[Finding]:
     with pytest.raises(ConfigError) as caught:
         config_from_text(text, overrides)
     return caught.value.problems

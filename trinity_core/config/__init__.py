@@ -14,13 +14,10 @@ from trinity_core.config.schema import __all__ as _sections
 from trinity_core.config.secrets import public_dict
 from trinity_core.config.training import CriticSettings, TrainSettings, train_settings
 
-Problem = Finding
-
 __all__ = [
     "ConfigError",
     "CriticSettings",
     "Finding",
-    "Problem",
     "TrainSettings",
     "config_from_dict",
     "config_from_text",
