@@ -9,15 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
 
-from trinity_core.algorithms import (
-    ADVANTAGES,
-    ALGORITHMS,
-    InputError,
-    Objective,
-    fill_batch,
-    groups_with_variance,
-    overlong_penalty,
-)
+from trinity_core.algorithms import ADVANTAGES, ALGORITHMS, InputError, Objective
+from trinity_core.algorithms.advantages.group import overlong_penalty
+from trinity_core.algorithms.advantages.grouping import fill_batch, groups_with_variance
 
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0, 2.0, 5.0, 3.0])
 IDS = ["a", "a", "a", "b", "b", "c", "b"]  # a: 1 0 0, b: 1 2 3, c: one of its own

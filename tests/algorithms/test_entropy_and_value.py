@@ -4,7 +4,8 @@ import pytest
 import torch
 from raising import raising
 
-from trinity_core.algorithms import ENTROPY_LOSSES, InputError, value_loss
+from trinity_core.algorithms import ENTROPY_LOSSES, InputError
+from trinity_core.algorithms.value import value_tokens
 
 ENTROPY = torch.tensor([[1.0, 3.0], [2.0, float("nan")]])
 MASK = torch.tensor([[True, True], [True, False]])
@@ -37,20 +38,12 @@ def test_value_loss_by_hand():
     returns = torch.tensor([[2.0, 2.0, float("nan")]], dtype=torch.float64)
     old = torch.tensor([[0.0, 2.9, 0.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True, False]])
-    loss, metrics = value_loss(values=values, returns=returns, mask=mask, old_values=old, cliprange_value=0.5)
+    losses, stats = value_tokens(values, returns, mask, old, 0.5)
     # token 0: clipped to 0.5, (0.5 - 2)^2 = 2.25 > 1; token 1: not clipped, 1
-    assert loss.item() == pytest.approx((2.25 / 2 + 1 / 2) / 2)
-    assert metrics["critic/vf_clipfrac"] == 0.5
-    assert metrics["critic/vpred_mean"] == 2
-    loss.backward()
-    assert values.grad.tolist() == [[0.0, 0.5, 0.0]]
-    plain, _ = value_loss(values=values, returns=returns, mask=mask)
-    assert plain.item() == pytest.approx((1 + 1) / 4)
-
-
-def test_value_loss_refuses_what_it_cannot_use():
-    one = torch.ones(1, 1)
-    with raising(InputError, key="returns"):
-        value_loss(values=one, returns=one * float("nan"), mask=one.bool())
-    with raising(InputError, key="cliprange_value"):
-        value_loss(values=one, returns=one, mask=one.bool(), cliprange_value=0)
+    assert losses.tolist() == [pytest.approx([2.25 / 2, 1 / 2, 0])]
+    clipped, mask_of_clipped = stats["critic/vf_clipfrac"]
+    assert clipped[mask_of_clipped].tolist() == [True, False]
+    losses.sum().backward()
+    assert values.grad.tolist() == [[0.0, 1.0, 0.0]]
+    plain, _ = value_tokens(values, returns, mask, values.detach(), 0.5)
+    assert plain.tolist() == [[0.5, 0.5, 0.0]]

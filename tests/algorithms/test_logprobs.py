@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
 
-from trinity_core.algorithms import InputError, token_logprobs_and_entropy
+from trinity_core.algorithms import InputError
+from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 
 
 def plain(hidden, weight, targets, temperature=1.0, bias=None):

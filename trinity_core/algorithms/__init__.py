@@ -9,8 +9,6 @@ micro-batch), so that any division gives the same sum. A user's module adds part
 torch is imported when the first part is called, so that a configuration can be checked without it.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from trinity_core.algorithms import clipv as clipv
 from trinity_core.algorithms import covariance as covariance
 from trinity_core.algorithms import dppo as dppo
@@ -21,21 +19,15 @@ from trinity_core.algorithms import opsd as opsd
 from trinity_core.algorithms import reinforceplusplus_baseline as reinforceplusplus_baseline
 from trinity_core.algorithms import remax as remax
 from trinity_core.algorithms.advantages import ADVANTAGES, advantage
-from trinity_core.algorithms.advantages.group import overlong_penalty
-from trinity_core.algorithms.advantages.grouping import fill_batch, groups_with_variance
-from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation, aggregation
-from trinity_core.algorithms.correction import CORRECTIONS, Correction, correction, measure_gap
-from trinity_core.algorithms.entropy import ENTROPY_LOSSES, EntropyLoss, entropy_loss
-from trinity_core.algorithms.kl import KL_FNS, KLCoefficient, KLFn, kl_fn
-from trinity_core.algorithms.losses import POLICY_LOSSES, PolicyLoss, policy_loss
+from trinity_core.algorithms.aggregation import AGGREGATIONS, aggregation
+from trinity_core.algorithms.correction import CORRECTIONS, correction
+from trinity_core.algorithms.entropy import ENTROPY_LOSSES, entropy_loss
+from trinity_core.algorithms.kl import KL_FNS, KLCoefficient, kl_fn
+from trinity_core.algorithms.losses import POLICY_LOSSES, policy_loss
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
-from trinity_core.algorithms.objective import Objective, Weights
-from trinity_core.algorithms.value import value_loss, value_tokens
+from trinity_core.algorithms.objective import Objective
 from trinity_core.base.errors import InputError
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, register_algorithm
-
-if TYPE_CHECKING:
-    from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 
 __all__ = [
     "ADVANTAGES",
@@ -45,38 +37,16 @@ __all__ = [
     "ENTROPY_LOSSES",
     "KL_FNS",
     "POLICY_LOSSES",
-    "Aggregation",
     "AlgorithmType",
-    "Correction",
-    "EntropyLoss",
     "InputError",
     "KLCoefficient",
-    "KLFn",
     "MetricAccumulator",
     "Objective",
-    "PolicyLoss",
-    "Weights",
     "advantage",
     "aggregation",
     "correction",
     "entropy_loss",
-    "fill_batch",
-    "groups_with_variance",
     "kl_fn",
-    "measure_gap",
-    "overlong_penalty",
     "policy_loss",
     "register_algorithm",
-    "token_logprobs_and_entropy",
-    "value_loss",
-    "value_tokens",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """`token_logprobs_and_entropy`: its module defines a `torch.autograd.Function` and so imports torch at once."""
-    if name == "token_logprobs_and_entropy":
-        from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
-
-        return token_logprobs_and_entropy
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
