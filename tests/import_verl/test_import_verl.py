@@ -188,7 +188,6 @@ def test_dapo_recipe(tmp_path: Path) -> None:
         28,
         0,
     )
-    assert config.data_processor.experience_pipeline is not None
     assert config.data_processor.experience_pipeline.operators[0].name == "dynamic_sampling"
     (tasks,), (evaluation,) = config.buffer.explorer_input.tasksets, config.buffer.explorer_input.eval_tasksets
     assert tasks.default_reward_fn_type == "math_dapo_reward"

@@ -48,7 +48,7 @@ def explored_file(config: Config) -> Path | None:
 def operator_input_file(config: Config) -> Path | None:
     """Return the JSON lines file for the input of the experience operators; None unless it is saved."""
     pipeline = config.data_processor.experience_pipeline
-    if pipeline is None or not config.explores:
+    if not config.explores:
         return None
     is_saved = bool(pipeline.input_save_path) if pipeline.save_input is None else pipeline.save_input
     return _lines_file(config, pipeline.input_save_path, "operator-input") if is_saved else None

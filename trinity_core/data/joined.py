@@ -57,9 +57,8 @@ def open_inputs(config: Config, tasksets: Sequence[Taskset], rejected_rows: Reje
 
 def inputs_of(config: Config) -> Iterator[tuple[str, ExperienceInputConfig]]:
     """Yield the configured inputs by name; none for a run that does not explore."""
-    pipeline = config.data_processor.experience_pipeline
-    if pipeline is not None and config.explores:
-        yield from pipeline.inputs.items()
+    if config.explores:
+        yield from config.data_processor.experience_pipeline.inputs.items()
 
 
 def input_row(name: str, settings: ExperienceInputConfig, row: Row) -> tuple[str, dict[str, Json]]:

@@ -54,8 +54,7 @@ def training_steps(config: Config, schedule: TaskSchedule, taken: TasksTaken | N
     With experience operators the number of rows is unknown, so it is one per explore step.
     """
     explored = schedule.steps(config.buffer.total_epochs)
-    pipeline = config.data_processor.experience_pipeline
-    if pipeline is not None and pipeline.operators:
+    if config.data_processor.experience_pipeline.operators:
         return explored
     taken = taken or TasksTaken(tasks_taken(config, schedule))
     return taken.steps(explored * schedule.batch_size)

@@ -104,11 +104,10 @@ def _typed(config: Config, report: Report, imports: bool) -> Config:
         f"{INPUT}.{name}": [_typed_taskset(config, key, taskset, report, imports) for key, taskset in tasksets]
         for name, tasksets in (("tasksets", training_tasksets(config)), ("eval_tasksets", eval_tasksets(config)))
     }
-    if pipeline := config.data_processor.experience_pipeline:
-        values[EXPERIENCE_OPERATORS] = [
-            _check_experience_operator(config, operator, f"{EXPERIENCE_OPERATORS}[{index}]", report, imports)
-            for index, operator in enumerate(pipeline.operators)
-        ]
+    values[EXPERIENCE_OPERATORS] = [
+        _check_experience_operator(config, operator, f"{EXPERIENCE_OPERATORS}[{index}]", report, imports)
+        for index, operator in enumerate(config.data_processor.experience_pipeline.operators)
+    ]
     if tasks := config.data_processor.task_pipeline:
         values[TASK_OPERATORS_KEY] = [
             _check_task_operator(config, operator, f"{TASK_OPERATORS_KEY}[{index}]", report, imports)

@@ -26,8 +26,7 @@ class OwnProcess:
     """See `Operators`. The process starts with the first experiences, and restarts with the next ones if it dies."""
 
     def __init__(self, config: Config) -> None:
-        processed = config.data_processor.experience_pipeline
-        self.names = [operator.name for operator in processed.operators] if processed else []
+        self.names = [operator.name for operator in config.data_processor.experience_pipeline.operators]
         self.running = ""
         self._config = config
         self._worker: Worker | None = None
@@ -91,7 +90,7 @@ class HostedOperators:
         loaded: Config = pickle.loads(config)  # noqa: S301 - the explorer's
         self._data_juicer = open_data_juicer(loaded, serves_models=True)
         processed = loaded.data_processor.experience_pipeline
-        self._operators = pipeline(processed.operators if processed else [], data_juicer_server=self._data_juicer)
+        self._operators = pipeline(processed.operators, data_juicer_server=self._data_juicer)
 
     def begin(self, experiences: bytes) -> None:
         self._experiences = from_bytes(experiences) if experiences else []

@@ -204,9 +204,9 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
 
 def _operators(config: Config, data_juicer: DataJuicer | LocalDataJuicer | None) -> Operators:
     processed = config.data_processor.experience_pipeline
-    if processed is not None and processed.own_process and processed.operators:
+    if processed.own_process and processed.operators:
         return OwnProcess(config)
-    return pipeline(processed.operators if processed else [], data_juicer_server=data_juicer)
+    return pipeline(processed.operators, data_juicer_server=data_juicer)
 
 
 def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | None, on_gpu: bool) -> StepSource | None:

@@ -149,7 +149,7 @@ def _pipeline(config: Config) -> Iterator[Finding]:
 def joined_rules(config: Config) -> Iterator[Finding]:
     """Yield inputs that cannot be joined: without a path or a key, or in a run without tasks."""
     pipeline = config.data_processor.experience_pipeline
-    for name, source in pipeline.inputs.items() if pipeline else ():
+    for name, source in pipeline.inputs.items():
         key = f"{JOINED_INPUTS}.{name}"
         if not source.path:
             message = "must be given: a file, a folder, a hub name or a URL."
@@ -159,7 +159,7 @@ def joined_rules(config: Config) -> Iterator[Finding]:
             yield conflict(config, f"{key}.join_key", message, code="missing")
         if source.join_key in source.columns:
             yield conflict(config, f"{key}.columns", "must leave the join_key out, which tasks have anyway.")
-    if pipeline and pipeline.inputs and config.mode == "serve":
+    if pipeline.inputs and config.mode == "serve":
         message = "must be left out in mode serve, in which there are no tasks to join them to."
         yield conflict(config, JOINED_INPUTS, message, "mode")
 

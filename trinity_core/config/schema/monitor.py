@@ -175,7 +175,7 @@ class DataProcessorConfig(Section):
 
     task_pipeline: TaskPipelineConfig | None = None
     """Prepares tasks before the run."""
-    experience_pipeline: ExperiencePipelineConfig | None = None
+    experience_pipeline: ExperiencePipelineConfig = Field(default_factory=ExperiencePipelineConfig)
     """Processes experiences between explorer and trainer."""
 
 

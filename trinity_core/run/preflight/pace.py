@@ -105,12 +105,11 @@ def trial_of(config: Config, folder: Path) -> Config:
         "monitor.pause": PauseConfig(),
         "monitor.stop": StopConfig(),
         "monitor.enable_ray_timeline": False,
+        "data_processor.experience_pipeline.input_save_path": None,
+        "data_processor.experience_pipeline.save_input": False,
     }
     if not config.is_supervised:
         changed["buffer.trainer_input.experience_buffer.path"] = None
-    if config.data_processor.experience_pipeline is not None:
-        changed["data_processor.experience_pipeline.input_save_path"] = None
-        changed["data_processor.experience_pipeline.save_input"] = False
     return config.with_values(changed)
 
 
