@@ -219,7 +219,6 @@ def policy_limits(config: Config, stop_token_ids: tuple[int, ...]) -> Limits:
         min_tokens=model.min_response_tokens,
         stop_token_ids=stop_token_ids,
     )
-    assert model.max_model_len is not None
     return Limits(
         model.max_model_len, model.max_prompt_tokens, sampling.max_tokens, sampling, model.enable_prompt_truncation
     )
@@ -234,7 +233,6 @@ def auxiliary_model(
     outside: RunsElsewhere = in_this_loop,
 ) -> EngineModel:
     """Return an auxiliary model on its engines. Its answers default to the policy's length limit."""
-    assert model.max_model_len is not None
     answer = model.max_response_tokens or config.model.max_response_tokens or model.max_model_len
     sampling = Sampling(max_tokens=answer, stop_token_ids=stop_token_ids)
     limits = Limits(model.max_model_len, model.max_prompt_tokens, answer, sampling, truncate_prompts=False)

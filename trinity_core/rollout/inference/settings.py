@@ -162,7 +162,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSetti
         model,
         **_adapter(config.engine_adapter),
         model_path=config.model.model_path,
-        max_model_len=_resolved(config.model.max_model_len, "model.max_model_len"),
+        max_model_len=config.model.max_model_len,
         max_num_seqs=model.max_num_seqs if on_gpu else min(model.max_num_seqs or SEQUENCES, sampled),
         on_gpu=on_gpu,
         threads=threads,
@@ -197,7 +197,7 @@ def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, 
     return _settings(
         model,
         model_path=model.model_path,
-        max_model_len=_resolved(model.max_model_len, "max_model_len"),
+        max_model_len=model.max_model_len,
         max_num_seqs=model.max_num_seqs if on_gpu else model.max_num_seqs or SEQUENCES,
         on_gpu=on_gpu,
         threads=threads,
@@ -228,12 +228,6 @@ def _settings(model: RolloutModelConfig, **arguments: object) -> EngineSettings:
     grammars = model.enable_openai_api or arguments.pop("grammars", False)
     parser = model.reasoning_parser if grammars else None
     return EngineSettings(**(shared | {"grammars": grammars, "reasoning_parser": parser} | arguments))
-
-
-def _resolved(value: int | None, key: str) -> int:
-    if value is None:
-        raise ValueError(f"{key} is not resolved; load the configuration with load_config")
-    return value
 
 
 def _samples_at_once(config: Config) -> int:

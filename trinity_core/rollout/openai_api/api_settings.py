@@ -42,7 +42,6 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
     model, explorer = config.model, config.explorer
     models = []
     if is_policy_served(config):
-        assert model.max_model_len is not None
         models.append(
             ServedModel(
                 (POLICY, model.model_path), model.model_path, policy[0], model.max_model_len, policy[1],
@@ -55,7 +54,6 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
         )  # fmt: skip
     for other, (pool, stops) in zip(explorer.auxiliary_models, auxiliary, strict=True):
         if other.enable_openai_api:
-            assert other.max_model_len is not None
             models.append(
                 ServedModel(
                     (other.called,), other.model_path, pool, other.max_model_len, stops,
