@@ -390,7 +390,7 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
     load_plugins(config.plugin_dir)
     ranks = join(rank, world_size, *master, use_gpu=uses_gpu())
     torch.manual_seed(config.seed)
-    source = open_first(config, ranks)
+    source = open_source(config) if ranks.first else BatchSource()
     total = int(broadcast_bytes(str(total_steps(config, source)).encode() if ranks.first else None, ranks))
     gpu = _shared_gpu(config, stopping)
     learner = Learner(config, total, ranks)
@@ -441,8 +441,3 @@ def _open_publisher(config: Config, learner: Learner, source: BatchSource, stopp
     trainer = trainer_rank(policy_weights(config, learner), learner.ranks, source.awaited, stopping.is_set)
     versions = run_versions(config)
     return Publisher(config, learner, versions, versions.publisher(config, trainer), source.explored)
-
-
-def open_first(config: Config, ranks: Ranks) -> BatchSource:
-    """Open the data on rank 0; the other ranks get an empty source."""
-    return open_source(config) if ranks.first else BatchSource()

@@ -160,14 +160,9 @@ def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(settings.max_model_len, CPU_BATCH_TOKENS),
         "block_size": settings.block_size or CPU_BLOCK_TOKENS,
-        "kv_cache_memory_bytes": _kv_bytes(settings),
+        "kv_cache_memory_bytes": kv_bytes(settings, kv_bytes_of_a_token(settings), free_memory()),
         **(CPU_LATENT if latent_numbers(_sizes(settings)) else {}),
     }
-
-
-def _kv_bytes(settings: EngineSettings) -> int:
-    """Bytes of KV cache on the CPU. Raises TrinityError if one sequence takes more than half of the free memory."""
-    return kv_bytes(settings, kv_bytes_of_a_token(settings), free_memory())
 
 
 def kv_bytes_of_a_token(settings: EngineSettings) -> int:
