@@ -138,10 +138,7 @@ def reads_output(config: Config, taskset: TasksetConfig) -> bool:
     if pipeline is None or taskset.storage_type == "queue":
         return False
     explorer_input = config.buffer.explorer_input
-    if any(
-        not taskset.path and taskset.storage_type != "queue"
-        for taskset in (*explorer_input.tasksets, *explorer_input.eval_tasksets)
-    ):
+    if any(not other.path and other.storage_type != "queue" for other in explorer_input.all_tasksets):
         return not taskset.path
     return taskset in explorer_input.tasksets and not other_paths(config, taskset)
 
@@ -156,11 +153,8 @@ def other_paths(config: Config, taskset: TasksetConfig) -> list[str]:
 def uses_pipeline(config: Config) -> bool:
     """True if a task set of this run reads the output."""
     explorer_input = config.buffer.explorer_input
-    asked = (
-        (*explorer_input.tasksets, *explorer_input.eval_tasksets)
-        if config.mode in ("both", "explore")
-        else explorer_input.eval_tasksets
-    )
+    explores = config.mode in ("both", "explore")
+    asked = explorer_input.all_tasksets if explores else explorer_input.eval_tasksets
     return config.mode != "train" and any(reads_output(config, taskset) for taskset in asked)
 
 
@@ -168,8 +162,7 @@ def curated_folder(config: Config) -> str | None:
     """Return the folder of the output that the run's task sets read, named by its fingerprint; None if none does."""
     if config.data_processor.task_pipeline is None:
         return None
-    tasks, root = config.buffer.explorer_input, output_root(config)
-    paths = (taskset.path for taskset in (*tasks.tasksets, *tasks.eval_tasksets))
+    root, paths = output_root(config), (taskset.path for taskset in config.buffer.explorer_input.all_tasksets)
     return next((path for path in paths if path and Path(path).parent == root), None)
 
 

@@ -351,8 +351,7 @@ def apart(
 
 def _asks_reward_models(config: Config) -> bool:
     """True if a task set uses a reward model, or a user's own workflow, which may use one."""
-    explorer_input = config.buffer.explorer_input
-    for taskset in (*explorer_input.tasksets, *explorer_input.eval_tasksets):
+    for taskset in config.buffer.explorer_input.all_tasksets:
         workflow = WORKFLOWS.resolve(taskset.default_workflow_type or "math_workflow")
         reward = taskset.default_reward_fn_type or getattr(workflow, "default_reward", None)
         if reward == "reward_model" or not workflow.__module__.startswith("trinity_core."):

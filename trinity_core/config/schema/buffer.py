@@ -169,6 +169,11 @@ class ExplorerInputConfig(Section):
         """All training task sets: `taskset`, then `tasksets`."""
         return self.tasksets if self.taskset is None else (self.taskset, *self.tasksets)
 
+    @property
+    def all_tasksets(self) -> tuple[TasksetConfig, ...]:
+        """The task sets for training, then those for evaluation."""
+        return (*self.training, *self.eval_tasksets)
+
 
 class ReplayBufferConfig(Section):
     """Training on experiences by priority, and repeatedly. For every kind of store."""

@@ -171,14 +171,9 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSetti
         model_overrides=config.trainer.trainer_config.actor_rollout_ref.model.override_config,
         weight_transfer=SYNC_METHODS[config.synchronizer.sync_method].vllm_backend if on_gpu else "",
         raw_logprobs=on_gpu and bool(restricted_sampling(config)),
-        grammars=_uses_grammars(config),
+        grammars=any(taskset.rollout_args.structured_output for taskset in config.buffer.explorer_input.all_tasksets),
         sleeps=bool(config.cluster.colocate),
     )
-
-
-def _uses_grammars(config: Config) -> bool:
-    inputs = config.buffer.explorer_input
-    return any(taskset.rollout_args.structured_output for taskset in (*inputs.tasksets, *inputs.eval_tasksets))
 
 
 def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
@@ -238,8 +233,7 @@ def _samples_at_once(config: Config) -> int:
     """
     if config.mode == "serve":
         return config.explorer.rollout_model.max_num_seqs or SEQUENCES
-    tasks = config.buffer.explorer_input
-    tasksets = [*tasks.tasksets, *tasks.eval_tasksets]
+    tasksets = config.buffer.explorer_input.all_tasksets
     repeats = max((taskset.repeat_times for taskset in tasksets), default=config.algorithm.repeat_times)
     return max(1, config.explorer.runner_per_model * repeats)
 

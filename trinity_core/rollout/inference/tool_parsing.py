@@ -57,8 +57,7 @@ def parser_of(encoder: ChatEncoder) -> str:
 def asks_template(config: Config) -> bool:
     """True if the policy's parser must be derived from the chat template: for `toolcall_workflow`, if none is
     configured."""
-    inputs = config.buffer.explorer_input
-    flows = {taskset.default_workflow_type for taskset in (*inputs.tasksets, *inputs.eval_tasksets)}
+    flows = {taskset.default_workflow_type for taskset in config.buffer.explorer_input.all_tasksets}
     return config.explorer.rollout_model.tool_call_parser is None and "toolcall_workflow" in flows
 
 

@@ -40,16 +40,11 @@ def json_object(option: str, text: str) -> dict[str, Any]:
 
 def configured_args(stages: Sequence[Config], name: str) -> dict[str, Any]:
     """Return the `workflow_args` of a task set. Raises InputError if no task set of that name has an environment."""
-    inputs = [config.buffer.explorer_input for config in stages]
-    sets = [
-        taskset_config
-        for part in inputs
-        for taskset_config in (*part.tasksets, *part.eval_tasksets)
-        if "environment" in taskset_config.workflow_args
-    ]
-    taskset = next((taskset_config for taskset_config in sets if taskset_config.name == name), None)
+    tasksets = [taskset for config in stages for taskset in config.buffer.explorer_input.all_tasksets]
+    acted_in = [taskset for taskset in tasksets if "environment" in taskset.workflow_args]
+    taskset = next((taskset for taskset in acted_in if taskset.name == name), None)
     if taskset is None:
-        names = ", ".join(dict.fromkeys(str(taskset_config.name) for taskset_config in sets)) or "none"
+        names = ", ".join(dict.fromkeys(str(taskset.name) for taskset in acted_in)) or "none"
         raise InputError(f"no task set '{name}' with an environment in its workflow_args; there is {names}", key=name)
     return dict(taskset.workflow_args)
 
