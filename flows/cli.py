@@ -16,6 +16,7 @@ from trinity_core.base.errors import InputError
 from trinity_core.base.program import coloured, ending_on_sigterm
 from trinity_core.cli import (
     RESULTS,
+    AsJson,
     ConfigOption,
     Overrides,
     PluginDir,
@@ -30,6 +31,7 @@ from trinity_core.cli import (
 Restarts = Annotated[int, typer.Option(help="Restarts of a killed run within an hour; 0: none.", min=0)]
 MlflowPort = Annotated[int, typer.Option(help="Port of MLflow on 127.0.0.1; 0: do not serve it.", min=0, max=65535)]
 StudioPort = Annotated[int, typer.Option(help="Port of Studio on 127.0.0.1; 0: do not serve it.", min=0, max=65535)]
+StageName = Annotated[str, typer.Option(help="Stage of a configuration that has several.")]
 Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.1.", min=1, max=65535)]
 
 
@@ -101,7 +103,7 @@ def evaluate(
     which: Annotated[
         str, typer.Option(help="base, latest, missing (those without a score), all, or a step.")
     ] = "latest",
-    stage: Annotated[str, typer.Option(help="Stage of a configuration that has several.")] = "",
+    stage: StageName = "",
     run: Annotated[str, typer.Option(help="Name of the run to score, if not the configuration's.")] = "",
 ) -> None:
     """Score a model or the checkpoints of a run on the configuration's eval sets."""
@@ -151,7 +153,7 @@ def lineage(
     ],
     row: Annotated[str, typer.Option(help="FILE:LINE of a data row: which checkpoints saw it?")] = "",
     rows: Annotated[bool, typer.Option("--rows", help="List every row that was trained on.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say where a checkpoint comes from: runs, data rows, code, gates; or which checkpoints saw a row.
 
@@ -182,7 +184,7 @@ def promote(
     candidate: Annotated[
         str, typer.Option(help="Checkpoint or model folder; by default the run's latest checkpoint.")
     ] = "",
-    stage: Annotated[str, typer.Option(help="Stage of a configuration that has several.")] = "",
+    stage: StageName = "",
     back: Annotated[bool, typer.Option("--back", help="Make the champion before the present one champion.")] = False,
 ) -> None:
     """Let a candidate and the project's champion answer held-out tasks, and promote the candidate if it is better.
@@ -219,7 +221,7 @@ def curate(
     config: ConfigOption,
     overrides: Overrides = None,
     plugin_dir: PluginDir = None,
-    stage: Annotated[str, typer.Option(help="Stage of a configuration that has several.")] = "",
+    stage: StageName = "",
 ) -> None:
     """Run a configuration's task pipeline, which filters, orders and splits tasks."""
     from flows.local.connection import PrefectConnection
@@ -376,7 +378,7 @@ def replay(
     ] = "",
     config: StoreConfig = None,
     store: StoreUrl = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Repeat a train step, or sample a rollout again, from what a run has stored; say what differs. Changes nothing.
 

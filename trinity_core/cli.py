@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,6 +49,7 @@ StoreConfig = Annotated[
     Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
 ]
 StoreUrl = Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -104,7 +106,7 @@ def validate(
     offline: Annotated[
         bool, typer.Option("--offline", help="Only read the file: open no model, data, folder or port.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Check a configuration and what it names, and report every problem at once. Starts nothing.
 
@@ -126,7 +128,7 @@ def plan(
     config: ConfigOption,
     overrides: Overrides = None,
     plugin_dir: PluginDir = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    json: AsJson = False,
     measure: Annotated[
         bool,
         typer.Option(
@@ -235,15 +237,13 @@ def audit(
     overrides: Overrides = None,
     config: StoreConfig = None,
     store: StoreUrl = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Count the outcome of every task drawn: trained, dropped, failed or pending. Changes nothing.
 
     Exits with 1 if anything was lost or trained on twice without reuse, if store, archive and checkpoints contradict
     each other, or if no task has been drawn.
     """
-    from json import dumps
-
     from trinity_core.results.audit import accounts_for_all, audit_json, audit_runs, audit_text
 
     audits = audit_runs(checkpoint_dir, config, overrides or [], store)
@@ -258,14 +258,12 @@ def doctor(
     overrides: Overrides = None,
     config: StoreConfig = None,
     store: StoreUrl = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Say what is wrong with a run, with its evidence, a likely cause and the next step. Changes nothing.
 
     Exits with 1 if it finds something.
     """
-    from json import dumps
-
     from trinity_core.results.doctor import diagnose_runs, doctor_json, doctor_text
 
     found = diagnose_runs(checkpoint_dir, config, overrides or [], store)
@@ -335,8 +333,6 @@ def check_data(
     Changes nothing, except that it runs a task pipeline whose output is needed and missing. Exits with 1 if a run would
     refuse one of them.
     """
-    from json import dumps
-
     from trinity_core.config import stages
     from trinity_core.data.inspection import inspect
     from trinity_core.data.reports import report_text
