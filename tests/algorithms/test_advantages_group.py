@@ -306,15 +306,9 @@ def test_what_cannot_be_used_is_refused(name):
         ADVANTAGES[name](rewards=REWARDS, group_ids=IDS, mask=MASK[:3])
 
 
-def test_unknown_choices_are_refused():
-    for name, args in (
-        ("grpo", {"std_cal_level": "world"}),
-        ("opmd", {"opmd_baseline": "median"}),
-        ("rec", {"drop": "all"}),
-        ("raft", {"selection": "worst"}),
-    ):
-        with pytest.raises(InputError):
-            ADVANTAGES[name](rewards=REWARDS, group_ids=IDS, mask=MASK, **args)
+def test_logavgexp_needs_a_temperature():
+    with raising(InputError, key="tau"):
+        ADVANTAGES["opmd"](rewards=REWARDS, group_ids=IDS, mask=MASK, opmd_baseline="logavgexp", tau=0.0)
 
 
 @settings(max_examples=25)

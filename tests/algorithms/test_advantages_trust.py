@@ -159,10 +159,8 @@ def test_jsd_is_the_gradient_of_the_divergence(seed, share):
     "name, args",
     [
         ("m2po", {"rollout_logprobs": torch.full((4, 5), float("nan"))}),
-        ("m2po", {"rollout_logprobs": torch.zeros(4, 5), "m2_threshold": -1.0}),
         ("clipb", {"entropies": torch.full((4, 5), float("nan"))}),
         ("clipv", {"entropies": torch.zeros(4, 5), "expected_signals": torch.full((4, 5), float("nan"))}),
-        ("jsd", {"teacher_logprobs": torch.zeros(4, 5), "lambda_coef": 1.5}),
     ],
 )
 def test_what_cannot_be_used_is_refused(name, args):

@@ -50,11 +50,6 @@ def test_mask_may_be_integer_but_not_one_dimensional():
         AGGREGATIONS["token-mean"](VALUES[0], MASK[0])
 
 
-def test_a_length_must_be_positive():
-    with raising(InputError, key="normalizer"):
-        AGGREGATIONS["seq-mean-token-sum-norm"](VALUES, MASK, normalizer=0)
-
-
 def test_module_adds_a_part():
     @aggregation("token-max-weight")
     def mine(mask):

@@ -71,11 +71,6 @@ def test_empty_mask_and_nan():
             CORRECTIONS[name](OLD * float("nan"), ROLLOUT, MASK)
 
 
-def test_unknown_level_is_refused():
-    with raising(InputError, key="level"):
-        CORRECTIONS["mis"](OLD, ROLLOUT, MASK, level="batch")
-
-
 @settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from(sorted(CORRECTIONS)))
 def test_masked_tokens_and_the_order_of_rows_do_not_matter(seed, name):

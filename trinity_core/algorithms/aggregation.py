@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
-from trinity_core.base.errors import InputError
 from trinity_core.base.lazy import torch
 from trinity_core.base.registry import Registry
+from trinity_core.config.types import Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,12 +82,10 @@ def seq_mean_token_mean(mask: Tensor) -> Tensor:
 
 
 @aggregation("seq-mean-token-sum-norm")
-def seq_mean_token_sum_norm(mask: Tensor, normalizer: float | None = None) -> Tensor:
+def seq_mean_token_sum_norm(mask: Tensor, normalizer: Positive | None = None) -> Tensor:
     """Every sequence's sum over a fixed length: 1 / (B L), without bias to length (Dr. GRPO, arXiv 2503.20783, app. A).
 
     `normalizer` is L in tokens, usually the longest response allowed; by default the width of the mask.
     """
     length = mask.shape[-1] if normalizer is None else normalizer
-    if length <= 0:
-        raise InputError(f"normalizer is a length in tokens and must be positive, not {length}", key="normalizer")
     return (1 / (_rows(mask) * length)).expand(mask.shape)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite, row_mean, row_sum
-from trinity_core.base.errors import InputError
 from trinity_core.base.lazy import torch
 from trinity_core.base.registry import Registry
 
@@ -102,8 +101,6 @@ def mis(log_ratio: Tensor, mask: Tensor, cap: float = 2.0, level: Literal["seque
 
     `level` is `sequence` (r = prod_t r_t) or `token` (r = r_t).
     """
-    if level not in ("sequence", "token"):
-        raise InputError(f"mis works at level sequence or token, not '{level}'", key="level")
     ratio = _exp(row_sum(log_ratio, mask) if level == "sequence" else log_ratio).expand(mask.shape)
     return torch.where(ratio <= cap, ratio, torch.zeros_like(ratio))
 

@@ -43,10 +43,8 @@ def divergence_from_teacher(
     + (1 - beta) q, the generalised Jensen-Shannon divergence (arXiv 2306.13649, eq. 1). `hidden` [K, H],
     `teacher_hidden` [K, H'], `temperature` of both distributions, one or [K]; `chunk` is the number of vocabulary
     entries at a time. Results are float32 (float64 for float64 inputs). Raises InputError for another number of
-    positions or entries, and for a `beta` outside of [0, 1].
+    positions or entries.
     """
-    if not 0 <= beta <= 1:
-        raise InputError(f"beta is between 0 (forward KL) and 1 (reverse KL), not {beta}", key="beta")
     shapes = [(len(hidden), len(head.weight)), (len(teacher_hidden), len(teacher_head.weight))]
     if shapes[0] != shapes[1]:
         raise InputError(f"policy and teacher have different positions or vocabularies: {shapes}", key="teacher_hidden")

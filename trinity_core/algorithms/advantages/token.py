@@ -28,7 +28,7 @@ from trinity_core.algorithms.tensors import (
 from trinity_core.base.errors import InputError
 from trinity_core.base.lazy import torch
 from trinity_core.base.signatures import ActsWith
-from trinity_core.config.types import NonNegative
+from trinity_core.config.types import NonNegative, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,7 +152,7 @@ def jsd(
     rewards: Tensor | None = None,
     group_ids: GroupIds | None = None,
     kl_coef: NonNegative = 1.0,
-    lambda_coef: float = 0.5,
+    lambda_coef: Share = 0.5,
 ) -> tuple[Tensor, dict[str, float]]:
     """kl_coef * (1 - l) * log(m / q), m = l p + (1 - l) q, l = `lambda_coef`: minus the score-function gradient of the
     generalised Jensen-Shannon divergence l KL(p, m) + (1 - l) KL(q, m) (Agarwal et al., arXiv 2306.13649, section 3).
@@ -160,11 +160,8 @@ def jsd(
     p is the teacher's probability of the token, q the student's (`teacher_logprobs`, `old_logprobs` [B, T]). The
     derivative of the divergence by the q of a token is (1 - l) log(q / m): the terms from m sum to -(1 - l) and cancel
     the 1 of d(q log q). The value is at least (1 - l) log(1 - l), however unlikely the token is for the teacher, and 0
-    for l = 0 or 1. The metric is the divergence estimated from the sampled tokens. Raises InputError for an l outside
-    of [0, 1].
+    for l = 0 or 1. The metric is the divergence estimated from the sampled tokens.
     """
-    if not 0 <= lambda_coef <= 1:
-        raise InputError(f"lambda_coef is the teacher's share, between 0 and 1, not {lambda_coef}", key="lambda_coef")
     mask = as_mask(mask)
     require_finite(mask, teacher_logprobs=teacher_logprobs, old_logprobs=old_logprobs)
     teacher, student = clean(teacher_logprobs, mask), clean(old_logprobs, mask)

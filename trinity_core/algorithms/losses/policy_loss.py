@@ -207,12 +207,11 @@ def ratio_to(old_logprobs: Tensor | None, logprobs: Tensor, cap: float = 20.0) -
 
 
 def clip_ranges(clip_range: float, clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:
-    """Return (low, high); either defaults to `clip_range`. Raises InputError for a negative range."""
-    low = clip_range if clip_range_low is None else clip_range_low
-    high = clip_range if clip_range_high is None else clip_range_high
-    if low < 0 or high < 0:
-        raise InputError(f"clip ranges must not be negative: low {low}, high {high}", key="clip_range")
-    return low, high
+    """Return (low, high); either defaults to `clip_range`."""
+    return (
+        clip_range if clip_range_low is None else clip_range_low,
+        clip_range if clip_range_high is None else clip_range_high,
+    )
 
 
 def clip_bounds(clip_range: float, clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+from annotated_types import Gt
 
 from trinity_core.algorithms.losses.policy_loss import clip_bounds, clip_ranges, log_ratio_to, policy_loss, ratio_to
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.tensors import first_token, row_mean
-from trinity_core.base.errors import InputError
 from trinity_core.base.lazy import torch
-from trinity_core.config.types import NonNegative
+from trinity_core.config.types import NonNegative, Number, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+DualClip: TypeAlias = Annotated[Number, Gt(1)] | None
 
 
 def _clipped(
@@ -42,7 +45,7 @@ def ppo(
     clip_range: NonNegative = 0.2,
     clip_range_low: NonNegative | None = None,
     clip_range_high: NonNegative | None = None,
-    clip_ratio_c: float | None = 3.0,
+    clip_ratio_c: DualClip = 3.0,
     log_ratio_cap: float = 20.0,
     off_policy_mask_threshold: float | None = None,
     rollout_logprobs: Tensor | None = None,
@@ -53,8 +56,6 @@ def ppo(
     whose mean log mu / pi exceeds `off_policy_mask_threshold` (DeepSeek-V3.2, 2512.02556, eq. 9; None: no such mask).
     """
     bounds = clip_bounds(clip_range, clip_range_low, clip_range_high)
-    if clip_ratio_c is not None and clip_ratio_c <= 1:
-        raise InputError(f"clip_ratio_c must be above 1, not {clip_ratio_c}", key="clip_ratio_c")
     log_ratio = log_ratio_to(old_logprobs, logprobs, log_ratio_cap)
     if old_logprobs is None:
         values, zero = -advantages * (1 + log_ratio), torch.zeros_like(logprobs)
@@ -164,16 +165,11 @@ def sapo(
     *,
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
-    tau_pos: float = 1.0,
-    tau_neg: float = 1.05,
+    tau_pos: Positive = 1.0,
+    tau_neg: Positive = 1.05,
 ) -> tuple[Tensor, Stats]:
     """-A (4 / tau) sigmoid(tau (r - 1)), tau by the advantage's sign: a soft gate instead of the clip, whose slope at r
     = 1 is the plain policy gradient (SAPO, arXiv 2511.20347)."""
-    if tau_pos <= 0 or tau_neg <= 0:
-        raise InputError(
-            f"SAPO's temperatures must be positive: tau_pos {tau_pos}, tau_neg {tau_neg}",
-            key="tau_pos" if tau_pos <= 0 else "tau_neg",
-        )
     log_ratio = log_ratio_to(old_logprobs, logprobs)
     ratio = ratio_to(old_logprobs, logprobs)
     tau = torch.full_like(advantages, tau_neg).masked_fill(advantages > 0, tau_pos)
@@ -188,11 +184,9 @@ def sppo(
     *,
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
-    epsilon: NonNegative = 0.3,
+    epsilon: Positive = 0.3,
 ) -> tuple[Tensor, Stats]:
     """-A log clip(r, 1 / (1 + epsilon), 1 + epsilon): PPO for the softmax's own geometry (sPPO, arXiv 2108.05828)."""
-    if epsilon <= 0:
-        raise InputError(f"sPPO's epsilon must be positive, not {epsilon}", key="epsilon")
     bound = math.log1p(epsilon)
     log_ratio = log_ratio_to(old_logprobs, logprobs)
     return -advantages * log_ratio.clamp(-bound, bound), {

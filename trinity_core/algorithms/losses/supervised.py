@@ -10,14 +10,16 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
+from annotated_types import Ge, Le
+
 from trinity_core.algorithms.losses.policy_loss import policy_loss
-from trinity_core.algorithms.losses.ppo import ppo
+from trinity_core.algorithms.losses.ppo import DualClip, ppo
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.tensors import clean, first_token, row_sum
 from trinity_core.base.errors import InputError
 from trinity_core.base.lazy import torch
 from trinity_core.base.signatures import ActsWith
-from trinity_core.config.types import NonNegative, Positive
+from trinity_core.config.types import NonNegative, Number, Positive, PositiveShare, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,13 +45,11 @@ def sft_is(logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Stats]:
 
 
 @policy_loss("sft_phi", metric="sft_phi_loss", corrects_rollouts=False)
-def sft_phi(logprobs: Tensor, mask: Tensor, *, cutoff_prob: float = 1.0) -> tuple[Tensor, Stats]:
+def sft_phi(logprobs: Tensor, mask: Tensor, *, cutoff_prob: PositiveShare = 1.0) -> tuple[Tensor, Stats]:
     """-sg(p (1 - p)) log pi: near-certain and near-impossible tokens get little weight (CHORD-phi, arXiv 2508.11408).
 
     Tokens more probable than `cutoff_prob` get no gradient.
     """
-    if not 0 < cutoff_prob <= 1:
-        raise InputError(f"cutoff_prob is a probability above 0, not {cutoff_prob}", key="cutoff_prob")
     p = logprobs.detach().exp()
     held = logprobs.clamp(max=math.log(cutoff_prob)) if cutoff_prob < 1 else logprobs
     return -p * (1 - p) * held, {}
@@ -74,7 +74,12 @@ def _pair_weights(mask: Tensor) -> Tensor:
 
 @policy_loss("dpo", metric="dpo_loss", weigh=_pair_weights, corrects_rollouts=False, rows_per_unit=2)
 def dpo(
-    logprobs: Tensor, mask: Tensor, *, ref_logprobs: Tensor, beta: Positive = 0.1, label_smoothing: float = 0.0
+    logprobs: Tensor,
+    mask: Tensor,
+    *,
+    ref_logprobs: Tensor,
+    beta: Positive = 0.1,
+    label_smoothing: Annotated[Number, Ge(0), Le(0.5)] = 0.0,
 ) -> tuple[Tensor, Stats]:
     """Per pair -(1 - s) log sigmoid(beta h) - s log sigmoid(-beta h), h = log pi/ref of the chosen answer minus that of
     the rejected one (DPO, arXiv 2305.18290, eq. 7; s = `label_smoothing`: conservative DPO).
@@ -82,11 +87,6 @@ def dpo(
     Log-probs are summed over an answer, the sigmoid is taken for each pair, and the loss is the mean over pairs. A
     pair's value is at the first action token of its chosen row; `loss_agg_mode` is not used.
     """
-    if beta <= 0 or not 0 <= label_smoothing <= 0.5:
-        raise InputError(
-            f"DPO needs beta > 0 and 0 <= label_smoothing <= 0.5, not {beta} and {label_smoothing}",
-            key="label_smoothing" if beta > 0 else "beta",
-        )
     place = _pairs(mask)
     chosen, rejected = (beta * row_sum(logprobs - ref_logprobs, mask)).view(-1, 2, 1).unbind(1)
     margin = chosen - rejected
@@ -119,15 +119,9 @@ def _split(mask: Tensor, is_expert: Tensor) -> tuple[Tensor, Tensor]:
     return mask & ~expert, mask & expert
 
 
-def _weights(mask: Tensor, aggregate: Callable[[Tensor], Tensor], is_expert: Tensor, mu: float) -> Tensor:
-    if not 0 <= mu <= 1:
-        raise InputError(f"mu is the expert's share of the loss, between 0 and 1, not {mu}", key="mu")
+def _mix_weights(mask: Tensor, aggregate: Callable[[Tensor], Tensor], is_expert: Tensor, mu: float = 0.1) -> Tensor:
     usual, expert = _split(mask, is_expert)
     return (1 - mu) * aggregate(usual) + mu * aggregate(expert)
-
-
-def _mix_weights(mask: Tensor, aggregate: Callable[[Tensor], Tensor], is_expert: Tensor, mu: float = 0.1) -> Tensor:
-    return _weights(mask, aggregate, is_expert, mu)
 
 
 def _chord_weights(
@@ -141,7 +135,7 @@ def _chord_weights(
     mu_valley: float = 0.1,
 ) -> Tensor:
     mu = mu_at(step, mu_warmup_steps, mu_decay_steps, mu_peak, mu_valley)
-    return _weights(mask, aggregate, is_expert, mu)
+    return _mix_weights(mask, aggregate, is_expert, mu)
 
 
 def _joined(
@@ -169,11 +163,11 @@ def mix(
     advantages: Tensor,
     is_expert: Tensor,
     old_logprobs: Tensor | None = None,
-    mu: float = 0.1,
+    mu: Share = 0.1,
     clip_range: NonNegative = 0.2,
     clip_range_low: NonNegative | None = None,
     clip_range_high: NonNegative | None = None,
-    clip_ratio_c: float | None = 3.0,
+    clip_ratio_c: DualClip = 3.0,
 ) -> tuple[Tensor, Stats]:
     """(1 - mu) PPO on rollouts + mu SFT on the expert's rows (`is_expert` [B]), whose advantages are ignored."""
     clip = {"clip_range": clip_range, "clip_range_low": clip_range_low, "clip_range_high": clip_range_high}
@@ -193,14 +187,14 @@ def mix_chord(
     step: int = 0,
     mu_warmup_steps: int = 0,
     mu_decay_steps: int = 0,
-    mu_peak: float = 0.1,
-    mu_valley: float = 0.1,
+    mu_peak: Share = 0.1,
+    mu_valley: Share = 0.1,
     enable_phi_function: bool = True,
-    cutoff_prob: Annotated[float, ActsWith("enable_phi_function")] = 1.0,
+    cutoff_prob: Annotated[PositiveShare, ActsWith("enable_phi_function")] = 1.0,
     clip_range: NonNegative = 0.2,
     clip_range_low: NonNegative | None = None,
     clip_range_high: NonNegative | None = None,
-    clip_ratio_c: float | None = 3.0,
+    clip_ratio_c: DualClip = 3.0,
 ) -> tuple[Tensor, Stats]:
     """`mix` with CHORD's schedule of mu and its weight p (1 - p) on the expert's tokens (arXiv 2508.11408)."""
     clip = {"clip_range": clip_range, "clip_range_low": clip_range_low, "clip_range_high": clip_range_high}
