@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import called
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.cli import main
-from tests.commands import called
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import write_json
 from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import called
 
 from flows.cli import main
-from tests.commands import called
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import write_json
 from trinity_core.data.experience import Experience
