@@ -14,7 +14,7 @@ from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.files import fingerprint, read_rows, stream_rows
 
-ROWS = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
+ROWS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(5)]
 
 
 def jsonl(path, rows):
@@ -168,14 +168,6 @@ def test_a_list_of_paths_is_one_data_set(tmp_path):
         read_rows(TasksetConfig(path=[f"{tmp_path}/b.jsonl", f"{tmp_path}/none.jsonl"]).path)
 
 
-@pytest.mark.parametrize("names", [["train.json", "train.jsonl"], ["train-0.csv", "train-0.jsonl", "train-1.jsonl"]])
-def test_a_split_in_several_formats_is_not_read_twice(tmp_path, names):
-    for name in names:
-        jsonl(tmp_path / name, ROWS)
-    with raising(DataError, key="split"):
-        read_rows(str(tmp_path))
-
-
 def test_a_subset_beside_others_of_the_split_is_a_mistake(tmp_path):
     for folder in (tmp_path, tmp_path / "main", tmp_path / "socratic"):
         jsonl(folder / "train.jsonl", ROWS)
@@ -279,6 +271,9 @@ def test_unclosed_csv_quote_costs_each_line_that_it_takes(tmp_path, broken, kept
     assert [(row.location.line, row.reason) for row in read.rejected] == [(line, reason) for line in lost]
 
 
+COMPRESSED = gzip.compress(b'{"a": 1}\n' * 10000)
+
+
 @pytest.mark.parametrize(
     "name, content",
     [
@@ -291,6 +286,8 @@ def test_unclosed_csv_quote_costs_each_line_that_it_takes(tmp_path, broken, kept
         ("x.csv", "a,b".encode("utf-16")),
         ("x.csv", b"a,\xff\n1,2\n"),
         ("x.txt", b""),
+        ("x.jsonl.gz", b'{"a": 1}\n'),
+        ("x.jsonl.gz", COMPRESSED[: len(COMPRESSED) // 2]),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -432,9 +429,6 @@ def test_two_columns_of_a_name_are_refused(tmp_path):
         read_rows(str(tmp_path / "train.csv"))
 
 
-ROWS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(5)]
-
-
 def test_files_that_other_tools_wrote_are_read(tmp_path):
     """By pandas, pyarrow and datasets, each with its defaults."""
     import pyarrow
@@ -514,25 +508,21 @@ def test_parts_without_a_split_are_the_train_split(tmp_path, names):
 
 
 @pytest.mark.parametrize(
-    "names", [["1-train.jsonl", "2-test.jsonl"], ["hard.jsonl.gz"], ["hard.jsonl"], ["0.json", "1.jsonl"]]
+    "names",
+    [
+        ["1-train.jsonl", "2-test.jsonl"],
+        ["hard.jsonl.gz"],
+        ["hard.jsonl"],
+        ["0.json", "1.jsonl"],
+        ["train.json", "train.jsonl"],
+        ["train-0.csv", "train-0.jsonl", "train-1.jsonl"],
+    ],
 )
-def test_files_of_other_names_are_no_train_split(tmp_path, names):
+def test_files_of_other_names_or_of_several_formats_are_no_train_split(tmp_path, names):
     for name in names:
         jsonl(tmp_path / name, [{"a": 1}])
     with raising(DataError, key="split"):
         read_rows(str(tmp_path))
-
-
-def test_a_compressed_file_that_is_cut_short_is_refused(tmp_path):
-    import gzip
-
-    whole = gzip.compress(b'{"a": 1}\n' * 10000)
-    (tmp_path / "x.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    with raising(DataError, key=str(tmp_path / "x.jsonl.gz")):
-        read_rows(str(tmp_path / "x.jsonl.gz"))
-    (tmp_path / "x.jsonl.gz").write_bytes(b'{"a": 1}\n')
-    with raising(DataError, key=str(tmp_path / "x.jsonl.gz")):
-        read_rows(str(tmp_path / "x.jsonl.gz"))
 
 
 def test_a_column_of_class_names_stays_though_the_file_says_that_it_has_numbers(tmp_path):

@@ -150,6 +150,7 @@ def test_messages_of_columnar_files_lose_their_nulls():
         ({"role": "assistant", "content": "yes"}, {"role": "assistant", "content": "no"}),
         ([{"role": "assistant", "content": "yes"}], [{"role": "assistant", "content": "no"}]),
         ([USER, {"role": "assistant", "content": "yes"}], [USER, {"role": "assistant", "content": "no"}]),
+        (json.dumps([{"role": "assistant", "content": "yes"}]), "no"),
     ],
 )
 def test_preferences_in_messages(chosen, rejected):
@@ -166,15 +167,6 @@ def test_a_preferred_text_may_look_like_json(text):
     assert better.messages == [USER, {"role": "assistant", "content": text}]
 
 
-def test_preferred_messages_may_be_json_and_must_be_whole():
-    form = FormatConfig(prompt_type="messages")
-    text = json.dumps([{"role": "assistant", "content": "yes"}])
-    better, _ = formats.preference({"messages": [USER], "chosen": text, "rejected": "no"}, form)
-    assert better.messages == [USER, {"role": "assistant", "content": "yes"}]
-    with raising(DataError, key="chosen"):
-        formats.preference({"messages": [USER], "chosen": text[:-3], "rejected": "no"}, form)
-
-
 def test_an_empty_list_of_calls_is_no_call():
     """As logged by clients of the API; templates that test for the key would take it for a call."""
     form = FormatConfig(prompt_type="messages")
@@ -186,10 +178,9 @@ def test_unusable_demonstrations_are_refused():
     form = FormatConfig(prompt_type="messages", tools_key="tools")
     with raising(DataError, key="messages"):
         formats.demonstration({"messages": [USER]}, form)
-    with raising(DataError, key="chosen"):
-        formats.preference({"messages": [USER], "chosen": "x", "rejected": "x"}, form)
-    with raising(DataError, key="chosen"):
-        formats.preference({"messages": [USER], "chosen": [USER], "rejected": "x"}, form)
+    for chosen in ("x", [USER], '[{"role": "assistant", "content": "cut'):
+        with raising(DataError, key="chosen"):
+            formats.preference({"messages": [USER], "chosen": chosen, "rejected": "x"}, form)
     for wrong in ([1], ["f"], ["{"], json.dumps({"name": "f"})):
         with raising(DataError, key="tools"):
             formats.tools({"tools": wrong}, form)
