@@ -85,9 +85,19 @@ async def test_a_lasting_fault_of_one_request_costs_its_answer(fault: str) -> No
     assert len(server.asked) == 2 + (fault in FAULTS)
 
 
-def test_a_bad_request_is_not_retried() -> None:
-    with serving(lambda *_: Reply({"error": {"message": "maximum context length is 64"}}, 400)) as server:
-        [error] = ask(endpoint(server.url))
+@pytest.mark.parametrize(
+    ("reply", "budget"),
+    [
+        (Reply({"error": {"message": "maximum context length is 64"}}, 400), 60.0),
+        (Reply("slow down", 429, {"Retry-After": "60"}), 1.0),
+        (Reply(seconds=1.2), 0.7),
+    ],
+    ids=["bad request", "pause beyond the budget", "answer beyond the budget"],
+)
+def test_what_cannot_be_answered_in_time_is_not_retried(reply: Reply, budget: float) -> None:
+    """An endpoint that is slow or asks for long pauses looks neither down nor like a slow workflow."""
+    with serving(lambda *_: reply) as server:
+        [error] = ask(endpoint(server.url, budget=budget))
     assert isinstance(error, Unanswered)
     assert len(server.asked) == 1
 
@@ -149,22 +159,12 @@ def test_a_moderated_request_costs_one_answer() -> None:
     assert isinstance(second, Unanswered)
 
 
-def test_an_endpoint_that_is_down_is_named() -> None:
+@pytest.mark.parametrize("limit", [{"max_retry_times": 2}, {"budget": 1.0}])
+def test_an_endpoint_that_is_down_is_named(limit: dict[str, Any]) -> None:
     url = f"http://127.0.0.1:{free_port()}/v1"
-    [error] = ask(endpoint(url, max_retry_times=2))
+    [error] = ask(endpoint(url, **limit))
     assert isinstance(error, TransientFault)
     assert url in str(error)
-
-
-def test_an_endpoint_that_is_down_when_the_budget_ends_is_named() -> None:
-    [error] = ask(endpoint(f"http://127.0.0.1:{free_port()}/v1", budget=1.0))
-    assert isinstance(error, TransientFault)
-
-
-def test_a_slow_first_answer_is_missing_and_its_endpoint_not_down() -> None:
-    with serving(lambda *_: Reply(seconds=1.2)) as server:
-        [error] = ask(endpoint(server.url, budget=0.7))
-    assert isinstance(error, Unanswered)
 
 
 def test_an_endpoint_that_never_answers_is_given_up() -> None:
@@ -206,13 +206,6 @@ def test_no_more_requests_in_flight_than_allowed() -> None:
         answers = ask(endpoint(server.url, requests_at_once=3), 12)
     assert [type(answer) for answer in answers] == [Answer] * 12
     assert server.most_at_once <= 3
-
-
-def test_retries_end_with_the_budget_of_the_request() -> None:
-    """An endpoint that asks for long pauses must not look like a slow workflow."""
-    with serving(lambda *_: Reply("slow down", 429, {"Retry-After": "60"})) as server:
-        [error] = ask(endpoint(server.url, budget=1.0))
-    assert isinstance(error, Unanswered) and len(server.asked) == 1
 
 
 async def test_a_model_sends_messages_and_sampling() -> None:

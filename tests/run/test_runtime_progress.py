@@ -129,11 +129,13 @@ def test_a_line_has_the_time_left_and_the_score_with_its_interval(
     assert lines.step_text(4) == "step 10", "of a run that is started again with fewer steps"
 
 
-def scored(folder: Path) -> tuple[Config, Callable[[int, float], None]]:
+@pytest.fixture
+def scored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> tuple[Config, Callable[[int, float], None]]:
     """The configuration of an evaluation, and a function that writes an accuracy of a step into its metrics."""
+    caplog.set_level("INFO", "trinity_core.exchange.tracking.progress")
     model, tasks = {"model_path": "tiny", "max_model_len": 8}, {"name": "test", "path": "x"}
     buffer = {"explorer_input": {"eval_tasksets": [tasks]}}
-    tree = {"mode": "bench", "checkpoint_root_dir": str(folder), "model": model, "buffer": buffer}
+    tree = {"mode": "bench", "checkpoint_root_dir": str(tmp_path), "model": model, "buffer": buffer}
     config = config_from_dict(tree, [])
     metrics = MetricsFile(config.job_dir, "eval")
 
@@ -150,10 +152,9 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_evaluation_is_told_once(scored: Any, caplog: pytest.LogCaptureFixture) -> None:
     """By the explorer's report alone; those of an earlier attempt are known."""
-    caplog.set_level("INFO", "trinity_core.exchange.tracking.progress")
-    config, score = scored(tmp_path)
+    config, score = scored
     score(0, 0.25)
     reports = [ProgressReport(config, source) for source in ("explorer", "trainer")]
     score(10, 0.5)
@@ -164,10 +165,9 @@ def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
     assert [message.count("0.500") for message in told(caplog)] == [1]
 
 
-def test_scores_are_logged_when_they_are_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_scores_are_logged_when_they_are_there(scored: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Each by itself, with the run's name, and in order with the steps."""
-    caplog.set_level("INFO", "trinity_core.exchange.tracking.progress")
-    config, score = scored(tmp_path)
+    config, score = scored
     steps, report = MetricsFile(config.job_dir, "explorer"), ProgressReport(config, "explorer")
     for number, step in enumerate((0, 30, 40), 1):
         score(step, step / 100)
@@ -181,10 +181,9 @@ def test_scores_are_logged_when_they_are_there(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_scores_of_an_evaluation_beside_training_are_logged_where_it_runs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    scored: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "trinity_core.exchange.tracking.progress")
-    config, score = scored(tmp_path)
+    config, score = scored
     beside = config.with_values({"mode": "both", "explorer.eval_beside_training": True})
     report = ProgressReport(beside, "explorer")
     score(10, 0.5)
@@ -192,9 +191,8 @@ def test_scores_of_an_evaluation_beside_training_are_logged_where_it_runs(
     assert not told(caplog)
 
 
-def test_evaluations_after_a_rewind_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "trinity_core.exchange.tracking.progress")
-    config, score = scored(tmp_path)
+def test_evaluations_after_a_rewind_are_told(scored: Any, caplog: pytest.LogCaptureFixture) -> None:
+    config, score = scored
     report = ProgressReport(config, "explorer")
     for step in (0, 10, 20):
         score(step, 0.25)
