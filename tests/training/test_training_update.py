@@ -15,16 +15,24 @@ from raising import raising
 from saving_helpers import save
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trinity_core.algorithms import ADVANTAGES, KL_FNS, POLICY_LOSSES
+from trinity_core.algorithms import ADVANTAGES, ALGORITHMS, KL_FNS, POLICY_LOSSES, MetricAccumulator, Objective
 from trinity_core.algorithms.kl import KLFn
 from trinity_core.algorithms.losses.policy_loss import PolicyLoss
-from trinity_core.algorithms.objective import Objective
-from trinity_core.base.errors import TrinityError
+from trinity_core.base.errors import DataError, InputError, TrinityError
+from trinity_core.exchange.checkpoints.convert import convert
+from trinity_core.exchange.sync.checkpoint import CheckpointVersions
+from trinity_core.exchange.sync.versions import VersionPublisher
+from trinity_core.exchange.sync.weight_check import WeightCheck
 from trinity_core.training.batch import make_batch as lay_out
+from trinity_core.training.checkpoint import load
 from trinity_core.training.distributed import SequenceGroup, join, meeting_point
+from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
 from trinity_core.training.policy import FastPaths, Policy
+from trinity_core.training.publish import PolicyWeights, trainer_rank
+from trinity_core.training.state import buffers, optimizer_state, weights
 from trinity_core.training.trainer import RewardSignal
+from trinity_core.training.update import _losses, micro_batches, prepare, spare_backward
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +44,6 @@ def ranks():
 
 @pytest.fixture
 def learner(make_config, ranks):
-    from trinity_core.training.learner import Learner
-
     def make(algorithm="grpo", **overrides):
         torch.manual_seed(0)
         return Learner(make_config(algorithm, **overrides), 4, ranks)
@@ -56,8 +62,6 @@ class Reads(TorchDispatchMode):
 
 
 def _train(learner, batches):
-    from trinity_core.training.state import weights
-
     metrics = [learner.step(batch, step) for step, batch in enumerate(batches, 1)]
     return metrics, {name: w.clone() for name, w in weights(learner.engine)}
 
@@ -158,9 +162,6 @@ def test_rows_have_log_probs_at_their_own_temperature(learner, monkeypatch, at_o
 
 @pytest.mark.parametrize(("algorithm", "stage"), [("grpo", None), ("grpo", 0), ("ppo", 3)])
 def test_half_precision_resumes_bit_for_bit(learner, tmp_path, stage, algorithm):
-    from trinity_core.training.checkpoint import load
-    from trinity_core.training.state import optimizer_state, weights
-
     overrides = {} if stage is None else {"trainer__zero_stage": stage}
     one = learner(algorithm, trainer__dtype="bfloat16", **overrides)
     _train(one, [make_batch(1), make_batch(2)])
@@ -181,9 +182,6 @@ def test_half_precision_resumes_bit_for_bit(learner, tmp_path, stage, algorithm)
 
 @pytest.mark.parametrize("stage", [0, 2])
 def test_half_precision_resumes_in_float32_with_its_master_weights(learner, tmp_path, stage):
-    from trinity_core.training.checkpoint import load
-    from trinity_core.training.state import optimizer_state, weights
-
     half, full = learner(trainer__dtype="bfloat16", trainer__zero_stage=2), learner(trainer__zero_stage=stage)
     _train(half, [make_batch(1)])
     save(half, 1, tmp_path)
@@ -198,8 +196,6 @@ def test_half_precision_resumes_in_float32_with_its_master_weights(learner, tmp_
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_resumed_run_keeps_its_loss_scale(learner, tmp_path, stage):
     """Otherwise each resume would skip updates until the scale is found again."""
-    from trinity_core.training.checkpoint import load
-
     rewards = {"algorithm__advantage_fn": "reinforce", "algorithm__loss_agg_mode": "seq-mean-token-sum"}
 
     def made():
@@ -218,11 +214,6 @@ def test_a_resumed_run_keeps_its_loss_scale(learner, tmp_path, stage):
 
 def test_buffers_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, Glm4MoeForCausalLM
-
-    from trinity_core.base.errors import DataError
-    from trinity_core.exchange.checkpoints.convert import convert
-    from trinity_core.training.checkpoint import load
-    from trinity_core.training.state import buffers, weights
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     config = Glm4MoeConfig(
@@ -260,8 +251,6 @@ def test_buffers_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
 @pytest.mark.parametrize("stage", [2, 3])
 def test_half_precision_sums_micro_batches_in_float32(learner, stage):
     """512 times a gradient, then 20 times the gradient itself: in bfloat16 the sum would not change."""
-    from trinity_core.training.update import micro_batches
-
     engine = (trained := learner(trainer__dtype="bfloat16", trainer__zero_stage=stage)).engine
     (micro,) = micro_batches(lay_out(make_batch(1), torch.device("cpu")), trained.cut, trained.ranks)
 
@@ -302,8 +291,6 @@ def test_expert_rows_do_not_form_groups():
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_batch_of_unscored_answers_changes_nothing(learner, algorithm):
     """All verifiers failed: the run continues, and no momentum or weight decay moves a model."""
-    from trinity_core.training.state import weights
-
     trained = learner(algorithm)
     trained.step(make_batch(1), 1)
     before = [w.clone() for engine in trained_models(trained).values() for _, w in weights(engine)]
@@ -374,8 +361,6 @@ def test_a_teacher_with_another_prompt_is_followed_over_the_whole_vocabulary(lea
 
 def test_a_reference_that_goes_back_to_the_host_still_teaches(learner, monkeypatch):
     """Its head is used after its pass, when a move to the host has put other data into its parameters."""
-    from trinity_core.training.update import micro_batches
-
     taught = learner("opsd_full", algorithm__policy_loss_fn_args="{teacher: reference}")
     module = taught.reference.module
 
@@ -399,8 +384,6 @@ def test_a_reference_that_goes_back_to_the_host_still_teaches(learner, monkeypat
     ],
 )
 def test_a_model_whose_distributions_cannot_be_compared_is_refused(make_config, overrides, own_head, shared, key):
-    from trinity_core.training.learner import Learner
-
     parts = SimpleNamespace(objective=Objective(make_config(**overrides).algorithm))
     parts.ranks = SimpleNamespace(sequence=SequenceGroup(0, 2, None) if shared else None)
     with raising(TrinityError, key=key):
@@ -431,8 +414,6 @@ def test_ppo_trains_a_critic_and_waits_for_it(learner):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_one_worker_trains_saves_and_resumes_without_deepspeed(learner, tmp_path, monkeypatch, dtype):
     """Its import probes thirty operators."""
-    from trinity_core.training.checkpoint import load
-
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     first, second = learner(trainer__dtype=dtype), learner(trainer__dtype=dtype)
     first.step(make_batch(1), 1)
@@ -487,9 +468,6 @@ def test_host_waits_for_no_micro_batch(learner, more):
 )
 def test_rows_without_a_gradient_are_spared_the_backward_pass(learner, overrides, second_update, spared):
     """Two of four groups have equal rewards, and a row of another has no token with a loss; in float64."""
-    from trinity_core.algorithms import MetricAccumulator
-    from trinity_core.training.update import _losses, micro_batches, prepare, spare_backward
-
     rows = [replace(row, reward=float(place % 2 and place >= 8)) for place, row in enumerate(make_batch(1))]
     rows[9].action_mask[:] = False
     grpo = learner(**{"algorithm__kl_loss_fn": "none"} | overrides)
@@ -515,9 +493,6 @@ def test_rows_without_a_gradient_are_spared_the_backward_pass(learner, overrides
 
 
 def test_nonfinite_loss_ends_run_and_names_its_cause(learner):
-    from trinity_core.base.errors import TrinityError
-    from trinity_core.training.state import weights
-
     grpo = learner()
     next(grpo.reference.module.parameters()).data.fill_(float("nan"))
     before = {name: w.clone() for name, w in weights(grpo.engine)}
@@ -547,10 +522,6 @@ def test_critic_learns_nothing_from_expert_rows(learner):
 
 
 def test_student_at_another_temperature_is_refused():
-    from trinity_core.algorithms import ALGORITHMS, Objective
-    from trinity_core.base.errors import InputError
-    from trinity_core.training.update import prepare
-
     def prepared(temperature):
         rows = [
             replace(row, temperature=temperature, teacher_logprobs=np.full(row.response_length, -2.0))
@@ -630,12 +601,6 @@ def test_zero_stages_train_alike_and_publish_each_tensor_once(learner, tmp_path)
 
 def _assert_tied_embeddings_are_published_once(trained, folder):
     """In one file with each tensor once, from which engines load both names."""
-    from trinity_core.exchange.sync.checkpoint import CheckpointVersions
-    from trinity_core.exchange.sync.versions import VersionPublisher
-    from trinity_core.exchange.sync.weight_check import WeightCheck
-    from trinity_core.training.publish import PolicyWeights, trainer_rank
-    from trinity_core.training.state import weights
-
     versions = CheckpointVersions(folder)
     rank = trainer_rank(PolicyWeights(trained.engine), trained.ranks, lambda version: True, lambda: False)
     VersionPublisher(versions, rank).publish(1, WeightCheck((1, 2), (-1.0,)))
@@ -648,8 +613,6 @@ def _assert_tied_embeddings_are_published_once(trained, folder):
 
 
 def test_nonfinite_value_or_reward_error_names_the_step(learner):
-    from trinity_core.base.errors import TrinityError
-
     ppo = learner("ppo", algorithm__kl_loss_fn="none")
     batch = make_batch(1)
     batch[2].reward = float("inf")
