@@ -113,9 +113,13 @@ def test_a_step_does_not_wait_for_its_slowest_tasks():
     assert [(one.failure is None, dict(one.dropped)) for one in drawn[:2]] == [(True, {OVER_ROLLOUT: 1}), (True, {})]
 
 
-def test_tasks_that_end_within_the_patience_are_kept():
-    over_rollout = OverRolloutConfig(ratio=0.9, wait_after_min=5.0)
-    outcomes, _ = run_step([0.1], [0.0], over_rollout=over_rollout)
+@pytest.mark.parametrize(
+    ("seconds", "over_rollout"),
+    [((0.1, 0.0), OverRolloutConfig(ratio=0.9, wait_after_min=5.0)), ((0.0, 0.0), OverRolloutConfig(ratio=0.5))],
+    ids=["within the patience", "at once"],
+)
+def test_tasks_that_end_soon_are_kept(seconds, over_rollout):
+    outcomes, _ = run_step(*([one] for one in seconds), over_rollout=over_rollout)
     assert [len(outcome.experiences) for outcome in outcomes] == [1, 1]
 
 
@@ -207,11 +211,6 @@ def test_an_error_that_no_attempt_can_avoid_ends_the_other_rollouts(fault):
 
     asyncio.run(main())
     assert sorted(ended) == [0, 1]
-
-
-def test_a_failure_is_retried_and_counted():
-    [outcome] = run([ValueError("first"), 0.0])
-    assert (outcome.retries, outcome.failed) == (1, False)
 
 
 def test_failing_task_does_not_affect_others():
@@ -382,8 +381,8 @@ async def test_workflow_results_are_not_kept_in_memory():
     assert len(kept) <= 1, "the last one may still be somebody's result"
 
 
-@pytest.mark.parametrize("given", [None, SystemExit(3), KeyboardInterrupt()])
-def test_a_workflow_without_a_result_is_retried(given):
+@pytest.mark.parametrize("given", [ValueError("first"), None, SystemExit(3), KeyboardInterrupt()])
+def test_a_workflow_that_fails_or_has_no_result_is_retried(given):
     [outcome] = run([given, 0.0])
     assert (outcome.retries, outcome.failed) == (1, False)
     [outcome] = run([given])
@@ -401,11 +400,6 @@ def test_tokens_of_a_task_that_was_not_waited_for_are_discarded():
     api, over_rollout = SimpleNamespace(model=lambda *_: Asked()), OverRolloutConfig(ratio=0.5, wait_after_min=0.05)
     outcomes, _ = run_step([30.0], [0.0], api=api, over_rollout=over_rollout)
     assert [outcome.sessions.discarded for outcome in outcomes] == [5, 0]
-
-
-def test_tasks_that_all_end_at_once_are_kept():
-    outcomes, _ = run_step([0.0], [0.0], [0.0], over_rollout=OverRolloutConfig(ratio=0.5))
-    assert [len(outcome.experiences) for outcome in outcomes] == [1, 1, 1]
 
 
 def test_wave_begins_after_all_tasks_before_it_end():
