@@ -156,14 +156,6 @@ def test_verl_ppo_recipe() -> None:
     assert config.algorithm.rollout_correction == "bypass", "no weights: clipped against the policy that sampled"
 
 
-def test_verl_grpo_recipe() -> None:
-    config = load_config(RECIPES / "verl_align/grpo_example.yaml")
-    assert config.algorithm.kl_loss_fn == "low_var_kl" and config.algorithm.kl_loss_fn_args["kl_coef"] == 0.001
-    trained = train_settings(config)
-    assert (trained.max_tokens, trained.reference_offload, trained.critic) == (24000, True, None)
-    assert config.algorithm.rollout_correction == "bypass", "no weights: clipped against the policy that sampled"
-
-
 @pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_loads(path: Path) -> None:
     for stage in stages(load_config(path)):
