@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +64,7 @@ def run_folder(tmp_path, tokenizer, tiny_folder) -> Path:
 
 
 @pytest.fixture
-def serving() -> Callable[[Path], Iterator[str]]:
+def serving() -> Callable[[Path], AbstractContextManager[str]]:
     """Serves the page of a run's folder without a gate: its address."""
     from uvicorn import Config, Server
 
