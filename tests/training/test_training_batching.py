@@ -136,6 +136,15 @@ def advantages_of(algorithm: str, rows: list[Experience], **args) -> list[float]
     return prepared.advantages[:, 0].tolist()
 
 
+def by_turn(*runs: tuple[float, ...]) -> list[Experience]:
+    """Rows of one group, with the rewards of each run's turns."""
+    return [
+        Experience([1, 2], 1, [True], group="a", run=run, turn=turn, reward=reward)
+        for run, rewards in enumerate(runs)
+        for turn, reward in enumerate(rewards)
+    ]
+
+
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
 def test_equal_rollouts_have_no_advantage_in_any_summation_order(algorithm: str) -> None:
     """By token in any order, or by several rows: float32 sums of 40 times 1.7 differ by more than the epsilon."""
@@ -147,23 +156,12 @@ def test_equal_rollouts_have_no_advantage_in_any_summation_order(algorithm: str)
         return Experience(range(201), 1, [True] * 200, group="a", run=run, token_rewards=rewards)
 
     assert set(advantages_of(algorithm, [by_token(run) for run in range(8)])) == {0.0}
-    sums = [(10.1, 90.3), (50.2, 50.2), (50.2, 50.2), (90.3, 10.1)]
-    rows = [
-        Experience([1, 2], 1, [True], group="a", run=run, turn=turn, reward=reward)
-        for run, rewards in enumerate(sums)
-        for turn, reward in enumerate(rewards)
-    ]
+    rows = by_turn((10.1, 90.3), (50.2, 50.2), (50.2, 50.2), (90.3, 10.1))
     assert set(advantages_of(algorithm, rows)) == {0.0}
 
 
 def test_equal_episodes_of_other_turns_have_no_advantage() -> None:
-    sums = [(10.1, 20.2), (30.3, 0.0)]
-    rows = [
-        Experience([1, 2], 1, [True], group="a", run=run, turn=turn, reward=reward)
-        for run, rewards in enumerate(sums)
-        for turn, reward in enumerate(rewards)
-    ]
-    assert set(advantages_of("gigpo", rows, step_weight=0.0)) == {0.0}
+    assert set(advantages_of("gigpo", by_turn((10.1, 20.2), (30.3, 0.0)), step_weight=0.0)) == {0.0}
 
 
 def test_length_metrics_ignore_expert_rows() -> None:

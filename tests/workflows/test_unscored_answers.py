@@ -135,14 +135,13 @@ def test_turn_without_reward_takes_that_of_the_last(workflow):
     assert all(one.action_mask.all() for one in experiences)
 
 
-def test_unscored_last_turn_excludes_its_whole_run(workflow):
-    experiences = workflow(turns([None, 0.5, Reward(error="died")]), "a", repeat_times=1)
-    assert all(is_unscored(one) for one in experiences)
-
-
-def test_unscored_middle_turn_excludes_only_itself(workflow):
-    experiences = workflow(turns([0.0, Reward(error="died"), 1.0]), "a", repeat_times=1)
-    assert [is_unscored(one) for one in experiences] == [False, True, False]
+@pytest.mark.parametrize(
+    ("rewards", "unscored"),
+    [((None, 0.5, Reward(error="died")), [True] * 3), ((0.0, Reward(error="died"), 1.0), [False, True, False])],
+)
+def test_an_unscored_turn_excludes_itself_and_the_last_one_its_whole_run(rewards, unscored, workflow):
+    experiences = workflow(turns(rewards), "a", repeat_times=1)
+    assert [is_unscored(one) for one in experiences] == unscored
 
 
 @pytest.mark.parametrize("given", ["token_rewards", "teacher_logprobs"])
