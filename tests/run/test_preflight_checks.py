@@ -82,6 +82,7 @@ def test_a_run_whose_things_are_there_can_start(run_file, tmp_path):
         (f"{INPUT}.taskset.split=trian", f"{INPUT}.taskset.split"),
         (f"{INPUT}.eval_tasksets.e.split=exam", f"{INPUT}.eval_tasksets[0].split"),
         (f"{INPUT}.taskset.format.prompt_key=ask", f"{INPUT}.taskset.format"),
+        (f"{INPUT}.taskset.format.response_key=reward_model.ground_truth", f"{INPUT}.taskset.format.response_key"),
         ("checkpoint_root_dir=/proc/nope", "checkpoint_root_dir"),
         ("checkpoint_root_dir=/etc/hostname", "checkpoint_root_dir"),
         ("model.chat_template_path=/nowhere.jinja", "model.chat_template_path"),
@@ -477,31 +478,27 @@ def test_tokens_of_the_first_rows_have_embeddings(run_file, other_model, tmp_pat
     assert set(problems(run_file, model, path, *SFT)) == {f"{EXPERIENCES}.format"}
 
 
+ANSWERED = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]}
+LONG = {"messages": [{"role": "user", "content": "hm " * 200}, {"role": "assistant", "content": "x"}]}
+
+
 @pytest.mark.parametrize(
-    "row, is_usable",
+    "rows, is_usable",
     [
-        ({"tools": [{"name": "f"}]}, False),
-        ({}, True),
-        ({"messages": [{"role": "critic", "content": "hm"}, {"role": "assistant", "content": "x"}]}, False),
-        ({"messages": [{"role": "user", "content": "hm " * 200}, {"role": "assistant", "content": "x"}]}, False),
+        ([{**ANSWERED, "tools": [{"name": "f"}]}], False),
+        ([ANSWERED], True),
+        ([{"messages": [{"role": "critic", "content": "hm"}, {"role": "assistant", "content": "x"}]}], False),
+        ([LONG], False),
+        ([LONG] * 40, False),
+        ([LONG] * 40 + [ANSWERED], True),
     ],
+    ids=["tools", "usable", "role", "long", "all long", "first long"],
 )
-def test_answers_of_the_first_rows_are_rendered(run_file, tmp_path, row, is_usable):
-    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
-    settings = [*SFT, f"{EXPERIENCES}.path={written(tmp_path, {'messages': talk, **row})}"]
+def test_rows_to_learn_from_are_rendered(run_file, tmp_path, rows, is_usable):
+    """A run is refused if none of its first rows can be used, nor any row after them."""
+    settings = [*SFT, f"{EXPERIENCES}.path={written(tmp_path, *rows)}"]
     reported = problems(run_file, *settings, f"model.custom_chat_template='{TEMPLATE}'")
     assert set(reported) == (set() if is_usable else {f"{EXPERIENCES}.format"}), reported
-
-
-@pytest.mark.parametrize(
-    "override, key",
-    [
-        ("format.response_key=reward_model.ground_truth", "format.response_key"),
-        ("format.prompt_key=gone", "format"),
-    ],
-)
-def test_columns_of_tasks_are_in_their_rows(run_file, override, key):
-    assert f"{INPUT}.taskset.{key}" in problems(run_file, f"{INPUT}.taskset.{override}")
 
 
 REWARDS_FILE = """
@@ -631,12 +628,3 @@ def test_recipes_for_the_small_model_can_start(tiny_folders, tmp_path, monkeypat
         monkeypatch.setenv(f"TRINITY_{name}", str(folder))
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
     assert problems(RECIPES / f"{recipe}.yaml", "cluster.allow_oversized=true", "cluster.gpu_per_node=0") == {}
-
-
-@pytest.mark.parametrize("usable", [0, 1])
-def test_rows_after_the_first_may_be_usable(run_file, tmp_path, usable):
-    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
-    long = {"messages": [{"role": "user", "content": "hm " * 200}, talk[1]]}
-    path = written(tmp_path, *[long] * 40, *[{"messages": talk}] * usable)
-    reported = problems(run_file, *SFT, f"{EXPERIENCES}.path={path}")
-    assert set(reported) == (set() if usable else {f"{EXPERIENCES}.format"}), reported
