@@ -9,8 +9,11 @@ from saving_helpers import save
 
 from trinity_core.config.training import GPU_CONTEXT
 from trinity_core.exchange.pinned import HostBuffer
+from trinity_core.training.checkpoint import load
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.engine import fits_beside_engine
+from trinity_core.training.learner import Learner
+from trinity_core.training.state import optimizer_state, weights
 
 pytestmark = pytest.mark.slow
 
@@ -45,10 +48,6 @@ def test_states_stay_where_the_engines_leave_them_room(make_config, monkeypatch,
 )
 def test_steps_between_moves_are_the_same_steps(make_config, tmp_path, overrides):
     """Moved before and after the first step, and saved while offloaded: bit-identical."""
-    from trinity_core.training.checkpoint import load
-    from trinity_core.training.learner import Learner
-    from trinity_core.training.state import optimizer_state, weights
-
     ranks = join(0, 1, *meeting_point(), use_gpu=False)
 
     def learner():
@@ -86,9 +85,6 @@ def test_steps_between_moves_are_the_same_steps(make_config, tmp_path, overrides
 )
 def test_steps_go_on_from_the_hosts_buffer(make_config, overrides):
     """The copies that a GPU's trainer makes, here from the host to the host: bit-identical steps."""
-    from trinity_core.training.learner import Learner
-    from trinity_core.training.state import weights
-
     ranks = join(0, 1, *meeting_point(), use_gpu=False)
     learners = []
     for _ in range(2):

@@ -5,12 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
+from rollout.fakes import FakeEngine
 from workflow_helpers import ScriptedModel, make_task, run
 
 from trinity_core.base.errors import DataError
+from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
+from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.pipelines.shaping import pass_rate_calculator
+from trinity_core.rollout.inference.engine_model import EngineModel, Limits
+from trinity_core.rollout.inference.pool import EnginePool
+from trinity_core.rollout.inference.requests import Sampling
 from trinity_core.rollout.metrics import eval_numbers, scores_of
 from trinity_core.rollout.runner import Outcome
 from trinity_core.workflows import Reward, RewardItem, RewardPool, run_workflow
@@ -122,13 +128,6 @@ def test_a_missing_thought_costs_its_coefficient(response, score):
 )
 async def test_a_thought_that_the_prompt_opens_counts(tiny_folder, end, opened, workflow, text, rewards):
     """Templates of R1, QwQ and Qwen3-Thinking end the prompt with `<think>`, so that no answer contains it."""
-    from rollout.fakes import FakeEngine
-
-    from trinity_core.data.chat import ChatEncoder
-    from trinity_core.data.tokenizer import load_tokenizer
-    from trinity_core.rollout.inference.engine_model import EngineModel, Limits
-    from trinity_core.rollout.inference.pool import EnginePool
-    from trinity_core.rollout.inference.requests import Sampling
 
     tokenizer = load_tokenizer(str(tiny_folder), False)
     tokenizer.chat_template += "{% if add_generation_prompt %}{{ " + repr(end) + " }}{% endif %}"
@@ -166,9 +165,6 @@ def test_the_boxed_workflow_asks_for_a_box():
 def test_a_base_model_is_asked_in_plain_text(tiny_folder, writes_bos):
     """Text as its own tokenizer writes it: after a BOS token if it adds one."""
     from tokenizers.processors import TemplateProcessing
-
-    from trinity_core.data.chat import ChatEncoder
-    from trinity_core.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(str(tiny_folder))
     tokenizer.bos_token = "<|im_start|>"
