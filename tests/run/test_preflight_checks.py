@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import sys
-from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -574,46 +573,39 @@ def choosy(prompt, response, truth, task): return float(response.index("box"))
 """
 
 
-@pytest.mark.parametrize(
-    "reward, answer, key",
-    [
-        ("fine", "3", ""),
-        ("of_another_field", "3", ""),
-        ("of_trl_with_columns", "3", ""),
-        ("of_trl_without_column", "3", "default_reward_fn_type"),
-        ("needs_others", "3", "default_reward_fn_type"),
-        ("breaks", "3", "default_reward_fn_type"),
-        ("lacks_a_column", "3", "default_reward_fn_type"),
-        ("wants_a_box", "3", ""),
-        ("misspelt", "3", "default_reward_fn_type"),
-        ("of_verl", "3", "default_reward_fn_type"),
-        ("without_the_rest", "3", "default_reward_fn_type"),
-        ("a_class", "3", "default_reward_fn_type"),
-        ("lists", "3", "default_reward_fn_type"),
-        ("texts", "3", "default_reward_fn_type"),
-        ("of_trl", "3", "default_reward_fn_type"),
-        ("abstains", "3", ""),
-        ("choosy", "3", ""),
-        ("runs_tests", "3", ""),
-        ("math_reward", "the sum", ""),
-        ("strict", "three", "format.response_key"),
-    ],
-)
-def test_a_reward_function_judges_an_answer_to_the_first_rows(run_file, tmp_path, reward, answer, key):
+UNCALLABLE = ("needs_others", "of_verl", "without_the_rest", "a_class")
+"""Refused at load, and so before any answer is judged."""
+FAILING = ("of_trl_without_column", "breaks", "lacks_a_column", "misspelt", "lists", "texts", "of_trl", "strict")
+NOTED = ("wants_a_box", "abstains", "choosy", "runs_tests")
+FINE = ("fine", "of_another_field", "of_trl_with_columns", "math_reward")
+
+
+@pytest.mark.parametrize("rewards", [UNCALLABLE, FAILING, (*NOTED, *FINE)], ids=["uncallable", "failing", "fine"])
+def test_reward_functions_judge_an_answer_to_the_first_rows(run_file, tmp_path, rewards):
+    """Each that of a task set of its own."""
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / f"trial_{tmp_path.name}.py").write_text(REWARDS_FILE)
-    tests = "assert add(1, 2) == 3"
-    rows = written(tmp_path, *[{"question": "1 + 2?", "answer": answer, "tests": tests}] * 3)
-    settings = [f"{INPUT}.taskset.path={rows}", f"{INPUT}.taskset.default_reward_fn_type={reward}"]
-    validated = checks.validate(run_file, [*settings, f"plugin_dir={tmp_path / 'plugins'}"], offline=False)
-    keys = [problem.key for problem in validated.problems]
-    assert bool(keys) is bool(key) and all(fnmatch(found, f"{INPUT}.taskset.{key}") for found in keys)
-    notices = [notice for stage in validated.stages for notice in stage["notices"]]
-    warned = any("default_reward_fn_type" in notice for notice in notices)
-    assert warned is (reward in ("abstains", "choosy", "runs_tests", "wants_a_box"))
-    if reward == "breaks":
+    sets = []
+    for reward in rewards:
+        answer = {"math_reward": "the sum", "strict": "three"}.get(reward, "3")
+        row = {"question": "1 + 2?", "answer": answer, "tests": "assert add(1, 2) == 3"}
+        path, columns = tmp_path / f"{reward}.jsonl", {"prompt_key": "question", "response_key": "answer"}
+        path.write_text(f"{json.dumps(row)}\n" * 3)
+        sets.append({"name": reward, "path": str(path), "format": columns, "default_reward_fn_type": reward})
+    settings = [f"{INPUT}.taskset=null", f"{INPUT}.tasksets={json.dumps(sets)}", f"plugin_dir={tmp_path / 'plugins'}"]
+    settings.append(f"{INPUT}.default_workflow_type=math_workflow")
+    validated = checks.validate(run_file, settings, offline=False)
+    messages = {problem.key: problem.message for problem in validated.problems}
+    keys = {reward: f"{INPUT}.tasksets[{place}].default_reward_fn_type" for place, reward in enumerate(rewards)}
+    expected = {reward: keys[reward] for reward in rewards if reward in UNCALLABLE + FAILING}
+    if rewards == FAILING:
+        expected["strict"] = f"{INPUT}.tasksets[{FAILING.index('strict')}].format.response_key"
         line = REWARDS_FILE[: REWARDS_FILE.index("truth.value")].count("\n") + 1
-        assert f"trial_{tmp_path.name}.py, line {line})" in validated.problems[0].message
+        assert f"trial_{tmp_path.name}.py, line {line})" in messages[keys["breaks"]]
+    assert list(messages) == list(expected.values())
+    notices = [notice for stage in validated.stages for notice in stage["notices"]]
+    noted = [reward for reward in rewards if any(keys[reward] in notice for notice in notices)]
+    assert noted == [reward for reward in rewards if reward in NOTED]
 
 
 RECIPES = Path(checks.__file__).parents[3] / "configs"
