@@ -18,10 +18,13 @@ from trinity_core.config import config_from_dict
 from trinity_core.config.training import train_settings
 from trinity_core.run.preflight import memory
 from trinity_core.run.preflight.model_shape import shape_of
+from trinity_core.training.checkpoint import load
 from trinity_core.training.distributed import Ranks, SequenceGroup, join, meeting_point, uses_gpu
+from trinity_core.training.learner import Learner
 from trinity_core.training.packing import ATTENTION
 from trinity_core.training.policy import load_causal_lm
 from trinity_core.training.sequence_parallel import install, split_sequences
+from trinity_core.training.state import weights
 
 pytestmark = pytest.mark.slow
 
@@ -114,10 +117,6 @@ def planned_bytes(case, world_size, tiny_model):
 
 
 def test_workers_train_as_one(trained, tiny_model, tmp_path):
-    from trinity_core.training.checkpoint import load
-    from trinity_core.training.learner import Learner
-    from trinity_core.training.state import weights
-
     one_rank = join(0, 1, *meeting_point(), use_gpu=False)
     learners, truth = {}, {}
     for kind in {tuple(case["kind"]) for case, *_ in trained}:

@@ -13,8 +13,13 @@ import torch
 from trained_runs import assert_same_runs, put, run
 
 from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.cli import app
+from trinity_core.exchange.checkpoints.convert import convert
 from trinity_core.exchange.store.members import Contribution
+from trinity_core.exchange.store.run_store import open_run_store
+from trinity_core.exchange.sync.versions import open_versions
 from trinity_core.run.loop import train
+from trinity_core.training import checkpoint
 from trinity_core.training.worker import TrainerActor, TrainerWorker
 
 pytestmark = pytest.mark.slow
@@ -96,8 +101,6 @@ def test_fault_during_wait_for_batch_costs_no_step(rollouts):
 @pytest.mark.parametrize(("named", "lora"), [(False, "[{lora_rank: 4, lora_alpha: 12}]"), (True, "[]")])
 def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monkeypatch, named, lora):
     """The next step is trained in the meantime; store and metrics go back to the previous checkpoint with the run."""
-    from trinity_core.training import checkpoint
-
     whole, killed = (rollouts(name, model__lora_configs=lora) for name in ("whole", "killed"))
     put(whole)
     put(killed)
@@ -127,8 +130,6 @@ def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monke
 
 
 def test_failed_write_ends_the_run_with_its_error(rollouts, monkeypatch):
-    from trinity_core.training import checkpoint
-
     config = rollouts("unwritable")
     put(config)
 
@@ -185,9 +186,6 @@ def test_outputs_of_a_run(rollouts, tiny_model):
     skipped."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from trinity_core.exchange.checkpoints.convert import convert
-    from trinity_core.exchange.sync.versions import open_versions
-
     config = rollouts("run", synchronizer__sync_interval=2)
     put(config)
     run(config)
@@ -218,8 +216,6 @@ def test_outputs_of_a_run(rollouts, tiny_model):
 
 
 def test_empty_batch_skips_step_and_end_of_data_ends_run(rollouts):
-    from trinity_core.exchange.store.run_store import open_run_store
-
     config = rollouts("short")
     put(config, (1,))
     with open_run_store(config) as store:
@@ -241,8 +237,6 @@ def test_exported_models_have_the_trained_chat_template(rollouts, tiny_model):
     """Both the trainer's own export and `trinity convert`, which also copies files of the base model."""
     from transformers import AutoTokenizer
     from typer.testing import CliRunner
-
-    from trinity_core.cli import app
 
     template = '{% for m in messages %}<{{ m["role"] }}>{{ m["content"] }}{% endfor %}'
     own = "trainer__trainer_config__actor_rollout_ref__actor__checkpoint__save_contents"
