@@ -52,6 +52,12 @@ def test_interval_of_all_right_answers_is_not_a_point() -> None:
     assert low == pytest.approx(wilson(1.0, 10)[0]) and low < 0.8
 
 
+@pytest.mark.parametrize("answers", [[0.1] * 8, [0.3] * 8, [0.1, 0.6] * 4])
+def test_interval_of_questions_with_equal_means(answers: list[float]) -> None:
+    """Rounding leaves a standard error of about 1e-17."""
+    assert interval([answers] * 10) == pytest.approx(wilson(sum(answers) / 8, 10))
+
+
 def test_interval_of_other_scores_than_shares() -> None:
     assert interval([[0.0], [4.0]]) == pytest.approx((2 - 1.959964 * 2, 2 + 1.959964 * 2))
 

@@ -288,8 +288,8 @@ def interval(questions: Sequence[Sequence[float]]) -> tuple[float, float] | None
 
     For scores within 0 and 1: Wilson's interval (1927) at the effective number of answers, p (1 - p) / SE² with the
     clustered standard error, as Franco et al. 2019 (PMC6690503) recommend for clustered samples; at the number of
-    questions if all answers are equal. It stays within 0 and 1 and does not collapse at either. For other scores: mean
-    ± 1.96 SE.
+    questions if their means are all equal, up to rounding. It stays within 0 and 1 and does not collapse at either. For
+    other scores: mean ± 1.96 SE.
     """
     error = standard_error(questions)
     if error is None:
@@ -298,7 +298,7 @@ def interval(questions: Sequence[Sequence[float]]) -> tuple[float, float] | None
     mean = float(np.mean(scores))
     if min(scores) < 0 or max(scores) > 1:
         return mean - Z95 * error, mean + Z95 * error
-    effective = mean * (1 - mean) / error**2 if error > 0 else float(len(questions))
+    effective = mean * (1 - mean) / error**2 if error > 1e-9 else float(len(questions))
     return wilson(mean, min(effective, float(len(scores))))
 
 
