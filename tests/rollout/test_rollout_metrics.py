@@ -168,6 +168,43 @@ def test_token_rewards_and_turns_are_rewards():
     assert step_numbers([outcome(*turns)])["reward/zero_variance_groups"] == 1.0
 
 
+def numbered(*runs):
+    rows = [experience(1.0) for _ in runs]
+    for row, run in zip(rows, runs, strict=True):
+        row.run, row.info = run, {"response": str(run)}
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("runs", "failed", "answers"),
+    [
+        ((0, 2), (), ["0", "", "2", ""]),
+        ((3, 1), (0,), ["", "1", "", "3"]),
+        ((0, 0), (), ["0", "0", "", ""]),
+        ((0, 0, 0), (1,), ["0", "", "0", "0"]),
+        ((1, 2, 3, 4), (), ["1", "2", "3", "4"]),
+        ((0, 0, 0, 0, 0), (), ["0"] * 5),
+    ],
+)
+def test_rollouts_that_were_not_returned_count_as_wrong(runs, failed, answers):
+    """Answers that have different numbers below `repeat_times` stand at these."""
+    short = outcome(*numbered(*runs), repeat_times=4)
+    short.failed_runs = failed
+    [stored] = task_answers([short])
+    assert (stored.answers, stored.scores) == (answers, [float(answer != "") for answer in answers])
+    numbers = eval_numbers("set", [short])
+    assert numbers["eval/set/accuracy"] == pytest.approx(len(runs) / len(answers))
+    assert f"eval/set/pass@{len(answers)}" in numbers
+
+
+def test_rollouts_in_groups_of_their_own_are_not_missing():
+    own, further = numbered(0, 1)
+    own.group, further.group = "g", "g/other"
+    task = Task(0, {}, "set", "w", 2, group="g")
+    assert task_answers([Outcome(task, [own, further])])[0].scores == [1.0]
+    assert task_answers([Outcome(task, [further])])[0].scores == []
+
+
 def test_answers_of_a_task_are_stored_together():
     """Two repeats that were separate tasks, one of which failed; another task that was judged."""
     told = experience(1.0)

@@ -99,9 +99,9 @@ def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The score of one task set, as `eval/<taskset>/<name>`.
 
     `accuracy` is the reward's part of that name, else the reward, averaged over the answers with a verdict (`judged` of
-    `answers`), with a 95 % interval from `accuracy_low` to `accuracy_high`. The answers of failed rollouts count as
-    wrong, and a task without any other counts in `failed_tasks`. An answer that an endpoint did not return has no
-    verdict and counts in `failed_requests`. Without any verdict there is no accuracy.
+    `answers`), with a 95 % interval from `accuracy_low` to `accuracy_high`. Rollouts that failed or that the
+    workflow did not return count as wrong, and a task whose rollouts all failed in `failed_tasks`. An answer that an
+    endpoint did not return has no verdict and counts in `failed_requests`. Without any verdict there is no accuracy.
 
     With several answers a task, adds `accuracy_std` between repeats, `best`, the mean over tasks of the best answer,
     and `pass@<k>` (`best@<k>` if scores are not just 0 and 1) over the tasks with at least k verdicts.
@@ -148,7 +148,11 @@ def task_answers(outcomes: Sequence[Outcome]) -> list[TaskAnswers]:
                 location=task.location,
                 scores=[score for outcome in of_task for score in _scores(outcome)],
                 prompt=prompts[0][:SHOWN] if prompts else "",
-                answers=[text for outcome in of_task for text in _answer_texts(outcome)],
+                answers=[
+                    "" if answer is None else str(answer.info.get("response", ""))[-SHOWN:]
+                    for outcome in of_task
+                    for answer in _answers(outcome)
+                ],
             )
         )
     return stored
@@ -161,23 +165,26 @@ def _by_task(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return list(tasks.values())
 
 
-def _answer_texts(outcome: Outcome) -> list[str]:
-    """Return the end of each answer, as many as `_scores`."""
-    if outcome.failed:
-        return [""] * outcome.task.repeat_times
-    texts = [str(turns[-1].info.get("response", ""))[-SHOWN:] for turns in runs_of(outcome.of_task)]
+def _answers(outcome: Outcome) -> list[Experience | None]:
+    """Return the last turn of each rollout of the task, by number; None for one that failed or was not returned.
+
+    Rollouts whose numbers are equal or out of range stand in the order in which they were returned. If some have groups
+    of their own, none counts as missing.
+    """
+    returned = [turns[-1] for turns in runs_of(outcome.of_task)]
+    by_run = {answer.run: answer for answer in returned}
+    repeats = range(0 if outcome.further_groups else outcome.task.repeat_times)
+    if len(by_run) == len(returned) and by_run.keys() <= set(repeats):
+        return [by_run.get(run) for run in repeats]
+    answers: list[Experience | None] = [*returned]
     for run in outcome.failed_runs:
-        texts.insert(run, "")
-    return texts
+        answers.insert(run, None)
+    return answers + [None] * (len(repeats) - len(answers))
 
 
 def _scores(outcome: Outcome) -> list[float | None]:
-    if outcome.failed:
-        return [None if _is_unanswered(outcome) else 0.0] * outcome.task.repeat_times
-    scores = [_score(turns[-1]) for turns in runs_of(outcome.of_task)]
-    for run in outcome.failed_runs:
-        scores.insert(run, 0.0)
-    return scores
+    missing = None if _is_unanswered(outcome) else 0.0
+    return [missing if answer is None else _score(answer) for answer in _answers(outcome)]
 
 
 def _accuracy_numbers(judged: Sequence[Sequence[float]]) -> dict[str, float]:
