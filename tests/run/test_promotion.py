@@ -250,6 +250,30 @@ def test_tasks_that_users_asked_about_are_found_in_their_conversations(tmp_path:
     assert sightings(tmp_path, file, 1)[0].run == "p/improved"
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "strategy", "settings", "counts"),
+    [
+        ("sft", "default", {"share": 2}, True),
+        ("sft", "default", {}, False),
+        ("sft", "default", {"held_out": True}, False),
+        ("mix", "mix", {}, True),
+        ("grpo", "default", {"share": 2}, False),
+        ("from_a_plugin", "default", {}, True),
+        ("from_a_plugin", "default", {"held_out": True}, False),
+    ],
+)
+def test_auxiliary_buffers_count_if_a_run_draws_from_them(
+    tmp_path: Path, algorithm: str, strategy: str, settings: dict[str, Any], counts: bool
+) -> None:
+    run, file = tmp_path / "p" / "run", tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "What is two?", "response": "2"}) + "\n")
+    inputs = {"auxiliary_buffers": {"more": {"storage_type": "file", "path": str(file), **settings}}}
+    method = {"algorithm_type": algorithm, "sample_strategy": strategy}
+    record_start(run, {"algorithm": method, "buffer": {"trainer_input": inputs}}, "run")
+    assert bool(leaked_tasks(str(run / "global_step_4"), [task(0, "What is two?")])) == counts
+    assert bool(sightings(tmp_path, file, 1)) == counts
+
+
 def test_tasks_that_sessions_of_the_openai_api_trained_on(tmp_path: Path) -> None:
     model = Path(trained_parent_and_run(tmp_path))
     rendered = {"prompt": "<|user|>What is  six?<|end|><|assistant|>", "response": "6<|user|>And seven?", SESSION: "s"}

@@ -17,6 +17,11 @@ from urllib.parse import quote
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import expanded, read_json
 from trinity_core.base.layout import JobLayout
+from trinity_core.config import Config
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.findings import Report
+from trinity_core.config.resolve import shares
+from trinity_core.config.validation import typed_section
 from trinity_core.data.files import data_files, is_local, read_rows
 from trinity_core.exchange.tracking.run_record import read_config
 
@@ -94,10 +99,18 @@ def task_sets(run: Path) -> dict[str, DataSet]:
 
 
 def supervised_sets(run: Path, storage_types: Collection[str] = ("file", "sql")) -> list[DataSet]:
-    """Return the data sets of these types that a run's trainer reads."""
-    inputs = (read_config(run).get("buffer") or {}).get("trainer_input") or {}
-    buffers = [inputs.get("experience_buffer") or {}, *(inputs.get("auxiliary_buffers") or {}).values()]
-    read = [one for one in buffers if one.get("storage_type") in storage_types and one.get("path")]
+    """Return the data sets of these types that a run trains on: none that are only measured, or that its sample
+    strategy does not draw from. Of an algorithm that a plugin brings, all that are not held out count."""
+    recorded = read_config(run)
+    inputs = (recorded.get("buffer") or {}).get("trainer_input") or {}
+    buffers = {"": inputs.get("experience_buffer") or {}, **(inputs.get("auxiliary_buffers") or {})}
+    algorithm = recorded.get("algorithm") or {}
+    if algorithm.get("algorithm_type") in ALGORITHMS:
+        settings = {"algorithm": algorithm, "buffer": {"trainer_input": inputs}}
+        trained = {key: buffers[key] for key in shares(typed_section(Config, settings, Report()))}
+    else:
+        trained = {key: buffer for key, buffer in buffers.items() if not buffer.get("held_out")}
+    read = [one for one in trained.values() if one.get("storage_type") in storage_types and one.get("path")]
     return [DataSet(run, str(one.get("name") or one["path"]), one) for one in read]
 
 
