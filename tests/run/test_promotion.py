@@ -213,7 +213,7 @@ def trained_parent_and_run(root: Path) -> str:
     parent, run = root / "p" / "sft", root / "p" / "rft"
     sft = root.parent / "sft.jsonl"
     sft.write_text(json.dumps({"question": "What is  TWO?", "answer": "2"}) + "\n")
-    buffer = {"storage_type": "file", "path": str(sft), "format": {"prompt_key": "question"}}
+    buffer = {"storage_type": "file", "path": str(sft), "format": {"prompt_key": "question", "response_key": "answer"}}
     record_start(parent, {"buffer": {"trainer_input": {"experience_buffer": buffer}}}, "sft")
     record_start(run, {}, "rft")
     state = run / "global_step_4" / "trainer_state.json"
@@ -248,6 +248,52 @@ def test_tasks_that_users_asked_about_are_found_in_their_conversations(tmp_path:
     tasks = [task(index, question) for index, question in enumerate(asked)]
     assert [one.index for one in leaked_tasks(str(run / "global_step_4"), tasks)] == [0, 1]
     assert sightings(tmp_path, file, 1)[0].run == "p/improved"
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+TWO_TURNS = {"messages": [user("What is two?"), answer("2"), user("What is four?"), answer("4"), user("Bye")]}
+MESSAGES = {"prompt_type": "messages"}
+EVERY_TURN = MESSAGES | {"enable_concatenated_multi_turn": True}
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "leaked"),
+    [
+        (TWO_TURNS, MESSAGES, [1]),
+        (TWO_TURNS, EVERY_TURN, [0, 1]),
+        ({"messages": [user("What is two?"), answer("2") | {"weight": 0}, user("Why?"), answer("…")]}, EVERY_TURN, []),
+        ({"messages": [answer("Hello"), user("What is two?"), answer("2")]}, EVERY_TURN, [0]),
+        (
+            {"messages": [user("What is two?"), answer("1 + 1"), {"role": "tool", "content": "2"}, answer("2")]},
+            MESSAGES,
+            [0],
+        ),
+        (
+            {"chosen": [user("What is two?"), answer("2")], "rejected": [user("What is two?"), answer("3")]},
+            MESSAGES,
+            [0],
+        ),
+        ({"prompt": "What is two?", "chosen": "2", "rejected": "3"}, {}, [0]),
+        ({"text": "They asked: what is  two? The answer is 2."}, {"prompt_type": "text"}, [0]),
+        ({"prompt": "What is two?"}, {}, []),
+    ],
+)
+def test_tasks_are_leaked_by_what_a_row_trains_on(
+    tmp_path: Path, row: dict[str, Any], form: dict[str, Any], leaked: list[int]
+) -> None:
+    run, file = tmp_path / "p" / "run", tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    buffer = {"storage_type": "file", "path": str(file), "format": form}
+    record_start(run, {"buffer": {"trainer_input": {"experience_buffer": buffer}}}, "run")
+    tasks = [task(index, question) for index, question in enumerate(["What is two?", "What is four?", "Bye", " "])]
+    assert [one.index for one in leaked_tasks(str(run / "global_step_4"), tasks)] == leaked
 
 
 @pytest.mark.parametrize(
