@@ -19,8 +19,7 @@ from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.settings import StudioSettings
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
 from tasks.retries import api_faults
-from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout, label_of, run_of
+from trinity_core.base.layout import JobLayout, label_of, run_of, stages_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
 from trinity_core.config.secrets import MASK, without_secrets
@@ -280,7 +279,7 @@ def _read(run: Run, folder: Path, curves: Curves, evaluations: list[MetricLine])
         algorithm=str(value_at(config, "algorithm.algorithm_type") or value_at(meta, "algorithm.algorithm_type") or ""),
         model=label_of(model),
         source=(f"{origin.parent.name}/{origin.name}", step) if origin else ("", 0),
-        stages={stage: f"{folder.parent.name}/{name}" for stage, name in (read_json(layout.stages) or {}).items()},
+        stages={stage: f"{run.parent.name}/{run.name}" for stage, run in stages_of(folder).items()},
         step=max(trainer or (step for curve in curves.values() for step in curve), default=0),
         seconds_a_step=seconds_a_step([point.time for point in trainer.values()] if trainer else []),
     )  # fmt: skip

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_core.base.files import private_folder
+from trinity_core.base.files import private_folder, read_json
 
 STEP_NAME = re.compile(r"global_step_(\d+)")
 MANIFEST = "manifest.json"
@@ -157,6 +157,11 @@ class JobLayout:
         for path in self.root.iterdir() if self.root.is_dir() else ():
             if (step := step_of(path)) is not None and path.is_dir():
                 yield step, path
+
+
+def stages_of(job_dir: Path) -> dict[str, Path]:
+    """Return stage → folder of its run, for the pipeline in `job_dir`; empty for other runs."""
+    return {stage: job_dir.with_name(name) for stage, name in (read_json(JobLayout(job_dir).stages) or {}).items()}
 
 
 def shard_name(content: str, world_size: int, rank: int) -> str:

@@ -9,8 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from trinity_core.base.errors import DataError
-from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout
+from trinity_core.base.layout import JobLayout, stages_of
 from trinity_core.base.plugins import load_plugins
 from trinity_core.config import Config, load_config, stages, store_url
 from trinity_core.config.paths import DATABASES
@@ -50,8 +49,7 @@ def open_store(folder: Path, url: str) -> Database:
 
 def runs_in(folder: Path) -> Sequence[Path]:
     """Return the folders of the stages of the pipeline in `folder`, next to it; without a pipeline `folder`."""
-    recorded = read_json(JobLayout(folder).stages) or {}
-    return [folder.with_name(name) for name in recorded.values()] or [folder]
+    return [*stages_of(folder).values()] or [folder]
 
 
 def stored_runs(folder: Path) -> Sequence[Path]:

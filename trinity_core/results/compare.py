@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import DataError
-from trinity_core.base.files import read_json
-from trinity_core.base.layout import step_of
+from trinity_core.base.layout import stages_of, step_of
 from trinity_core.config.fields import plain_settings
 from trinity_core.config.paths import normalised
 from trinity_core.config.source import WHOLE, inherited, merge
@@ -144,9 +144,7 @@ def read_run(path: Path) -> ComparedRun:
     step = step_of(path)
     folder = path if step is None else path.parent
     folder = next((run for run in reversed(stored_runs(folder)) if read_evaluations(run)), folder)
-    scored, at = folder, max(latest_scores(folder), default=None) if step is None else step
-    if at is None and (following := _next_stage(folder)) and 0 in latest_scores(following):
-        scored, at = following, 0  # it has evaluated this stage's model before its first step
+    scored, at = newest_evaluation(folder) if step is None else (folder, step)
     metrics = [line.metrics for line in read_evaluations(scored) if line.step == at]
     answers = {name: read_answers(scored, name, at or 0) for name in (evaluated_sets(metrics[-1]) if metrics else ())}
     record = read_record(folder)
@@ -161,13 +159,16 @@ def read_run(path: Path) -> ComparedRun:
     )
 
 
-def _next_stage(folder: Path) -> Path | None:
-    """Return the folder of the stage after the one in `folder`, which begins with its model; None for other runs."""
+def newest_evaluation(folder: Path) -> tuple[Path, int | None]:
+    """Return folder and step of the evaluation that scores a run's newest model: the run's own latest one, or that of
+    the pipeline's next stage before its first step. The step is None without any."""
+    if scores := latest_scores(folder):
+        return folder, max(scores)
     for recorded in folder.parent.glob("*/stages.json"):
-        stages = [*(read_json(recorded) or {}).values()]
-        if folder.name in stages[:-1]:
-            return folder.with_name(stages[stages.index(folder.name) + 1])
-    return None
+        for stage, following in pairwise(stages_of(recorded.parent).values()):
+            if stage.name == folder.name and 0 in latest_scores(following):
+                return following, 0
+    return folder, None
 
 
 def _pipeline_config(path: Path) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout, label_of
+from trinity_core.base.layout import label_of, stages_of
 from trinity_core.base.timing import duration
 from trinity_core.config.findings import value_at
 from trinity_core.exchange.tracking.curve import LearningCurve
@@ -19,7 +18,14 @@ from trinity_core.exchange.tracking.rollouts import newest_rollouts
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import intervals_like_the_newest, score_text, scores_like_the_newest
 from trinity_core.results.audit import stored_runs
-from trinity_core.results.compare import comparable_settings, default_settings, differing, settings_of, shown
+from trinity_core.results.compare import (
+    comparable_settings,
+    default_settings,
+    differing,
+    newest_evaluation,
+    settings_of,
+    shown,
+)
 from trinity_core.results.doctor import Diagnosis
 
 SAMPLES = 8
@@ -55,17 +61,13 @@ def report(folder: Path, other: Path | None = None) -> str:
 def _scores_by_stage(pipeline: Path) -> Iterable[str]:
     """Yield the scores of the base model and of each stage's model: often the next stage's run has evaluated it."""
     scores = (read_json(pipeline / "summary.json") or {}).get("scores") or {}
-    runs = {"before": pipeline.name} | (read_json(JobLayout(pipeline).stages) or {})
-    folders = {name: pipeline.parent / run for name, run in runs.items()}
-    intervals = {name: intervals_like_the_newest(read_evaluations(folder)) for name, folder in folders.items()}
-    following = dict(pairwise(intervals))
     yield "<h2>Scores</h2>"
     rows = []
-    for name, score in scores.items():
-        own, beginning = (intervals.get(of, {}) for of in (name, following.get(name, "")))
-        interval = own[max(own)] if own else beginning.get(0)
-        if score is not None:
-            rows.append(("base model" if name == "before" else name, score_text(score, interval)))
+    for name, folder in ({"before": pipeline} | stages_of(pipeline)).items():
+        scored, step = newest_evaluation(folder)
+        if (score := scores.get(name)) is not None:
+            intervals = intervals_like_the_newest(read_evaluations(scored))
+            rows.append(("base model" if name == "before" else name, score_text(score, intervals.get(step or 0))))
     yield _table(rows)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Lock
 
 from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout
+from trinity_core.base.layout import stages_of
 from trinity_core.config import Config
 from trinity_core.config.schema.monitor import BudgetConfig, StopConfig
 from trinity_core.exchange.tracking.answers import read_answers
@@ -109,8 +109,8 @@ def over_budget(budgets: BudgetConfig, spent: Mapping[str, float]) -> str:
 def spent_by_stages(pipeline_dir: Path, without: str = "") -> dict[str, float]:
     """Return what the finished stages of a pipeline have spent together, without the run of that name."""
     totals: dict[str, float] = {}
-    for name in (read_json(JobLayout(pipeline_dir).stages) or {}).values():
-        summary = read_json(pipeline_dir.parent / name / "summary.json") if name != without else None
+    for folder in stages_of(pipeline_dir).values():
+        summary = read_json(folder / "summary.json") if folder.name != without else None
         for budget, amount in ((summary or {}).get("spent") or {}).items():
             totals[budget] = totals.get(budget, 0.0) + amount
     return totals

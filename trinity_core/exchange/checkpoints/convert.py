@@ -17,7 +17,6 @@ from trinity_core.base.errors import DataError
 from trinity_core.base.files import (
     clear_errors,
     from_record,
-    read_json,
     remove_tree,
     sync_file,
     temporary_sibling,
@@ -25,7 +24,7 @@ from trinity_core.base.files import (
     write_atomically,
     write_json,
 )
-from trinity_core.base.layout import ABANDONED, ADAPTER, MANIFEST, JobLayout, step_of
+from trinity_core.base.layout import ABANDONED, ADAPTER, MANIFEST, stages_of, step_of
 from trinity_core.base.lazy import OWN_ATTENTION, require_matching_builds
 from trinity_core.data.tokenizer import GENERATION, load_tokenizer, write_stop_tokens
 from trinity_core.exchange.checkpoints import adapters
@@ -98,9 +97,8 @@ def find_steps(path: Path) -> list[Path]:
             return [folder]
     if not path.is_dir():
         raise DataError(f"{path} does not exist; give a run's folder or one of its global_step_<number>", key=str(path))
-    stages = read_json(JobLayout(path).stages) or {}
     folders = [
-        folder for root in (path, *map(path.with_name, stages.values())) for folder in root.rglob("global_step_*")
+        folder for root in (path, *stages_of(path).values()) for folder in root.rglob("global_step_*")
         if step_of(folder) is not None and folder.is_dir()
         and not any(part.startswith(".") for part in folder.relative_to(root).parts)
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trinity_core.base.addresses import studio_links
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout, run_of
+from trinity_core.base.layout import label_of, stages_of
 from trinity_core.data.files import data_files, is_local
 from trinity_core.exchange.tracking.run_record import read_config
 from trinity_core.exchange.tracking.scores import data_digest
@@ -68,13 +68,12 @@ def _about(config: Mapping[str, Any]) -> str:
     """Return algorithm, or stages of a pipeline, model and training data."""
     parts = [stage["stage_name"] for stage in config.get("stages") or ()]
     algorithm = (config.get("algorithm") or {}).get("algorithm_type", "")
-    model = str((config.get("model") or {}).get("model_path") or "")
-    run, step = run_of(model)
+    model = label_of((config.get("model") or {}).get("model_path") or "")
     data = [f"`{data_set['path']}`" for context, data_set in _data(config) if context == "training"]
     facts = {
         "pipeline": " → ".join(parts),
         "algorithm": "" if parts else algorithm,
-        "model": f"step {step} of {run.name}" if run else f"`{model}`" * bool(model),
+        "model": f"`{model}`" * bool(model),
         "data": ", ".join(dict.fromkeys(data)),
     }
     return " · ".join(f"{name} {fact}" for name, fact in facts.items() if fact)
@@ -82,9 +81,8 @@ def _about(config: Mapping[str, Any]) -> str:
 
 def steps_before(pipeline: Path, stage: str = "") -> int:
     """Return the train steps of a pipeline's stages before `stage`, by default of all, that have ended."""
-    folders: Mapping[str, str] = read_json(JobLayout(pipeline).stages) or {}
-    earlier = takewhile(lambda name: name != stage, folders)
-    summaries = (read_json(pipeline.parent / folders[name] / "summary.json") or {} for name in earlier)
+    earlier = takewhile(lambda run: run[0] != stage, stages_of(pipeline).items())
+    summaries = (read_json(folder / "summary.json") or {} for _, folder in earlier)
     return sum(summary["step"] for summary in summaries if summary.get("hf_dir"))
 
 

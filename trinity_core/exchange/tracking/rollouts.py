@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.base.files import private_folder, read_json, write_atomically
-from trinity_core.base.layout import JobLayout
+from trinity_core.base.files import private_folder, write_atomically
+from trinity_core.base.layout import stages_of
 from trinity_core.data.experience import as_json
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple
 
 def run_with_rollouts(folder: Path) -> Path:
     """Return the folder of the last stage that has sampled rollouts, of the pipeline in `folder`; else `folder`."""
-    stages = [folder.with_name(name) for name in (read_json(JobLayout(folder).stages) or {}).values()]
-    return next((stage for stage in reversed(stages) if rollout_files(stage)), folder)
+    return next((stage for stage in reversed(stages_of(folder).values()) if rollout_files(stage)), folder)
 
 
 def newest_rollouts(job_dir: Path | str) -> tuple[str, int, list[SampledRollout]] | None:
