@@ -75,7 +75,7 @@ def claim(out: Path, seed: int, run_folders: Sequence[Path] = ()) -> None:
     """
     folders = list(dict.fromkeys([out, *run_folders]))
     for folder in folders:
-        note = read_json(folder / NOTE) or {}
+        note = read_json(folder / NOTE)
         if note.get("seed", seed) != seed:
             another = shlex.quote(f"OUT={out}_{seed}")
             there = shlex.join(str(folder) for folder in folders if folder.exists())

@@ -19,7 +19,7 @@ class Note:
 
     @classmethod
     def of(cls, folder: Path) -> Note:
-        return cls(**(read_json(note_path(folder)) or {}))
+        return cls(**read_json(note_path(folder)))
 
     def save(self, folder: Path) -> None:
         """Write the note. Raises OSError."""

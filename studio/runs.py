@@ -19,12 +19,13 @@ from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.settings import StudioSettings
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
 from tasks.retries import api_faults
+from trinity_core.base.files import read_json
 from trinity_core.base.layout import JobLayout, label_of, run_of, stages_of
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
 from trinity_core.config.secrets import MASK, without_secrets
 from trinity_core.config.yaml_text import parse_value
-from trinity_core.exchange.checkpoints.resume import CLAIM, read_meta, whole_steps
+from trinity_core.exchange.checkpoints.resume import CLAIM, whole_steps
 from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader, metrics_path
 from trinity_core.exchange.tracking.progress import seconds_a_step, steps_text
 from trinity_core.exchange.tracking.run_record import (
@@ -268,7 +269,7 @@ _seen = lru_cache(maxsize=512)(SeenRun)
 
 def _read(run: Run, folder: Path, curves: Curves, evaluations: list[MetricLine]) -> Run:
     layout, record, config = JobLayout(folder), read_record(folder), read_config(folder)
-    meta = read_meta(layout.trainer_meta)
+    meta = read_json(layout.trainer_meta)
     paces = (curve for name, curve in curves.items() if name.endswith("timing_s/step"))
     trainer = curves.get("timing_s/step") or next(paces, None)
     model = str(meta.get("model") or value_at(config, "model.model_path") or "")

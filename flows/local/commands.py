@@ -288,7 +288,7 @@ def _forget(root: Path, state: UpState) -> None:
     """Remove the record, the settings and the notes of pages, except one that another folder has written since."""
     remove_settings(root)
     for process in state.processes:
-        if process.note and (read_json(Path(process.note)) or {}).get("url") == process.url:
+        if process.note and read_json(Path(process.note)).get("url") == process.url:
             Path(process.note).unlink(missing_ok=True)
     UpState.forget(root)
 

@@ -94,7 +94,7 @@ class UpState:
         path = state_dir(root) / "up.json"
         with clear_errors("reading", path, ELSEWHERE):
             record = read_json(path)
-        if record is None:
+        if not record:
             return None
         record = {name: value for name, value in record.items() if name not in ("pages", "notes")}  # of older releases
         processes = [from_record(Process, process, path) for process in record["processes"]]

@@ -42,11 +42,11 @@ def attempt_at(config: Config, began: float) -> Any:
 
 
 @pytest.mark.parametrize("left", ["", '{"step": ', "[]", "\udcff"])
-def test_a_damaged_summary_is_none(left: str, config: Config, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_summary_is_empty(left: str, config: Config, caplog: pytest.LogCaptureFixture) -> None:
     write_summary(config, {"step": 3})
     assert read_summary(config) == {"step": 3}
     (config.job_dir / "summary.json").write_bytes(left.encode(errors="surrogateescape"))
-    assert read_summary(config) is None
+    assert not read_summary(config)
     assert "summary.json is damaged" in caplog.text
 
 

@@ -425,7 +425,7 @@ def test_the_oldest_run_is_the_baseline_and_every_changed_answer_is_shown(folder
     for name, began, right in (("new", 100.0, 5), ("old", 50.0, 0)):
         job = folder / "checkpoints/p" / name
         record_end(job, record_start(job, {"buffer": {"batch_size": right}}, "rft"), RunOutcome.FINISHED)
-        write_json(record_path(job), (read_json(record_path(job)) or {}) | {"began": began})
+        write_json(record_path(job), read_json(record_path(job)) | {"began": began})
         MetricsFile(job, "eval").write(4, {"eval/test/accuracy": right / 10})
         tasks = [TaskAnswers(i, str(i), f"test[{i}]", [float(i < right)], "?", ["4"]) for i in range(10)]
         save_answers(job, "test", 4, tasks)

@@ -148,7 +148,7 @@ def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path)
 
     async def look() -> None:
         async with opened("about:blank", tmp_path) as page:
-            record = read_json(record_path(runs / "begun")) or {}
+            record = read_json(record_path(runs / "begun"))
             write_json(record_path(runs / "begun"), record | {"began": time.time()})
             await go(page, studio, "/runs?run=hub/going", f"{has('running')} && {has(' of 8')}")
             MetricsFile(runs / "going", "trainer").write(5, {"reward/mean": 0.5, "timing_s/step": 1.0})

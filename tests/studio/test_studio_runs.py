@@ -60,7 +60,7 @@ def folder(root: Path, name: str, minutes: float = 0, outcome: RunOutcome | None
     if outcome is not None:
         record_end(job, own, outcome)
     began = (NOON + timedelta(minutes=minutes)).timestamp()
-    record = read_json(record_path(job)) or {}
+    record = read_json(record_path(job))
     write_json(record_path(job), record | {"began": began} | ({"ended": began + 120} if outcome else {}))
     return job
 
@@ -82,7 +82,7 @@ def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> N
     [run] = find_runs(tmp_path, [flow_run("one"), flow_run("one", minutes=-9, id="earlier", kind="FAILED")])
     assert run.state is RunState.FINISHED and run.folder == job and run.flow_run.id == "flow run one"
     assert run.seconds(NOON) == 120.0 and run.launch == Launch("my.yaml", ("seed=1",))
-    write_json(record_path(job), (read_json(record_path(job)) or {}) | {"earlier": 30.0})
+    write_json(record_path(job), read_json(record_path(job)) | {"earlier": 30.0})
     assert find_runs(tmp_path)[0].seconds(NOON) == 150.0, "with the attempts before"
     assert (run.step, run.total_steps, run.score, run.interval) == (3, 8, 0.5, (0.4, 0.6))
     assert run.seconds_left is not None and run.seconds_left < 60
@@ -212,7 +212,7 @@ def test_a_state_is_the_folders_unless_prefect_knows_better(tmp_path: Path) -> N
     job = folder(tmp_path, "one")
     assert find_runs(tmp_path)[0].state is RunState.RUNNING
     assert find_runs(tmp_path, [flow_run("one", "CANCELLING")])[0].state is RunState.STOPPING
-    write_json(record_path(job), (read_json(record_path(job)) or {}) | {"pid": 2**22 + 1, "mark": ""})
+    write_json(record_path(job), read_json(record_path(job)) | {"pid": 2**22 + 1, "mark": ""})
     assert find_runs(tmp_path, [flow_run("one", "RUNNING")])[0].state is RunState.KILLED, "its process is gone"
     folder(tmp_path, "one", outcome=RunOutcome.CANCELLED)
     assert find_runs(tmp_path, [flow_run("one", "CANCELLED")])[0].state is RunState.CANCELLED
@@ -225,7 +225,7 @@ def test_an_evaluation_leaves_the_record_of_the_training(tmp_path: Path) -> None
     record_end(job, record_start(job, {}, "evaluate", keeps=True), RunOutcome.FINISHED)
     assert find_runs(tmp_path)[0].state is RunState.FAILED
     own = record_start(job, {}, "rft")
-    foreign = (read_json(record_path(job)) or {}) | {"pid": os.getpid() + 1, "host": "elsewhere"}
+    foreign = read_json(record_path(job)) | {"pid": os.getpid() + 1, "host": "elsewhere"}
     write_json(record_path(job), foreign)
     record_end(job, own, RunOutcome.FINISHED)
     assert find_runs(tmp_path)[0].state is RunState.RUNNING, "of a process elsewhere nothing is known"
@@ -241,7 +241,7 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
     folder(tmp_path / "failed", "one", outcome=RunOutcome.FAILED)
     folder(tmp_path / "secret", "one", outcome=RunOutcome.FAILED, api_key="abc")
     elsewhere = folder(tmp_path / "elsewhere", "one")
-    write_json(record_path(elsewhere), (read_json(record_path(elsewhere)) or {}) | {"host": "elsewhere"})
+    write_json(record_path(elsewhere), read_json(record_path(elsewhere)) | {"host": "elsewhere"})
     runs = {
         "running": find_runs(tmp_path / "going", [flow_run("one", "RUNNING")]),
         "done": find_runs(tmp_path / "done", [flow_run("one")]),

@@ -113,7 +113,7 @@ def page_note(checkpoint_root_dir: Path, page: str) -> Path:
 
 def page_address(checkpoint_root_dir: Path, page: str) -> str:
     """Return the address where `trinity up` serves a page, or ""."""
-    return str((read_json(page_note(checkpoint_root_dir, page)) or {}).get("url", ""))
+    return str(read_json(page_note(checkpoint_root_dir, page)).get("url", ""))
 
 
 def studio_links(checkpoint_root_dir: Path, run: str, sampled: str = "") -> list[str]:

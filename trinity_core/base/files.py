@@ -171,18 +171,18 @@ def write_json(path: Path, value: Any, durable: bool = True, mode: int = 0o666) 
     write_atomically(path, json.dumps(value, indent=1).encode() + b"\n", durable, mode)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read the JSON object in a file; None if the file is missing or, with a warning, damaged."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file; empty if the file is missing or, with a warning, damaged."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
-        return None
+        return {}
     except ValueError:
         content = None
     if isinstance(content, dict):
         return content
     log.warning("%s is damaged and is treated as missing; remove it", path)
-    return None
+    return {}
 
 
 def from_record(cls: type[T], values: Mapping[str, Any], source: Path | str) -> T:

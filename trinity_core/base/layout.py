@@ -161,7 +161,7 @@ class JobLayout:
 
 def stages_of(job_dir: Path) -> dict[str, Path]:
     """Return stage → folder of its run, for the pipeline in `job_dir`; empty for other runs."""
-    return {stage: job_dir.with_name(name) for stage, name in (read_json(JobLayout(job_dir).stages) or {}).items()}
+    return {stage: job_dir.parent / name for stage, name in read_json(JobLayout(job_dir).stages).items()}
 
 
 def shard_name(content: str, world_size: int, rank: int) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import DataError
+from trinity_core.base.files import read_json
 from trinity_core.base.layout import ADAPTER, JobLayout, now_at
 from trinity_core.base.plugins import load_plugins
 from trinity_core.config import ModelConfig
@@ -26,7 +27,7 @@ from trinity_core.data.taskset import task_format
 from trinity_core.data.tokenizer import policy_encoder, stop_tokens
 from trinity_core.exchange.checkpoints.adapters import base_of, read_config
 from trinity_core.exchange.checkpoints.convert import convert, is_complete
-from trinity_core.exchange.checkpoints.resume import read_meta, whole_steps
+from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.model_fault import model_fault
 from trinity_core.exchange.tracking import run_record
 from trinity_core.results.audit import runs_in, stored_runs
@@ -194,7 +195,7 @@ def chat_models(folder: Path, step: int | None = None, base: bool = True) -> dic
     if not base:
         return models
     first = next(run for run in runs_in(folder.resolve()) if run.is_dir())
-    start = now_at(str(read_meta(JobLayout(first).trainer_meta).get("model") or settings.model_path), root)
+    start = now_at(str(read_json(JobLayout(first).trainer_meta).get("model") or settings.model_path), root)
     _refuse_missing(start, "the model that the run began with", "With --no-base the run's model answers alone")
     return {"base": ChatModel(start, settings, system, overrides=overrides)} | models
 

@@ -87,7 +87,7 @@ class DataSet:
 
 def input_digests(run: Path) -> dict[str, str]:
     """Return data file or plugin → digest, as the run recorded them at its end; empty before."""
-    made_from = (read_json(run / "summary.json") or {}).get("made_from") or {}
+    made_from = read_json(run / "summary.json").get("made_from") or {}
     return {name: digest for name, digest in made_from.get("inputs", {}).items() if name.startswith("/")}
 
 

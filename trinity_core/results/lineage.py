@@ -18,7 +18,7 @@ from trinity_core.base.files import read_json
 from trinity_core.base.layout import JobLayout, now_at, run_of
 from trinity_core.exchange.checkpoints.beginning import recorded_beginning
 from trinity_core.exchange.checkpoints.convert import convert
-from trinity_core.exchange.checkpoints.resume import latest_whole, read_meta, whole_steps
+from trinity_core.exchange.checkpoints.resume import latest_whole, whole_steps
 from trinity_core.exchange.tracking.champions import history
 from trinity_core.exchange.tracking.pauses import Pause, read_pauses
 from trinity_core.exchange.tracking.run_record import read_record
@@ -87,8 +87,8 @@ class Sighting:
 def parent_of(folder: Path, step: int) -> str | None:
     """Return the model that a run began with, as its checkpoint or its folder records it, where it is now."""
     began = recorded_beginning(folder, step)
-    recorded = began.model if began is not None else read_meta(JobLayout(folder).trainer_meta).get("model")
-    model = recorded if isinstance(recorded, str) else (read_json(JobLayout(folder).beginning) or {}).get("model")
+    recorded = began.model if began is not None else read_json(JobLayout(folder).trainer_meta).get("model")
+    model = recorded if isinstance(recorded, str) else read_json(JobLayout(folder).beginning).get("model")
     return now_at(model, folder.parent.parent) if model else None
 
 

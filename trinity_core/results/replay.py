@@ -20,11 +20,12 @@ from typing import Any, Self
 
 from trinity_core.base.children import Worker
 from trinity_core.base.errors import DataError, on_failure
+from trinity_core.base.files import read_json
 from trinity_core.base.plugins import load_plugins
 from trinity_core.config import Config, load_config
 from trinity_core.data.experience import Experience, to_bytes
 from trinity_core.data.schedule import check_order
-from trinity_core.exchange.checkpoints.resume import read_meta, whole_steps
+from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.exchange.tracking.pauses import read_pauses
@@ -155,7 +156,7 @@ class Replay:
 
         scratch = self._stack.enter_context(tempfile.TemporaryDirectory())
         config = self.config.with_values({"checkpoint_root_dir": scratch})
-        order = read_meta(self.config.layout.trainer_meta).get("order", {})
+        order = read_json(self.config.layout.trainer_meta).get("order", {})
         if config.is_supervised:
             source = open_source(config)
             assert isinstance(source, SupervisedSource)
@@ -185,7 +186,7 @@ class Ranks:
     """The trainer's workers of a replay, on this machine, as many as the run had and with as many threads."""
 
     def __init__(self, config: Config) -> None:
-        meta, placement = read_meta(config.layout.trainer_meta), placement_of(config)
+        meta, placement = read_json(config.layout.trainer_meta), placement_of(config)
         threads, count = meta.get("threads", placement.trainer_threads), meta.get("world_size", placement.trainers)
         environment = os.environ | trainer_environment(replace(placement, trainer_threads=threads))
         self._threads = ThreadPoolExecutor(count)

@@ -52,7 +52,7 @@ def report(folder: Path, other: Path | None = None) -> str:
     if other is not None:
         stored_runs(other)
     title = f"{runs[0].parent.name} / {folder.resolve().name}"
-    scores = _scores_by_stage(folder) if list(runs) != [folder.resolve()] else ()
+    scores = _scores_by_stage(folder.resolve()) if list(runs) != [folder.resolve()] else ()
     parts = [f"<h1>{escape(title)}</h1>", *scores, *(part for run in runs for part in _run(run, other))]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>'
@@ -60,7 +60,7 @@ def report(folder: Path, other: Path | None = None) -> str:
 
 def _scores_by_stage(pipeline: Path) -> Iterable[str]:
     """Yield the scores of the base model and of each stage's model: often the next stage's run has evaluated it."""
-    scores = (read_json(pipeline / "summary.json") or {}).get("scores") or {}
+    scores = read_json(pipeline / "summary.json").get("scores") or {}
     yield "<h2>Scores</h2>"
     rows = []
     for name, folder in ({"before": pipeline} | stages_of(pipeline)).items():
@@ -73,7 +73,7 @@ def _scores_by_stage(pipeline: Path) -> Iterable[str]:
 
 def _run(folder: Path, other: Path | None) -> Iterable[str]:
     record, config = read_record(folder), read_config(folder)
-    summary, evaluations = read_json(folder / "summary.json") or {}, read_evaluations(folder)
+    summary, evaluations = read_json(folder / "summary.json"), read_evaluations(folder)
     scores, intervals = scores_like_the_newest(evaluations), intervals_like_the_newest(evaluations)
     facts = {
         "state": record.present_state.value if record is not None else "",

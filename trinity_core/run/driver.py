@@ -271,9 +271,9 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
     model = ""
     for config in configs:
         start = start_from(config, model) if model else config
-        recorded = read_summary(config) if config.continue_from_checkpoint and None not in summaries else None
+        recorded = read_summary(config) if config.continue_from_checkpoint and None not in summaries else {}
         summary = None
-        if recorded is not None:
+        if recorded:
             recorded_start, now = recorded.get("made_from"), made_from(start)
             differing = differences(recorded_start, now, "settings")
             settings, wanted = (recorded_start or {}).get("settings", {}), now["settings"]

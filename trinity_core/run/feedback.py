@@ -37,7 +37,7 @@ class Round:
     def manifest(self) -> Mapping[str, Any]:
         """`champion` that training begins from, `since` when it is the champion, when the round was `made` (Unix
         seconds), number of `rollouts` and `rows`, `sources` (rollouts, first and last group of each), and `ids`."""
-        return read_json(self.folder / MANIFEST) or {}
+        return read_json(self.folder / MANIFEST)
 
     @property
     def data(self) -> Path:
@@ -46,7 +46,7 @@ class Round:
     @property
     def verdict(self) -> str | None:
         """The gate's verdict; None while the round is in progress."""
-        return (read_json(self.folder / RESULT) or {}).get("verdict")
+        return read_json(self.folder / RESULT).get("verdict")
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _examples(stage: Config, current: Round) -> int:
 
 def _ended(current: Round, pipeline: Config) -> dict[str, Any]:
     """Record and return what the gate said. A round that was killed after the promotion finds its own champion."""
-    gate = (read_summary(stages(pipeline)[-1]) or {})["gate"]
+    gate = read_summary(stages(pipeline)[-1])["gate"]
     verdict = PROMOTED if gate["verdict"] == "is the champion" else gate["verdict"]
     result = {"verdict": verdict, "name": pipeline.name, "feedback": str(current.folder), "gate": gate}
     write_json(current.folder / RESULT, result)

@@ -144,7 +144,7 @@ def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
         other = path.name[1:].removesuffix(RECORD)
         if other in locks or not is_held(config.job_dir, other):
             continue
-        theirs = read_json(path) or {}
+        theirs = read_json(path)
         differ = {
             key: f"{key} ({mine[key]} and {theirs[key]})" for key in mine if key in theirs and mine[key] != theirs[key]
         }

@@ -110,8 +110,8 @@ def spent_by_stages(pipeline_dir: Path, without: str = "") -> dict[str, float]:
     """Return what the finished stages of a pipeline have spent together, without the run of that name."""
     totals: dict[str, float] = {}
     for folder in stages_of(pipeline_dir).values():
-        summary = read_json(folder / "summary.json") if folder.name != without else None
-        for budget, amount in ((summary or {}).get("spent") or {}).items():
+        spent = read_json(folder / "summary.json").get("spent") if folder.name != without else None
+        for budget, amount in (spent or {}).items():
             totals[budget] = totals.get(budget, 0.0) + amount
     return totals
 

@@ -184,8 +184,8 @@ def write_summary(config: Config, summary: dict[str, Any]) -> None:
     write_atomically(summary_path(config), json.dumps(summary, indent=2, default=str).encode() + b"\n")
 
 
-def read_summary(config: Config) -> dict[str, Any] | None:
-    """Read the summary of a finished run; None if it is missing or damaged, so that the run counts as not done."""
+def read_summary(config: Config) -> dict[str, Any]:
+    """Read the summary of a finished run; empty if it is missing or damaged, so that the run counts as not done."""
     return read_json(summary_path(config))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from trinity_core.algorithms.objective import Objective
 from trinity_core.base.errors import DataError, TransientFault, TrinityError
+from trinity_core.base.files import read_json
 from trinity_core.base.waits import Wait, poll
 from trinity_core.config.resolve import held_out, replay_args, shares
 from trinity_core.config.schema import Config
@@ -22,7 +23,7 @@ from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule, check_order, open_tasksets
 from trinity_core.data.supervised import Kind, SupervisedMixture, SupervisedSet
 from trinity_core.data.tokenizer import endless_answers, policy_encoder
-from trinity_core.exchange.checkpoints.resume import latest_whole, read_meta, update_meta
+from trinity_core.exchange.checkpoints.resume import latest_whole, update_meta
 from trinity_core.exchange.store.archive import Archive, RowAdvantage
 from trinity_core.exchange.store.earlier_rollouts import read_answers
 from trinity_core.exchange.store.expert import ExpertData, ExpertMixture, ExpertSource
@@ -138,7 +139,7 @@ class SupervisedSource(BatchSource):
 
     def rewind(self, step: int) -> None:
         if step:
-            check_order(read_meta(self.meta).get("order", {}), self.order)
+            check_order(read_json(self.meta).get("order", {}), self.order)
 
     def before_save(self, step: int) -> None:
         """Record the settings that the order depends on; all checkpoints of a run share them."""
@@ -214,7 +215,7 @@ class RolloutSource(BatchSource):
     def rewind(self, step: int) -> None:
         """Return later batches to the queue and drop rows that newer policies sampled."""
         if step:
-            check_order(read_meta(self.meta).get("order", {}), self.order)
+            check_order(read_json(self.meta).get("order", {}), self.order)
         self.store.rewind(step)
         self.archive.rewind(step)
 
@@ -310,7 +311,7 @@ def total_steps(config: Config, source: BatchSource) -> int:
 def _taken(config: Config, per_step: int) -> TasksTaken:
     """Return the tasks of the run's train steps; a changed batch size applies after the checkpoint that is resumed."""
     meta = config.layout.trainer_meta
-    sizes = {int(step): size for step, size in read_meta(meta).get(TAKEN, {"0": per_step}).items()}
+    sizes = {int(step): size for step, size in read_json(meta).get(TAKEN, {"0": per_step}).items()}
     if set(sizes.values()) != {per_step}:
         resumed = latest_whole(config.job_dir) or 0
         sizes = {step: size for step, size in sizes.items() if step <= resumed}

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from trinity_core.base.errors import TransientFault, TrinityError
+from trinity_core.base.files import read_json
 from trinity_core.base.plugins import load_plugins
 from trinity_core.base.timing import StepTimer
 from trinity_core.config import to_dict
@@ -28,7 +29,7 @@ from trinity_core.config.schema import Config
 from trinity_core.config.training import dtype_of
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.exchange.checkpoints.beginning import model_name
-from trinity_core.exchange.checkpoints.resume import read_meta, update_meta
+from trinity_core.exchange.checkpoints.resume import update_meta
 from trinity_core.exchange.sync.shared_gpu import SharedGpu
 from trinity_core.exchange.sync.versions import run_versions
 from trinity_core.exchange.tracking import metrics_file
@@ -420,7 +421,7 @@ def _note_algorithm(config: Config, step: int) -> None:
     Differences may also come from the defaults of a newer release.
     """
     path, algorithm = config.layout.trainer_meta, to_dict(config.algorithm)
-    noted = read_meta(path).get("algorithm", {}) if step else {}
+    noted = read_json(path).get("algorithm", {}) if step else {}
     for key, value in algorithm.items():
         if key in noted and noted[key] != value:
             was, now = json.dumps(noted[key]), json.dumps(value)

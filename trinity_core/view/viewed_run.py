@@ -12,11 +12,11 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from trinity_core.base.errors import DataError
+from trinity_core.base.files import read_json
 from trinity_core.base.layout import JobLayout
 from trinity_core.config.findings import value_at
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.exchange.checkpoints.resume import read_meta
 from trinity_core.exchange.store.archive import Line, lines_of
 from trinity_core.exchange.store.database import Database
 from trinity_core.exchange.store.run_store import read_identity
@@ -74,7 +74,7 @@ class ViewedRun:
     def _model_paths(self) -> Iterator[str]:
         """Yield local folders and hub names that may hold the tokenizer, the most reliable first."""
         model = value_at(read_config(self.folder), "model.model_path")
-        meta = read_meta(self.layout.trainer_meta)
+        meta = read_json(self.layout.trainer_meta)
         folders = [str(self.layout.huggingface(step)) for step in reversed(self.layout.steps())]
         for path in (model, *folders, meta.get("tokenizer"), meta.get("model")):
             if path and (not path.startswith(("/", ".")) or Path(path, "tokenizer_config.json").is_file()):

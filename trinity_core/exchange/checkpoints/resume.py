@@ -1,9 +1,8 @@
-"""Finds the checkpoint that a run resumes from, and reads and writes the run's side files."""
+"""Finds the checkpoint that a run resumes from, and writes the run's side files."""
 
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import re
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import DataError, TransientFault
-from trinity_core.base.files import private_folder, write_atomically, write_json
+from trinity_core.base.files import private_folder, read_json, write_atomically, write_json
 from trinity_core.base.layout import ABANDONED, MANIFEST, JobLayout
 from trinity_core.base.runlock import PIPELINE, is_held, lock_path, one_at_a_time
 from trinity_core.exchange.checkpoints.commit import damage
@@ -147,19 +146,7 @@ def claim(folder: Path, name: str, attempt_of: str) -> None:
     write_atomically(folder / CLAIM, f"{name} {attempt_of}".encode())
 
 
-def read_meta(path: Path) -> dict[str, Any]:
-    """Read `explorer_meta.json` or `trainer_meta.json`; empty if missing or unreadable (it can be rebuilt)."""
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        log.warning("%s is not readable and is ignored: %s", path, error)
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def update_meta(path: Path, /, **values: Any) -> dict[str, Any]:
-    merged = {**read_meta(path), **values}
+    merged = {**read_json(path), **values}
     write_json(path, merged, durable=False)
     return merged

@@ -137,10 +137,10 @@ class Archive:
         record = self.path.with_name(f".{self.path.name}.owner.json")
         with one_at_a_time(record.with_suffix(".lock")):
             recorded = read_json(record) if self.path.exists() else self._owner
-            if recorded is None and not self.path.stat().st_size:
+            if not recorded and not self.path.stat().st_size:
                 recorded = self._owner
             if recorded != self._owner:
-                writer = ", ".join(f"{key} {value}" for key, value in (recorded or {}).items()) or "an unknown process"
+                writer = ", ".join(f"{key} {value}" for key, value in recorded.items()) or "an unknown process"
                 raise TrinityError(
                     f"{self.path} is written by {writer}, and this is {', '.join(self._owner.values())}: each run, and "
                     "each explorer of a run, needs its own file. Give another path (or a folder, in which it is "

@@ -229,7 +229,7 @@ class Tail:
     def _positions(self) -> dict[str, int]:
         """Return tracking system → offset up to which it has the lines. Empty, so that all are sent again, if the file
         is missing or was damaged by a power cut."""
-        return (read_json(self._state) or {}).get("positions", {})
+        return read_json(self._state).get("positions", {})
 
 
 def was_tracked(job_dir: Path | str) -> bool:

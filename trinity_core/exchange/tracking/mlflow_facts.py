@@ -82,7 +82,7 @@ def _about(config: Mapping[str, Any]) -> str:
 def steps_before(pipeline: Path, stage: str = "") -> int:
     """Return the train steps of a pipeline's stages before `stage`, by default of all, that have ended."""
     earlier = takewhile(lambda run: run[0] != stage, stages_of(pipeline).items())
-    summaries = (read_json(folder / "summary.json") or {} for _, folder in earlier)
+    summaries = (read_json(folder / "summary.json") for _, folder in earlier)
     return sum(summary["step"] for summary in summaries if summary.get("hf_dir"))
 
 

@@ -73,7 +73,7 @@ def runs_path(checkpoint_root_dir: Path) -> str:
     shows them, the newest run first.
     """
     notes = sorted(checkpoint_root_dir.glob("*/*/monitor/mlflow.json"), key=lambda note: note.stat().st_mtime)
-    ids = ((read_json(note) or {}).get("experiment_id") for note in reversed(notes) if os.access(note, os.R_OK))
+    ids = (read_json(note).get("experiment_id") for note in reversed(notes) if os.access(note, os.R_OK))
     newest = next(filter(None, ids), None)
     experiment = f"/{newest}/runs?compareRunsMode=CHART&{FLAT}&" if newest else "?"
     return f"/#/experiments{experiment}workflowType=machine_learning"

@@ -446,7 +446,7 @@ def _note(job_dir: Path) -> Path:
 
 
 def _noted(job_dir: Path) -> dict[str, Any]:
-    return read_json(_note(job_dir)) or {}
+    return read_json(_note(job_dir))
 
 
 def run_note(job_dir: Path) -> dict[str, Any]:

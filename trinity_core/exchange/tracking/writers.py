@@ -286,7 +286,7 @@ class WandbWriter(Writer):
 
 def _kept(note: Path, info: RunInfo) -> dict[str, Any]:
     """Read the note in the job dir with the run's `id`. A resumed run continues the same W&B run; a copy does not."""
-    content = read_json(note) or {}
+    content = read_json(note)
     if "id" not in content or not info.is_own(content):
         content = {"id": uuid4().hex[:12]}
     if info.identity:

@@ -76,7 +76,7 @@ class LocalDataJuicer:
 
     def _endpoint(self) -> dict[str, str]:
         """Return variables by which operators that call a model find the run's, unless the user names an endpoint."""
-        api = read_json(self.api_address) if self.api_address and BASE_URL not in os.environ else None
+        api = read_json(self.api_address) if self.api_address and BASE_URL not in os.environ else {}
         return {BASE_URL: api["base_url"], API_KEY: api["api_key"]} if api else {}
 
     def _running(self) -> DataJuicer:

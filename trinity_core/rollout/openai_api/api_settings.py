@@ -71,7 +71,7 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
     server.queues = {str(taskset.name): queue_of(config, taskset) for taskset in queues}
     if config.mode == "serve":
         server.served_sessions = served_sessions(config, buffer)
-        server.key = (read_json(api_address_file(config)) or {}).get("api_key", server.key)
+        server.key = read_json(api_address_file(config)).get("api_key", server.key)
     return server
 
 
