@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -95,8 +95,6 @@ class Replay:
         self._lines = {line.step: line for line in read_metrics(self.folder) if line.source == "trainer"}
         self._stores = partial(stores_of, self.folder, config, overrides, url)
         self._stack = ExitStack()
-        self._batch: Callable[[int], list[Experience] | None] | None = None
-        self._ranks: Ranks | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -118,9 +116,6 @@ class Replay:
                     f"the rows of train step {number}, which step {step} needs, are no longer in the store: {KEPT_ROWS}"
                 )
                 raise DataError(gone, key="trainer.max_checkpoints_to_keep")
-        if self._ranks is None:
-            self._ranks = Ranks(self.config)
-            self._stack.callback(self._ranks.close)
         assert line.total_steps is not None
         self._ranks.load(start, line.total_steps)
         since, outcome = None, dict[str, Any]()
@@ -135,12 +130,6 @@ class Replay:
         with closing(open_store(self.folder, self._url())) as database:
             return resample(self.config, database, name)
 
-    def batch(self, step: int) -> list[Experience] | None:
-        """Return the rows of a train step in their order; None if some of them are gone."""
-        if self._batch is None:
-            self._batch = self._open()
-        return self._batch(step)
-
     def _line(self, step: int) -> MetricLine:
         line = self._lines.get(step)
         if line is None:
@@ -150,8 +139,18 @@ class Replay:
             raise DataError(f"train step {step} was taken by an older release, which recorded no weights", key="--step")
         return line
 
-    def _open(self) -> Callable[[int], list[Experience] | None]:
-        """Open the store, or the data sets, whose rejected rows are listed in a temporary folder."""
+    @cached_property
+    def _ranks(self) -> Ranks:
+        ranks = Ranks(self.config)
+        self._stack.callback(ranks.close)
+        return ranks
+
+    @cached_property
+    def batch(self) -> Callable[[int], list[Experience] | None]:
+        """Returns the rows of a train step in their order; None if some of them are gone.
+
+        The store is open, or the data sets, whose rejected rows are listed in a temporary folder.
+        """
         from trinity_core.training.sources import SupervisedSource, open_expert, open_source
 
         scratch = self._stack.enter_context(tempfile.TemporaryDirectory())

@@ -7,7 +7,6 @@ workflows that take their seeds from the task and its turns; an agent's sessions
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -171,11 +170,8 @@ class Resampler:
     def __init__(self, settings: EngineSettings) -> None:
         self._engine = engine_class(settings)(settings)
 
-    def sample(self, requests: Sequence[Request], adapter: str, version: int) -> list[list[int]]:
+    async def sample(self, requests: Sequence[Request], adapter: str, version: int) -> list[list[int]]:
         """Return the tokens of each request; `adapter` is the folder of an adapter to load first, or ""."""
-        return asyncio.run(self._sample(requests, adapter, version))
-
-    async def _sample(self, requests: Sequence[Request], adapter: str, version: int) -> list[list[int]]:
         await self._engine.start()
         try:
             if adapter:
