@@ -140,16 +140,13 @@ def expert_position(connection: Connection, t: Tables, step: int) -> ExpertPosit
     """Return the expert position at which trainer step `step` begins."""
     query = select(t.leases.c.expert).where(t.leases.c.step < step, t.leases.c.expert.is_not(None))
     last = connection.execute(query.order_by(t.leases.c.step.desc()).limit(1)).scalar()
-    return START if last is None else _position(json.loads(last)["after"])
+    position: ExpertPosition = START if last is None else json.loads(last)["after"]
+    return position
 
 
 def expert_rows(expert: ExpertSource, record: str) -> list[Experience]:
     value = json.loads(record)
-    return expert.take(value["rows"], _position(value["before"]))[0]
-
-
-def _position(value: dict[str, int]) -> ExpertPosition:
-    return ExpertPosition(epoch=value["epoch"], offset=value["offset"])
+    return expert.take(value["rows"], value["before"])[0]
 
 
 def chunks(ids: Sequence[int]) -> list[Sequence[int]]:
