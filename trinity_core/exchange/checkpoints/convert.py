@@ -268,7 +268,7 @@ def _merged(
             "with --base-model-dir",
             key="--base-model-dir",
         )
-    stored = dict(_read(files))
+    stored = dict(stored_tensors(files))
     tensors, value_of = names.converted(stored, stored.__getitem__)
     adapter = {_on_hub(name, names): tensor for name, tensor in adapter.items()}
     adapters.require_matrices(adapter, tensors)
@@ -287,7 +287,7 @@ def _on_hub(name: str, names: HubNames) -> str:
     return names.name(f"{module}.weight").removesuffix(".weight") + end
 
 
-def _read(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+def stored_tensors(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
     from safetensors import safe_open
 
     for file in files:

@@ -54,17 +54,9 @@ def tensors_sha256(folder: Path) -> str:
 
 def folder_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Return an iterator over the tensors of a Hugging Face folder. Raises DataError at once if it has none."""
-    files = safetensors_files(folder)
+    from trinity_core.exchange.checkpoints.convert import stored_tensors
 
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        from safetensors import safe_open
-
-        for file in files:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
-                    yield name, opened.get_tensor(name)
-
-    return tensors()
+    return stored_tensors(safetensors_files(folder))
 
 
 def safetensors_files(folder: Path) -> list[Path]:

@@ -70,8 +70,6 @@ def merge_shards(actor: Path) -> tuple[dict[str, torch.Tensor], Callable[[str], 
 
 def load_shard(path: Path) -> dict[str, Any]:
     """Return one rank's tensors by name. Raises DataError if the file is damaged or holds more than plain data."""
-    import pickle
-
     import torch
 
     try:
