@@ -22,7 +22,6 @@ latest_state_dict_iteration.txt      version of the newest published weights
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,12 +150,8 @@ class JobLayout:
 
     def steps(self) -> list[int]:
         """Return the steps that have a folder, complete or not, in ascending order."""
-        return sorted(step for step, _ in self._step_folders())
-
-    def _step_folders(self) -> Iterator[tuple[int, Path]]:
-        for path in self.root.iterdir() if self.root.is_dir() else ():
-            if (step := step_of(path)) is not None and path.is_dir():
-                yield step, path
+        folders = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted(step for path in folders if (step := step_of(path)) is not None and path.is_dir())
 
 
 def stages_of(job_dir: Path) -> dict[str, Path]:

@@ -177,15 +177,9 @@ def yield_cores(pid: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(YIELDING))
 
 
-def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = None) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends, even by SIGKILL (Linux only).
-
-    `parent` is the id of the expected parent process; if that has already ended, the signal is sent at once.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
-        if parent not in (None, os.getppid()):
-            os.kill(os.getpid(), signal_number)
+def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
 
 
 def start_mark(pid: int) -> str:
