@@ -114,7 +114,7 @@ def _namespace(folder: Path, namespaces_there: Sequence[str], url: str) -> str:
 
 COUNTS = (
     "tasks_drawn", "experiences_produced", "trained", "dropped", "failed", "pending", "lost", "duplicated",
-    "sampled_tokens", "lineage",
+    "sampled_tokens",
 )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def audit_json(audits: dict[str, Audit]) -> dict[str, object]:
     if len(audits) == 1:
         [audit] = audits.values()
         return audit.to_dict() | clean
-    sums: dict[str, object] = {name: sum(getattr(audit, name) for audit in audits.values()) for name in COUNTS[:-1]}
+    sums: dict[str, object] = {name: sum(getattr(audit, name) for audit in audits.values()) for name in COUNTS}
     sums["lineage"] = max(audit.lineage for audit in audits.values())
     each_stage = {name: audit.to_dict() | {"clean": audit.clean} for name, audit in audits.items()}
     return sums | clean | {"stages": each_stage}
