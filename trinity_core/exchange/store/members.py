@@ -141,13 +141,8 @@ class Stats:
     leased: int
     trained: int
     stale: int
-    ready_groups: int
-    oldest_ready_version: int | None
-    lineage: int
     committed: int
     """The newest trainer step whose batch is final."""
-    leased_step: int
-    """The newest trainer step that has a batch."""
     now: float
     """Unix seconds of the store's clock, which also dates `seen`."""
     explorers: dict[str, ExplorerPresence]
@@ -155,15 +150,10 @@ class Stats:
 
 def stats_of(connection: Connection, t: Tables, now: float) -> Stats:
     g = t.groups.c
-    by_state = select(g.state, func.count(), func.sum(g.size), func.min(g.oldest)).group_by(g.state)
-    counts = {row[0]: row for row in connection.execute(by_state.where(kept(t), g.state <= State.STALE))}
-    meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
-    leased_step = connection.execute(select(func.max(t.leases.c.step))).scalar() or 0
-    rows = {state: int(counts[state][2]) if state in counts else 0 for state in State}
-    ready = counts.get(State.READY)
-    return Stats(
-        ready=rows[State.READY], leased=rows[State.LEASED], trained=rows[State.TRAINED], stale=rows[State.STALE],
-        ready_groups=ready[1] if ready else 0, oldest_ready_version=ready[3] if ready else None,
-        lineage=meta.lineage, committed=meta.committed, leased_step=leased_step, now=now,
-        explorers=explorers(connection, t),
-    )  # fmt: skip
+    by_state = select(g.state, func.sum(g.size)).where(kept(t), g.state <= State.STALE).group_by(g.state)
+    rows = {state: int(size) for state, size in connection.execute(by_state)}
+    ready, leased, trained, stale = (
+        rows.get(state, 0) for state in (State.READY, State.LEASED, State.TRAINED, State.STALE)
+    )
+    committed = connection.execute(select(t.meta.c.committed)).scalar_one()
+    return Stats(ready, leased, trained, stale, committed, now, explorers(connection, t))
