@@ -7,10 +7,8 @@ import re
 import shlex
 import zlib
 from collections.abc import Iterator, Mapping
-from functools import partial
 from hashlib import sha256
 from itertools import takewhile
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,8 +149,8 @@ PREVIEW = 500
 """Characters of prompt and response shown in the list of traces."""
 
 
-def send_trace(uri: str, experiment: str, run_id: str, name: str, rollout: SampledRollout, time_ns: int) -> str:
-    """Write a rollout as a trace of the run and return the trace's id, derived from run and name.
+def send_trace(uri: str, experiment: str, run_id: str, name: str, rollout: SampledRollout, time_ns: int) -> None:
+    """Write a rollout as a trace of the run, whose id is derived from run and name.
 
     The trace and its turns get the time span of the task's workflow (`SampledRollout.span`); times of single turns are
     unknown. Without a span, it gets the time `time_ns` (ns since 1970). An existing trace with this id is replaced.
@@ -179,13 +177,35 @@ def send_trace(uri: str, experiment: str, run_id: str, name: str, rollout: Sampl
         )
     )
     client.log_spans(experiment, list(_spans(trace_id, name, rollout, began, ended)))
-    return trace_id
 
 
 def _spans(trace_id: str, name: str, rollout: SampledRollout, began: int, ended: int) -> Iterator[Span]:
     """Yield the rollout's span, and a child span for each turn after the prompt."""
-    root, span = _span_id(trace_id, 0), partial(_span, began=began, ended=ended)
-    yield span(trace_id, root, None, name, "AGENT", rollout.prompt, rollout.response)
+    from mlflow.entities import Span
+    from mlflow.tracing.constant import SpanAttributeKey
+
+    def span(number: int, name: str, kind: str, inputs: Any, outputs: Any) -> Span:
+        values = {
+            SpanAttributeKey.REQUEST_ID: trace_id,
+            SpanAttributeKey.SPAN_TYPE: kind,
+            SpanAttributeKey.INPUTS: inputs,
+            SpanAttributeKey.OUTPUTS: outputs,
+        }
+        return Span.from_dict(
+            {
+                "trace_id": trace_id,
+                "span_id": _span_id(trace_id, number),
+                "parent_span_id": _span_id(trace_id, 0) if number else None,
+                "name": name,
+                "start_time_unix_nano": began,
+                "end_time_unix_nano": ended,
+                "status": {"code": "OK", "message": ""},
+                "attributes": {key: json.dumps(v, default=str) for key, v in values.items() if v is not None},
+                "events": [],
+            }
+        )
+
+    yield span(0, name, "AGENT", rollout.prompt, rollout.response)
     turns = rollout.turns or [
         {"role": "user", "content": rollout.prompt}, {"role": "assistant", "content": rollout.response},
     ]  # fmt: skip
@@ -193,44 +213,8 @@ def _spans(trace_id: str, name: str, rollout: SampledRollout, began: int, ended:
     for number, turn in enumerate(turns, 1):
         role = str(turn.get("role", ""))
         if role in KINDS or (number > 1 and role != "system"):
-            kind = KINDS.get(role, "UNKNOWN")
-            yield span(trace_id, _span_id(trace_id, number), root, role, kind, previous, turn)
+            yield span(number, role, KINDS.get(role, "UNKNOWN"), previous, turn)
         previous = turn
-
-
-def _span(
-    trace_id: str,
-    span_id: str,
-    parent: str | None,
-    name: str,
-    kind: str,
-    inputs: Any,
-    outputs: Any,
-    began: int,
-    ended: int,
-) -> Span:
-    from mlflow.entities import Span
-    from mlflow.tracing.constant import SpanAttributeKey
-
-    values = {
-        SpanAttributeKey.REQUEST_ID: trace_id,
-        SpanAttributeKey.SPAN_TYPE: kind,
-        SpanAttributeKey.INPUTS: inputs,
-        SpanAttributeKey.OUTPUTS: outputs,
-    }
-    return Span.from_dict(
-        {
-            "trace_id": trace_id,
-            "span_id": span_id,
-            "parent_span_id": parent,
-            "name": name,
-            "start_time_unix_nano": began,
-            "end_time_unix_nano": ended,
-            "status": {"code": "OK", "message": ""},
-            "attributes": {key: dumps(value, default=str) for key, value in values.items() if value is not None},
-            "events": [],
-        }
-    )
 
 
 def _span_id(trace_id: str, number: int) -> str:

@@ -36,6 +36,7 @@ from trinity_core.exchange.tracking.mlflow_facts import (
     metric_names,
     parameters,
     registered_name,
+    send_trace,
     shortened,
     steps_before,
 )
@@ -174,8 +175,6 @@ class MlflowWriter(Writer):
         self._client.log_artifact(self.run_id, str(path), folder or None)
 
     def traces(self, source: str, step: int, rollouts: Sequence[SampledRollout], time_ns: int) -> None:
-        from trinity_core.exchange.tracking.mlflow_facts import send_trace
-
         for index, rollout in enumerate(rollouts):
             send_trace(self.uri, self._experiment, self.run_id, f"{source} step {step} #{index}", rollout, time_ns)
 
