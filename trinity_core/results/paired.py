@@ -18,6 +18,7 @@ Scores = Mapping[str, Sequence[float | None]]
 """Task → scores of its answers, in the order of repeats; None: no verdict."""
 STUDENT = (inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantiles of Student's t for 0, 1, … 10 degrees of freedom."""
+BLOCKS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +90,13 @@ def paired_over_seeds(before: Sequence[Scores], after: Sequence[Scores]) -> Diff
     return difference.within(sqrt(((difference.high - difference.low) / 2) ** 2 + quantile**2 * of_runs))
 
 
-def paired_by_blocks(before: Mapping[int, float], after: Mapping[int, float], blocks: int = 20) -> Difference | None:
+def paired_by_blocks(before: Mapping[int, float], after: Mapping[int, float]) -> Difference | None:
     """The mean difference of two curves over the steps at which both are finite; None with fewer than two blocks.
 
-    Neighbouring steps are dependent: they form up to `blocks` clusters.
+    Neighbouring steps are dependent: they form up to `BLOCKS` clusters.
     """
     steps = sorted(step for step in before.keys() & after.keys() if isfinite(before[step]) and isfinite(after[step]))
-    size = max(1, -(-len(steps) // blocks))
+    size = max(1, -(-len(steps) // BLOCKS))
     clusters = [[after[step] - before[step] for step in steps[i : i + size]] for i in range(0, len(steps), size)]
     if len(clusters) < 2:
         return None
