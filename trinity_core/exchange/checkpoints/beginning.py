@@ -91,7 +91,9 @@ def other_beginning(job_dir: Path, step: int, model_path: str) -> Beginning | No
 def refuse_other_model(text: str, began: Beginning, model_path: str, job_dir: Path) -> None:
     """Raise TrinityError because a run that `began` with another model cannot use this one; `text` is an `OTHER_…`
     message."""
-    raise TrinityError(_refusal(text, began, model_path, job_dir), key="model.model_path")
+    same_name = began.model == model_name(model_path)
+    why = " with other weights: the folder has been rewritten since" if same_name else ""
+    raise TrinityError(text.format(now=model_path, folder=job_dir, began=began.model, why=why), key="model.model_path")
 
 
 def begin_from(
@@ -108,15 +110,9 @@ def begin_from(
     path = layout.beginning
     noted = from_record(Beginning, json.loads(path.read_text()), path) if path.exists() else None
     if noted is not None and has_rows and noted.differs(present):
-        raise TrinityError(_refusal(OTHER_ROWS, noted, model_path, layout.root), key="model.model_path")
+        refuse_other_model(OTHER_ROWS, noted, model_path, layout.root)
     if noted is not None and has_rows and noted.adapter != present.adapter:
         raise TrinityError(OTHER_ADAPTER.format(now=adapter_path, folder=layout.root), key="model.lora_configs[0].path")
     if noted is None or noted.differs(present) or noted.adapter != present.adapter:
         forget()
         write_json(path, asdict(present))
-
-
-def _refusal(text: str, began: Beginning, model_path: str, job_dir: Path) -> str:
-    same_name = began.model == model_name(model_path)
-    why = " with other weights: the folder has been rewritten since" if same_name else ""
-    return text.format(now=model_path, folder=job_dir, began=began.model, why=why)
