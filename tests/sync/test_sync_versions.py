@@ -19,7 +19,7 @@ from trinity_core.exchange.sync import memory
 from trinity_core.exchange.sync.checkpoint import CheckpointVersions
 from trinity_core.exchange.sync.memory import MemoryVersions, memory_root
 from trinity_core.exchange.sync.tensorfile import TensorSpec, digest, value_digest
-from trinity_core.exchange.sync.versions import VersionGone, VersionRecord, open_versions, versions_class
+from trinity_core.exchange.sync.versions import VersionGone, VersionRecord, open_versions
 from trinity_core.exchange.sync.weight_check import WeightCheck
 
 
@@ -34,7 +34,9 @@ def tensors(version, size=1000):
     ]
 
 
-@pytest.fixture(params=[name for name in SYNC_METHODS if versions_class(name).keeps_tensors and name != "champion"])
+@pytest.fixture(
+    params=[name for name, method in SYNC_METHODS.items() if not method.vllm_backend and name != "champion"]
+)
 def folder(request, tmp_path):
     """The versions of each sync method by which a trainer publishes tensors; a new method is tested without an edit
     here."""

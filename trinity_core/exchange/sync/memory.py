@@ -218,7 +218,7 @@ class MemoryVersions(WeightVersions):
         raise TrinityError(f"another process publishes weights to {self._shared}; is this run already in progress?")
 
     def _named_slots(self) -> set[Path]:
-        records = (self.record(version) for version in self.versions())
+        records = (VersionRecord.read(self._record_path(version)) for version in self.versions())
         return {Path(record.file) for record in records if record is not None}
 
     def _slot_paths(self) -> list[Path]:

@@ -22,7 +22,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, ClassVar, Protocol
 from uuid import uuid4
 
-from trinity_core.base.errors import DataError, TransientFault, TrinityError
+from trinity_core.base.errors import DataError, TransientFault
 from trinity_core.base.files import from_record, write_atomically
 from trinity_core.base.layout import LATEST_STATE_DICT
 from trinity_core.base.waits import poll
@@ -263,15 +263,18 @@ class WeightVersions(ABC):
     def _forget(self, version: int) -> None:
         """Remove the record of `version`; its memory is freed after the last reader."""
 
-    def record(self, version: int) -> VersionRecord | None:
-        return VersionRecord.read(self._record_path(version))
+    def record(self, version: int) -> VersionRecord:
+        """Raises VersionGone."""
+        if (record := VersionRecord.read(self._record_path(version))) is None:
+            raise self._gone(version)
+        return record
+
+    def _gone(self, version: int) -> VersionGone:
+        return VersionGone(f"version {version} of the weights is no longer in {self.root}")
 
     def check(self, version: int) -> WeightCheck | None:
         """Return the weight check of `version`, or None if it has none. Raises VersionGone."""
-        record = self.record(version)
-        if record is None:
-            raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
-        return record.check
+        return self.record(version).check
 
     def latest(self) -> int | None:
         try:
@@ -321,8 +324,6 @@ class WeightVersions(ABC):
         import torch
 
         record = self.record(version)
-        if record is None:
-            raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
         other = {name for name, d in record.digests.items() if d.dtype != dtype and d.written}
         recast = {name: value_digest(t, dtype) for name, t in self.load(version) if name in other} if other else {}
         unwritten = {
@@ -338,7 +339,7 @@ class WeightVersions(ABC):
             with suppress(FileNotFoundError), stale_as_missing():
                 if record is not None:
                     return record, self._named(record, *self._map(record, path))
-        raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
+        raise self._gone(version)
 
     def _named(self, record: VersionRecord, buffer: mmap.mmap, layout: Layout) -> dict[str, torch.Tensor]:
         if layout.size != record.size:
@@ -396,24 +397,10 @@ class VersionPublisher:
         return self._trainer.held() if self._trainer.rank == 0 or self._trainer.weights.gathers else {}
 
 
-def versions_class(method: str) -> type[WeightVersions]:
-    """Return the class for a `synchronizer.sync_method`. Raises TrinityError for an unknown name."""
-    if method not in SYNC_METHODS:
-        *others, last = SYNC_METHODS
-        raise TrinityError(
-            f"synchronizer.sync_method {method!r} is unknown; choose {', '.join(others)} or {last}",
-            key="synchronizer.sync_method",
-        )
-    implementation = resolve_name(SYNC_METHODS[method].implementation)
-    assert isinstance(implementation, type) and issubclass(implementation, WeightVersions), SYNC_METHODS[
-        method
-    ].implementation
-    return implementation
-
-
 def open_versions(method: str, job_dir: Path | str) -> WeightVersions:
     """Return the versions that the run in `job_dir` publishes by `method`. Reads and writes nothing yet."""
-    return versions_class(method).open(Path(job_dir))
+    implementation: type[WeightVersions] = resolve_name(SYNC_METHODS[method].implementation)
+    return implementation.open(Path(job_dir))
 
 
 def engine_dtype(config: Config) -> str:
