@@ -94,32 +94,18 @@ class Choice:
 
 
 class Strategy(ABC):
-    """How a batch is chosen. Its fields are the possible `algorithm.sample_strategy_args`."""
+    """How a batch is chosen. The fields of a subclass are the possible `algorithm.sample_strategy_args`."""
 
-    @property
-    def cooldown(self) -> float | None:
-        """Seconds after which a used group may be taken again; None: never."""
-        return None
-
-    @property
-    def use_limit(self) -> int | None:
-        """Maximum number of train steps that may use a group; None: unlimited."""
-        return None
-
-    @property
-    def whole_queue(self) -> bool:
-        """True if the order differs from insertion order, so that every ready group must be considered."""
-        return False
-
-    @property
-    def favours_newer(self) -> bool:
-        """True if newer groups may displace a group from every batch: in time it becomes stale."""
-        return False
-
-    @property
-    def expert_ratio(self) -> float:
-        """Share of a batch's rows that comes from expert data."""
-        return 0.0
+    cooldown: float | None = None
+    """Seconds after which a used group may be taken again; None: never."""
+    use_limit: int | None = None
+    """Maximum number of train steps that may use a group; None: unlimited."""
+    whole_queue: bool = False
+    """True if the order differs from insertion order, so that every ready group must be considered."""
+    favours_newer: bool = False
+    """True if newer groups may displace a group from every batch: in time it becomes stale."""
+    expert_ratio: float = 0.0
+    """Share of a batch's rows that comes from expert data."""
 
     @abstractmethod
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
@@ -176,28 +162,13 @@ class Priority(Strategy):
     priority_fn_args: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     function: PriorityFunction = field(init=False, repr=False, compare=False)
+    whole_queue = True  # the newest groups stand at the end
+    favours_newer = True
 
     def __post_init__(self) -> None:
         decay = {"decay": self.decay} if self.priority_fn == "linear_decay" else {}
         function = PRIORITY_FNS.resolve(self.priority_fn)(**decay | self.priority_fn_args)
-        object.__setattr__(self, "function", function)
-
-    @property
-    def cooldown(self) -> float | None:
-        return self.reuse_cooldown_time
-
-    @property
-    def use_limit(self) -> int | None:
-        return self.function.use_limit
-
-    @property
-    def whole_queue(self) -> bool:
-        """True: the newest groups stand at the end."""
-        return True
-
-    @property
-    def favours_newer(self) -> bool:
-        return True
+        vars(self).update(function=function, use_limit=function.use_limit, cooldown=self.reuse_cooldown_time)
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         noise = np.random.default_rng([self.seed, version]).standard_normal(len(candidates)).tolist()
@@ -212,10 +183,7 @@ class StalenessControl(Strategy):
     """Takes groups in order of insertion, except those more than `max_staleness` versions behind."""
 
     max_staleness: int = 1
-
-    @property
-    def whole_queue(self) -> bool:
-        return True
+    whole_queue = True
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         """Drop groups whose oldest version is too old, and take the oldest of the rest."""
@@ -239,26 +207,8 @@ class Mix(Strategy):
     def __post_init__(self) -> None:
         if not 0 <= self.expert_data_ratio < 1:
             raise TrinityError(f"expert_data_ratio must be at least 0 and below 1, got {self.expert_data_ratio}")
-
-    @property
-    def cooldown(self) -> float | None:
-        return self.inner.cooldown
-
-    @property
-    def use_limit(self) -> int | None:
-        return self.inner.use_limit
-
-    @property
-    def whole_queue(self) -> bool:
-        return self.inner.whole_queue
-
-    @property
-    def favours_newer(self) -> bool:
-        return self.inner.favours_newer
-
-    @property
-    def expert_ratio(self) -> float:
-        return self.expert_data_ratio
+        of_inner = ("cooldown", "use_limit", "whole_queue", "favours_newer")
+        vars(self).update({name: getattr(self.inner, name) for name in of_inner}, expert_ratio=self.expert_data_ratio)
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         """As `inner`; `rows` counts only rollouts."""
