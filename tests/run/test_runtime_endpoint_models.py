@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import endpoint_server
 import pytest
@@ -16,7 +17,7 @@ from trinity_core.config import OperatorConfig
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.pipelines.tasks import TaskPipeline, curate
 from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question
-from trinity_core.run.asked_models import EndpointModels
+from trinity_core.run.asked_models import ask_endpoint
 
 VERDICT = '{"reasoning": 4, "knowledge": 4, "steps": 2, "ambiguity": 2}'
 KEY = "TESTS_JUDGE_KEY"
@@ -46,7 +47,7 @@ def test_rows_are_scored_by_an_endpoint(judge, speaker, tmp_path):
     args = {"api_or_hf_model": judge.name, "base_url": judge.base_url, "api_key_env": KEY, "input_keys": ["question"]}
     dataset = curate(
         TaskPipeline([str(path)], [OperatorConfig(name="llm_difficulty_score_filter", args=args)]), tmp_path / "out",
-        EndpointModels(),
+        SimpleNamespace(ask=ask_endpoint),
     )  # fmt: skip
     [row] = [json.loads(line) for line in (dataset.folder / "train.jsonl").read_text().splitlines()]
     assert row["llm_difficulty_score"] == pytest.approx(0.6) and dataset.rejected == 1  # (4 + 4 + 2 + 2) / 4 / 5
@@ -59,30 +60,30 @@ def test_an_endpoint_is_found_as_openais_clients_find_it(monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     asked = AskedModel("qwen")
     with raising(ModelError, key="base_url"):
-        EndpointModels().ask(asked, [Question("", "hello")])
+        ask_endpoint(asked, [Question("", "hello")])
     with endpoint_server.serving(lambda *_: Reply(completion("one"))) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
-        assert EndpointModels().ask(asked, [Question("", "count")]) == ["one"]
+        assert ask_endpoint(asked, [Question("", "count")]) == ["one"]
     assert server.asked[0].body["model"] == "qwen" and server.asked[0].authorization == "Bearer sk-1"
 
 
 def test_an_answer_that_is_cut_off_is_none():
     with endpoint_server.serving(lambda *_: Reply(completion("one two", "length"))) as server:
-        [answer] = EndpointModels().ask(AskedModel("policy", server.url), [Question("", "count", max_tokens=3)])
+        [answer] = ask_endpoint(AskedModel("policy", server.url), [Question("", "count", max_tokens=3)])
     assert isinstance(answer, NoAnswer) and "length" in answer.why and "max_tokens" in answer.why
     assert server.asked[0].body["max_tokens"] == 3
 
 
 def test_who_refuses_or_is_away_is_named(judge, monkeypatch):
     with pytest.raises(EndpointError):
-        EndpointModels().ask(AskedModel("nobody", judge.base_url, KEY), [Question("", "hello")])
+        ask_endpoint(AskedModel("nobody", judge.base_url, KEY), [Question("", "hello")])
     monkeypatch.delenv(KEY)
     with raising(ModelError, key=KEY):
-        EndpointModels().ask(judge, [Question("", "hello")])
+        ask_endpoint(judge, [Question("", "hello")])
 
 
 def test_an_endpoint_that_is_not_there_is_a_fault_that_passes(monkeypatch):
     monkeypatch.setattr("trinity_core.run.asked_models.ENDPOINT_SECONDS", 2.0)
     with pytest.raises(TransientFault):
-        EndpointModels().ask(AskedModel("nobody", "http://127.0.0.1:9/v1"), [Question("", "hello")])
+        ask_endpoint(AskedModel("nobody", "http://127.0.0.1:9/v1"), [Question("", "hello")])

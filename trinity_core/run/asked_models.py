@@ -67,7 +67,7 @@ class RunModels:
         """See `TaskModels.ask`. Raises ModelError if engines cannot start, TransientFault if they are lost."""
         models = {} if model.base_url else asked_models(self._config)
         if model.name not in models:
-            return EndpointModels().ask(model, questions)
+            return ask_endpoint(model, questions)
         if not self._models:
             try:
                 self._start(models)
@@ -134,19 +134,17 @@ async def _started(
     return loaded
 
 
-class EndpointModels:
-    """See `TaskModels`: asks endpoints only, and needs no run."""
+def ask_endpoint(model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
+    """Like `TaskModels.ask`, of endpoints only. Raises ModelError if the address or the key is missing."""
 
-    def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
-        """See `TaskModels.ask`. Raises ModelError if the address or the key is missing."""
-        return asyncio.run(self._ask(model, questions))
-
-    async def _ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
+    async def ask() -> list[str | NoAnswer]:
         endpoint = _endpoint(model)
         try:
             return await _answers(ExternalModel(endpoint), questions)
         finally:
             await endpoint.close()
+
+    return asyncio.run(ask())
 
 
 def _endpoint(model: AskedModel) -> Endpoint:
