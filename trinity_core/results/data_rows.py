@@ -19,7 +19,7 @@ from trinity_core.base.files import expanded, read_json
 from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.config.findings import Report
+from trinity_core.config.findings import Report, value_at
 from trinity_core.config.resolve import shares
 from trinity_core.config.validation import typed_section
 from trinity_core.data.files import data_files, is_local, read_rows
@@ -93,8 +93,8 @@ def input_digests(run: Path) -> dict[str, str]:
 
 def task_sets(run: Path) -> dict[str, DataSet]:
     """Return the training task sets of a run by name, as its ledger calls them."""
-    inputs = (read_config(run).get("buffer") or {}).get("explorer_input") or {}
-    sets = (DataSet(run, str(taskset.get("name")), taskset) for taskset in inputs.get("tasksets") or ())
+    tasksets = value_at(read_config(run), "buffer.explorer_input.tasksets") or ()
+    sets = (DataSet(run, str(taskset.get("name")), taskset) for taskset in tasksets)
     return {data.name: data for data in sets}
 
 
@@ -102,7 +102,7 @@ def supervised_sets(run: Path, storage_types: Collection[str] = ("file", "sql"))
     """Return the data sets of these types that a run trains on: none that are only measured, or that its sample
     strategy does not draw from. Of an algorithm that a plugin brings, all that are not held out count."""
     recorded = read_config(run)
-    inputs = (recorded.get("buffer") or {}).get("trainer_input") or {}
+    inputs = value_at(recorded, "buffer.trainer_input") or {}
     buffers = {"": inputs.get("experience_buffer") or {}, **(inputs.get("auxiliary_buffers") or {})}
     algorithm = recorded.get("algorithm") or {}
     if algorithm.get("algorithm_type") in ALGORITHMS:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import select
 
+from trinity_core.config.findings import value_at
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.database import Database
 from trinity_core.exchange.store.store import ExperienceStore
@@ -95,12 +96,12 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
         for rollout in read_rollouts(file)
     }
     settings = read_config(folder)
-    adapters = (settings.get("model") or {}).get("lora_configs") or [{}]
     evidence = Evidence(
         trained, explored, _scores(lines), eval_prompts=frozenset(evaluated),
         totals={line.step: line.total_steps for line in train_lines if line.total_steps is not None},
         updates={line.step: line.updates for line in train_lines if line.updates is not None},
-        other_template=_other_template(settings), starts_from_adapter=bool(adapters[0].get("path")),
+        other_template=_other_template(settings),
+        starts_from_adapter=bool(value_at(settings, "model.lora_configs[0].path")),
     )  # fmt: skip
     if store is None:
         return evidence

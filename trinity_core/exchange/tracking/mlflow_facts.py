@@ -16,6 +16,7 @@ from trinity_core.base.addresses import studio_links
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import read_json
 from trinity_core.base.layout import label_of, stages_of
+from trinity_core.config.findings import value_at
 from trinity_core.data.files import data_files, is_local
 from trinity_core.exchange.tracking.run_record import read_config
 from trinity_core.exchange.tracking.scores import data_digest
@@ -65,12 +66,11 @@ def description(job_dir: Path) -> str:
 def _about(config: Mapping[str, Any]) -> str:
     """Return algorithm, or stages of a pipeline, model and training data."""
     parts = [stage["stage_name"] for stage in config.get("stages") or ()]
-    algorithm = (config.get("algorithm") or {}).get("algorithm_type", "")
-    model = label_of((config.get("model") or {}).get("model_path") or "")
+    model = label_of(value_at(config, "model.model_path") or "")
     data = [f"`{data_set['path']}`" for context, data_set in _data(config) if context == "training"]
     facts = {
         "pipeline": " → ".join(parts),
-        "algorithm": "" if parts else algorithm,
+        "algorithm": "" if parts else value_at(config, "algorithm.algorithm_type"),
         "model": f"`{model}`" * bool(model),
         "data": ", ".join(dict.fromkeys(data)),
     }
@@ -111,11 +111,9 @@ def _digest(path: str, split: str, subset: str | None) -> str:
 
 
 def _data(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    buffer = config.get("buffer") or {}
-    explorer, trainer = buffer.get("explorer_input") or {}, buffer.get("trainer_input") or {}
-    data_sets = [("training", tasks) for tasks in explorer.get("tasksets") or ()]
-    data_sets += [("evaluation", tasks) for tasks in explorer.get("eval_tasksets") or ()]
-    data_sets.append(("training", trainer.get("experience_buffer")))
+    data_sets = [("training", tasks) for tasks in value_at(config, "buffer.explorer_input.tasksets") or ()]
+    data_sets += [("evaluation", tasks) for tasks in value_at(config, "buffer.explorer_input.eval_tasksets") or ()]
+    data_sets.append(("training", value_at(config, "buffer.trainer_input.experience_buffer")))
     for context, data_set in data_sets:
         if data_set and data_set.get("path") and "://" not in str(data_set["path"]):
             yield context, data_set
