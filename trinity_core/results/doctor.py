@@ -198,7 +198,7 @@ def eval_leak(evidence: Evidence) -> Iterator[Sign]:
 def no_update(evidence: Evidence) -> Iterator[Sign]:
     """The last train steps changed nothing: every gradient, or the learning rate, is 0."""
     steps = {step: metrics for step, metrics in evidence.trained.items() if "actor/grad_norm" in metrics}
-    recent = _last(steps, RECENT)
+    recent = _last(steps)
     still = [step for step in recent if not steps[step]["actor/grad_norm"] or steps[step].get("actor/lr") == 0.0]
     if len(still) == RECENT and not evidence.is_solved:
         norms, rates = ({steps[step].get(f"actor/{name}") for step in recent} for name in ("grad_norm", "lr"))
@@ -217,7 +217,7 @@ def constant_reward(evidence: Evidence) -> Iterator[Sign]:
     """Every recent answer got the same reward, and the mean reward jumped to that value."""
     for source, steps in evidence.explored.items():
         rewarded = {step: metrics for step, metrics in steps.items() if "reward/std" in metrics}
-        recent = _last(rewarded, RECENT)
+        recent = _last(rewarded)
         values = {rewarded[step]["reward/mean"] for step in recent}
         if len(recent) < RECENT or len(values) > 1 or any(rewarded[step]["reward/std"] for step in recent):
             continue
@@ -388,7 +388,7 @@ def cut_off(evidence: Evidence) -> Iterator[Sign]:
     """Most recent answers end at the limit of their length."""
     for source, steps in evidence.explored.items():
         truncated = _values(steps, "truncated/mean")
-        recent = _last(truncated, RECENT)
+        recent = _last(truncated)
         if len(recent) == RECENT and (share := fmean(truncated[step] for step in recent)) > 0.9:
             yield (
                 f"{source}: {share:.0%} of the answers of steps {_span(recent)} end at their length limit",
@@ -411,7 +411,7 @@ def failed_tasks(evidence: Evidence) -> Iterator[Sign]:
 
 def _lost(evidence: Evidence, name: str, total: str, most: float) -> Iterator[Sign]:
     for source, steps in evidence.explored.items():
-        recent = _last([step for step, metrics in steps.items() if metrics.get(total)], RECENT)
+        recent = _last([step for step, metrics in steps.items() if metrics.get(total)])
         lost, count = (sum(steps[step].get(key, 0.0) for step in recent) for key in (name, total))
         if count and lost > most * count:
             yield (
@@ -473,8 +473,8 @@ def _values(steps: Steps, name: str) -> dict[int, float]:
     return {step: metrics[name] for step, metrics in sorted(steps.items()) if name in metrics}
 
 
-def _last(steps: Iterable[int], count: int) -> list[int]:
-    return sorted(steps)[-count:]
+def _last(steps: Iterable[int]) -> list[int]:
+    return sorted(steps)[-RECENT:]
 
 
 def _span(steps: Sequence[int]) -> str:

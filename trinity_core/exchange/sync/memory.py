@@ -164,7 +164,7 @@ class MemoryVersions(WeightVersions):
 
     def publish(self, *args: Any, **kwargs: Any) -> VersionRecord:
         record = super().publish(*args, **kwargs)
-        self._trim(spare=1)
+        self._trim()
         return record
 
     def _write(self, version: int, payload: Payload) -> tuple[str, dict[str, TensorDigest]]:
@@ -268,14 +268,12 @@ class MemoryVersions(WeightVersions):
             slot.unmap()
         path.unlink(missing_ok=True)
 
-    def _trim(self, spare: int) -> None:
-        """Delete free slots beyond `spare`; a slow reader of old versions made them necessary for a while."""
-        in_use = self._named_slots()
-        for path in [path for path in self._slot_paths() if path not in in_use]:
-            if not _locked(self._slot(path).file, fcntl.LOCK_EX):
-                continue
-            fcntl.flock(self._slot(path).file, fcntl.LOCK_UN)
-            if spare > 0:
-                spare -= 1
-            else:
-                self._drop(path)
+    def _trim(self) -> None:
+        """Delete free slots but one; a slow reader of old versions made them necessary for a while."""
+        in_use, free = self._named_slots(), []
+        for path in self._slot_paths():
+            if path not in in_use and _locked(self._slot(path).file, fcntl.LOCK_EX):
+                fcntl.flock(self._slot(path).file, fcntl.LOCK_UN)
+                free.append(path)
+        for path in free[1:]:
+            self._drop(path)

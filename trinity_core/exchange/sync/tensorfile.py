@@ -106,7 +106,7 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def plan(specs: Iterable[TensorSpec], metadata: dict[str, str] | None = None) -> Layout:
+def plan(specs: Iterable[TensorSpec]) -> Layout:
     """Lay out `specs` with wide dtypes first, which aligns every tensor without the gaps that the format forbids.
 
     Raises DataError for a dtype that the format does not have, or a repeated name.
@@ -118,7 +118,7 @@ def plan(specs: Iterable[TensorSpec], metadata: dict[str, str] | None = None) ->
         if spec.dtype not in _CODES:
             raise DataError(f"the tensor {spec.name} has dtype {spec.dtype}, which safetensors cannot hold")
         by_name[spec.name] = TensorSpec(spec.name, spec.dtype, tuple(spec.shape))
-    entries: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     relative: dict[str, tuple[int, int]] = {}
     end = 0
     for spec in sorted(by_name.values(), key=lambda s: -_WIDTHS[_CODES[s.dtype]]):
