@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from trinity_core.exchange.weights_digest import weight_files, weights_digest
 
 ANSWERING = ("*.json", "*.jinja", "*.model")
 """Files of a model folder, besides its weights, that affect its answers."""
-BLOCK_BYTES = 1 << 20
 FORMAT = 1
 """Raised when a changed default affects scores, because settings with default values are left out."""
 ENGINE = ("dtype", "tool_call_parser", "reasoning_parser", "seed")
@@ -231,8 +230,7 @@ def _files_digest(files: Iterable[Path]) -> str:
     for file in files:
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         with file.open("rb") as content:
-            while block := content.read(BLOCK_BYTES):
-                digest.update(block)
+            file_digest(content, lambda: digest)
     return digest.hexdigest()
 
 
