@@ -342,7 +342,7 @@ def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
     write_json(JobLayout(plan.config.job_dir).stages, {stage.name: stage.config.name for stage in plan.stages})
     keep_parent_open(plan.config.job_dir)
     record_kill(plan.config.job_dir, [stage.config.job_dir for stage in plan.stages])
-    versions = software(str(plan.config.plugin_dir or ""))
+    versions = software(plan.config.plugin_dir)
     record = record_start(plan.config.job_dir, public_dict(plan.config), "pipeline", software=versions)
     outcome = RunOutcome.FINISHED
     try:

@@ -137,7 +137,7 @@ def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
     The run holds `locks`, which are released on an error. Different software causes a warning, different settings a
     TrinityError. Settings of parts that have ended do not count, because their files may have changed.
     """
-    mine, software_here = shared_settings(config), software(str(config.plugin_dir or ""))
+    mine, software_here = shared_settings(config), software(config.plugin_dir)
     for lock in locks:
         write_json(_record(config.job_dir, lock), mine | {SOFTWARE: software_here}, durable=False)
     for path in sorted(config.job_dir.glob(f".*{RECORD}")):

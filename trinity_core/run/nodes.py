@@ -152,9 +152,8 @@ def check_nodes(nodes: ReservedNodes, config: Config, gpu_per_node: int, check: 
     addresses = nodes.addresses()
     log.info("The nodes of the run: %s", ", ".join(addresses))
     with _nonce(config.job_dir) as note:
-        plugins = str(config.plugin_dir or "")
-        here, expected = software(plugins), note.read_text()
-        looks = _on_each_node(nodes, check, look_around, [(str(note), plugins)] * len(addresses))
+        here, expected = software(config.plugin_dir), note.read_text()
+        looks = _on_each_node(nodes, check, look_around, [(str(note), config.plugin_dir)] * len(addresses))
         for address, (seen, there) in zip(addresses, looks, strict=True):
             if seen != expected:
                 raise TrinityError(
@@ -203,7 +202,7 @@ def _on_each_node(
             raise TrinityError(f"Node {address} cannot run the software of this machine: {reason}") from error
 
 
-def look_around(note: str, plugins: str) -> tuple[str, dict[str, str]]:
+def look_around(note: str, plugins: str | None) -> tuple[str, dict[str, str]]:
     """Run on a node: return the content of a file in the run's folder ("" if missing), and the software."""
     path = Path(note)
     return path.read_text() if path.exists() else "", software(plugins)
@@ -223,7 +222,7 @@ def look_for_room(config: Config, gpu_per_node: int, places: Bundles, node: int)
     return list(unready_node(config, gpu_per_node, numbers, reads))
 
 
-def software(plugins: str) -> dict[str, str]:
+def software(plugins: str | None) -> dict[str, str]:
     """Return what must be equal on each node, and is recorded with each attempt: name → version or source digest.
 
     The version is "" if missing. Ours is the release with the digest of its source, `0.1.0+4f1b…`.

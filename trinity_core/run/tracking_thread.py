@@ -31,7 +31,7 @@ class TrackingThread(ForwarderThread):
 
     def __init__(self, stage: Stage) -> None:
         info = _run_info(stage)
-        versions = software(str(stage.config.plugin_dir or ""))
+        versions = software(stage.config.plugin_dir)
         if not info.keeps_status and (changes := changes_since(info.job_dir, info.config, stage.stage, versions)):
             log.warning("%s: %s", info.job_dir, changes)
         self._record = record_start(info.job_dir, info.config, stage.stage, info.keeps_status, versions)
