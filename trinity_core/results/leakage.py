@@ -18,7 +18,7 @@ from trinity_core.data import formats
 from trinity_core.data.files import read_rows
 from trinity_core.data.session_log import SESSION
 from trinity_core.data.task import Task
-from trinity_core.exchange.store.archive import line_header
+from trinity_core.exchange.store.archive import whole_lines
 from trinity_core.exchange.store.earlier_rollouts import EarlierRollout, find_rollouts
 from trinity_core.results.data_rows import supervised_sets
 from trinity_core.results.lineage import ancestry
@@ -57,16 +57,10 @@ def _trained_texts(folder: Path, step: int) -> Iterator[tuple[str, bool]]:
 
     Raises DataError if the files of a supervised data set are gone.
     """
-    archive = JobLayout(folder).archive
-    if archive.exists():
-        with archive.open("rb") as lines:
-            for raw in lines:
-                header = line_header(raw)
-                if header is None or header[0] > step:
-                    break
-                line = json.loads(raw)
-                in_session = SESSION in line
-                yield _conversation(line) if in_session else str(line.get("prompt") or ""), in_session
+    for _, _, raw in whole_lines(JobLayout(folder).archive, last=step):
+        line = json.loads(raw)
+        in_session = SESSION in line
+        yield _conversation(line) if in_session else str(line.get("prompt") or ""), in_session
     for data in supervised_sets(folder):
         form = typed_section(FormatConfig, data.settings.get("format") or {}, Report())
         for row in read_rows(data.path, *data.split, data.settings["storage_type"], data.name).rows:

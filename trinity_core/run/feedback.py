@@ -8,7 +8,6 @@ rollout is used by one round, or by several until one of them has an answer of t
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,10 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trinity_core.base.files import expanded, private_folder, read_json, write_atomically
+from trinity_core.base.files import expanded, read_json
 from trinity_core.data.experience import Experience, rollouts_of
 from trinity_core.exchange.store.archive import whole_line
 from trinity_core.exchange.store.earlier_rollouts import EarlierRollout, find_rollouts
+from trinity_core.exchange.tracking.rollouts import write_rows
 
 ROLLOUTS, MANIFEST, RESULT = "rollouts.jsonl", "manifest.json", "result.json"
 UNDECIDED = "not shown"
@@ -101,9 +101,8 @@ def write_rollouts(
     """Write the data set of a round; return the round, which begins once it has its manifest, and that manifest."""
     ids, rows = [rollout.id for rollout in rollouts], list(_by_prompt(rollouts))
     digest = hashlib.blake2b("\n".join([champion, *ids]).encode(), digest_size=6).hexdigest()
-    written = Round(private_folder(folder / digest))
-    lines = (json.dumps(whole_line(number, row), ensure_ascii=False) for number, row in enumerate(rows, 1))
-    write_atomically(written.data, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
+    written = Round(folder / digest)
+    write_rows(written.data, (whole_line(number, row) for number, row in enumerate(rows, 1)), durable=True)
     spans: dict[str, dict[str, Any]] = {}
     for rollout in rollouts:
         span = spans.setdefault(rollout.source, {"rollouts": 0, "first": rollout.place})

@@ -6,7 +6,6 @@ reads. Answers keep their sampled tokens; only answers written by the person are
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from typing import Literal
 import numpy as np
 
 from trinity_core.base.errors import DataError, TrinityError
-from trinity_core.base.files import private_folder, write_atomically
 from trinity_core.config import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data.chat import ChatEncoder
@@ -24,6 +22,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.exchange.store.archive import whole_line
 from trinity_core.exchange.store.earlier_rollouts import EarlierRollout, find_rollouts
+from trinity_core.exchange.tracking.rollouts import write_rows
 
 Verdict = Literal["no verdict", "keep", "drop"]
 BETTER, KEPT, DROPPED = 2.0, 1.0, 0.0
@@ -144,8 +143,6 @@ def keep_verdicts(config: Config, shown: Sequence[ShownTask], verdicts: Sequence
     """
     rows = judged_rows(shown, verdicts, policy_encoder(config.model))
     if rows:
-        path = verdicts_file(config)
-        private_folder(path.parent)
-        lines = (json.dumps(whole_line(number, row), ensure_ascii=False) for number, row in enumerate(rows, 1))
-        write_atomically(path, ("\n".join(lines) + "\n").encode(errors="replace"))
+        lines = (whole_line(number, row) for number, row in enumerate(rows, 1))
+        write_rows(verdicts_file(config), lines, durable=True)
     return len(rows)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, repeat, takewhile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,15 +67,22 @@ def line_header(raw: bytes) -> tuple[int, str] | None:
     return int(line["step"]), line["group"]
 
 
-def lines_of(path: Path, step: int) -> list[Line]:
-    """Return the lines of train step `step`, found by bisection; none if there is no such file or step."""
+def whole_lines(path: Path, first: int = 0, last: int = EVERY_STEP) -> Iterator[tuple[int, str, bytes]]:
+    """Yield step, group and text of the lines of train steps `first` to `last`; none if there is no file."""
     if not path.exists():
-        return []
+        return
     with path.open("rb") as file:
-        file.seek(first_line_of(file, step))
-        headers = ((raw, line_header(raw)) for raw in file)
-        until = takewhile(lambda entry: entry[1] is not None and entry[1][0] <= step, headers)
-        return [json.loads(raw) for raw, header in until if header is not None and header[0] == step]
+        file.seek(first_line_of(file, first))
+        for raw in file:
+            header = line_header(raw)
+            if header is None or header[0] > last:
+                return
+            if header[0] >= first:
+                yield *header, raw
+
+
+def lines_of(path: Path, step: int) -> list[Line]:
+    return [json.loads(raw) for _, _, raw in whole_lines(path, step, step)]
 
 
 class Archive:

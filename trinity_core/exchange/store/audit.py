@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, select
 
 from trinity_core.data.experience import from_bytes, scalars
 from trinity_core.data.session_log import SESSION, answers_in_loss
-from trinity_core.exchange.store.archive import line_header
+from trinity_core.exchange.store.archive import whole_lines
 from trinity_core.exchange.store.ledger import UNSCORED
 from trinity_core.exchange.store.schema import State, Tables
 
@@ -132,12 +132,8 @@ def _sampled(blob: bytes) -> list[SampledAnswers]:
 def archived(path: Path) -> dict[int, Counter[str]]:
     """Count the complete lines of `buffer/experience_buffer.jsonl`; empty if the file does not exist."""
     lines: dict[int, Counter[str]] = defaultdict(Counter)
-    if path.exists():
-        with path.open("rb") as file:
-            for raw in file:
-                if header := line_header(raw):
-                    step, group = header
-                    lines[step][group] += 1
+    for step, group, _ in whole_lines(path):
+        lines[step][group] += 1
     return lines
 
 

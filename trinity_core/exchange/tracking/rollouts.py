@@ -79,11 +79,11 @@ def save_rollouts(
     return path
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write a file with one row of JSON per line."""
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]], durable: bool = False) -> None:
+    """Write a file with one row of JSON per line; `durable` as in `write_atomically`."""
     private_folder(path.parent)
     lines = (json.dumps(row, ensure_ascii=False, default=as_json) for row in rows)
-    write_atomically(path, "".join(f"{line}\n" for line in lines).encode(errors="replace"), durable=False)
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode(errors="replace"), durable)
 
 
 def read_stored_rows(path: Path) -> Iterator[dict[str, Any]]:
