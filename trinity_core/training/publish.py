@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -206,7 +207,7 @@ KEPT_WEIGHTS = "rollout_weights"
 
 def keep_version(versions: WeightVersions, version: int, copying: Copying) -> None:
     check = versions.check(version)
-    metadata = {"version": str(version), "check": json.dumps(None if check is None else check.to_json())}
+    metadata = {"version": str(version), "check": json.dumps(None if check is None else asdict(check))}
     copying.file(f"{KEPT_WEIGHTS}_{version}.safetensors", iter(versions.load(version)), metadata)
 
 
