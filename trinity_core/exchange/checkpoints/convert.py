@@ -134,8 +134,7 @@ def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool =
         _refuse_removed(step_folder, is_ours)
         adapters.write_adapter(matrices, settings, target)
         return target
-    base = base_model_dir if base_model_dir is not None and base_model_dir.is_dir() else None
-    config = _config(target, base, base_model_dir)
+    config = _config(target, base_model_dir)
     model = _without_data(config, actor)
     names = HubNames() if model is None else HubNames.of_model(model)
     if has_adapter:
@@ -153,8 +152,8 @@ def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool =
         try:
             if target.is_dir():
                 shutil.copytree(target, temporary, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
-            if base is not None:
-                copy_companions(base, temporary, (*COMPANIONS, GENERATION))
+            if base_model_dir is not None:
+                copy_companions(base_model_dir, temporary, (*COMPANIONS, GENERATION))
             _stop_tokens(temporary)
             write_json(temporary / "config.json", with_dtype(config, tensors))
             write_model(tensors, value_of, temporary)
@@ -206,12 +205,12 @@ def _has_model(actor: Path) -> bool:
     return bool(list(actor.glob("model_world_size_*_rank_*.pt"))) or find_megatron(actor) is not None
 
 
-def _config(target: Path, base: Path | None, base_config: Path | None) -> dict[str, Any]:
+def _config(target: Path, base: Path | None) -> dict[str, Any]:
     for folder in (target, base):
         if folder is not None and (folder / "config.json").is_file():
             config: dict[str, Any] = json.loads((folder / "config.json").read_text())
             return config
-    hint = f"; {base_config} holds none either" if base_config is not None else ""
+    hint = f"; {base} holds none either" if base is not None else ""
     raise DataError(
         f"{target} has no config.json: name the base model's folder with --base-model-dir{hint}", key="--base-model-dir"
     )
@@ -219,8 +218,8 @@ def _config(target: Path, base: Path | None, base_config: Path | None) -> dict[s
 
 def _tensors(actor: Path, config: dict[str, Any]) -> tuple[Tensors, Callable[[str], torch.Tensor]]:
     """Return the model's tensors, possibly without data, and a function that returns the data of one."""
-    if shard_files(actor):
-        like, value_of = merge_shards(actor)
+    if files := shard_files(actor):
+        like, value_of = merge_shards(files)
         names = {_plain_name(name): name for name in like}
         return {plain: like[name] for plain, name in names.items()}, lambda plain: value_of(names[plain])
     folder = find_megatron(actor)
@@ -232,9 +231,9 @@ def _tensors(actor: Path, config: dict[str, Any]) -> tuple[Tensors, Callable[[st
 
 
 def _adapter(actor: Path) -> Tensors:
-    if not shard_files(actor):
+    if not (files := shard_files(actor)):
         raise DataError(f"{actor} holds no shards of its adapter (model_world_size_*_rank_*.pt)", key=str(actor))
-    like, value_of = merge_shards(actor)
+    like, value_of = merge_shards(files)
     return {name: value_of(name) for name in like}
 
 

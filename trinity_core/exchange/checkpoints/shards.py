@@ -48,15 +48,15 @@ def shard_files(actor: Path) -> list[Path]:
     return [by_rank[rank] for rank in range(world)]
 
 
-def merge_shards(actor: Path) -> tuple[dict[str, torch.Tensor], Callable[[str], torch.Tensor]]:
-    """Return the whole tensors of the shards in `actor`, and a function that returns the data of one by name.
+def merge_shards(files: Sequence[Path]) -> tuple[dict[str, torch.Tensor], Callable[[str], torch.Tensor]]:
+    """Return the whole tensors of all ranks' shards, and a function that returns the data of one by name.
 
     Tensors that must be joined are without data. Raises DataError if the shards do not match.
     """
     import torch
     from torch.distributed.tensor import DTensor
 
-    ranks = [load_shard(path) for path in shard_files(actor)]
+    ranks = [load_shard(path) for path in files]
     names = dict.fromkeys(name for rank in ranks for name in rank)
     pieces = {name: [rank[name] for rank in ranks if name in rank] for name in names}
     tensors = {
