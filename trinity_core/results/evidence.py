@@ -107,7 +107,7 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
         return evidence
     database = open_store(folder, store)
     with ExperienceStore(database) as opened:
-        batches = {step: rows for step in _spread(sorted(trained), BATCHES) if (rows := opened.batch(step))}
+        batches = {step: rows for step in _spread(sorted(trained)) if (rows := opened.batch(step))}
         draws, skipped = _draws(database, explored, task_sets(folder).values()), _skipped(database)
     problems = (
         [problem for audit in audit_runs(folder, url=store).values() for problem in audit.problems] if audited else []
@@ -170,6 +170,6 @@ def _scores(lines: Sequence[MetricLine]) -> dict[str, list[Score]]:
     return {taskset: [score for _, score in sorted(steps.items())] for taskset, steps in scores.items()}
 
 
-def _spread(steps: Sequence[int], count: int) -> list[int]:
-    """Return at most `count` of the steps, evenly spaced, the first and the last among them."""
-    return sorted({steps[round(i)] for i in np.linspace(0, len(steps) - 1, min(count, len(steps)))}) if steps else []
+def _spread(steps: Sequence[int]) -> list[int]:
+    """Return at most `BATCHES` of the steps, evenly spaced, the first and the last among them."""
+    return sorted({steps[round(i)] for i in np.linspace(0, len(steps) - 1, min(BATCHES, len(steps)))}) if steps else []
