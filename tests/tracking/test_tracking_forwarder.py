@@ -195,12 +195,12 @@ def test_only_complete_checkpoints_are_forwarded(tmp_path: Path) -> None:
     assert list(complete_checkpoints(tmp_path)) == [2, 10]
 
 
-@pytest.mark.parametrize("name", ["mlfow", "own"])
+@pytest.mark.parametrize(("name", "key"), [("mlfow", "mlfow"), ("own", "monitor.monitor_type")])
 def test_a_monitor_that_is_unknown_or_of_another_base_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, key: str
 ) -> None:
     monkeypatch.setitem(MONITORS, "own", lambda info, root: object())
-    with raising(TrinityError, key="monitor.monitor_type"):
+    with raising(TrinityError, key=key):
         open_writer(name, RunInfo("p", "n", tmp_path), tmp_path)
 
 

@@ -60,12 +60,7 @@ REGISTERING = ("train", TRAIN_AND_EVALUATE, "both")
 
 def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> Writer:
     """Open the tracking system named by `monitor.monitor_type`, with those of `info.args` that it takes."""
-    if monitor_type not in MONITORS:
-        raise TrinityError(
-            f"monitor.monitor_type is {monitor_type!r}; it may be one of {', '.join(MONITORS)}.",
-            key="monitor.monitor_type",
-        )
-    monitor = MONITORS[monitor_type]
+    monitor = MONITORS.resolve(monitor_type)
     model = MONITORS.arguments(monitor, monitor_type)
     args = {name: value for name, value in info.args.items() if model is None or name in model.model_fields}
     writer = monitor(info, checkpoint_root_dir, **args)
