@@ -138,14 +138,8 @@ def cores(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
 
 @contextmanager
 def freeing_at_once() -> Iterator[None]:
-    """Return memory freed in the block to the system at once, where malloc would keep blocks of up to 32 MB.
-
-    Does nothing without glibc.
-    """
+    """Return memory freed in the block to the system at once, where malloc would keep blocks of up to 32 MB."""
     malloc = ctypes.CDLL(None)
-    if not hasattr(malloc, "mallopt"):
-        yield
-        return
     malloc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     try:
         yield
