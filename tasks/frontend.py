@@ -35,7 +35,7 @@ from tasks.reports import (
     show_rollouts,
     show_summary,
 )
-from tasks.retries import RETRIED, named_task, patient_task, retry_only_transient_faults
+from tasks.retries import PIPELINE, RETRIED, named_task, patient_task, retry_only_transient_faults
 from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.config import Config
 from trinity_core.data.experience import Experience
@@ -282,11 +282,14 @@ class PrefectFrontend(Frontend):
         file = request.file or str(above.get("config", ""))
         overrides = with_main_settings(above.get("overrides") or (), "", name=above.get("name"))
         before = _stage_before(request)
+        token = PIPELINE.set(flow_run.id)
         try:
             as_flow(stage_flow)(name, request.stage, request.model_path, file, overrides, wait_for=before)
         except Exception:
             raise_most_telling(stopped)  # Prefect raises CancelledRun instead, or an earlier attempt's fault
             raise
+        finally:
+            PIPELINE.reset(token)
         return results[-1]
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -47,13 +48,30 @@ class OneLine(logging.Filter):
 _ONE_LINE = OneLine()
 
 
+PIPELINE: ContextVar[str] = ContextVar("pipeline", default="")
+"""Within a stage that runs as a subflow: id of the pipeline's flow run."""
+
+
+class PipelineLog(APILogHandler):
+    """Sends what a stage logs to its pipeline's log as well: `prefect deployment run --watch` follows only that one."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep records of stages."""
+        return str(getattr(record, "flow_run_id", "")) != PIPELINE.get() != ""
+
+    def prepare(self, record: logging.LogRecord) -> dict[str, Any]:
+        return super().prepare(record) | {"flow_run_id": PIPELINE.get(), "task_run_id": None}
+
+
 def show_our_log() -> None:
-    """Pass our log from INFO on to Prefect, whatever its setting for extra loggers."""
-    for name in ("trinity_core", "tasks"):
+    """Pass our log from INFO on to Prefect, that of stages also to their pipelines, whatever its extra loggers are."""
+    for name in ("trinity_core", "tasks", "prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)
-        logger.setLevel(logging.INFO)
-        if not any(isinstance(handler, APILogHandler) for handler in logger.handlers):
-            logger.addHandler(APILogHandler())
+        kinds = {type(handler) for handler in logger.handlers}
+        if not name.startswith("prefect"):
+            logger.setLevel(logging.INFO)
+        for kind in {APILogHandler, PipelineLog} - kinds:
+            logger.addHandler(kind())
 
 
 @contextmanager

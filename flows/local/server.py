@@ -152,6 +152,9 @@ def server_environment(api_url: str, root: Path) -> dict[str, str]:
     return client_environment(api_url, root) | {
         "PREFECT_SERVER_API_AUTH_STRING": server_key(root),
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        # `prefect deployment run --watch` shows the log, too.
+        "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",
+        "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
         "PREFECT_SERVER_UI_API_URL": "/api",  # of the page's own host, which may be `localhost` or a forwarded port
     }
 

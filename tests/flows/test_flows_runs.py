@@ -234,6 +234,20 @@ def kinds_of_inputs(api_url: str) -> set[str]:
     return {one["input_type"] for task in tasks for inputs in task["task_inputs"].values() for one in inputs}
 
 
+def own_log(name: str) -> list[str]:
+    """What a flow run of this name has logged, without its subflows."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, LogFilter
+    from prefect.logging.handlers import APILogHandler
+
+    APILogHandler().flush()
+    with get_client(sync_client=True) as client:
+        named = FlowRunFilter.model_validate({"name": {"any_": [name]}})
+        (run,) = (run for run in client.read_flow_runs(flow_run_filter=named) if run.parent_task_run_id is None)
+        own = LogFilter.model_validate({"flow_run_id": {"any_": [run.id]}})
+        return [line.message for line in client.read_logs(own)]
+
+
 def test_a_pipeline_has_stages_of_every_kind(
     tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +263,9 @@ def test_a_pipeline_has_stages_of_every_kind(
     (earlier / "notes.txt").touch()
     summary = run_pipeline(tmp_path, "every", stages, monkeypatch)
     assert kinds_of_inputs(prefect_api) <= {"parameter", "constant", "task_run"}
+    lines = own_log(f"tests/{summary['name']}")
+    assert [line for line in lines if f"step {standins.STEPS} of {standins.STEPS}" in line], "that of its stages"
+    assert len([line for line in lines if "Beginning subflow run" in line]) == 5, "told once"
     scores = {"before": 0.5, "tune": 0.56, "bench": 0.5, "sft": 0.56}
     assert summary["scores"] == scores, "the stand-in scores by the step alone"
     assert summary["steps"] == {"tune": standins.STEPS, "bench": 0, "sft": standins.STEPS}
