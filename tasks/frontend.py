@@ -33,6 +33,7 @@ from tasks.reports import (
     show_curve,
     show_if_possible,
     show_rollouts,
+    show_stage,
     show_summary,
 )
 from tasks.retries import PIPELINE, RETRIED, named_task, patient_task, retry_only_transient_faults
@@ -352,10 +353,12 @@ class PrefectFrontend(Frontend):
         if not is_pipeline:
             show_if_possible(lambda: show_curve(config))
             show_if_possible(lambda: show_rollouts(config))
-        self.show_so_far(config, {name: value for name, value in summary.items() if name != "results"})
+        self.show_so_far(config, summary)
 
     def show_so_far(self, config: Config, summary: dict[str, Any]) -> None:
         show_if_possible(lambda: show_summary(config, summary))
+        if config.stages:
+            show_if_possible(lambda: show_stage(config, summary))
 
 
 PREFECT = PrefectFrontend()

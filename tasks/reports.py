@@ -38,8 +38,14 @@ from trinity_core.exchange.tracking.curve import LearningCurve, curve_title
 from trinity_core.exchange.tracking.mlflow_root import default_uri, mlflow_address
 from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.progress import ProgressReport
-from trinity_core.exchange.tracking.rollouts import newest_rollouts, rollouts_table, run_with_rollouts
-from trinity_core.run.summary import named_stages
+from trinity_core.exchange.tracking.rollouts import (
+    markdown_text,
+    newest_rollouts,
+    rollouts_text,
+    run_with_rollouts,
+)
+from trinity_core.exchange.tracking.scores import scores_text
+from trinity_core.run.summary import summary_rows
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +56,8 @@ REPORT_SHARE = 0.01
 """Maximum share of time for them: Prefect's cost up to a second, on cores that engines and trainer need."""
 LONGEST_NAME = 80
 """Characters of a flow run's name."""
-UNSHOWN = ("made_from", "tracking", "tracking_uri")
-"""Digests and commands of a summary, meant for programs and terminals."""
+LONGEST_TEXT = 2000
+"""Characters of one result in the summary."""
 LAST_SECONDS = 300.0
 """Time limit for the pending report before the last one, while Prefect's API is down."""
 ANSWER_SECONDS = 5.0
@@ -316,35 +322,43 @@ def show_curve(config: Config, if_due: bool = False) -> None:
         began = time.thread_time()  # CPU time taken from engines and trainer, without waits for Prefect
         page.curve = page.curve or LearningCurve(config.job_dir, curve_title(config))
         if (path := page.curve.draw()) is not None:
-            picture = base64.b64encode(path.read_bytes()).decode()
-            text = f"![Learning curve](data:image/png;base64,{picture})"
-            _put(config, "curve", text, f"Learning curve: step {page.curve.step}")
+            _put_picture(config, path, page.curve.step)
         page.curve_due = time.monotonic() + (time.thread_time() - began) / REPORT_SHARE
 
 
+def show_stage(config: Config, summary: dict[str, Any]) -> None:
+    """Show on a pipeline's page the curve of the last stage that has trained, which its summary names, and the newest
+    rollouts."""
+    if (curve := summary.get("curve")) and Path(curve).exists():
+        _put_picture(config, Path(curve), summary["step"])
+    show_rollouts(config)
+
+
+def _put_picture(config: Config, path: Path, step: int) -> None:
+    picture = base64.b64encode(path.read_bytes()).decode()
+    text = f"![Learning curve](data:image/png;base64,{picture})"
+    _put(config, "curve", text, f"Learning curve: step {step}")
+
+
 def show_rollouts(config: Config) -> None:
-    """Show the newest sampled rollouts, preferably an evaluation's, as a table below the links."""
-    if sample := newest_rollouts(config.job_dir):
+    """Show the newest sampled rollouts of a run, or of a pipeline's last stage that has any, preferably an
+    evaluation's, below the links."""
+    folder = run_with_rollouts(config.job_dir) if config.stages else config.job_dir
+    if sample := newest_rollouts(folder):
         source, step, rollouts = sample
-        text = f"{_links(config)}\n\n{rollouts_table(rollouts)}"
-        _put(config, "rollouts", text, f"Rollouts: {source}, step {step}")
+        text = f"{_links(config)}\n\n{rollouts_text(rollouts)}"
+        drawn = f"eval set {source.removeprefix('eval_')}" if source.startswith("eval_") else source
+        _put(config, "rollouts", text, f"Rollouts: {drawn}, step {step}")
 
 
 def show_summary(config: Config, summary: dict[str, Any]) -> None:
-    """Show a run's results as a two-column table, without tracking addresses, which are among the links above it."""
-    results = {name: value for name, value in summary.items() if name not in UNSHOWN and value not in (None, "", {})}
-    results |= {name: named_stages(results[name]) for name in ("scores", "stage_seconds") if name in results}
-    rows = "\n".join(f"| {name} | {_shown(value)} |" for name, value in results.items())
-    _page(config).results = f"| | |\n| --- | --- |\n{rows}\n"
-    score = summary.get("score")
-    title = [f"step {summary['step']}"] if "step" in summary else []
-    title += [f"score {_shown(score)}"] if score is not None else []
-    _show_page(config, ", ".join(title) or "finished")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict):
-        return "<br>".join(f"{name} {_shown(part)}" for name, part in value.items() if part is not None)
-    return str(value)
+    """Show a run's results as the terminal does, below the links, one of which leads to the tracked run. Not as a
+    table, in which Prefect's page wraps no text."""
+    values = [(name, str(value)) for name, value in summary.items() if value]
+    rows = summary_rows(summary) if "scores" in summary else values
+    lines = [f"**{title}** {markdown_text(text, LONGEST_TEXT)}" for title, text in rows if title != "tracking"]
+    _page(config).results = "  \n".join(lines)
+    shown = [f"step {summary['step']}"] if "step" in summary else []
+    if (score := summary.get("score")) is not None:
+        shown.append(scores_text(summary.get("evaluation") or {}) or f"score {score:.3f}")
+    _show_page(config, ", ".join(shown) or "finished")

@@ -92,9 +92,19 @@ def test_the_summary_of_a_running_pipeline_leads_to_its_newest_rollouts(
     write_json(page_note(tmp_path, "studio"), {"url": "http://127.0.0.1:4220"})
     config.job_dir.mkdir(parents=True)
     write_json(JobLayout(config.job_dir).stages, {"sft": "all_sft"})
-    save_rollouts(config.job_dir.with_name("all_sft"), "eval", 9, [SampledRollout("1 + 1?", "2")])
-    PREFECT.show_so_far(config, {"step": 9, "score": 0.5})
-    assert [title for title, _ in shown] == ["Summary: no stage has ended yet", "Summary: step 9, score 0.5"]
+    save_rollouts(config.job_dir.with_name("all_sft"), "explorer", 9, [SampledRollout("1 + 1?", "2")])
+    curve = config.job_dir / "curve.png"
+    curve.write_bytes(b"\x89PNG")
+    scores = {"scores": {"before": 0.25, "sft": 0.5}, "stage_seconds": {"before": 18.0, "sft": 500.0}, "seconds": 518.0}
+    PREFECT.show_so_far(config, {"step": 9, "score": 0.5, "curve": str(curve), "tokens": 0, "pauses": [], **scores})
+    assert [title for title, _ in shown] == [
+        "Summary: no stage has ended yet",
+        "Summary: step 9, score 0.500",
+        "Learning curve: step 9",
+        "Rollouts: explorer, step 9",
+    ], "the curve and the rollouts are the stage's"
+    assert "**time** 8 min 38 s: base score 18 s, sft 8 min 20 s" in shown[1][1]
+    assert "tokens" not in shown[1][1] and "pauses" not in shown[1][1]
     assert "/rollouts/#run=Trinity-Flows%2Fall_sft)" in shown[1][1] and "runs?run=Trinity-Flows%2Fall)" in shown[1][1]
 
 

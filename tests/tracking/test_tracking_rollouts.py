@@ -1,4 +1,4 @@
-"""Sampled rollouts and their table."""
+"""Sampled rollouts and their text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinity_core.exchange.tracking.rollouts import (
     markdown_text,
     read_rollouts,
     rollout_files,
-    rollouts_table,
+    rollouts_text,
     run_with_rollouts,
     save_rollouts,
 )
@@ -52,14 +52,24 @@ def test_texts_may_hold_anything(tmp_path: Path) -> None:
     path = save_rollouts(tmp_path, "eval", 4, [SampledRollout("a\u2028b\x85c", "cut \ud83d", truth="😀")])
     (read,) = read_rollouts(path)
     assert (read.prompt, read.response, read.truth) == ("a\u2028b\x85c", "cut ?", "😀")
-    rollouts_table([read]).encode()
+    rollouts_text([read]).encode()
 
 
-def test_model_text_cannot_break_the_table() -> None:
-    table = rollouts_table([SampledRollout("a|b\nc", "<script>alert(1)</script> `x`", None)])
-    assert len(table.splitlines()) == 3
-    row = table.splitlines()[2]
-    assert r"a\|b<br>c" in row and "<script>" not in row and "\\`x\\`" in row
+def test_model_text_cannot_break_the_text() -> None:
+    text = rollouts_text([SampledRollout("a|b\nc", "<script>alert(1)</script> `x`", None), SampledRollout("d", "# e")])
+    prompt, response, reward, *_ = text.split("\n\n")
+    assert r"a\|b<br>c" in prompt and "<script>" not in response and "\\`x\\`" in response
+    assert reward.startswith("**no reward**")
+    assert len(MarkdownIt("gfm-like", {"linkify": False}).render(text).split("<blockquote>")) == 3
+
+
+def test_each_rollout_tells_its_numbers_once() -> None:
+    parts = {"accuracy": 1.0, "response_length": 2.0, "verifier_errors": 0.0}
+    exact = rollouts_text([SampledRollout("1 + 1?", "2", 1.0, parts, truth="2")])
+    assert "**reward 1** · reference: 2" in exact
+    assert "**reward 0.5, accuracy 1, truncated 1**" in rollouts_text(
+        [SampledRollout("1 + 1?", "2", 0.5, parts | {"truncated": 1.0})]
+    )
 
 
 @pytest.mark.parametrize(

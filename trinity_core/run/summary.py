@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.files import read_json, when_room, write_atomically
 from trinity_core.base.layout import MANIFEST
+from trinity_core.base.timing import duration
 from trinity_core.config import Config
 from trinity_core.config.paths import curated_folder
 from trinity_core.exchange.checkpoints.commit import damage
@@ -28,7 +29,7 @@ from trinity_core.exchange.tracking.run_record import read_record
 from trinity_core.exchange.tracking.scores import (
     best_steps,
     evaluation_of,
-    evaluation_text,
+    scored_text,
     step_scores_text,
     uncounted_steps,
     valid_scores,
@@ -134,37 +135,58 @@ def _scored(config: Config, step: int, scores: Mapping[int, float], seconds: flo
 
 
 def summary_text(summary: dict[str, Any]) -> str:
-    lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}"]
+    lines = [f"{title:11}{text}" for title, text in summary_rows(summary)]
+    return "\n".join([f"\n{summary['project']}/{summary['name']}: step {summary['step']}", *lines])
+
+
+def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the results of a run, stage or pipeline for people, as (title, text), without what is empty or zero. A row
+    without a title belongs to the one above."""
     scored = named_stages({name: score for name, score in summary["scores"].items() if score is not None})
-    if scored:
-        lines.append(f"{'scores':11}{', '.join(f'{name}: {score:.3f}' for name, score in scored.items())}")
-    if evaluation := summary.get("evaluation"):
-        lines.append(evaluation_text(evaluation))
+    rows = [("scores", ", ".join(f"{name}: {score:.3f}" for name, score in scored.items()))]
+    rows += [(taskset, scored_text(numbers)) for taskset, numbers in (summary.get("evaluation") or {}).items()]
     if reward := summary.get("reward"):
-        lines.append(f"{'reward':11}{reward[0]:.3g} → {reward[1]:.3g} (first and last {REWARD_STEPS} steps)")
-    for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
-        lines.append(f"{title:11}{summary[key]}")
+        rows.append(("reward", f"{reward[0]:.3g} → {reward[1]:.3g} (first and last {REWARD_STEPS} steps)"))
+    rows.append(("steps", ", ".join(f"{name}: {step}" for name, step in summary.get("steps", {}).items() if step)))
+    rows.append(("time", _time_text(summary)))
+    for title, key in (
+        ("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking"), ("tasks", "curated_tasks"),
+    ):  # fmt: skip
+        rows.append((title, str(summary.get(key) or "")))
     if (best := summary.get("best")) and best["step"] != summary["step"]:
-        lines.append(f"{'best':11}step {best['step']}, score {best['score']:.3f}: {best['checkpoint_dir']}")
+        rows.append(("best", f"step {best['step']}, score {best['score']:.3f}: {best['checkpoint_dir']}"))
     if gate := summary.get("gate"):
-        lines.append(f"{'gate':11}{gate['verdict']}: {gate['candidate']}")
-    if ended := summary.get("stopped_early") or "":
-        lines.append(f"{'ended by':11}{ended}")
+        rows.append(("gate", f"{gate['verdict']}: {gate['candidate']}"))
+    ended = summary.get("stopped_early") or ""
+    rows.append(("ended by", ended))
     pauses = [recorded_pause(pause, "pauses").text for pause in summary.get("pauses", ())]
-    lines += [f"{'paused':11}{pause}" for pause in pauses if pause not in ended]
+    rows += [("paused", pause) for pause in pauses if pause not in ended]
     for name, result in summary.get("results", {}).items():
-        left = f", {result['untrained_rows']} untrained rows left" if result.get("untrained_rows") else ""
-        if "ended" in result:
-            of = "" if result["total_steps"] is None else f" of {result['total_steps']}"
-            lines.append(f"{name:11}step {result['step']}{of}, {result['ended']}{left}")
-        if result.get("flat_groups"):
-            lines.append(f"{'':11}rewards taught nothing: all advantages of {result['flat_groups']} groups are 0")
-        for operator, number in (result.get("dropped_experiences") or {}).items():
-            lines.append(f"{'':11}{number} experiences dropped by {operator}")
-    lines += [
-        f"{'finding':11}{one['check']}: {one['evidence']}. {one['next_step']}" for one in summary.get("findings", ())
+        rows += _component_rows(name, result)
+    rows += [
+        ("finding", f"{one['check']}: {one['evidence']}. {one['next_step']}") for one in summary.get("findings", ())
     ]
-    return "\n".join(lines)
+    return [(title, text) for title, text in rows if text]
+
+
+def _time_text(summary: Mapping[str, Any]) -> str:
+    """Return `8 min 38 s`, of a pipeline `8 min 38 s: base score 1 min 56 s, sft 1 min 53 s, …`; "" if nothing ran."""
+    by_stage = named_stages(summary.get("stage_seconds", {}))
+    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in by_stage.items() if seconds)
+    total = duration(seconds) if (seconds := summary.get("seconds")) else ""
+    return f"{total}: {parts}" if total and parts else total
+
+
+def _component_rows(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield how an explorer or a trainer has ended."""
+    if "ended" in result:
+        left = f", {result['untrained_rows']} untrained rows left" if result.get("untrained_rows") else ""
+        of = "" if result["total_steps"] is None else f" of {result['total_steps']}"
+        yield name, f"step {result['step']}{of}, {result['ended']}{left}"
+    if result.get("flat_groups"):
+        yield "", f"rewards taught nothing: all advantages of {result['flat_groups']} groups are 0"
+    for operator, number in (result.get("dropped_experiences") or {}).items():
+        yield "", f"{number} experiences dropped by {operator}"
 
 
 def named_stages(values: Mapping[str, float]) -> dict[str, float]:

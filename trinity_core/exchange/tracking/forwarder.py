@@ -30,7 +30,7 @@ from trinity_core.exchange.tracking.metrics_file import (
     was_tracked,
 )
 from trinity_core.exchange.tracking.prometheus import PrometheusPage
-from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, rollouts_table, traces_dir
+from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, rollouts_text, traces_dir
 from trinity_core.exchange.tracking.run_record import config_path
 from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.exchange.tracking.writers import (
@@ -165,7 +165,7 @@ class Forwarder:
             table, written = path.with_suffix(".md"), path.stat().st_mtime_ns
             was_sent = table not in self._tables_due and table.exists() and table.stat().st_mtime_ns == written
             if not was_sent and any(tail.takes(source) for tail in self._tails):
-                table.write_text(f"# {source}, step {step}\n\n{rollouts_table(read_rollouts(path))}\n", "utf-8")
+                table.write_text(f"# {source}, step {step}\n\n{rollouts_text(read_rollouts(path))}\n", "utf-8")
                 self.writer.artifact(table, "rollouts")
                 os.utime(table, ns=(written, written))
                 self._tables_due.discard(table)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _FAULTS = re.compile(r"truncated$|_errors(/|$)")
 """Names of rare faults, which `says` in the view's `dom.js` recognises too."""
-TABLE_ROWS, TABLE_WIDTH = 16, 400
-"""Rollouts in a table, and characters of each text."""
+SHOWN, WIDTH = 16, 400
+"""Rollouts in a text for people, and characters of each part."""
 _NAME = re.compile(r"(?P<source>.+)_step_(?P<step>\d+)\.jsonl")
 
 
@@ -119,19 +119,24 @@ def newest_rollouts(job_dir: Path | str) -> tuple[str, int, list[SampledRollout]
     return None if newest is None else (*newest[:2], read_rollouts(newest[2]))
 
 
-def rollouts_table(rollouts: list[SampledRollout]) -> str:
-    """Return a Markdown table: reward with its parts, response, reference answer, prompt.
+def rollouts_text(rollouts: list[SampledRollout]) -> str:
+    """Return Markdown with a paragraph per rollout: prompt, response, reward, reference answer. Beside the reward
+    are the parts that it and the response do not tell already, and faults if there are any.
 
-    Faults are shown if there are any. A narrow window cuts off the end.
+    Not a table, in which Prefect's page wraps no text.
     """
-    lines = ["| reward | response | reference | prompt |", "| --- | --- | --- | --- |"]
-    for rollout in rollouts[:TABLE_ROWS]:
-        reward = "–" if rollout.reward is None else f"**{rollout.reward:g}**"
-        said = {name: value for name, value in rollout.parts.items() if value or not _FAULTS.search(name)}
-        parts = "<br>".join(f"{name} {value:.3g}" for name, value in sorted(said.items()))
-        texts = [markdown_text(text, TABLE_WIDTH) for text in (rollout.response, rollout.truth, rollout.prompt)]
-        lines.append(f"| {reward}<br>{parts} | {' | '.join(texts)} |")
-    return "\n".join(lines)
+    parts = []
+    for number, rollout in enumerate(rollouts[:SHOWN], 1):
+        prompt, response, truth = (
+            markdown_text(text, WIDTH) for text in (rollout.prompt, rollout.response, rollout.truth)
+        )
+        known = {"response_length": rollout.parts.get("response_length"), "accuracy": rollout.reward}
+        facts = {name: value for name, value in rollout.parts.items() if value or not _FAULTS.search(name)}
+        numbers = [f"{name} {value:.3g}" for name, value in sorted(facts.items()) if known.get(name) != value]
+        reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
+        reference = f" · reference: {truth}" if truth else ""
+        parts.append(f"**{number}.** {prompt}\n\n> {response}\n\n**{', '.join([reward, *numbers])}**{reference}\n")
+    return "\n".join(parts)
 
 
 def markdown_text(text: str, width: int) -> str:
