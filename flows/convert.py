@@ -6,6 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.loaded import run_title
 from flows.parameters import NO_OVERRIDES, BaseModelDir, CheckpointDir, ConfigFile, MergeAdapters, Overrides, StageName
 from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
@@ -13,7 +14,7 @@ from trinity_core.run.configuration import load_checked
 from trinity_core.run.stage import job_dir_of
 
 
-@flow(name="convert", flow_run_name="{config}", persist_result=False)
+@flow(name="convert", flow_run_name=run_title, persist_result=False)
 def convert(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,

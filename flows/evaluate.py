@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.loaded import run_stage
+from flows.loaded import run_stage, run_title
 from flows.parameters import (
     NO_OVERRIDES,
     ConfigFile,
@@ -19,7 +19,7 @@ from flows.parameters import (
 from tasks.retries import RETRIED
 
 
-@flow(name="evaluate", flow_run_name="{config}", persist_result=False, **RETRIED)
+@flow(name="evaluate", flow_run_name=run_title, persist_result=False, **RETRIED)
 def evaluate(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,

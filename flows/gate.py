@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from prefect import flow
 
-from flows.loaded import run_stage
+from flows.loaded import run_stage, run_title
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides, StageName, shown
 from tasks.retries import RETRIED
 
@@ -15,7 +15,7 @@ Candidate = Annotated[
 ]
 
 
-@flow(name="gate", flow_run_name="gate {config}", persist_result=False, **RETRIED)
+@flow(name="gate", flow_run_name=run_title, persist_result=False, **RETRIED)
 def gate(
     config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "", model_path: Candidate = ""
 ) -> dict[str, Any]:

@@ -7,21 +7,23 @@ import logging
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from prefect import Flow, State, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import TerminationSignal
+from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from flows.local.worker import mark_ended
 from tasks.frontend import PREFECT, PrefectFrontend, with_findings
-from tasks.prefect_api import NOT_PROMOTED
+from tasks.prefect_api import NOT_PROMOTED, with_main_settings
 from tasks.reports import name_run
 from tasks.retries import retry_only_transient_faults
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.program import TERMINATED
-from trinity_core.config import Config
+from trinity_core.config import Config, load_config
 from trinity_core.config.findings import ConfigError
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.driver import run_request
@@ -61,9 +63,23 @@ def load(file: str, overrides: Sequence[str], opened: bool = False) -> Loaded:
     except ConfigError as error:
         first, *others = error.problems
         reason = f"{first.key}: {first.advice}" if first.key else str(first)
-        name_run(reason, f" (and {len(others)} more)" if others else "")
+        name_run(f"{Path(file).stem} refused: {reason}", f" (and {len(others)} more)" if others else "")
         raise refusal(error.problems) from None
     return Loaded(config, file, overrides, is_ready=opened)
+
+
+def run_title() -> str:
+    """Return the name with which a flow run begins: `project/name`, by its parameters, or the file's name if its
+    configuration is wrong, which the run itself then reports."""
+    given, cached = flow_run.parameters, _LOADED.get()
+    file = given["config"] if "config" in given else given["configs"][0]
+    request = {name: given[name] for name in ("stage", "which", "run") if name in given}
+    try:
+        settings = with_main_settings(given["overrides"], "", name=given.get("name"))
+        config = load_config(file, settings) if cached is None else cached.config
+        return StageRequest(config, flow_run.flow_name, **request).title
+    except TrinityError:
+        return Path(file).stem
 
 
 def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
@@ -72,13 +88,10 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
     Prefect records the parameters of a deployment's run, so that `prefect flow-run retry` can start it again.
     """
     logging.getLogger("prefect.flow_runs").addFilter(_is_not_told_at_the_end)
-    title = StageRequest(loaded.config, name, **parameters).title
     flow = cancellable(getattr(importlib.import_module(f"flows.{name}"), name))
     token = _LOADED.set(loaded)
     try:
-        return flow.with_options(flow_run_name=lambda: title)(
-            config=loaded.file, overrides=list(loaded.overrides), **parameters
-        )
+        return flow(config=loaded.file, overrides=list(loaded.overrides), **parameters)
     finally:
         _LOADED.reset(token)
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from prefect import flow
 
-from flows.loaded import ended, load
+from flows.loaded import ended, load, run_title
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides, RunTitle
 from tasks.prefect_api import with_main_settings
 from tasks.retries import retry_only_transient_faults
 from trinity_core.run.driver import run_pipeline
 
 
-@flow(name="pipeline", flow_run_name="{config}", persist_result=False)
+@flow(name="pipeline", flow_run_name=run_title, persist_result=False)
 def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES, name: RunTitle = "") -> Any:
     """Score the base model, run the stages in order, score and publish the last model.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.loaded import run_stage
+from flows.loaded import run_stage, run_title
 from flows.parameters import (
     NO_OVERRIDES,
     AlgorithmType,
@@ -24,7 +24,7 @@ from tasks.prefect_api import with_main_settings
 from tasks.retries import RETRIED
 
 
-@flow(name="rft", flow_run_name="{config}", persist_result=False, **RETRIED)
+@flow(name="rft", flow_run_name=run_title, persist_result=False, **RETRIED)
 def rft(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,

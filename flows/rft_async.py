@@ -6,13 +6,14 @@ from typing import Any
 
 from prefect import flow
 
+from flows.loaded import run_title
 from flows.parameters import NO_OVERRIDES, ConfigFiles, Overrides
 from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.run.parts import run_parts
 
 
-@flow(name="rft", flow_run_name="{configs[0]}", persist_result=False)
+@flow(name="rft", flow_run_name=run_title, persist_result=False)
 def rft_async(configs: ConfigFiles, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
     """Run a trainer and its explorers, each from its own configuration and as a subflow; they share one Ray.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.loaded import run_stage
+from flows.loaded import run_stage, run_title
 from flows.parameters import (
     NO_OVERRIDES,
     AlgorithmType,
@@ -22,7 +22,7 @@ from tasks.prefect_api import with_main_settings
 from tasks.retries import RETRIED
 
 
-@flow(name="sft", flow_run_name="{config}", persist_result=False, **RETRIED)
+@flow(name="sft", flow_run_name=run_title, persist_result=False, **RETRIED)
 def sft(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,

@@ -326,10 +326,10 @@ class PrefectFrontend(Frontend):
         """True after the first attempt at the flow run, or at the stage's subflow run, by Prefect's count."""
         return bool(flow_run.run_count > 1)
 
-    def announce(self, config: Config, stage: str) -> None:
+    def announce(self, config: Config, stage: str, ending: str = "") -> None:
         """Name and tag the flow run, and link to Studio while that is served."""
         algorithm = [] if config.stages else [f"algorithm:{config.algorithm.algorithm_type}"]
-        label_run(config.project, config.name, stage, *algorithm)
+        label_run(config.project, config.name, stage, *algorithm, ending=ending)
         show_if_possible(lambda: begin_summary(config))
 
     def with_human_verdicts(self, stage: Stage) -> Stage:

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 import shlex
+import textwrap
 import threading
 import time
 from collections import defaultdict
@@ -33,7 +34,6 @@ from tasks.retries import api_faults
 from trinity_core.base.addresses import studio_links
 from trinity_core.base.threads import DaemonThread
 from trinity_core.config import Config
-from trinity_core.config.yaml_text import shortened
 from trinity_core.exchange.tracking.curve import LearningCurve, curve_title
 from trinity_core.exchange.tracking.mlflow_root import default_uri, mlflow_address
 from trinity_core.exchange.tracking.mlflow_writer import served_run
@@ -75,9 +75,9 @@ def artifact_key(config: Config, kind: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
 
 
-def label_run(project: str, name: str, stage: str, *more: str) -> None:
-    """Name the current flow run `<project>/<name>` (Prefect shows its flow beside that), and tag it with project, name
-    and stage.
+def label_run(project: str, name: str, stage: str, *more: str, ending: str = "") -> None:
+    """Name the current flow run `<project>/<name>` (Prefect shows its flow beside that) with this ending, and tag it
+    with project, name, stage and what is `more`.
 
     Later attempts have their number at the end. If Prefect's API refuses them, the run continues without.
     """
@@ -89,7 +89,7 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
         return
     ours = {f"project:{project}", f"name:{name}", f"stage:{stage}", *more}
     tags = sorted(ours | {tag for tag in context.flow_run.tags if not tag.startswith(("project:", "name:", "stage:"))})
-    shown = f"{project}/{name}"
+    shown = f"{project}/{name}{ending}"
     try:
         with get_client(sync_client=True) as client:
             # The context's flow run predates the count of its current attempt.
@@ -101,13 +101,14 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
 
 
 def name_run(name: str, ending: str = "") -> None:
-    """Give the current flow run another name, which `prefect deployment run --watch` prints beside its state, and
-    `prefect flow-run logs` before each line."""
+    """Give the current flow run another name, cut at a word, which `prefect deployment run --watch` prints beside its
+    state, and `prefect flow-run logs` before each line."""
     from prefect.client.orchestration import get_client
 
     if flow_run.id:
+        shown = textwrap.shorten(name, LONGEST_NAME, placeholder=" …") + ending
         with suppress(*api_faults()), get_client(sync_client=True) as client:
-            client.update_flow_run(flow_run.id, name=shortened(name, LONGEST_NAME) + ending)
+            client.update_flow_run(flow_run.id, name=shown)
 
 
 _failed = threading.Event()

@@ -7,6 +7,7 @@ import inspect
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from flows.cli import first_try
 from flows.loaded import Loaded, load
 from flows.pipeline import pipeline
 from tasks.prefect_api import with_main_settings
+from trinity_core.base.errors import TrinityError
 from trinity_core.config import ConfigError, load_config, source, stages
 
 ROOT = Path(__file__).parent.parent.parent
@@ -180,6 +182,24 @@ def test_a_deployments_run_names_file_and_line_of_what_is_missing(tmp_path) -> N
     assert not load(str(file), ["cluster.gpu_per_node=0"]).is_ready
 
 
+def test_a_run_is_called_by_project_and_name_from_the_start(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its flow does first may fail, or take a while."""
+    from prefect.client.orchestration import get_client
+
+    from flows.rft import rft
+
+    for module in ("pipeline", "loaded"):
+        monkeypatch.setattr(f"flows.{module}.load", mock.Mock(side_effect=TrinityError("too early")))
+    config, data = str(ROOT / "configs/quickstart/quickstart.yaml"), ["stages.rft.model.model_path=/none"]
+    states = [
+        pipeline(config=config, overrides=["project=mine"], name="second", return_state=True),
+        rft(config=config, overrides=data, stage="rft", return_state=True),
+    ]
+    with get_client(sync_client=True) as client:
+        names = [client.read_flow_run(state.state_details.flow_run_id).name for state in states]
+    assert names == ["mine/second", "Trinity-Flows/quickstart_rft"]
+
+
 def test_a_refused_run_is_called_by_its_first_reason(tmp_path, prefect_api: str) -> None:
     """`prefect deployment run --watch` prints the name, and no message."""
     from prefect.client.orchestration import get_client
@@ -191,5 +211,7 @@ def test_a_refused_run_is_called_by_its_first_reason(tmp_path, prefect_api: str)
     state = rft(config=str(file), return_state=True)
     with get_client(sync_client=True) as client:
         run = client.read_flow_run(state.state_details.flow_run_id)
-    assert run.state.is_failed() and run.name.startswith("buffer.explorer_input.taskset: ")
+    assert run.state.is_failed() and run.name.startswith("run refused: buffer.explorer_input.taskset: ")
     assert len(run.name) < 100, "`prefect flow-run logs` prints it before each line"
+    cut = run.name.partition(" …")[0].removeprefix("run refused: ")
+    assert f"{cut} " in run.state.message, "the cut is between two words"

@@ -371,8 +371,8 @@ class Frontend:
         """True for a later attempt: preflight's result may be outdated."""
         return False
 
-    def announce(self, config: Config, stage: str) -> None:
-        """Announce the run that starts: a stage's, `pipeline` or `async`."""
+    def announce(self, config: Config, stage: str, ending: str = "") -> None:
+        """Announce the run that starts: a stage's, `pipeline` or `async`. `ending`: of its name, as shown."""
 
     def with_human_verdicts(self, stage: Stage) -> Stage:
         """Return the stage with a person's verdicts as its data, if it needs them. Raises TrinityError if there are

@@ -107,7 +107,7 @@ def _run_to_pause(request: StageRequest, stage: Stage, frontend: Frontend) -> di
 def resolve(request: StageRequest, frontend: Frontend = PLAIN) -> Stage:
     """Choose the stage, lock its run, and find the checkpoint to resume from. Raises ConfigError or TrinityError."""
     choice = choose_stage(request, frontend.begun_by(), request.is_ready and not frontend.is_retry())
-    frontend.announce(choice.config, choice.stage)
+    frontend.announce(choice.config, choice.stage, request.ending)
     stage = resume(choice)
     for warning in stage.warnings:
         log.warning(warning)

@@ -122,11 +122,17 @@ class StageRequest:
         return self.kind == "evaluate" and self.which == "base"
 
     @property
+    def ending(self) -> str:
+        """What tells it apart from the run of the same name, as in `project/name · base score`."""
+        return " · base score" if self.is_base else ""
+
+    @property
     def title(self) -> str:
-        """`project/name` as configured, or of the given `run`; a run in a fresh folder gets its name later."""
+        """`project/name` as configured, or of the given `run`, with the ending; a run in a fresh folder gets its name
+        later."""
         of_stage = self.stage and not self.is_base
         config = pick_stage(self.config, self.stage)[0] if of_stage else self.config
-        return f"{config.project}/{self.run or config.name}"
+        return f"{config.project}/{self.run or config.name}{self.ending}"
 
 
 def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = False) -> Stage:
