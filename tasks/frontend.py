@@ -38,6 +38,7 @@ from tasks.reports import (
 )
 from tasks.retries import PIPELINE, RETRIED, named_task, patient_task, retry_only_transient_faults
 from trinity_core.base.errors import InputError, TrinityError
+from trinity_core.base.timing import duration
 from trinity_core.config import Config
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.tracking.pauses import CONTINUE, STOP, Decision
@@ -60,8 +61,13 @@ POLL_SECONDS = 5
 WIDTH = 4000
 """Characters shown of an answer; the middle of a longer one is cut out."""
 TYPED: Mapping[str, Verdict] = {"keep": "keep", "drop": "drop", "": "no verdict"}
-"""Text of a field → verdict. It is typed, because a select on Prefect's page closes at the click that opens it."""
-PATTERN = rf"^\s*({'|'.join(TYPED)})\s*$"
+"""Text of a field, in small letters → verdict. It is typed, because a select on Prefect's page closes at the click that
+opens it."""
+
+
+def one_of(*words: str) -> str:
+    """Return the pattern of a field that takes one of these words, in any case."""
+    return rf"(?i)^\s*({'|'.join(words)})\s*$"
 
 
 @named_task("ask")
@@ -80,17 +86,17 @@ def ask(stage: Stage) -> bool:
         log.info("A person's verdicts make %d rows", rows)
     elif settings.on_timeout == "end":
         raise TrinityError(
-            f"no verdict was given within {settings.timeout:g} s; the run asks again when it is started again"
+            f"no verdict was given within {duration(settings.timeout)}; the run asks again when it is started again"
         )
     else:
-        log.warning("No verdict was given within %g s: the run continues with the rewards", settings.timeout)
+        log.warning("No verdict was given within %s: the run continues with the rewards", duration(settings.timeout))
     return rows > 0
 
 
 class Approval(RunInput):
     """The form that Prefect shows where a promotion waits for a person."""
 
-    promote: str = Field("", title="Promote the candidate? yes or no", pattern=r"^\s*(yes|no)\s*$")
+    promote: str = Field("", title="Promote the candidate? yes or no", pattern=one_of("yes", "no"))
     reason: str = Field("", title="Reason, kept with the champion")
 
 
@@ -100,16 +106,16 @@ def approve(config: Config, text: str) -> str | None:
     log, timeout = get_run_logger(), config.gate.approval_timeout
     form = _asked(Approval, timeout, f"```\n{text}\n```", artifact_key(config, "gate"), "approval of a promotion")
     if form is None:
-        log.warning("Nobody approved the promotion within %g s", timeout)
+        log.warning("Nobody approved the promotion within %s", duration(timeout))
         return None
     log.info("A person says %s: %s", form.promote.strip(), form.reason)
-    return form.reason if form.promote.strip() == "yes" else None
+    return form.reason if form.promote.strip().lower() == "yes" else None
 
 
 class PausedRun(RunInput):
     """The form that Prefect shows where a run has paused."""
 
-    decision: str = Field("", title="continue or stop", pattern=rf"^\s*({CONTINUE}|{STOP})\s*$")
+    decision: str = Field("", title="continue or stop", pattern=one_of(CONTINUE, STOP))
     settings: str = Field("", title="Settings to change: key=value, separated by spaces")
     by: str = Field("", title="Your name")
     reason: str = Field("", title="Reason, kept with the run")
@@ -120,7 +126,7 @@ def pause(config: Config, text: str) -> Decision | None:
     """Pause the flow until a person decides how its run continues. None if nobody does in time."""
     key, title = artifact_key(config, "pause"), "a decision on a paused run"
     form = _asked(PausedRun, config.monitor.pause.timeout, f"```\n{text}\n```", key, title)
-    return None if form is None else Decision.parse(f"{form.decision} {form.settings}", form.by, form.reason)
+    return None if form is None else Decision.parse(f"{form.decision.lower()} {form.settings}", form.by, form.reason)
 
 
 def _asked(form: type[R], timeout: float, text: str, key: str, title: str) -> R | None:
@@ -128,7 +134,7 @@ def _asked(form: type[R], timeout: float, text: str, key: str, title: str) -> R 
     `timeout` seconds."""
     show_if_possible(lambda: create_markdown_artifact(text, key=key, description=title))
     where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
-    get_run_logger().info("A person is asked for %s, for %g s: resume this run at %s", title, timeout, where)
+    get_run_logger().info("A person is asked for %s, for %s: resume this run at %s", title, duration(timeout), where)
     try:
         # Prefect's own key is the same in each attempt: a later one would take the earlier one's answer instead of
         # pausing.
@@ -175,7 +181,7 @@ def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
         heading = f"**{number}. {markdown_text(item.prompt, WIDTH)}**\n\n"
         for letter, answer in zip(_letters(item), item.answers, strict=True):
             text = (heading if answer is item.answers[0] else "") + _answer(answer)
-            field = Field("", title=f"Answer {number}{letter}: keep or drop?", description=text, pattern=PATTERN)
+            field = Field("", title=f"Answer {number}{letter}: keep or drop?", description=text, pattern=one_of(*TYPED))
             fields[f"answer_{number}{letter}"] = (str, field)
         fields[f"better_{number}"] = (str, Field("", title=f"A better answer to {number}"))
     form: type[RunInput] = create_model("HumanVerdicts", __base__=RunInput, **fields)
@@ -187,7 +193,7 @@ def verdicts_of(form: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict]
     entries = form.model_dump()
     return [
         TaskVerdict(
-            [TYPED[entries[f"answer_{number}{letter}"].strip()] for letter in _letters(item)],
+            [TYPED[entries[f"answer_{number}{letter}"].strip().lower()] for letter in _letters(item)],
             entries[f"better_{number}"],
         )
         for number, item in enumerate(shown, 1)

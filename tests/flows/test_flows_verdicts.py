@@ -185,7 +185,7 @@ def test_a_retried_run_asks_again(config, prefect_api, monkeypatch) -> None:
 
     monkeypatch.setattr("tasks.frontend.POLL_SECONDS", 0.5)
 
-    said = {"answer_1a": "drop", "answer_1c": "keep\n", "better_2": "4 cups."}
+    said = {"answer_1a": "Drop", "answer_1c": "KEEP\n", "better_2": "4 cups."}
 
     def answer() -> None:
         run, form = paused_run()
