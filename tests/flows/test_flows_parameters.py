@@ -172,12 +172,14 @@ def test_main_settings_become_overrides_and_empty_ones_do_not() -> None:
 def test_a_deployments_run_names_file_and_line_of_what_is_missing(tmp_path) -> None:
     file = tmp_path / "run.yaml"
     taskset = "{batch_size: 4, total_steps: 1, explorer_input: {taskset: {path: /no/data}}}"
-    file.write_text(f"model:\n  model_path: /no/model\n  max_model_len: 64\nbuffer: {taskset}\n")
+    file.write_text(f"model:\n  model_path: ${{oc.env:MY_MODEL,/no/model}}\n  max_model_len: 64\nbuffer: {taskset}\n")
     with pytest.raises(ConfigError) as caught:
         load(str(file), ["cluster.gpu_per_node=0"], opened=True)
     places = {(problem.key, problem.file, problem.line) for problem in caught.value.problems}
     assert ("model.model_path", str(file), 2) in places
     assert ("buffer.explorer_input.taskset.path", str(file), 4) in places
+    with_way_out = {problem.key for problem in caught.value.problems if "set MY_MODEL" in problem.message}
+    assert with_way_out == {"model.model_path"}
     assert repr(caught.value).count("\n") == str(caught.value).count("\n") > 0
     assert not load(str(file), ["cluster.gpu_per_node=0"]).is_ready
 

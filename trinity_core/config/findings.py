@@ -48,6 +48,8 @@ class SourceLocation:
     """The key as written, if that is another spelling of the setting."""
     text: str = ""
     """A number, true or false as it is written, such as `1.10`, in case it turns out to be the value of a text."""
+    variable: str = ""
+    """The environment variable that sets the value, if it is written as `${oc.env:…}`."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file or ""
@@ -123,6 +125,10 @@ class Report:
         self.added += 1
         key, location = self._locate(finding.key)
         located = finding.at(location, key)
+        is_missing = finding.code in ("unavailable", "busy") and finding.key.endswith("path")
+        if is_missing and location is not None and location.variable:
+            message = f"{finding.message.rstrip('.')}; or set {location.variable} to a local folder."
+            located = replace(located, message=message)
         if located not in self.problems:
             self.problems.append(located)
 

@@ -132,7 +132,7 @@ class _Walk:
         values = {}
         for name, name_node, value in entries:
             path = join_key(key, name)
-            self._places[path] = replace(self._place(name_node), text=_plain_text(value))
+            self._places[path] = replace(self._place(name_node), text=_plain_text(value), variable=_variable(value))
             values[name] = self.value(value, path, type_below(typed, name))
         return values if isinstance(node, yaml.MappingNode) else list(values.values())
 
@@ -283,6 +283,12 @@ def _plain_text(node: yaml.Node | None) -> str:
     if not isinstance(node, yaml.ScalarNode) or node.style:
         return ""
     return node.value if node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool") else ""
+
+
+def _variable(node: yaml.Node) -> str:
+    """Return the environment variable that a text begins with, as in `${oc.env:NAME,default}`; "" without one."""
+    match = re.match(r"\$\{oc\.env:\s*(\w+)", node.value) if isinstance(node, yaml.ScalarNode) else None
+    return match[1] if match else ""
 
 
 def _inherit(source: YamlSource, parts: Sequence[str]) -> None:
