@@ -23,6 +23,11 @@ Reinforcement fine-tuning with Trinity Flows. In this folder:
 
 `configs/` holds recipes to copy and change, `docs/` a page per topic, `prefect.yaml` the deployments.
 """
+SETTINGS_FILE = "prefect.toml"
+WRITTEN = "# Written by `trinity up`"
+SETTINGS_NOTE = f"{WRITTEN}, `down` and `init`: tells `prefect` in this folder where a server runs, if one does.\n"
+NO_SERVER = f"{SETTINGS_NOTE}[server.ephemeral]\nenabled = false\n"
+"""Settings while no server runs: `prefect` says so at once. Otherwise it would start one without our deployments."""
 IGNORED = "/runs/\n/checkpoints/\n/.trinity/\n/prefect.toml\n"
 
 
@@ -32,7 +37,7 @@ def init_project(folder: Path) -> Path:
     Raises TrinityError, without writing anything, if one of its files already exists.
     """
     source = project_files()
-    texts = {"README.md": README.format(name=folder.absolute().name), ".gitignore": IGNORED}
+    texts = {"README.md": README.format(name=folder.absolute().name), ".gitignore": IGNORED, SETTINGS_FILE: NO_SERVER}
     if there := [name for name in (*COPIED, *texts) if (folder / name).exists()]:
         raise TrinityError(
             f"{folder} already has {', '.join(there)}, which `trinity init` would write: choose a new folder"

@@ -50,6 +50,7 @@ from flows.local.worker import (
     start_worker,
     unfinished_runs,
 )
+from flows.project import NO_SERVER, SETTINGS_FILE, SETTINGS_NOTE, WRITTEN
 from tasks.prefect_api import api_client
 from tasks.retries import api_faults
 from trinity_core.base.addresses import LOOPBACK, STUDIO_PORT, page_address, page_note
@@ -63,11 +64,6 @@ from trinity_core.exchange.tracking.mlflow_root import default_uri, runs_path
 from trinity_core.exchange.tracking.mlflow_server import HEALTH as MLFLOW_HEALTH
 from trinity_core.exchange.tracking.mlflow_writer import describe_runs, fault_of
 from trinity_core.exchange.tracking.mlflow_writer import serve_command as mlflow_command
-
-SETTINGS_FILE = "prefect.toml"
-SETTINGS_NOTE = (
-    "# Written by `trinity up`, so that `prefect` finds the server in this folder; `trinity down` removes it.\n"
-)
 
 UP_SECONDS = 600.0
 """Time for another `up` or `down` to end, including server start, deployments and pages."""
@@ -268,7 +264,7 @@ def write_settings(root: Path, api_url: str) -> None:
     """Write the server's address and key for `prefect` in this folder; a user's own file is never changed."""
     path = root / SETTINGS_FILE
     lines = (f'url = "{api_url}"', f'auth_string = "{server_key(root)}"')
-    if path.exists() and not (text := path.read_text()).startswith(SETTINGS_NOTE):
+    if path.exists() and not (text := path.read_text()).startswith(WRITTEN):
         if all(line in text for line in lines):
             return
         raise TrinityError(
@@ -279,9 +275,10 @@ def write_settings(root: Path, api_url: str) -> None:
 
 
 def remove_settings(root: Path) -> None:
+    """Remove the server's address and key from what `write_settings` wrote."""
     path = root / SETTINGS_FILE
-    if path.exists() and path.read_text().startswith(SETTINGS_NOTE):
-        path.unlink()
+    if path.exists() and path.read_text().startswith(WRITTEN):
+        write_atomically(path, NO_SERVER.encode(), mode=0o600)
 
 
 def _forget(root: Path, state: UpState) -> None:

@@ -20,7 +20,7 @@ import httpx
 import pytest
 from ports import free_port
 
-from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, up, write_settings
+from flows.local.commands import down, remove_settings, status, up, write_settings
 from flows.local.connection import PrefectConnection, ServerLost, known_server
 from flows.local.prefect_app import leave_out_the_new_page
 from flows.local.server import (
@@ -32,6 +32,7 @@ from flows.local.server import (
     prefect_environment,
 )
 from flows.local.worker import Supervisor
+from flows.project import NO_SERVER, SETTINGS_FILE
 from trinity_core.base import files
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.files import file_digest, write_json
@@ -62,7 +63,7 @@ def test_down_stops_exactly_what_is_recorded(tmp_path: Path) -> None:
     assert down(tmp_path, said.append)
     assert ours.poll() is not None and other.poll() is None
     assert said == ["Stopping the server …"]
-    assert not (tmp_path / SETTINGS_FILE).exists() and UpState.load(tmp_path) is None
+    assert (tmp_path / SETTINGS_FILE).read_text() == NO_SERVER and UpState.load(tmp_path) is None
     assert not down(tmp_path, said.append)
     other.kill()
     other.wait()
@@ -221,6 +222,22 @@ def test_another_server_does_not_get_the_key(tmp_path: Path, monkeypatch: pytest
             said = subprocess.run([sys.executable, "-c", ask], cwd=tmp_path, env=env, capture_output=True, text=True)
             assert (said.stdout != "None\n") == is_ours, said.stderr
         server.shutdown()
+
+
+@pytest.mark.slow
+def test_while_nothing_is_up_prefect_starts_no_server_of_its_own(tmp_path: Path) -> None:
+    """It would take a minute, and have no deployments. A server of the user's is still found."""
+    write_settings(tmp_path, "http://127.0.0.1:1/api")
+    remove_settings(tmp_path)
+    script = "from prefect import get_client; print(get_client(sync_client=True).api_url)"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    theirs = {"PREFECT_API_URL": "http://127.0.0.1:2/api"}
+    alone, served = (
+        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment | more, capture_output=True)
+        for more in ({}, theirs)
+    )
+    assert alone.returncode and b"PREFECT_API_URL" in alone.stderr
+    assert served.stdout.startswith(b"http://127.0.0.1:2/api")
 
 
 def test_a_settings_file_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
