@@ -88,6 +88,7 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
     Prefect records the parameters of a deployment's run, so that `prefect flow-run retry` can start it again.
     """
     logging.getLogger("prefect.flow_runs").addFilter(_is_not_told_at_the_end)
+    logging.getLogger("prefect.task_runs").addFilter(_is_no_interrupt)
     flow = cancellable(getattr(importlib.import_module(f"flows.{name}"), name))
     token = _LOADED.set(loaded)
     try:
@@ -99,7 +100,11 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
 def _is_not_told_at_the_end(record: logging.LogRecord) -> bool:
     """Return False for an error that the command prints as its last line, and for Ctrl+C, of which that line tells."""
     is_printed = record.exc_info is not None and isinstance(record.exc_info[1], TrinityError)
-    return not (is_printed or any(text in record.getMessage() for text in ON_INTERRUPT))
+    return not is_printed and _is_no_interrupt(record)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return not any(text in record.getMessage() for text in ON_INTERRUPT)
 
 
 def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:

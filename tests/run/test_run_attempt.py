@@ -177,9 +177,13 @@ def test_a_run_whose_metrics_were_not_tracked_fails(root: Path, monkeypatch: pyt
     [(TransientFault("the node died"), RunOutcome.FAILED), (KeyboardInterrupt(), RunOutcome.CANCELLED)],
 )
 def test_tracking_that_opens_after_the_end_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, outcome: RunOutcome
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
+    outcome: RunOutcome,
 ) -> None:
-    """An attempt that fails early does not wait for it, and the next attempt opens it anew."""
+    """An attempt that fails early does not wait for it, and the next attempt opens it anew. No metrics are missed."""
     go_on, closed = threading.Event(), list[RunOutcome]()
 
     class Late(Writer):
@@ -195,6 +199,7 @@ def test_tracking_that_opens_after_the_end_is_closed(
     with pytest.raises(type(error)), begin(tmp_path) as attempt:
         raise error
     assert attempt._tracking is not None
+    assert "metrics" not in caplog.text
     go_on.set()
     attempt._tracking._thread.join(60)
     assert closed == [outcome] and "tracking" not in {thread.name for thread in threading.enumerate()}

@@ -268,7 +268,7 @@ class ForwarderThread:
         if self._is_closing:
             self._thread.join(FILES_SECONDS)
         if self._thread.is_alive():
-            warn_unsent("it does not answer", self._job_dir)
+            warn_unsent("it is still being opened" if self._forwarder is None else "it does not answer", self._job_dir)
         if self._error is not None and self._error is not known:
             raise self._error
 
@@ -336,7 +336,9 @@ class ForwarderThread:
 
 
 def warn_unsent(why: object, job_dir: Path) -> None:
-    """Log where the metrics are that the tracking system did not take."""
+    """Log where the metrics are that the tracking system did not take, if the run has any."""
+    if not metrics_path(job_dir).exists():
+        return
     log.warning(
         "the tracking system did not take the last metrics (%s): they are in %s, and are sent when the run is "
         "started again", why, metrics_path(job_dir),
