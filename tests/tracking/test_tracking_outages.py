@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest import mock
 from urllib.request import urlopen
 
 import pytest
@@ -21,6 +22,8 @@ from trinity_core.config import config_from_dict
 from trinity_core.exchange.tracking import forwarder as forwarder_module
 from trinity_core.exchange.tracking.forwarder import Forwarder, ForwarderThread, open_writer
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.mlflow_root import LOCK, default_uri, make_database
+from trinity_core.exchange.tracking.mlflow_writer import open_client
 from trinity_core.exchange.tracking.writers import RunInfo, RunOutcome
 from trinity_core.hosting.placement import Machine, place
 from trinity_core.run.stage import Stage
@@ -29,6 +32,18 @@ from trinity_core.run.tracking_thread import TrackingThread
 
 def tracking(forwarder: Forwarder, seconds: float = 0.01) -> ForwarderThread:
     return ForwarderThread(forwarder.job_dir, lambda: forwarder, seconds)
+
+
+def test_a_store_whose_making_was_interrupted_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow makes it in many migrations, none of which it repeats."""
+    file = tmp_path / "mlflow.db"
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setattr("mlflow.store.db.utils._upgrade_db", mock.Mock(side_effect=KeyboardInterrupt))
+        make_database(file)
+    assert not file.exists()
+    client = open_client(default_uri(tmp_path), None, None, tmp_path)
+    assert client.create_experiment("e") and file.stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in tmp_path.iterdir()} == {"mlflow.db", LOCK}
 
 
 def test_metrics_of_a_run_that_ended_meanwhile_are_sent_later(

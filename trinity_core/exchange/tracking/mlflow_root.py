@@ -10,8 +10,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlencode
 
 from trinity_core.base.addresses import page_address
-from trinity_core.base.files import read_json
+from trinity_core.base.files import private_file, read_json
 
+LOCK, LOCK_SECONDS = ".mlflow.lock", 180.0
+"""File in a checkpoint root with which one process at a time opens the store, and how long others wait."""
 WAIT_SECONDS = 60.0
 """Time for another process to finish writing to the store."""
 ADDRESSES = {
@@ -50,6 +52,24 @@ def follow_moved_root(root: Path) -> None:
                             f"WHERE substr({column}, 1, :length) = :before",
                             {"before": old_prefix, "after": new_prefix, "length": len(old_prefix)},
                         )
+
+
+def make_database(file: Path) -> None:
+    """Create a SQLite store with MLflow's tables, unless there is one. Only one process may do so at a time.
+
+    It is created under another name: MLflow could never open a store whose process ended within its many migrations.
+    """
+    if file.exists() and file.stat().st_size:
+        return
+    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+
+    new = file.with_name(f".{file.name}.new")
+    new.unlink(missing_ok=True)
+    private_file(new)
+    engine = create_sqlalchemy_engine(f"sqlite:///{new}")
+    _initialize_tables(engine)
+    engine.dispose()
+    new.replace(file)
 
 
 def default_uri(checkpoint_root_dir: Path | str) -> str:

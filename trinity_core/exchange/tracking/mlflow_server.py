@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.base.addresses import LOOPBACK
-from trinity_core.base.files import private_file, private_folder
+from trinity_core.base.files import private_folder
 from trinity_core.base.gate import Gate, asked_for, server_key
+from trinity_core.base.runlock import one_at_a_time
+from trinity_core.exchange.tracking.mlflow_root import LOCK, LOCK_SECONDS, make_database
 
 HEALTH = "/health"
 
@@ -23,7 +25,8 @@ def make_app(store: str, artifacts: Path) -> Any:
     from mlflow.server import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR, handlers
 
     root = private_folder(artifacts.absolute()).as_uri()
-    private_file(Path(store.removeprefix("sqlite:///")))
+    with one_at_a_time(artifacts.absolute().parent / LOCK, LOCK_SECONDS):
+        make_database(Path(store.removeprefix("sqlite:///")))
     os.environ |= {BACKEND_STORE_URI_ENV_VAR: store, ARTIFACT_ROOT_ENV_VAR: root}
     handlers.initialize_backend_stores(store, store, root)
     from mlflow.server.fastapi_app import app

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from trinity_core.base.errors import TransientFault, TrinityError
-from trinity_core.base.files import networked, private_file, private_folder, read_json, write_json
+from trinity_core.base.files import networked, private_folder, read_json, write_json
 from trinity_core.base.runlock import one_at_a_time
 from trinity_core.config.secrets import without_password, without_secrets
 from trinity_core.exchange.tracking.metrics_file import MetricLine
@@ -40,7 +40,15 @@ from trinity_core.exchange.tracking.mlflow_facts import (
     shortened,
     steps_before,
 )
-from trinity_core.exchange.tracking.mlflow_root import artifact_folder, default_uri, follow_moved_root, mlflow_address
+from trinity_core.exchange.tracking.mlflow_root import (
+    LOCK,
+    LOCK_SECONDS,
+    artifact_folder,
+    default_uri,
+    follow_moved_root,
+    make_database,
+    mlflow_address,
+)
 from trinity_core.exchange.tracking.writers import (
     MONITORS,
     RunInfo,
@@ -70,7 +78,6 @@ STARTS = "trinity.starts"
 """Tag with the number of starts of the run that had different settings. Absent: one."""
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 """Default environment of MLflow's client, whose own defaults are 7 attempts of 120 s. The forwarder retries anyway."""
-LOCK_SECONDS = 180.0
 VALUE_LENGTH = 5000
 STATUS = {RunOutcome.PAUSED: "SCHEDULED", RunOutcome.CANCELLED: "KILLED"}  # others have the outcome's name
 _held: set[Path] = set()
@@ -257,7 +264,7 @@ class MlflowWriter(Writer):
         Explorers and trainer of a job, which may start at the same time, share a run.
         """
         is_parent = job_dir != self._info.job_dir
-        with one_at_a_time(_note(job_dir).with_name(".mlflow.lock"), LOCK_SECONDS):
+        with one_at_a_time(_note(job_dir).with_name(LOCK), LOCK_SECONDS):
             note = _noted(job_dir)
             run_id: str = note.get("run_id", "")
             if run_id and (is_parent or self._info.is_own(note)) and _has_run(self._client, job_dir, run_id):
@@ -479,10 +486,10 @@ def open_client(uri: str, username: str | None, password: str | None, root: Path
     from mlflow.exceptions import MlflowException
 
     try:
-        with one_at_a_time(root / ".mlflow.lock", LOCK_SECONDS):
+        with one_at_a_time(root / LOCK, LOCK_SECONDS):
             if file := _database(uri):
                 with suppress(OSError):  # MLflow says why it cannot be opened
-                    private_file(file)
+                    make_database(file)
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
             if uri == default_uri(root):
