@@ -372,6 +372,14 @@ def test_stage_problem_has_the_stages_line() -> None:
     assert (problem.key, problem.line) == ("stages[0].algorithm.algorithm_type", line + 5)
 
 
+@pytest.mark.parametrize("stage", ["", "stages.a."])
+def test_an_unknown_section_of_an_override_is_at_the_override(stage: str) -> None:
+    override = f"{stage}algorithm.optimiser.lr=1"
+    (problem,) = problems({"stages": [{"stage_name": "a"}]}, overrides=(override,))
+    assert problem.file == f"override '{override}'"
+    assert problem.key == stage.replace(".a.", "[0].") + "algorithm.optimiser" and problem.suggestion == "optimizer"
+
+
 def test_problem_shared_by_stages_is_reported_once() -> None:
     reported = problems({"stages": [{"stage_name": "a"}, {"stage_name": "b"}]}, overrides=("model.max_model_len=-3",))
     assert [problem.key for problem in reported] == ["model.max_model_len"]

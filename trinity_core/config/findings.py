@@ -157,16 +157,20 @@ class Report:
             raise ConfigError(sorted(self.problems, key=lambda problem: (problem.file or "", problem.line or 0)))
 
     def _locate(self, key: str) -> tuple[str, SourceLocation | None]:
-        """Return the key as written (within its stage if given there), and its location or its nearest parent's."""
+        """Return the key as written (within its stage if given there), and its location: else that of a key below it,
+        as an override's whose sections are nowhere else, or of its nearest parent."""
         part = key
         while part:
-            for name in (f"{self.stage}.{part}", part) if self.stage else (part,):
+            names = (f"{self.stage}.{part}", part) if self.stage else (part,)
+            for name in names:
                 if (location := self.places.get(name)) is not None:
                     return f"{location.key or name}{key[len(part) :]}", location
+            if part == key:
+                below = ((name, place) for name in names for at, place in self.places.items() if is_below(at, name))
+                if found := next(below, None):
+                    return found
             part = _parent(part)
-        # An override gives a key whose sections are nowhere else.
-        below = next((location for name, location in self.places.items() if is_below(name, key)), None)
-        return key, below or self.places.get(self.stage or "") or self.places.get("")
+        return key, self.places.get(self.stage or "") or self.places.get("")
 
 
 def parts_of(key: str) -> list[str]:
