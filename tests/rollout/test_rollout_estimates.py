@@ -46,6 +46,11 @@ def test_wilson_by_hand() -> None:
     assert wilson(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
 
 
+def test_wilson_ends_exactly_where_all_answers_do() -> None:
+    assert {wilson(1.0, n)[1] for n in range(1, 1000)} == {1.0}
+    assert {wilson(0.0, n)[0] for n in range(1, 1000)} == {0.0}
+
+
 def test_interval_of_all_right_answers_is_not_a_point() -> None:
     low, high = interval([[1.0, 1.0]] * 10) or (0.0, 0.0)
     assert high == pytest.approx(1.0)

@@ -313,7 +313,8 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     """Wilson's 95 % interval for a share observed in n trials."""
     centre = (share + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # The ends 0 and 1, of a share of 0 and 1, are exact; rounding would put the sum beside them.
+    return (max(0.0, centre - half) if share > 0 else 0.0), (min(1.0, centre + half) if share < 1 else 1.0)
 
 
 def deviation(repeats: Sequence[Sequence[float]]) -> float | None:
