@@ -40,6 +40,18 @@ def test_the_title_names_algorithm_model_and_data(tmp_path: Path) -> None:
     assert curve_title(config_from_dict({**tree, **sft, "buffer": rows})) == "p / one\nsft from org/model, on org/rows"
 
 
+def test_the_curves_have_one_axis_of_steps(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    MetricsFile(tmp_path, "explorer").write(60, {"reward/mean": 1.0})
+    for step in (1, 30):
+        MetricsFile(tmp_path, "trainer").write(step, {"actor/final_loss": 1.0})
+    with mock.patch.object(Figure, "savefig", autospec=True) as saved:
+        LearningCurve(tmp_path).picture()
+    ranges = [axis.get_xlim() for axis in saved.call_args.args[0].axes]
+    assert len(ranges) == 2 and ranges[0] == ranges[1]
+
+
 def test_no_metrics_give_no_curve(tmp_path: Path) -> None:
     assert LearningCurve(tmp_path).draw() is None
     MetricsFile(tmp_path, "trainer").write(1, {"unknown": 1})

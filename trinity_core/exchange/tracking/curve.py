@@ -72,7 +72,7 @@ class LearningCurve:
         FigureCanvasAgg(figure)
         # Automatic layout takes longer than drawing: four curves cost 0.7 s of CPU time instead of 0.3.
         figure.subplots_adjust(left=0.13, right=0.98, bottom=0.45 / height, top=1 - 0.45 / height, hspace=0.25)
-        axes = figure.subplots(len(curves), 1, squeeze=False, sharex=False)[:, 0]
+        axes = figure.subplots(len(curves), 1, squeeze=False, sharex=True)[:, 0]
         for axis, (name, points) in zip(axes, curves.items(), strict=True):
             marker = "o" if len(points) < 30 else ""
             axis.plot(list(points), list(points.values()), marker=marker, markersize=3, linewidth=1.3)
