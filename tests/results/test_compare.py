@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from operator import gt, lt
 from pathlib import Path
 from typing import Any
@@ -222,8 +223,13 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 
 def test_a_mistyped_run_is_answered_with_those_that_are_there(tmp_path: Path) -> None:
     run = run_folder(tmp_path, "alone", 0.5, 1)
+    others = [run_folder(tmp_path, name, 0.5, 1) for name in ("alone_sft", "zebra")]
     for mistyped in (run.with_name("alnoe"), tmp_path / "alone", tmp_path):
-        done = called(main, "doctor", "--checkpoint-dir", str(mistyped))
-        assert done.returncode == 1 and str(run) in done.stderr
+        for command in ("doctor", "audit", "view"):
+            done = called(main, command, "--checkpoint-dir", str(mistyped))
+            assert done.returncode == 1 and str(run) in done.stderr
+    done = called(main, "doctor", "--checkpoint-dir", str(run.with_name("alnoe")))
+    named = re.findall(rf"{run.parent}/(\w+)", done.stderr)
+    assert named[1:] == ["alone", *(other.name for other in others)], "the nearest name first"
     elsewhere = called(main, "doctor", "--checkpoint-dir", str(tmp_path / "no/where/run"))
     assert elsewhere.returncode == 1 and str(run) not in elsewhere.stderr

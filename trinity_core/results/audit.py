@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from trinity_core.base.errors import DataError
@@ -63,13 +64,16 @@ def stored_runs(folder: Path) -> Sequence[Path]:
 
 
 def _runs_near(folder: Path) -> list[Path]:
-    """Return the runs below a folder that is none, or else those next to it or a level deeper; those last changed
-    first."""
-    for place in (folder, folder.parent):
-        found = [file.parent.parent for depth in ("*", "*/*") for file in place.glob(str(config_path(Path(depth))))]
-        if found:
-            return sorted(found, key=lambda run: config_path(run).stat().st_mtime, reverse=True)
-    return []
+    """Return the runs below a folder that is none, those last changed first; or else those next to it or a level
+    deeper, those of the most similar name first."""
+    if below := _runs_below(folder):
+        return sorted(below, key=lambda run: config_path(run).stat().st_mtime, reverse=True)
+    likeness = {run: SequenceMatcher(None, run.name, folder.name).ratio() for run in _runs_below(folder.parent)}
+    return sorted(likeness, key=likeness.__getitem__, reverse=True)
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    return [file.parent.parent for depth in ("*", "*/*") for file in folder.glob(str(config_path(Path(depth))))]
 
 
 def _sqlite(folder: Path) -> str | None:
@@ -125,17 +129,16 @@ def audit_runs(
 
     `stores_of` finds the stores. Nothing is changed. Raises DataError if there is none.
     """
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}", key=str(folder))
-    folder = folder.resolve()
-    runs = stores_of(folder, config, overrides, url)
+    root = folder.resolve()
+    runs = stores_of(root, config, overrides, url) if root.is_dir() else {}
     if not runs:
+        stored_runs(folder)  # raises for a folder that is no run
         raise DataError(
-            f"{folder} has no experience store: give the folder of a run that explores, "
-            "<checkpoint_root_dir>/<project>/<name>, and --config or --store if its store is elsewhere",
+            f"{folder} has no experience store: give the folder of a run that explores, and --config or --store if its "
+            "store is elsewhere",
             key=str(folder),
         )
-    return {name: _audit(folder.parent / name, url) for name, url in runs.items()}
+    return {name: _audit(root.parent / name, url) for name, url in runs.items()}
 
 
 def audit_text(name: str, audit: Audit) -> str:

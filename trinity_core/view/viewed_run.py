@@ -23,7 +23,7 @@ from trinity_core.exchange.store.run_store import read_identity
 from trinity_core.exchange.store.schema import Tables
 from trinity_core.exchange.tracking.rollouts import rollouts_dir
 from trinity_core.exchange.tracking.run_record import read_config
-from trinity_core.results.audit import open_store, runs_in, stores_of
+from trinity_core.results.audit import open_store, runs_in, stored_runs, stores_of
 
 log = logging.getLogger(__name__)
 
@@ -127,15 +127,14 @@ def viewed_runs(
     folder: Path, config: Path | None = None, overrides: Sequence[str] = (), url: str | None = None
 ) -> dict[str, ViewedRun]:
     """The run in `folder`, or the stages of the pipeline in it, by name. Raises DataError if nothing is to be shown."""
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}", key=str(folder))
-    folder = folder.resolve()
-    stores = stores_of(folder, config, overrides, url)
-    sampled = {run.name for run in [folder, *runs_in(folder)] if rollouts_dir(run).is_dir()}
+    root = folder.resolve()
+    stores = stores_of(root, config, overrides, url) if root.is_dir() else {}
+    sampled = {run.name for run in [root, *runs_in(root)] if rollouts_dir(run).is_dir()}
     if not stores and not sampled:
+        stored_runs(folder)  # raises for a folder that is no run
         raise DataError(
-            f"{folder} has neither an experience store nor sampled rollouts: give the folder of a run, "
-            "<checkpoint_root_dir>/<project>/<name>, and --config or --store if its store is elsewhere",
+            f"{folder} has neither an experience store nor sampled rollouts: give --config or --store if its store is "
+            "elsewhere",
             key=str(folder),
         )
-    return {name: ViewedRun(folder.parent / name, stores.get(name)) for name in sorted({*stores, *sampled})}
+    return {name: ViewedRun(root.parent / name, stores.get(name)) for name in sorted({*stores, *sampled})}
