@@ -129,7 +129,7 @@ def evaluate(
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN RUN…", help="Folders of runs, pipelines or checkpoints.", show_default=False),
+        typer.Argument(metavar="RUN", help="Folders of at least two runs, pipelines or checkpoints.", show_default=False),
     ],
     everything: Annotated[bool, typer.Option("--all", help="List every difference and every changed sample.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text, with all samples.")] = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,20 @@ def test_help_names_every_command() -> None:
         "log", "studio", "version", "import-verl",
     ):  # fmt: skip
         assert f" {command} " in result.output, command
+
+
+def test_help_is_not_cut_at_80_columns() -> None:
+    commands = [([name], command) for name, command in typer.main.get_command(app).commands.items()]  # type: ignore[attr-defined]
+    for path, command in commands:
+        commands += [([*path, name], below) for name, below in getattr(command, "commands", {}).items()]
+        shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"}).output
+        assert not re.search(r"\S…\s*│", shown), path
+
+
+def test_usage_errors_say_what_to_write() -> None:
+    for arguments, words in ((["doctor", "folder"], "--checkpoint-dir DIR"), (["run", "--lr", "3"], "key=value")):
+        refused = CliRunner().invoke(app, arguments)
+        assert refused.exit_code == 2 and words in refused.output
 
 
 def test_a_folder_that_is_no_configuration_or_run_is_named(tmp_path: Path) -> None:

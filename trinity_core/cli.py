@@ -16,7 +16,7 @@ import typer
 
 from trinity_core.base.addresses import LOOPBACK
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.program import coloured, ending_on_sigterm, run_app
+from trinity_core.base.program import Commands, coloured, ending_on_sigterm, run_app
 from trinity_core.version import __version__
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="trinity",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -34,21 +35,19 @@ BEFORE, RESULTS, OTHER = "Before a run", "Results", "Other"
 """Headings of `trinity --help`, listed below the commands that start a run."""
 
 ConfigOption = Annotated[
-    Path, typer.Option("--config", help="YAML file of the run: configs/quickstart/quickstart.yaml.", show_default=False)
+    Path, typer.Option("--config", metavar="FILE", help="The run's YAML file, such as my.yaml.", show_default=False)
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings as key=value: algorithm.optimizer.lr=1e-4.", show_default=False)
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings: algorithm.optimizer.lr=1e-4.", show_default=False),
 ]
-PluginDir = Annotated[
-    Path | None, typer.Option("--plugin-dir", help="Folder of Python files with workflows, rewards and algorithms.")
-]
+PluginDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of Python files: rewards, workflows …")]
 RunFolder = Annotated[
-    Path, typer.Option(help="A run or a pipeline: checkpoints/Trinity-Flows/quickstart_rft.", show_default=False)
+    Path, typer.Option(metavar="DIR", help="Folder checkpoints/PROJECT/RUN of a run or a pipeline.", show_default=False)
 ]
-StoreConfig = Annotated[
-    Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
-]
-StoreUrl = Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")]
+StoreConfig = Annotated[Path | None, typer.Option(metavar="FILE", help="The run's YAML file, for a store elsewhere.")]
+StoreSettings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings on top of --config.")]
+StoreUrl = Annotated[str | None, typer.Option(help="URL of the store, as postgresql://host/name.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
@@ -234,7 +233,7 @@ def convert(
 @app.command(rich_help_panel=RESULTS)
 def audit(
     checkpoint_dir: RunFolder,
-    overrides: Overrides = None,
+    overrides: StoreSettings = None,
     config: StoreConfig = None,
     store: StoreUrl = None,
     json: AsJson = False,
@@ -255,7 +254,7 @@ def audit(
 @app.command(rich_help_panel=RESULTS)
 def doctor(
     checkpoint_dir: RunFolder,
-    overrides: Overrides = None,
+    overrides: StoreSettings = None,
     config: StoreConfig = None,
     store: StoreUrl = None,
     json: AsJson = False,
@@ -275,18 +274,18 @@ def doctor(
 @app.command(rich_help_panel=RESULTS)
 def view(
     checkpoint_dir: RunFolder,
-    overrides: Overrides = None,
+    overrides: StoreSettings = None,
     config: StoreConfig = None,
     store: StoreUrl = None,
     host: Annotated[str, typer.Option(help="Address to serve on; the page asks for the folder's password.")] = LOOPBACK,
     port: Annotated[int, typer.Option(help="Port of the page; 0: any that is free.", min=0, max=65535)] = 4210,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
 ) -> None:
     """Show what a run sampled, token by token, and its eval samples as a page. Changes nothing."""
     from trinity_core.view.app import serve
     from trinity_core.view.viewed_run import viewed_runs
 
-    serve(viewed_runs(checkpoint_dir, config, overrides or [], store), host, port, browser, typer.echo)
+    serve(viewed_runs(checkpoint_dir, config, overrides or [], store), host, port, not no_browser, typer.echo)
 
 
 @app.command(rich_help_panel=RESULTS)

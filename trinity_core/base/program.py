@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
+from typer._click.exceptions import MissingParameter, NoSuchOption
+from typer.core import TyperGroup
 
 from trinity_core.base.errors import Paused, TransientFault, TrinityError
 from trinity_core.base.files import expanded
@@ -89,6 +91,23 @@ def coloured(text: str) -> str:
     for mark, style in MARKS:
         text = mark.sub(lambda match, style=style: typer.style(match[1], **style), text)  # type: ignore[misc]
     return text
+
+
+class Commands(TyperGroup):
+    """Commands whose errors of usage say what to write instead."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MissingParameter as error:
+            if error.param is not None and error.param.param_type_name == "option" and error.param.metavar:
+                error.param_hint = f"'{error.param.opts[0]} {error.param.metavar}'"
+            raise
+        except NoSuchOption as error:
+            error.possibilities = [option for option in error.possibilities or () if option != "--help"]
+            if error.ctx is not None and any(param.name == "overrides" for param in error.ctx.command.params):
+                error.message += "; settings are given as key=value"
+            raise
 
 
 def _open_outputs() -> None:
