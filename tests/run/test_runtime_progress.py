@@ -78,6 +78,24 @@ def test_a_wait_is_part_of_the_progress(actor: Actor, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("steps", [True, False])
+def test_only_a_wait_within_one_step_is_told(steps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor that is asked every few seconds may be about to wait a moment each time."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    config, actor = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path)), Actor()
+    report = Told(config, "explorer")
+    report.actor = ActorWaits(actor.ask)
+    for step in range(1, 6):
+        report.report()
+        actor.answer("waits for version 0 of the trainer")
+        report.report()
+        if steps:
+            MetricsFile(config.job_dir, "explorer").write(step, {"reward/mean": 0.5})
+        now[0] += 4.0
+    assert any("waits" in text for text in report.texts) != steps
+
+
 def test_each_step_is_told_once(tmp_path: Path) -> None:
     """However many there are since the last look; those of an earlier attempt are known, also after a rewind."""
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
@@ -106,7 +124,7 @@ def test_a_line_has_the_time_left_and_the_score_with_its_interval(
     trainer, evaluation = MetricsFile(job, "trainer"), MetricsFile(job, "eval")
     trainer.write(1, numbers)
     now[0] += 9000.0  # until the next attempt, which is no step's time
-    lines, texts = StepLines(job, "trainer"), []
+    lines, texts, explored = StepLines(job, "trainer"), [], StepLines(job, "explorer")
     for step in (2, 3, 4, 5):
         now[0] += 30.0 if step < 5 else 300.0
         trainer.write(step, numbers)
@@ -126,6 +144,8 @@ def test_a_line_has_the_time_left_and_the_score_with_its_interval(
     evaluation.write(6, two_sets | {"eval/hard/accuracy_high": 0.2})
     trainer.write(10, numbers)
     assert [*lines.new()] and lines.text(10).startswith("step 10 of 10: reward/mean 0.5, score 0.300 at step 6, ")
+    MetricsFile(job, "explorer").write(10, numbers)
+    assert [*explored.new()] and "score" not in explored.text(10), "it is in the trainer's line and in its own"
     assert lines.step_text(4) == "step 10", "of a run that is started again with fewer steps"
 
 

@@ -26,8 +26,8 @@ from trinity_core.exchange.tracking.scores import (
 
 log = logging.getLogger(__name__)
 
-OTHERS = ("actor/final_loss", "response_length/mean", "tokens_per_second", "timing_s/step")
-"""Metrics in the line of progress after reward and score, if present."""
+SPEED = ("tokens_per_second", "timing_s/step")
+"""Metrics at the end of each line of progress, if present."""
 RECENT_STEPS = 20
 """Steps whose median time gives the pace."""
 ASK_SECONDS = 2.0
@@ -78,9 +78,13 @@ class StepLines:
 
     def text(self, total: int | None) -> str:
         """Return the line of progress of the last step, of `total` if known: `step 12 of 140, 3 min 20 s left:
-        reward/mean 0.61, score 0.580 [0.541, 0.618] at step 10, tokens_per_second 5753`."""
+        reward/mean 0.61, score 0.580 [0.541, 0.618] at step 10, tokens_per_second 5753`. An explorer's has the length
+        of its answers; the score and the loss are in the trainer's."""
         numbers = self.last.metrics if self.last else {}
-        parts = [*_shown(numbers, ["reward/mean"]), *self._score(), *_shown(numbers, OTHERS)]
+        is_trainer = self._source == "trainer"
+        own = _shown(numbers, ["actor/final_loss" if is_trainer else "response_length/mean"])
+        parts = [*_shown(numbers, ["reward/mean"]), *(self._score() if is_trainer else ()), *own]
+        parts += _shown(numbers, SPEED)
         return f"{self.step_text(total)}: {', '.join(parts)}"
 
     def step_text(self, total: int | None) -> str:
@@ -146,6 +150,8 @@ class ProgressReport:
         for line in self.lines.new():
             if line.source == self.source:
                 self.tell(self.lines.text(self.total_steps))
+                if self.actor is not None:
+                    self.actor.begin()
             elif self._tells_scores:
                 log.info("%s", step_scores_text(self.config, line.step, by_eval_set(self.config, line.metrics)))
         if self.actor is not None and (waits := self.actor.news()):
@@ -170,6 +176,10 @@ class ActorWaits:
         self._ask = ask
         self._answer: Future[dict[str, Any]] | None = None
         self._next = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Count waits from now on: what the actor waited for has come."""
         self._since: float | None = None
         self._reminder = Reminder()
 
@@ -186,7 +196,7 @@ class ActorWaits:
         waits: str = "" if self._answer.exception() else self._answer.result()["waits"]
         self._answer = None
         if not waits:
-            self._since, self._reminder = None, Reminder()
+            self.begin()
             return ""
         self._since = now if self._since is None else self._since
         return waits if self._reminder.due(now - self._since) else ""
