@@ -251,13 +251,14 @@ def status(root: Path) -> list[str]:
         return ["Nothing is running in this folder. Start it with `trinity up`."]
     health = "answers" if is_healthy(state.api_url) else "does not answer"
     lines = [f"{state.api_url.removesuffix('/api')} {health}"]
-    lines += [
-        f"{process.name:9} pid {process.pid} "
-        + ("runs" if process.alive() else f"is gone; see {log_file(process.name, root)}")
-        for process in state.processes
+    states = [
+        "running" if process.alive() else f"gone; see {log_file(process.name, root)}" for process in state.processes
     ]
-    lines += [f"{process.name:9} {process.url}" for process in state.processes if process.url]
-    return [*lines, f"key       {key_file(root)}", f"logs      {state_dir(root) / 'log'}"]
+    rows = [(process.name, f"pid {process.pid} {now}") for process, now in zip(state.processes, states, strict=True)]
+    rows += [(process.name, process.url) for process in state.processes if process.url]
+    rows += [("key", str(key_file(root))), ("logs", str(state_dir(root) / "log"))]
+    width = max(len(name) for name, _ in rows)
+    return [*lines, *(f"{name:{width}}  {text}" for name, text in rows)]
 
 
 def write_settings(root: Path, api_url: str) -> None:

@@ -59,7 +59,7 @@ def test_down_stops_exactly_what_is_recorded(tmp_path: Path) -> None:
     UpState("http://127.0.0.1:1/api", [Process.of("server", ours.pid)]).save(tmp_path)
     write_settings(tmp_path, "http://127.0.0.1:1/api")
     said: list[str] = []
-    assert any(f"pid {ours.pid} runs" in line for line in status(tmp_path))
+    assert any(f"pid {ours.pid} running" in line for line in status(tmp_path))
     assert down(tmp_path, said.append)
     assert ours.poll() is not None and other.poll() is None
     assert said == ["Stopping the server …"]
