@@ -73,6 +73,7 @@ def run(
 
     trinity run --config configs/quickstart/quickstart.yaml name=mine algorithm.optimizer.lr=1e-4
     """
+    typer.echo("Checking the configuration …", err=True)  # which imports much
     from flows.local.connection import PrefectConnection
     from trinity_core.exchange.tracking.pauses import Decision
     from trinity_core.hosting.placement import flow_of
@@ -129,7 +130,9 @@ def evaluate(
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Folders of at least two runs, pipelines or checkpoints.", show_default=False),
+        typer.Argument(
+            metavar="RUN", help="Folders of at least two runs, pipelines or checkpoints.", show_default=False
+        ),
     ],
     everything: Annotated[bool, typer.Option("--all", help="List every difference and every changed sample.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text, with all samples.")] = False,

@@ -118,6 +118,7 @@ class PrefectConnection:
                 require_nobody_asked(config)
             if name not in WITHOUT_RAY:
                 self._open.enter_context(early_cluster(config))
+            print("Starting Prefect …", file=sys.stderr)
             self._temporary.wait()
         frontend = PrefectFrontend(self._temporary is None, decision)
         loaded = Loaded(config, str(file), overrides, is_ready, frontend)
