@@ -52,7 +52,7 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
         make_tiny(out, seed)
         prepared = time.monotonic()
         result = prefect.run("pipeline", checked, config, overrides)
-    summary = summarise(result, {"model and data": prepared - began, "total": time.monotonic() - began})
+    summary = summarise(result, prepared - began, time.monotonic() - began)
     write_json(out / "summary.json", summary)
     return as_text(summary, out)
 
@@ -89,21 +89,23 @@ def claim(out: Path, seed: int, run_folders: Sequence[Path] = ()) -> None:
         write_json(folder / NOTE, {"seed": seed})
 
 
-def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
-    """Return the summary with fixed keys, from the pipeline's result.
+def summarise(result: dict[str, Any], prepared: float, total: float) -> dict[str, Any]:
+    """Return the summary with fixed keys, from the pipeline's result and the seconds before and including it.
 
+    `other` is the time of Prefect's start, and of what its flows do before, between and after the stages.
     `weights_digest` is the SHA-256 over the final tensors in order of their names (see
     `trinity_core.exchange.checkpoints.huggingface`).
     """
     from trinity_core.exchange.checkpoints.huggingface import tensors_sha256
 
-    scores = result["scores"]
+    scores, parts = result["scores"], {**result["stage_seconds"], "model and data": prepared}
+    seconds = {**parts, "other": max(total - sum(parts.values()), 0.0), "total": total}
     return {
         "accuracy_base": scores["before"],
         "accuracy_sft": scores["sft"],
         "accuracy_rft": scores["rft"],
         "steps": result["steps"],
-        "stage_seconds": {name: round(value, 1) for name, value in {**result["stage_seconds"], **seconds}.items()},
+        "stage_seconds": {name: round(value, 1) for name, value in seconds.items()},
         "checkpoint_dir": result["checkpoint_dir"],
         "hf_dir": result["hf_dir"],
         "mlflow_uri": result["tracking_uri"],
