@@ -28,7 +28,10 @@ from trinity_core.base.runlock import one_at_a_time
 
 OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 ELSEWHERE = "work in another folder"
-WHERE = "Both are in .trinity/prefect.key of the folder that it was started in: trinity:PASSWORD, for the user trinity."
+LOCKED = (
+    "This server asks for a user and a password. The user is trinity, and the password follows `trinity:` in the file "
+    ".trinity/prefect.key of the folder in which the server was started."
+)
 """What a browser shows whose user cancels its dialog."""
 
 
@@ -131,7 +134,7 @@ class Gate:
         if scope["path"] in self._open_paths or (scope["type"] == "websocket" and not self._asks_sockets):
             return None
         if not compare_digest(headers.get(b"authorization", b""), self._expected):
-            return 401, f"this server asks for a user and a password. {WHERE}"
+            return 401, LOCKED
         return None
 
 
