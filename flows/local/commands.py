@@ -60,8 +60,9 @@ from trinity_core.base.gate import ELSEWHERE, key_file, make_state_dir, server_k
 from trinity_core.base.processes import require_limits
 from trinity_core.base.runlock import one_at_a_time
 from trinity_core.base.waits import poll
-from trinity_core.exchange.tracking.mlflow_root import default_uri, runs_path
+from trinity_core.exchange.tracking.mlflow_root import default_uri
 from trinity_core.exchange.tracking.mlflow_server import HEALTH as MLFLOW_HEALTH
+from trinity_core.exchange.tracking.mlflow_server import RUNS as MLFLOW_RUNS
 from trinity_core.exchange.tracking.mlflow_writer import describe_runs, fault_of
 from trinity_core.exchange.tracking.mlflow_writer import serve_command as mlflow_command
 
@@ -360,7 +361,7 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     checkpoints = _checkpoints(root)
     uri = default_uri(checkpoints)
     command = [*mlflow_command(uri, checkpoints), "--port", str(port)]
-    return Page("mlflow", TITLES["mlflow"], port, command, MLFLOW_HEALTH, runs_path(checkpoints), fault_of(uri, root))
+    return Page("mlflow", TITLES["mlflow"], port, command, MLFLOW_HEALTH, MLFLOW_RUNS, fault_of(uri, root))
 
 
 def studio_page(root: Path, port: int = STUDIO_PORT) -> Page:

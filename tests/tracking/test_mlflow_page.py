@@ -17,8 +17,8 @@ from flows.local.server import comes_up
 from trinity_core.base.gate import server_key
 from trinity_core.exchange.tracking.forwarder import Forwarder, open_writer
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
-from trinity_core.exchange.tracking.mlflow_root import default_uri, runs_path
-from trinity_core.exchange.tracking.mlflow_server import HEALTH
+from trinity_core.exchange.tracking.mlflow_root import default_uri
+from trinity_core.exchange.tracking.mlflow_server import HEALTH, RUNS
 from trinity_core.exchange.tracking.mlflow_writer import serve_command
 from trinity_core.exchange.tracking.writers import RunInfo, RunOutcome
 
@@ -28,14 +28,14 @@ SECONDS = 120.0
 @pytest.mark.slow
 def test_the_page_shows_pipelines_with_their_stages(root: Path, tmp_path: Path) -> None:
     info = RunInfo("p", "whole_rft", root / "p/whole_rft", parent_dir=root / "p/whole", tags={"stage": "rft"})
-    MetricsFile(info.job_dir, "trainer").write(1, {"reward/mean": 0.75})
+    MetricsFile(info.job_dir, "explorer").write(1, {"reward/mean": 0.75})
     Forwarder(info.job_dir, open_writer("mlflow", info, root)).close(RunOutcome.FINISHED)
     port = free_port()
     command = [*serve_command(default_uri(root), root), "--port", str(port)]
     server = subprocess.Popen(command, cwd=root)
     try:
         assert comes_up(f"http://127.0.0.1:{port}{HEALTH}", lambda: server.poll() is None, SECONDS)
-        asyncio.run(_look(f"http://{server_key(root)}@127.0.0.1:{port}{runs_path(root)}", tmp_path))
+        asyncio.run(_look(f"http://{server_key(root)}@127.0.0.1:{port}{RUNS}", tmp_path))
     finally:
         server.terminate()
         server.wait(30)
@@ -46,4 +46,4 @@ async def _look(address: str, folder: Path) -> None:
         names = "[...document.querySelectorAll('a[href*=\"/runs/\"]')].map(e => e.innerText.trim())"
         shown = f"(names => names.includes('whole') && names.includes('whole_rft'))({names})"
         await page.until(shown, "the pipeline and its stage are listed", SECONDS)
-        await page.until("document.body.innerText.includes('Results')", "the charts begin with the results", SECONDS)
+        await page.until("document.body.innerText.includes('Achieved')", "the charts begin with the results", SECONDS)

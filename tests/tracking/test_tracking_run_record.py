@@ -174,6 +174,7 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
     inputs = {source.dataset.name: source for source in run.inputs.dataset_inputs}
     assert inputs["gsm8k"].dataset.digest == "openai/gsm8k" and inputs["gsm8k"].tags[0].value == "evaluation"
     first = inputs["sums"].dataset.digest
+    assert len(first) == 8
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"config.yaml", "summary.json"}
     (data / "train.jsonl").write_text('{"question": "2+2?"}\n')
     other = open_writer("mlflow", RunInfo("p", "two", root / "p/two", config), root)

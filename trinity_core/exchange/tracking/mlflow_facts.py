@@ -38,8 +38,10 @@ parameters, runs and assessments; registered models; data sets; their digests.""
 
 SIGNS = {"@": "at", "<": "lt", ">": "gt", "%": "pct"}
 """Words for signs that MLflow forbids in names, so that names differing in one sign stay distinct."""
-FIRST, FIRST_ENDINGS = "Results", ("/accuracy", "reward/mean")
-"""Group for the most important charts: MLflow sorts groups by name, capitals first."""
+FIRST, FIRST_ENDINGS = "Achieved", ("/accuracy", "/reward/mean")
+"""Group for the most important charts, and its metrics: accuracy of eval sets, reward of explorers. MLflow sorts groups
+by name, at first with capitals in front, later as a dictionary does: this one precedes `actor` in both. The titles of
+its charts begin with it, and have room for about 22 letters."""
 NAME_LENGTH = LONGEST_KEY - len(f"{FIRST}/")
 """Maximum length of a metric's name: MLflow's limit, minus its group."""
 
@@ -102,12 +104,14 @@ def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:
 
 
 def _digest(path: str, split: str, subset: str | None) -> str:
-    """Return a digest of the contents; for large data, of the sizes, so that a start need not read terabytes."""
+    """Return the first eight digits of a digest of the contents, as MLflow's own digests have; for large data their
+    size, so that a start need not read terabytes; for hub data sets the name."""
     try:
         size = sum(file.stat().st_size for file in data_files(path, split, subset)) if is_local(path) else 0
     except DataError:
         size = 0
-    return f"{size} bytes" if size > MOST_BYTES else data_digest(path, split, subset)
+    digest = f"{size} bytes" if size > MOST_BYTES else data_digest(path, split, subset)
+    return re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1", digest)
 
 
 def _data(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -136,9 +140,11 @@ def parameters(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def metric_names(name: str) -> list[str]:
-    """Return a metric's names in MLflow: the most important metrics also appear in the first group of charts."""
+    """Return a metric's names in MLflow: the most important metrics also appear in the first group of charts, as `test
+    accuracy` and `reward mean`."""
     allowed = allowed_name(name)
-    return [allowed, f"{FIRST}/{allowed.replace('/', ' ')}"] if allowed.endswith(FIRST_ENDINGS) else [allowed]
+    title = allowed.removeprefix("eval/").removeprefix("explorer/").replace("/", " ")
+    return [allowed, f"{FIRST}/{title}"] if allowed.endswith(FIRST_ENDINGS) else [allowed]
 
 
 KINDS = {"assistant": "CHAT_MODEL", "tool": "TOOL"}

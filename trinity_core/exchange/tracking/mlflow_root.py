@@ -7,7 +7,7 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import unquote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from trinity_core.base.addresses import page_address
 from trinity_core.base.files import private_file, read_json
@@ -26,9 +26,6 @@ ADDRESSES = {
     "tags": ("value",),
 }
 """Tables of MLflow's store and their columns with addresses and paths, all of them absolute."""
-
-
-FLAT = urlencode({"orderByKey": "tags.`mlflow.user`", "orderByAsc": "true"})
 
 
 def follow_moved_root(root: Path) -> None:
@@ -85,15 +82,17 @@ def artifact_folder(checkpoint_root_dir: Path) -> Path:
     return checkpoint_root_dir.absolute() / "mlflow_artifacts"
 
 
-def runs_path(checkpoint_root_dir: Path) -> str:
-    """Return the path of MLflow's page that people open first: the charts of the newest run's experiment, or the list
-    of experiments before the first run.
+def newest_charts(checkpoint_root_dir: Path) -> str:
+    """Return the path of MLflow's page with the charts of the newest run's experiment, or with the list of experiments
+    before the first run.
 
-    Sorted by creation time, MLflow's page hides a pipeline's stages; by user, which all our runs have in common, it
-    shows them, the newest run first.
+    Sorted by `attributes.start_time`, as by default, MLflow's page hides a pipeline's stages; sorted by another name of
+    the same attribute it shows them.
     """
     notes = sorted(checkpoint_root_dir.glob("*/*/monitor/mlflow.json"), key=lambda note: note.stat().st_mtime)
     ids = (read_json(note).get("experiment_id") for note in reversed(notes) if os.access(note, os.R_OK))
     newest = next(filter(None, ids), None)
-    experiment = f"/{newest}/runs?compareRunsMode=CHART&{FLAT}&" if newest else "?"
-    return f"/#/experiments{experiment}workflowType=machine_learning"
+    query = {"workflowType": "machine_learning"}
+    if newest:
+        query |= {"compareRunsMode": "CHART", "orderByKey": "attributes.`Created`", "orderByAsc": "false"}
+    return f"/#/experiments{f'/{quote(newest)}/runs' if newest else ''}?{urlencode(query)}"
