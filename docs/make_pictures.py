@@ -3,8 +3,9 @@
     python docs/make_pictures.py        # some 8 minutes on two cores; needs Chromium
 
 The project is a new folder, `runs/pictures` by default, and its ports are not those of `trinity up`. The browser
-is driven as the tests do, with a window of 1400 by 900 pixels. For each picture it prints the seconds until the page is
-drawn: everything that Streamlit draws, or that the page of rollouts loads, except curves.
+is driven as the tests do, with a window of 1400 by 900 pixels; `HEIGHTS` has the lower pictures. For each picture it
+prints the seconds until the page is drawn: everything that Streamlit draws, or that the page of rollouts loads, except
+curves.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from trinity_core.base.gate import server_key  # noqa: E402
 
 PREFECT, STUDIO = "http://127.0.0.1:4298", "http://127.0.0.1:4299"
 WIDTH, HEIGHT = 1400, 900
+HEIGHTS = {"view": 400}
+"""Heights of the pictures that would be empty below."""
 CHART_SECONDS, PAUSE_SECONDS = 4.0, 300.0
 CHAT = "document.querySelector('[data-testid=stChatInput] textarea')"
 QUESTION = "Uwe has 5 eggs and breaks 2. How many eggs does Uwe have now?"
@@ -53,7 +56,7 @@ PAGES = {
     "studio_checkpoints": f"/runs?run={RUN}&tab=Checkpoints",
     "studio_chat": f"/chat?run={RUN}",
     "view_table": f"/rollouts/#run={RUN}&tab=table&by=reward",
-    "view": f"/rollouts/#run={RUN}&tab=experiences&group=40&rollout=5",
+    "view": f"/rollouts/#run={RUN}&tab=experiences&group=110&rollout=7",
     "view_samples": f"/rollouts/#run={RUN}&source=eval_test&group=25&rollout=6",
 }
 
@@ -126,7 +129,7 @@ async def take(address: str, picture: Path, key: str) -> None:
             picture.write_bytes(b64decode(form["data"]))
         else:
             await page.until(DRAWN)
-            await page.picture(picture, WIDTH, HEIGHT)
+            await page.picture(picture, WIDTH, HEIGHTS.get(picture.stem, HEIGHT))
     print(f"{picture}  {picture.stat().st_size / 1000:.0f} kB  {seconds:.2f} s")
 
 
