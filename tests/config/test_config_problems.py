@@ -261,6 +261,8 @@ TABLE = [
     mistake("two-spellings", "algorithm.optimizer.lr_warmup_steps_ratio=0.1 & algorithm.optimizer.lr_warmup_steps=5"),
     mistake("conflict", "trainer.torch_compile=true & trainer.zero_stage=3"),
     mistake("conflict", "trainer.ulysses_sequence_parallel_size=2 & trainer.worker_num=1"),
+    mistake("conflict", "trainer.ulysses_sequence_parallel_size=2 & cluster.gpu_per_node=0"),
+    mistake("conflict", "trainer.ulysses_sequence_parallel_size=4 & cluster.gpu_per_node=8"),
     mistake("unknown-key", "trainer.trainer_config.actor_rollout_ref.actor.grad_clp=1", suggestion="grad_clip"),
     mistake("out-of-range", "trainer.trainer_config.actor_rollout_ref.actor.grad_clip=-1"),
     mistake("unsupported-key", "trainer.trainer_config.trainer.resume_from_path=x"),

@@ -285,14 +285,15 @@ def test_verl_keys_fill_native_settings_not_given() -> None:
 
 def test_layers_are_not_compiled_by_default_where_it_is_untried() -> None:
     assert train_settings(made()).torch_compile is None
-    for untried in ("zero_stage=3", "ulysses_sequence_parallel_size=2"):
-        assert train_settings(made(f"trainer.{untried}")).torch_compile is False
+    shared = "trainer.ulysses_sequence_parallel_size=2", "cluster.gpu_per_node=3"
+    for untried in (("trainer.zero_stage=3",), shared):
+        assert train_settings(made(*untried)).torch_compile is False
     in_4_bits = "model.lora_configs=[{lora_rank: 8, load_in_4bit: true}]"
     assert (
         train_settings(made(in_4_bits, "cluster.gpu_per_node=1", "synchronizer.sync_method=memory")).torch_compile
         is False
     )
-    assert train_settings(made("trainer.ulysses_sequence_parallel_size=2", "trainer.torch_compile=true")).torch_compile
+    assert train_settings(made(*shared, "trainer.torch_compile=true")).torch_compile
 
 
 def test_token_sums_are_divided_by_the_longest_response() -> None:

@@ -143,7 +143,9 @@ def test_no_micro_batch_is_larger_than_planned(groups, budget, workers, algorith
 
 
 def test_workers_share_the_tokens_of_a_sequence():
-    config = config_of("trainer.max_token_len_per_gpu=408", "trainer.ulysses_sequence_parallel_size=2")
+    config = config_of(
+        "trainer.max_token_len_per_gpu=408", "trainer.ulysses_sequence_parallel_size=2", "trainer.worker_num=2"
+    )
     part = micro_batch_of(config, train_settings(config), 2)
     assert (part.tokens, part.targets) == (408, 408), "of twice the budget, half"
 

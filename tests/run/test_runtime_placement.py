@@ -51,6 +51,18 @@ def test_without_a_gpu_the_run_uses_the_cpu_and_memory_sync() -> None:
     assert sync_method(several, placed)[0] == "checkpoint", "memory is that of one node"
 
 
+@pytest.mark.parametrize(("gpus", "fits"), [(0, False), (6, False), (8, True)])
+def test_trainer_workers_form_whole_groups(gpus: int, fits: bool) -> None:
+    """The number of GPUs is known only on the machine."""
+    config = configured(explorer={"rollout_model": {"engine_num": 2}}, trainer={"ulysses_sequence_parallel_size": 3})
+    machine = Machine(cpus=64, gpus=gpus)
+    if fits:
+        assert place(config, machine).trainers == 6
+    else:
+        with raising(TrinityError, key="trainer.ulysses_sequence_parallel_size"):
+            place(config, machine)
+
+
 def test_what_the_machine_has_is_taken_and_shared_out() -> None:
     config = configured(explorer={"rollout_model": {"engine_num": 2, "tensor_parallel_size": 2}})
     placed = place(config, Machine(cpus=64, gpus=8))

@@ -42,7 +42,12 @@ def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharin
         "model": {"model_path": str(tiny_model), "max_prompt_tokens": 32, "max_response_tokens": 32},
         "cluster": {"gpu_per_node": 0},
         "buffer": {"batch_size": 4, "total_steps": 4, "trainer_input": {"experience_buffer": {"name": "buffer"}}},
-        "trainer": {"zero_stage": stage, "dtype": dtype, "ulysses_sequence_parallel_size": sharing},
+        "trainer": {
+            "zero_stage": stage,
+            "dtype": dtype,
+            "ulysses_sequence_parallel_size": sharing,
+            "worker_num": sharing,
+        },  # of a group; the ranks are counted by `world_sizes`
     }
     config["model"]["lora_configs"] = list(lora)
     if teacher is not None:

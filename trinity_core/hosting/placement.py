@@ -9,7 +9,7 @@ from typing import Any
 from trinity_core.base.errors import TrinityError
 from trinity_core.config import Config
 from trinity_core.config.resolve import most_repeats
-from trinity_core.config.rules.resources import colocates, gpu_rules
+from trinity_core.config.rules.resources import colocates, engine_gpus, gpu_rules, sequence_rules, trainer_workers
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.rollout.inference.settings import gpu_sequences
@@ -111,6 +111,7 @@ def place(config: Config, machine: Machine) -> Placement:
     models = config.explorer.auxiliary_models if config.uses_engines else ()
     auxiliary = tuple(model.tensor_parallel_size for model in models)
     others = sum(model.engine_num for model in models)
+    trainers = trainer_workers(config, total) if trains else 0
     colocated = bool(engines) and trains and colocates(config, total)
     if config.cluster.colocate and config.is_synchronous and total > 1:
         raise TrinityError(
@@ -118,25 +119,23 @@ def place(config: Config, machine: Machine) -> Placement:
         )
     is_lockstep = config.is_synchronous and SyncSchedule.of(config).is_lockstep
     in_turn = (is_lockstep or colocated) and bool(engines) and trains
+    faults = [*(gpu_rules(config, per_node) if total else ()), *(sequence_rules(config, trainers) if trains else ())]
+    for fault in faults:
+        raise TrinityError(str(fault), key=fault.key)
     if not total:
-        trainers = (config.trainer.worker_num or 1) if trains else 0
         engine_threads, trainer_threads = threads(machine.cpus, engines + others, trainers, in_turn)
         return Placement(
             0, engines, 0, (0,) * len(auxiliary), trainers, 0, engine_threads, trainer_threads, in_turn,
             colocated=colocated,
         )  # fmt: skip
-    for fault in gpu_rules(config, per_node):
-        raise TrinityError(str(fault), key=fault.key)
     others_gpus = sum(model.engine_num * model.tensor_parallel_size for model in models)
-    left = total - engines * rollout.tensor_parallel_size - others_gpus - config.gpus_beside
-    engine_gpus = float(rollout.tensor_parallel_size)
-    trainers, trainer_gpus = (config.trainer.worker_num or left, 1.0) if trains else (0, 0.0)
-    if trains and left == 0:
-        trainers, trainer_gpus, engine_gpus = 1, 0.5, 0.5
+    shares = trains and engine_gpus(config) == total
+    gpus_of_engine = 0.5 if shares else float(rollout.tensor_parallel_size)
+    trainer_gpus = 0.5 if shares else float(trains)
     engine_threads, trainer_threads = threads(machine.cpus, engines + others, max(trainers // nodes, 1), False)
     return Placement(
-        per_node, engines, engine_gpus, auxiliary, trainers, trainer_gpus, engine_threads, trainer_threads, in_turn,
-        engines * engine_gpus + others_gpus + trainers * trainer_gpus + config.gpus_beside, colocated=colocated,
+        per_node, engines, gpus_of_engine, auxiliary, trainers, trainer_gpus, engine_threads, trainer_threads, in_turn,
+        engines * gpus_of_engine + others_gpus + trainers * trainer_gpus + config.gpus_beside, colocated=colocated,
     )  # fmt: skip
 
 

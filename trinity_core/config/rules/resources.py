@@ -95,6 +95,18 @@ def cluster_rules(config: Config) -> Iterator[Finding]:
         yield from gpu_rules(config, per_node)
 
 
+def engine_gpus(config: Config) -> int:
+    """Return the GPUs of the run's engines, and of an evaluation beside training."""
+    models = config.engine_models.values()
+    return sum(model.engine_num * model.tensor_parallel_size for model in models) + config.gpus_beside
+
+
+def trainer_workers(config: Config, total: int) -> int:
+    """Return the number of trainer workers, given the `total` number of GPUs: one for each that the engines leave, and
+    one that shares their only GPU or is on the CPU."""
+    return config.trainer.worker_num or max(total - engine_gpus(config), 1)
+
+
 def gpu_rules(config: Config, per_node: int) -> Iterator[Finding]:
     """Each engine must fit a node with `per_node` GPUs, and all engines and trainer workers the run's nodes."""
     models, total = config.engine_models, per_node * config.cluster.node_num
@@ -104,7 +116,7 @@ def gpu_rules(config: Config, per_node: int) -> Iterator[Finding]:
         yield conflict(config, f"{key}.{SIZE}", message, PER_NODE)
     if large:
         return
-    engines = sum(model.engine_num * model.tensor_parallel_size for model in models.values()) + config.gpus_beside
+    engines = engine_gpus(config)
     key, workers = "explorer.rollout_model.engine_num", config.trainer.worker_num
     rests_on = (
         PER_NODE,
@@ -226,11 +238,17 @@ def lora_rules(config: Config) -> Iterator[Finding]:
 
 
 def trainer_rules(config: Config) -> Iterator[Finding]:
-    trainer, key = config.trainer, "trainer.ulysses_sequence_parallel_size"
-    share = trainer.ulysses_sequence_parallel_size
-    if trainer.worker_num is not None and trainer.worker_num % share:
-        message = f"must divide trainer.worker_num, which is {trainer.worker_num}; it is {share}."
-        yield conflict(config, key, message, "trainer.worker_num")
+    trainer, per_node = config.trainer, config.cluster.gpu_per_node
+    if trainer.worker_num is not None or (per_node is not None and config.mode in ("both", "train")):
+        yield from sequence_rules(config, trainer_workers(config, (per_node or 0) * config.cluster.node_num))
     if trainer.torch_compile and trainer.zero_stage == 3:
         message = "cannot go with trainer.zero_stage 3, which gathers weights within a layer; choose one of them."
         yield conflict(config, "trainer.torch_compile", message, "trainer.zero_stage")
+
+
+def sequence_rules(config: Config, workers: int) -> Iterator[Finding]:
+    """Check that the trainer's `workers` form whole groups that share sequences."""
+    key, share = "trainer.ulysses_sequence_parallel_size", config.trainer.ulysses_sequence_parallel_size
+    if workers % share:
+        message = f"must divide the number of trainer workers, which is {workers}; it is {share}."
+        yield conflict(config, key, message, "trainer.worker_num", PER_NODE, "explorer.rollout_model.engine_num")
