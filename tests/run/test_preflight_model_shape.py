@@ -12,6 +12,7 @@ from preflight_configs import config_of
 from safetensors.numpy import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from trinity_core.exchange.model_fault import quantization_fault
 from trinity_core.run.preflight.checks import unready_node
 from trinity_core.run.preflight.model_shape import parameters_of, shape_of, why_unknown
 from trinity_core.run.preflight.models import missing_models
@@ -74,6 +75,39 @@ def test_a_family_that_engines_compute_otherwise_is_refused(tmp_path, kind, refu
     for findings in (missing_models(config, is_first=True), unready_node(config, 0, {ENGINE: 1}, reads=False)):
         conflicts = [finding.key for finding in findings if finding.code == "conflict"]
         assert conflicts == ["model.model_path"] * refused
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "refused"),
+    [
+        ("fp8", [], ["model.model_path"]),
+        ("mxfp4", ["mode=train"], ["model.model_path"]),
+        ("awq", ["model.lora_configs=[{lora_rank: 4}]"], ["model.model_path"]),
+        ("fp8", ["algorithm.algorithm_type=ppo"], ["model.model_path"]),
+        ("gptq", ["algorithm.algorithm_type=ppo", "model.model_path=none"], ["model.critic_model_path"]),
+        ("fp8", ["model.model_path=none"], []),  # GRPO has no critic
+        ("fp8", ["mode=bench"], []),
+        ("fp8", ["mode=explore"], []),
+        ("bitsandbytes", ["model.lora_configs=[{lora_rank: 4}]"], ["model.model_path"]),
+    ],
+)
+def test_quantized_model_cannot_be_trained(tmp_path, method, overrides, refused):
+    folder = tmp_path / "quantized"
+    AutoConfig.for_model("llama").save_pretrained(folder)
+    entry = {"quantization_config": {"quant_method": method}}
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | entry))
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    paths = [f"model.{name}={folder}" for name in ("model_path", "critic_model_path")]
+    config = config_of(*paths, *overrides)
+    for findings in (missing_models(config, is_first=True), unready_node(config, 0, {TRAINER: 1}, reads=True)):
+        assert [finding.key for finding in findings if finding.code == "conflict"] == refused
+
+
+def test_base_of_qlora_may_be_stored_in_4_bits():
+    stored = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    assert quantization_fault(stored) and not quantization_fault(stored, four_bits=True)
+    assert quantization_fault({"quantization_config": {"quant_method": "fp8"}}, four_bits=True)
+    assert quantization_fault({}) == quantization_fault({"quantization_config": None}) == ""
 
 
 @pytest.mark.parametrize("kind", [ENGINE, TRAINER])

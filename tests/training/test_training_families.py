@@ -1,10 +1,12 @@
 """Model families with different attention, head or routers; `benchmarks/trained_families.py` has all."""
 
+import json
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -55,6 +57,18 @@ def test_parameters_that_a_class_freezes_stay_frozen(families, tmp_path):
     frozen = [name for name, p in read.named_parameters() if not p.requires_grad]
     assert frozen == [name for name, p in unread.named_parameters() if not p.requires_grad]
     assert {name.rpartition(".")[2] for name in frozen} == {"e_score_correction_bias"}
+
+
+@pytest.mark.parametrize("name", ["model_path", "critic_model_path"])
+def test_quantized_model_ends_at_its_loading(make_config, tiny_model, tmp_path, name):
+    """The check before a run does not see one that was then downloaded."""
+    folder = copytree(tiny_model, tmp_path / "quantized")
+    entry = {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["model", "lm_head"]}}
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | entry))
+    config = make_config("ppo", **{f"model__{name}": folder})
+    with raising(TrinityError, key=f"model.{name}") as caught:
+        Learner(config, 4, join(0, 1, *meeting_point(), use_gpu=False))
+    assert "quantization_config" in str(caught.value)
 
 
 @pytest.mark.parametrize("stage", [{"trainer__zero_stage": 3}, {"trainer__optimizer_offload": True}], ids=["3", "2"])

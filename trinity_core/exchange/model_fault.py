@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trinity_core.base.errors import DataError
 from trinity_core.data.files import remedy_of_missing
@@ -31,6 +33,23 @@ def model_fault(folder: Path, speaks: bool = True) -> str:
     if speaks and not any((folder / name).is_file() for name in TOKENIZERS):
         return f"{folder} has no tokenizer (tokenizer.json); copy it from the model that these weights come from."
     return _weights_fault(folder)
+
+
+def quantization_fault(config: Mapping[str, Any], four_bits: bool = False) -> str:
+    """Return why a model with this config.json cannot be trained, if its weights are quantized; "" otherwise.
+
+    `four_bits`: it is the base of an adapter with `load_in_4bit`, which bitsandbytes may also have stored in 4 bits.
+    """
+    settings = config.get("quantization_config")
+    if not settings:
+        return ""
+    method = str(settings.get("quant_method") if isinstance(settings, dict) else settings)
+    if four_bits and method == "bitsandbytes":
+        return ""
+    return (
+        f"has quantized weights (quantization_config in its config.json: {method}), which cannot be trained: give the "
+        "model in bfloat16. For rollouts in 8 bits set explorer.rollout_model.extra_engine_args.quantization to fp8."
+    )
 
 
 def _checkpoint_hint(folder: Path) -> str:

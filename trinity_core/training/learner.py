@@ -33,6 +33,7 @@ from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.training import CriticSettings, UpdateSettings, dtype_of, train_settings
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.checkpoints.beginning import model_name
+from trinity_core.exchange.model_fault import quantization_fault
 from trinity_core.exchange.store.archive import RowAdvantage
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.distributed import Ranks, broadcast_bytes
@@ -167,8 +168,12 @@ class Learner:
         trust, longest = model.trust_remote_code, model.max_model_len
         load = partial(load_causal_lm, model.model_path, self.dtype, trust, overrides, longest)
         if model.lora is not None and model.lora.load_in_4bit:  # quantized on the device, by each rank
-            return load(quantized=in_4_bits(self.dtype, self.ranks.device))
-        return load_on_first(load, self.ranks)
+            lm = load(quantized=in_4_bits(self.dtype, self.ranks.device))
+            _require_unquantized("model.model_path", model.model_path, four_bits=True)
+            return lm
+        lm = load_on_first(load, self.ranks)
+        _require_unquantized("model.model_path", model.model_path)
+        return lm
 
     def _load_reference(self, config: Config, fast_paths: FastPaths) -> Policy:
         lm = self._load(config)
@@ -376,6 +381,7 @@ class Critic:
         trust, longest = model.trust_remote_code, model.max_model_len
         load = partial(load_causal_lm, settings.model_path, dtype, trust, settings.model_overrides, longest)
         lm = load_on_first(load, ranks)
+        _require_unquantized("model.critic_model_path", settings.model_path)
         fast_paths = _make_ready(lm, settings, zero_stage, ranks)
         head = lm.get_output_embeddings()  # may be narrower than the layers, as in OPT-350M
         value_model = ValueModel(lm, fast_paths, head.weight.shape[1], dtype, ranks.sequence)
@@ -439,6 +445,16 @@ def load_on_first(load: Callable[[bool], Any], ranks: Ranks) -> Any:
         if name in stored:
             torch.distributed.broadcast(buffer, 0)
     return lm
+
+
+def _require_unquantized(key: str, path: str, four_bits: bool = False) -> None:
+    """Raise TrinityError if a loaded model's weights are quantized: transformers would have their codes trained. The
+    check before a run does not see a hub name that had yet to be downloaded."""
+    from transformers import PreTrainedConfig
+
+    config, _ = PreTrainedConfig.get_config_dict(path)
+    if fault := quantization_fault(config, four_bits):
+        raise TrinityError(f"{key} {path} {fault}", key=key)
 
 
 def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:

@@ -13,7 +13,7 @@ from trinity_core.config import Config
 from trinity_core.config.findings import Finding, Report
 from trinity_core.data.files import looks_local
 from trinity_core.exchange.checkpoints.adapters import start_fault
-from trinity_core.exchange.model_fault import model_fault
+from trinity_core.exchange.model_fault import model_fault, quantization_fault
 from trinity_core.run.preflight.model_shape import configuration_of, shape_of
 
 GATED_EXPERT = ("qwen2_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text")
@@ -68,8 +68,10 @@ def missing_template(config: Config) -> Iterator[Finding]:
 
 
 def unfit_policy(config: Config) -> Iterator[Finding]:
-    """Yield a policy whose adapter cannot be loaded, or whose log-probs differ between engines and trainer."""
+    """Yield a policy whose adapter cannot be loaded, or whose log-probs differ between engines and trainer, and
+    quantized models to train."""
     model = config.model
+    yield from _quantized(config)
     if model.lora is not None and (fault := start_fault(model.lora)):
         yield Finding("model.lora_configs[0].path", model.lora.path, "unavailable", fault)
     if config.is_supervised and not config.uses_engines:
@@ -90,6 +92,19 @@ def unfit_policy(config: Config) -> Iterator[Finding]:
             "first weight check would end the run. Take another family (docs/explorer.md lists those that agree)."
         )
         yield Finding("model.model_path", model.model_path, "conflict", message)
+
+
+def _quantized(config: Config) -> Iterator[Finding]:
+    """Yield the policy and the critic to train if their weights are quantized. Hub names are known by the cache, and
+    the trainer looks again."""
+    model, lora = config.model, config.model.lora
+    trained = {model.model_path: "model.model_path"} if config.mode in ("both", "train") else {}
+    if trained and config.needs_critic:
+        trained.setdefault(model.critic_model_path, "model.critic_model_path")
+    for path, key in trained.items():
+        four_bits = key == "model.model_path" and lora is not None and lora.load_in_4bit
+        if fault := quantization_fault(configuration_of(path), four_bits):
+            yield Finding(key, path, "conflict", fault)
 
 
 def missing_folders(config: Config, keys: Container[str]) -> Iterator[Finding]:
