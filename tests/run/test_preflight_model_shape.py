@@ -16,7 +16,7 @@ from trinity_core.exchange.model_fault import quantization_fault
 from trinity_core.run.preflight.checks import unready_node
 from trinity_core.run.preflight.model_shape import parameters_of, shape_of, why_unknown
 from trinity_core.run.preflight.models import missing_models
-from trinity_core.run.preflight.needs import ENGINE, REWARDS, TRAINER
+from trinity_core.run.preflight.needs import AUXILIARY, ENGINE, REWARDS, TRAINER
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -101,6 +101,21 @@ def test_quantized_model_cannot_be_trained(tmp_path, method, overrides, refused)
     config = config_of(*paths, *overrides)
     for findings in (missing_models(config, is_first=True), unready_node(config, 0, {TRAINER: 1}, reads=True)):
         assert [finding.key for finding in findings if finding.code == "conflict"] == refused
+
+
+@pytest.mark.parametrize(("architecture", "gpus", "refused"), [
+    ("LlamaForSequenceClassification", 2, True),
+    ("LlamaForSequenceClassification", 1, False),
+    ("LlamaForCausalLM", 2, False),
+])  # fmt: skip
+def test_reward_model_on_several_gpus_is_refused(tmp_path, architecture, gpus, refused):
+    config = json.dumps({"model_type": "llama", "architectures": [architecture]})
+    (tmp_path / "config.json").write_text(config)
+    model = f"{{model_path: {tmp_path}, name: judge, tensor_parallel_size: {gpus}}}"
+    config = config_of("cluster.gpu_per_node=8", f"explorer.auxiliary_models=[{model}]")
+    key, kind = "explorer.auxiliary_models[0].tensor_parallel_size", f"{AUXILIARY} judge"
+    for findings in (missing_models(config, is_first=True), unready_node(config, 8, {kind: 1}, reads=False)):
+        assert (key in {finding.key for finding in findings}) == refused
 
 
 def test_base_of_qlora_may_be_stored_in_4_bits():

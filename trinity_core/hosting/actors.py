@@ -184,12 +184,12 @@ class Actors:
         return engine
 
     def _start_reward_engine(self, model: AuxiliaryModelConfig, name: str, where: Any) -> Any:
-        from trinity_core.rollout.inference.reward_engine import RewardEngine
+        from trinity_core.rollout.inference.reward_engine import ON_ONE_GPU, RewardEngine
 
         config, placement = self.config, self.placement
         if model.tensor_parallel_size > 1:
             key = f"explorer.auxiliary_models[{config.explorer.auxiliary_models.index(model)}].tensor_parallel_size"
-            raise TrinityError(f"{key}: a reward model runs on one GPU each: set it to 1", key=key)
+            raise TrinityError(f"{key}: {ON_ONE_GPU}", key=key)
         env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
         env |= log_environment(config, name)
         arguments = (model.model_path, model.max_model_len, placement.on_gpu, model.dtype, model.trust_remote_code)

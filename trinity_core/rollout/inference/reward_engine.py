@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 BATCH_TOKENS = 16384
 """Tokens of one forward pass, padding included."""
 ARCHITECTURE = "ForSequenceClassification"
+ON_ONE_GPU = "a reward model runs on one GPU each: set it to 1"
+"""Why a reward model's `tensor_parallel_size` above 1 is refused."""
 
 
 def is_reward_model(model_path: str) -> bool:
@@ -36,8 +38,12 @@ def is_reward_model(model_path: str) -> bool:
     path = model_file(model_path, "config.json")
     if path is None:
         return False
-    names = json.loads(Path(path).read_text(encoding="utf-8")).get("architectures") or ()
-    return any(str(name).endswith(ARCHITECTURE) for name in names)
+    return has_reward_head(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def has_reward_head(config: Mapping[str, Any]) -> bool:
+    """True if the architecture in a `config.json` is a sequence classifier."""
+    return any(str(name).endswith(ARCHITECTURE) for name in config.get("architectures") or ())
 
 
 class RewardEngine:

@@ -33,6 +33,7 @@ from trinity_core.run.preflight.models import (
     missing_models,
     missing_packages,
     missing_template,
+    spread_reward_models,
     unfit_policy,
 )
 from trinity_core.run.preflight.needs import ENGINE, REWARDS, TRAINER
@@ -276,6 +277,8 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
     keys |= {"model.model_path"} if computes else set()
     keys |= {"model.critic_model_path"} if numbers.get(TRAINER) else set()
     yield from missing_folders(config, keys)
+    if any(engines):
+        yield from spread_reward_models(config)
     if computes:
         yield from unfit_policy(config)
         yield from missing_packages(config)

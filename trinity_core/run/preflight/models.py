@@ -14,6 +14,7 @@ from trinity_core.config.findings import Finding, Report
 from trinity_core.data.files import looks_local
 from trinity_core.exchange.checkpoints.adapters import start_fault
 from trinity_core.exchange.model_fault import model_fault, quantization_fault
+from trinity_core.rollout.inference.reward_engine import ON_ONE_GPU, has_reward_head
 from trinity_core.run.preflight.model_shape import configuration_of, shape_of
 
 GATED_EXPERT = ("qwen2_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text")
@@ -41,6 +42,7 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
     for key, path, speaks in _named_models(config, is_first):
         yield from _missing(key, path, speaks)
     yield from unfit_policy(config)
+    yield from spread_reward_models(config)
     yield from missing_template(config)
 
 
@@ -92,6 +94,16 @@ def unfit_policy(config: Config) -> Iterator[Finding]:
             "first weight check would end the run. Take another family (docs/explorer.md lists those that agree)."
         )
         yield Finding("model.model_path", model.model_path, "conflict", message)
+
+
+def spread_reward_models(config: Config) -> Iterator[Finding]:
+    """Yield reward models that ask for several GPUs each. Those on the hub are known by the cache."""
+    for index, model in enumerate(config.explorer.auxiliary_models if config.uses_engines else ()):
+        size = model.tensor_parallel_size
+        if size > 1 and has_reward_head(configuration_of(model.model_path)):
+            yield Finding(
+                f"explorer.auxiliary_models[{index}].tensor_parallel_size", size, "conflict", f"{ON_ONE_GPU}."
+            )
 
 
 def _quantized(config: Config) -> Iterator[Finding]:
