@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from raising import raising
 from trinity_core.base.errors import TrinityError
 from trinity_core.config import Config, config_from_dict
 from trinity_core.hosting import gpus as room
-from trinity_core.hosting.gpus import Gpu, visible, wait_for_release
+from trinity_core.hosting.gpus import Gpu, take_gpus, visible
 from trinity_core.hosting.placement import (
     Machine,
     components_of,
@@ -203,11 +205,53 @@ def test_visible_devices_are_read_as_cuda_does(allowed: str | None, names: list[
 
 
 @pytest.mark.parametrize(("count", "looks"), [(0, 0), (1, 1), (2, 3)])
-def test_dying_processes_are_waited_for(count: int, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dying_processes_are_waited_for(
+    count: int, looks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """GPUs beyond the run's are of no concern, and one that is broken would end a run without any."""
     states = [[Gpu("0", "GPU-0"), Gpu("1", "GPU-1", processes=pids)] for pids in ((7,), (7,), ())]
     left = iter(states)
     monkeypatch.setattr(room, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(room, "survey", lambda: next(left))
-    wait_for_release(count)
+    assert take_gpus(count, tmp_path).shown is None
     assert len(list(left)) == 3 - looks
+
+
+def eight(busy: Sequence[int]) -> list[Gpu]:
+    return [Gpu(str(index), f"GPU-{index}", processes=(7,) * (index in busy)) for index in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("busy", "count", "allowed", "shown"),
+    [
+        ((0, 1, 2, 3), 4, None, "4,5,6,7"),
+        ((0, 2), 4, None, "1,3,4,5"),
+        ((4,), 4, None, None),
+        ((0, 1, 2, 3), 5, None, None),  # too few are free
+        ((0, 1, 2, 3), 4, "0,1,2,3,4,5,6,7", None),  # chosen by the user
+        ((), 9, None, None),
+    ],
+)
+def test_free_gpus_are_taken(
+    busy: Sequence[int], count: int, allowed: str | None, shown: str | None, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+    monkeypatch.setattr(room, "RELEASE_SECONDS", 0.01)
+    monkeypatch.setattr(room, "survey", lambda: eight(busy))
+    assert take_gpus(count, tmp_path).shown == shown
+    assert bool(caplog.records) is (shown is None and 0 in busy), "a warning names GPUs that are in use"
+
+
+def test_runs_that_start_at_once_take_different_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither computes on its GPUs yet."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(room, "RELEASE_SECONDS", 0.01)
+    monkeypatch.setattr(room, "survey", lambda: eight(()))
+    runs = [take_gpus(4, tmp_path) for _ in range(3)]
+    assert [run.shown for run in runs] == [None, "4,5,6,7", None]
+    runs[0].release()
+    runs[0].release()
+    assert take_gpus(3, tmp_path).shown is None and take_gpus(2, tmp_path).shown is None, "the first, then too few"

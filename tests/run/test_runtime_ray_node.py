@@ -95,6 +95,48 @@ def test_ray_starts_without_a_home_beside_a_proxy_and_in_odd_folders(tmp_path: P
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+TAKE = """
+import os
+from trinity_core.config import config_from_dict
+from trinity_core.hosting import gpus
+from trinity_core.hosting.cluster import Cluster
+from trinity_core.hosting.placement import Machine
+gpus.survey = lambda: [gpus.Gpu(str(n), f"GPU-none-{n}", processes=(7,) * (n < 4)) for n in range(8)]
+tasks = {"taskset": {"path": "tasks.jsonl"}}
+config = config_from_dict({"model": {"model_path": "m", "max_model_len": 8, "max_response_tokens": 4},
+                           "buffer": {"explorer_input": tasks}})
+import ray
+
+class Actor:
+    def shown(self):
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+cluster = Cluster(config, Machine(1, 4))
+cluster.open()
+shown = ray.get(cluster.actor(Actor, "a", gpus=4).shown.remote(), timeout=120)
+print(sorted(shown.split(",")), "CUDA_VISIBLE_DEVICES" in os.environ)
+cluster.close()
+"""
+
+
+@pytest.mark.slow
+def test_own_ray_assigns_the_gpus_that_are_free() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="ray"))
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", TAKE],
+            env=environment | {"RAY_TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert done.stdout == "['4', '5', '6', '7'] False\n", done.stderr[-3000:]
+
+
 @pytest.fixture(scope="module")
 def head() -> Iterator[tuple[str, dict[str, str]]]:
     """The address of an ordinary Ray head, and the environment of its user."""
@@ -251,8 +293,8 @@ def test_a_temporary_folder_of_another_account_is_not_used(monkeypatch: pytest.M
     """Who owns it could replace the sockets of our Ray."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
-        own = ray_node._private_temporary()
-        assert own.stat().st_mode & 0o777 == 0o700 and ray_node._private_temporary() == own
+        own = ray_node.private_temporary()
+        assert own.stat().st_mode & 0o777 == 0o700 and ray_node.private_temporary() == own
         os.chown(own, 65534, 65534)
-        other = ray_node._private_temporary()
+        other = ray_node.private_temporary()
         assert other != own and (other.stat().st_uid, other.stat().st_mode & 0o777) == (0, 0o700)

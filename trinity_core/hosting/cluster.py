@@ -21,7 +21,7 @@ from trinity_core.base.processes import cores, die_with_parent, end, families
 from trinity_core.base.waits import retry
 from trinity_core.config import Config
 from trinity_core.hosting.faults import is_cancelled
-from trinity_core.hosting.gpus import survey, wait_for_release
+from trinity_core.hosting.gpus import TakenGpus, survey, take_gpus
 from trinity_core.hosting.placement import Machine, Placement, place, weakest
 from trinity_core.hosting.ray_node import (
     PROCESSES,
@@ -30,6 +30,7 @@ from trinity_core.hosting.ray_node import (
     RayNode,
     forget_own_token,
     join_ray,
+    private_temporary,
     start_ray,
 )
 
@@ -69,6 +70,8 @@ class Cluster:
         """Actors that Ray has not started yet: reference that becomes ready on start → (name, time of the request)."""
         self._namespace = config.ray_namespace or "trinity"
         self._node: RayNode | None = None
+        self._gpus = TakenGpus()
+        """GPUs of a Ray that this process has started."""
         self._looked_at = 0.0
 
     def open(self) -> None:
@@ -131,8 +134,8 @@ class Cluster:
                     self.nodes = _nodes_of_ray()
                 else:
                     [machine] = self.nodes
-                    wait_for_release(machine.gpus)
-                    start_ray(self._namespace, max(machine.cpus, 1), machine.gpus)
+                    self._gpus = take_gpus(machine.gpus, private_temporary())
+                    start_ray(self._namespace, max(machine.cpus, 1), machine.gpus, self._gpus.shown)
                 self._node = RayNode.of_this_process(is_own=not self.address)
         except (TrinityError, TransientFault):
             raise
@@ -265,6 +268,7 @@ class Cluster:
             _shut_down(ours)
             if killed := end(ours, END_SECONDS):
                 log.warning("did not end with Ray and were killed: %s", ", ".join(killed))
+        self._gpus.release()
         if not self.address:
             forget_own_token()
 

@@ -1,13 +1,16 @@
-"""The GPUs of this machine that the process may use. Which of them a run gets, CUDA_VISIBLE_DEVICES and Ray decide."""
+"""The GPUs of this machine that the process may use, and those of them that its Ray gets."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
 
 from trinity_core.base.waits import poll
 
@@ -82,16 +85,64 @@ def smallest_memory(gpus: Sequence[Gpu]) -> int:
     return min((gpu.memory for gpu in gpus), default=0)
 
 
-def wait_for_release(count: int) -> None:
-    """Wait until no process computes on the first `count` GPUs, which Ray will assign, for at most `RELEASE_SECONDS`.
+@dataclass(frozen=True, slots=True)
+class TakenGpus:
+    """The GPUs that this process's Ray assigns. Other runs of this account leave them alone until `release`."""
 
-    A process that stays is named in a warning, and the run starts beside it: the GPU may have room for both.
+    shown: str | None = None
+    """`CUDA_VISIBLE_DEVICES` for Ray; None leaves what there is, of which Ray assigns the first ones."""
+    locks: tuple[IO[str], ...] = ()
+
+    def release(self) -> None:
+        for lock in self.locks:
+            if not lock.closed:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may also have the file open
+                lock.close()
+
+
+def take_gpus(count: int, folder: Path) -> TakenGpus:
+    """Take `count` GPUs on which no process computes, and which no other run has taken: of all, or if
+    `CUDA_VISIBLE_DEVICES` is set the first ones of it.
+
+    A lock for each in `folder` keeps two runs that start at once apart. Waits at most `RELEASE_SECONDS` for GPUs to
+    become free. Then the first `count` are taken, and those in use are named in a warning: the GPU may have room for
+    both runs.
     """
-    if not count:  # a machine may have broken GPUs that nobody uses
-        return
-    users: list[str] = []
-    for _ in poll(RELEASE_SECONDS, POLL_SECONDS):
-        users = [f"{gpu.name} (process {gpu.processes[0]})" for gpu in survey()[:count] if gpu.processes]
-        if not users:
-            return
-    log.warning("other processes compute on GPUs of this run: %s", ", ".join(users))
+    chooses = "CUDA_VISIBLE_DEVICES" not in os.environ
+    gpus: list[Gpu] = []
+    for _ in poll(RELEASE_SECONDS, POLL_SECONDS) if count else ():  # a machine may have broken GPUs that nobody uses
+        gpus = survey()
+        if len(gpus) < count:
+            return TakenGpus()
+        free = [gpu for gpu in (gpus if chooses else gpus[:count]) if not gpu.processes]
+        locks = _locks(free, count, folder)
+        if len(locks) == count:
+            names = [gpu.name for gpu in free if gpu.uuid in locks]
+            if names == [gpu.name for gpu in gpus[:count]]:
+                return TakenGpus(None, tuple(locks.values()))
+            log.info("the run gets the GPUs %s: others are in use", ", ".join(names))
+            return TakenGpus(",".join(names), tuple(locks.values()))
+        TakenGpus(None, tuple(locks.values())).release()
+    locks = _locks(gpus[:count], count, folder)
+    users = {gpu.name: f"process {gpu.processes[0]}" for gpu in gpus[:count] if gpu.processes}
+    users = {gpu.name: "another run" for gpu in gpus[:count] if gpu.uuid not in locks} | users
+    if users:
+        listed = ", ".join(f"{name} ({user})" for name, user in sorted(users.items()))
+        log.warning("other processes use GPUs of this run: %s", listed)
+    return TakenGpus(None, tuple(locks.values()))
+
+
+def _locks(gpus: Sequence[Gpu], count: int, folder: Path) -> dict[str, IO[str]]:
+    """Lock up to `count` of these GPUs and return the locks by UUID."""
+    locks: dict[str, IO[str]] = {}
+    for gpu in gpus:
+        if len(locks) == count:
+            break
+        lock = (folder / f"gpu-{gpu.uuid.replace('/', '_')}.lock").open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+        else:
+            locks[gpu.uuid] = lock
+    return locks

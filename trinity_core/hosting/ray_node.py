@@ -83,10 +83,11 @@ class RayNode:
         return any(_listens(self.head) for _ in poll(0.0 if self.is_own else SILENCE_SECONDS, 1.0))
 
 
-def start_ray(namespace: str, cpus: int, gpus: int) -> None:
+def start_ray(namespace: str, cpus: int, gpus: int, shown: str | None = None) -> None:
     """Start our own Ray on this machine and connect to it. On failure, everything that was started ends.
 
-    It answers on the loopback interface only, and only to who has its token.
+    Its GPUs are the first `gpus` of `shown`, by default of this process's `CUDA_VISIBLE_DEVICES`. It answers on the
+    loopback interface only, and only to who has its token.
     """
     settings = {
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -103,7 +104,7 @@ def start_ray(namespace: str, cpus: int, gpus: int) -> None:
     import ray
 
     try:
-        with _light():
+        with _light(), _showing(shown):
             ray.init(
                 address="local",
                 namespace=namespace,
@@ -115,7 +116,7 @@ def start_ray(namespace: str, cpus: int, gpus: int) -> None:
                 logging_level=logging.ERROR,
                 runtime_env={"py_executable": shlex.quote(sys.executable)},  # Ray hands it to a shell
                 _node_ip_address=LOOPBACK,
-                _temp_dir=str(_private_temporary() / "ray"),
+                _temp_dir=str(private_temporary() / "ray"),
             )
     except Exception:
         end(families(PROCESSES), 0.0)  # a late node would start in vain, and stay
@@ -152,7 +153,20 @@ def _light() -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _private_temporary() -> Path:
+@contextmanager
+def _showing(gpus: str | None) -> Iterator[None]:
+    """Within this block `CUDA_VISIBLE_DEVICES`, which Ray's processes inherit, has this value; None changes nothing."""
+    if gpus is None:
+        yield
+        return
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # not set so far: see `take_gpus`
+    try:
+        yield
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def private_temporary() -> Path:
     """Return this user's own folder for Ray's, in which any account may replace sockets and packages of its workers."""
     name = f"trinity-{os.geteuid()}"
     folder = short_folder(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), SOCKET_BYTES + len(name) + 1)
