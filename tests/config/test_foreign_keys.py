@@ -116,10 +116,28 @@ def test_a_key_of_the_field_sets_what_it_is_called_here(override: str, key: str,
     assert attrgetter(key)(config_from_dict(tree, [override])) == value
 
 
+@pytest.mark.parametrize(
+    ("override", "args"),
+    [
+        (f"{ENGINES}.enable_chunked_prefill=false", {"enable_chunked_prefill": False}),
+        ("explorer.enable_chunked_prefill=true", {"enable_chunked_prefill": True}),
+        (f"{ENGINES}.max_num_batched_tokens=4096", {"max_num_batched_tokens": 4096}),
+        (f"{ENGINES}.quantization=fp8", {"quantization": "fp8"}),
+        (f"{ENGINES}.enable_expert_parallel=true", {"enable_expert_parallel": True}),
+        (f"{ENGINES}.block_size=null", {}),
+    ],
+)
+def test_argument_of_vllm_is_passed_to_engines(override: str, args: dict[str, Any]) -> None:
+    assert made(override, "cluster.gpu_per_node=2").explorer.rollout_model.extra_engine_args == args
+    if any(args.values()):
+        assert refused(override, "cluster.gpu_per_node=0")
+    else:  # as engines on the CPU are anyway
+        assert made(override, "cluster.gpu_per_node=0").explorer.rollout_model.extra_engine_args == args
+
+
 NOTED = [
     ("group=a", "group"),
     (f"{TRAIN}.rollout_args.logprobs=20", f"{TRAIN}.rollout_args.logprobs"),
-    (f"{ENGINES}.enable_chunked_prefill=true", f"{ENGINES}.enable_chunked_prefill"),
     ("explorer.max_repeat_times_per_runner=2", "explorer.max_repeat_times_per_runner"),
     ("buffer.max_retry_interval=3", "buffer.max_retry_interval"),
     (f"{EXPERIENCES}.schema_type=sft", f"{EXPERIENCES}.schema_type"),

@@ -403,6 +403,7 @@ def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("actor_rollout_ref.rollout.multi_turn.enable=True", "multi_turn.enable=True"),
         ("trainer.nnodes=$SLURM_NODES", "trainer.nnodes="),
         ("nonsense.key=1", "nonsense.key=1"),
+        ("actor_rollout_ref.rollout.quantization=torchao", "rollout.quantization=torchao"),
         ("data.train_batch_size=100 actor_rollout_ref.actor.ppo_mini_batch_size=48", "96 tasks"),
         ("--config-name=other_trainer", "--config-name=other_trainer"),
         ("stray", "'stray'"),
@@ -459,6 +460,14 @@ def test_parts_of_the_algorithm(tmp_path: Path, settings: str, key: str, value: 
     config, _ = imported(tmp_path, f"{COMMAND} {MODEL} {settings}\n")
     written = getattr(config.algorithm, key)
     assert value.items() <= written.items() if isinstance(value, dict) else written == value
+
+
+def test_arguments_of_vllm_are_passed_to_engines(tmp_path: Path) -> None:
+    args = {"quantization": "fp8", "max_num_batched_tokens": 16384, "enable_chunked_prefill": False}
+    settings = " ".join(f"actor_rollout_ref.rollout.{name}={value}" for name, value in args.items())
+    config, left_out = imported(tmp_path, f"{COMMAND} {MODEL} {settings} {CORRECTION}.rollout_is=token\n")
+    assert config.explorer.rollout_model.extra_engine_args == args
+    assert not any(name in left_out for name in args)
 
 
 def test_remax_has_the_workflow_that_samples_its_baseline(tmp_path: Path) -> None:

@@ -47,6 +47,11 @@ OWN = {
 """Arguments that are set through settings of other names."""
 
 
+def gpu_alone(args: Mapping[str, Any]) -> list[str]:
+    """Return the arguments that engines on the CPU do not take. They never split prompts, so may be told not to."""
+    return [name for name in args if name not in ON_CPU and (name, args[name]) != ("enable_chunked_prefill", False)]
+
+
 def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Iterator[tuple[str, Code, str, str]]:
     """Yield (argument, code, reason, suggestion) for each argument that is not allowed.
 
@@ -58,7 +63,7 @@ def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Ite
         elif name not in SAFE:
             message = f"is not among the arguments that leave rollouts right: {', '.join(SAFE)}."
             yield name, "unknown-key", message, closest(name, SAFE)
-        elif on_cpu and name not in ON_CPU:
+        elif on_cpu and gpu_alone({name: value}):
             yield name, "conflict", "is for engines on a GPU (cluster.gpu_per_node is 0).", ""
         elif name in LOSSY and value not in LOSSY[name]:
             yield name, "invalid", f"must be {' or '.join(LOSSY[name])}.", ""

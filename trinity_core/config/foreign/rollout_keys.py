@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity_core.config import schema
+from trinity_core.config.engine_args import SAFE
 from trinity_core.config.foreign.actions import (
     Below,
     Keys,
@@ -46,7 +47,8 @@ _DATA: Keys = {
 _ENGINE: Keys = {
     **refused("engine_type", "vllm", "vllm_async"),
     **noted("use_v1", True),
-    **noted("enable_chunked_prefill ray_namespace sync_method"),
+    **noted("ray_namespace sync_method"),
+    **moved(" ".join(SAFE), "extra_engine_args.*"),
 }
 KEYS: Mapping[type[Any], Keys] = {
     schema.BufferConfig: {

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from trinity_core.config.fields import sections, setting_at, settings
+from trinity_core.config.fields import sections, settings, type_at
+from trinity_core.config.findings import parts_of
 from trinity_core.config.foreign.actions import Action, Below, Dropped, Moved, Refusal
 from trinity_core.config.foreign.names import instead_of
 from trinity_core.config.foreign.run_keys import ANYWHERE
@@ -134,9 +135,9 @@ class Draft:
             default = next((_verl_defaults()[prefix] for prefix in prefixes(key) if prefix in _verl_defaults()), OFF)
             if value is None or (native.startswith(ROOT) and value == default):
                 continue
-            choices = setting_at(native).choices if not native.startswith(ROOT) else ()
-            if choices and isinstance(value, str) and value not in choices:
-                self.leave(key, f"{native} knows {', '.join(choices)}")
+            typed = None if native.startswith(ROOT) else type_at(Config, parts_of(native))
+            if typed is not None and typed.choices and isinstance(value, str) and value not in typed.choices:
+                self.leave(key, f"{native} knows {', '.join(typed.choices)}")
                 continue
             interval = (steps or {}).get(key, 1)
             if isinstance(value, int) and interval != 1 and value:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trinity_core.config.foreign.actions import Keys, Moved
+from trinity_core.config.engine_args import LOSSY, SAFE
+from trinity_core.config.foreign.actions import Keys, Moved, Refusal
 
 ROLLOUT, ENGINE, ACTOR = "actor_rollout_ref.rollout", "explorer.rollout_model", "actor_rollout_ref.actor"
 MODEL, OPTIM, CORRECTION = "actor_rollout_ref.model", f"{ACTOR}.optim", "algorithm.rollout_correction"
@@ -20,6 +21,14 @@ def _file_name(value: Any, _: Any) -> str:
 def _least(smallest: int, replacement: int) -> Callable[[Any, Any], Any]:
     """Return a conversion of veRL's -1, and other numbers below `smallest`, which mean "off"."""
     return lambda value, _: replacement if isinstance(value, int) and value < smallest else value
+
+
+def _engine_argument(name: str) -> Moved:
+    """Return the action for an argument of vLLM, whose value may be one that engines here do not have."""
+    known = LOSSY.get(name)
+    refusal = Refusal(f"extra_engine_args.{name} knows {', '.join(known or ())}")
+    convert = (lambda value, _: value if value in known else refusal) if known else None
+    return Moved((f"/{ENGINE}.extra_engine_args.{name}",), convert=convert)
 
 
 def _moved(keys: Mapping[str, str], convert: Callable[[Any, Any], Any] | None = None) -> Keys:
@@ -44,6 +53,7 @@ COUNTERPARTS: Mapping[bool, Keys] = {
             **{f"{ROLLOUT}.{name}": f"{ENGINE}.{name}" for name in _ENGINE},
         }),
         **_moved({f"{ROLLOUT}.top_k": "model.top_k"}, _least(1, -1)),
+        **{f"{ROLLOUT}.{name}": _engine_argument(name) for name in SAFE},
     },
     True: {
         **_RUN,

@@ -11,7 +11,7 @@ from trinity_core.base.addresses import LOOPBACK, short_folder
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import expanded
 from trinity_core.config import AuxiliaryModelConfig, Config, LoraConfig, RolloutModelConfig
-from trinity_core.config.engine_args import ON_CPU, is_lossy
+from trinity_core.config.engine_args import gpu_alone, is_lossy
 from trinity_core.config.rules.algorithm import restricted_sampling, unreported_temperatures
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.training import DTYPE_BYTES, dtype_of
@@ -214,11 +214,11 @@ def _settings(model: RolloutModelConfig, **arguments: object) -> EngineSettings:
             "extra_engine_args",
         )
     }
-    gpu_alone = [name for name in model.extra_engine_args if name not in ON_CPU]
-    if gpu_alone and not arguments["on_gpu"]:
+    refused = gpu_alone(model.extra_engine_args)
+    if refused and not arguments["on_gpu"]:
         raise TrinityError(
-            f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}: is for engines on a GPU",
-            key=f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}",
+            f"explorer.rollout_model.extra_engine_args.{refused[0]}: is for engines on a GPU",
+            key=f"explorer.rollout_model.extra_engine_args.{refused[0]}",
         )
     grammars = model.enable_openai_api or arguments.pop("grammars", False)
     parser = model.reasoning_parser if grammars else None
