@@ -19,6 +19,9 @@ LOSS = "algorithm.policy_loss_fn_args"
 CLIP = f"{LOSS}.clip_range=0.1"
 CHORD = ("algorithm.algorithm_type=mix_chord", "buffer.trainer_input.auxiliary_buffers.expert.path=x")
 MODEL = "explorer.auxiliary_models"
+WEIGHTS = f"{ACTOR}.fsdp_config.param_offload"
+CRITIC = f"{VERL}.critic.model.fsdp_config.param_offload"
+QLORA = "model.lora_configs=[{lora_rank: 8, load_in_4bit: true}]"
 CPU, ON_POLICY = "cluster.gpu_per_node=0", "synchronizer.sync_offset=0"
 
 
@@ -39,6 +42,9 @@ UPDATES = f"{ACTOR}.ppo_epochs=2"
         (),
         (CLIP, UPDATES),
         (CLIP, BYPASS),
+        (f"{WEIGHTS}=true",),
+        ("trainer.param_offload=true", "trainer.zero_stage=3"),
+        (CPU, f"{WEIGHTS}=true"),
         (*CHORD, f"{LOSS}.mu_peak=0.5", f"{LOSS}.mu_valley=0.5"),
         (*CHORD, f"{LOSS}.mu_peak=0.5", f"{LOSS}.mu_decay_steps=10"),
         ("synchronizer.sync_style=explorer_driven", ON_POLICY),
@@ -62,6 +68,11 @@ def test_settings_with_effect_get_no_notice(overrides: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
+        (("trainer.param_offload=true", "trainer.zero_stage=2"), WEIGHTS),
+        (("trainer.param_offload=true", "trainer.torch_compile=true"), WEIGHTS),
+        ((f"{WEIGHTS}=true", "cluster.gpu_per_node=1"), WEIGHTS),
+        ((f"{WEIGHTS}=true", "synchronizer.sync_method=memory", QLORA), WEIGHTS),
+        ((f"{CRITIC}=true", "algorithm.algorithm_type=ppo", "trainer.zero_stage=0"), CRITIC),
         ((f"{VERL}.critic.ppo_mini_batch_size=4",), f"{VERL}.critic.ppo_mini_batch_size"),
         ((f"{VERL}.critic.of_a_later_release=4",), f"{VERL}.critic.of_a_later_release"),
         ((CLIP,), f"{LOSS}.clip_range"),

@@ -10,8 +10,9 @@ from preflight_configs import config_of
 
 from trinity_core.config import load_config
 from trinity_core.config.training import TrainSettings
-from trinity_core.hosting.placement import Machine
+from trinity_core.hosting.placement import Machine, place
 from trinity_core.run.preflight import checks
+from trinity_core.run.preflight.memory import zero_stage_that_fits
 from trinity_core.run.preflight.needs import REWARDS, TRAINER, size, total
 from trinity_core.run.preflight.room import KEY, Room, shortages
 from trinity_core.run.preflight.stage_plan import StagePlan, plans_of
@@ -39,6 +40,7 @@ MILLIONS = {
 """As their model cards say."""
 FSDP = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
 REFERENCE = "trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload=true"
+CRITIC = "trainer.trainer_config.critic.model.fsdp_config"
 OFFLOAD = (f"{FSDP}.optimizer_offload=true", REFERENCE)
 APART = "cluster.colocate=false"
 """Engine and trainer are on the GPU at once."""
@@ -123,6 +125,31 @@ Two reports are not among them. Qwen-7B, all weights, on two A100s takes 139 GB 
 are bfloat16; they are summed in float32 here, 8 GiB more on each, and the plan refuses it. 64k tokens of Llama-2-7B do
 not fit into 40 GB there, with whole logits (8 GiB a copy); here they are sliced, and the plan is 37 GiB.
 """
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "stage"),
+    [
+        (("trainer.param_offload=true",), 4, 3),
+        ((f"{FSDP}.param_offload=true", "trainer.optimizer_offload=true"), 4, 3),
+        (("algorithm.algorithm_type=ppo", f"{CRITIC}.param_offload=true"), 4, 3),
+        ((f"{FSDP}.param_offload=true", "trainer.zero_stage=2"), 4, 2),
+        ((f"{FSDP}.param_offload=true", "synchronizer.sync_method=memory", adapter(8, True)), 4, 2),
+        ((REFERENCE,), 4, 2),
+        ((f"{FSDP}.param_offload=true",), 1, None),
+        ((f"{FSDP}.param_offload=true", APART, f"{SHARES}=0.3"), 1, 3),
+    ],
+)
+def test_weights_in_host_memory_take_zero_3(tmp_path: Path, overrides: tuple[str, ...], gpus: int, stage: int) -> None:
+    """The run and its plan agree."""
+    config = config_of("model.model_path=unknown", f"cluster.gpu_per_node={gpus}", *overrides)
+    placement = place(config, Machine(64, gpus))
+    assert zero_stage_that_fits(config, placement, 80 * GIB) == stage
+    plan = planned(tmp_path, "Qwen3-0.6B", gpus, 80, *overrides)
+    [trainer] = [process for process in plan.processes if process.kind == TRAINER]
+    held = {need.what for need in trainer.memory}
+    assert ("policy weights" not in held) is (stage == 3 and "ppo" not in overrides[0])
+    assert ("critic weights" in held) is False
 
 
 @pytest.mark.parametrize("name", REPORTS)

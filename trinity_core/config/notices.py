@@ -13,10 +13,12 @@ from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
 from trinity_core.config.findings import Code, Finding
 from trinity_core.config.foreign.names import instead_of
 from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, most_repeats
+from trinity_core.config.rules.resources import colocates
 from trinity_core.config.rules.tasks import training_tasksets
 from trinity_core.config.schema import Config
+from trinity_core.config.training import kept_on_gpu, train_settings
 
-ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
+ACTOR, CRITIC = "trainer.trainer_config.actor_rollout_ref.actor", "trainer.trainer_config.critic"
 
 
 def notices(config: Config) -> list[str]:
@@ -34,7 +36,7 @@ def remarks(config: Config) -> list[Finding]:
 
 
 def _surprises(config: Config) -> Iterator[Finding]:
-    for rule in (_idle, _uncorrected, _clips, _peak, _thinking, _batches):
+    for rule in (_idle, _uncorrected, _clips, _peak, _thinking, _batches, _offload):
         yield from rule(config)
 
 
@@ -171,3 +173,15 @@ def _batches(config: Config) -> Iterator[Finding]:
         rest = " What it leaves waits in the store for later ones." if rows < explored else ""
         message = f"{gives}a train step takes {rows}, those of {steps}.{rest}"
         yield _notice("buffer.train_batch_size", "info", message)
+
+
+def _offload(config: Config) -> Iterator[Finding]:
+    """Yield `param_offload` of the policy or the critic where it does not act. On a CPU weights are in host memory."""
+    if not _trains(config) or config.cluster.gpu_per_node == 0:
+        return
+    settings, gpus = train_settings(config), config.cluster.node_num * (config.cluster.gpu_per_node or 0)
+    if reason := kept_on_gpu(config, colocates(config, gpus)):
+        critic = settings.critic is not None and settings.critic.param_offload
+        keys = {f"{ACTOR}.fsdp_config": settings.param_offload, f"{CRITIC}.model.fsdp_config": critic}
+        for key in (f"{section}.param_offload" for section, asked in keys.items() if asked):
+            yield _notice(key, "no-effect", f"{key} has no effect: {reason}.")

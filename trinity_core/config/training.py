@@ -64,7 +64,7 @@ class UpdateSettings(Section):
     torch_compile: bool | None
     """None: on GPUs, where rows are packed."""
     param_offload: bool
-    """True if weights are in host memory between uses, under ZeRO 3; a reference model's under any."""
+    """True if weights are to be in host memory between uses: under ZeRO 3 (see `kept_on_gpu`)."""
     optimizer_offload: bool
     """True if the optimizer's state is in host memory, under ZeRO 2 and 3."""
     model_overrides: Args
@@ -91,10 +91,28 @@ class TrainSettings(LearnerKeys, UpdateSettings):
     critic: CriticSettings | None
     """None if the algorithm has no critic."""
 
+    @property
+    def offloads_weights(self) -> bool:
+        """True if `param_offload` is asked for, of the policy or the critic."""
+        return self.param_offload or (self.critic is not None and self.critic.param_offload)
+
     def zero_stage_for(self, workers: int, dtype: str) -> int:
         """Return the ZeRO stage of policy and critic for this number of workers."""
         offloads = self.optimizer_offload or (self.critic is not None and self.critic.optimizer_offload)
         return zero_stage_of(self.zero_stage, workers, dtype, offloads)
+
+
+def kept_on_gpu(config: Config, colocated: bool) -> str:
+    """Return why weights stay on the GPU although `param_offload` asks for host memory, which takes ZeRO 3; "" if they
+    do not. `colocated`: engine and trainer take turns on the GPU."""
+    trainer, lora = config.trainer, config.model.lora
+    if colocated:
+        return "engine and trainer take turns on the GPU, and what does not fit beside the engine moves anyway"
+    if lora is not None and lora.load_in_4bit:
+        return "4-bit weights (load_in_4bit) are not partitioned"
+    if trainer.torch_compile:
+        return "trainer.torch_compile cannot go with ZeRO 3, which it takes"
+    return "" if trainer.zero_stage in (None, 3) else f"trainer.zero_stage is {trainer.zero_stage}, and it takes 3"
 
 
 def train_settings(config: Config) -> TrainSettings:

@@ -28,8 +28,9 @@ class LearnerKeys(Section):
     """Fill micro-batches up to `max_token_len_per_gpu` tokens instead of a number of rows."""
     zero_stage: Annotated[Integer, Ge(0), Le(3)] | None = None
     """ZeRO stage. With 0 or 1 each worker has all weights and gradients, and a share of Adam's state: fastest if they
-    fit. Null means 0 on a CPU, and on GPUs where by `trinity plan` a worker then fits one; else 2. One worker has
-    nothing to partition: 2 means 0. If the optimizer is offloaded or `dtype` is `float16`, 0 and 1 mean 2."""
+    fit. Null means 0 on a CPU; on GPUs 3 with `param_offload`, else 0 where by `trinity plan` a worker then fits one,
+    else 2. One worker has nothing to partition: 2 means 0. If the optimizer is offloaded or `dtype` is `float16`, 0 and
+    1 mean 2."""
     worker_num: Count | None = None
     """Number of workers; null means one per GPU left by the engines, 1 on the CPU."""
     gradient_checkpointing: Flag = False

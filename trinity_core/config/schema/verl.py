@@ -30,7 +30,8 @@ class VerlFsdp(Section):
     """Where weights and optimizer state are held."""
 
     param_offload: Flag = False
-    """Hold weights in host memory between uses: a reference model's always, others' only under ZeRO 3."""
+    """Hold weights in host memory between uses. Those of policy and critic take ZeRO 3, which `zero_stage: null` then
+    means, unless weights have 4 bits, layers are compiled, or engine and trainer take turns on the GPU."""
     optimizer_offload: Flag = False
     """Hold the optimizer's state in host memory, under ZeRO 2 and 3."""
 

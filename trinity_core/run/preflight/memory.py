@@ -32,6 +32,7 @@ from trinity_core.config.training import (
     REDUCE_BUCKET,
     UpdateSettings,
     dtype_of,
+    kept_on_gpu,
 )
 from trinity_core.exchange.sync.versions import version_count
 from trinity_core.hosting.placement import Placement, sync_method
@@ -385,13 +386,18 @@ def trainer_dtype(config: Config, on_gpu: bool) -> str:
 
 
 def zero_stage_that_fits(config: Config, placement: Placement, gpu_memory: int) -> int | None:
-    """Return `trainer.zero_stage`; if it is not set, for workers on several GPUs 0 if one fits a GPU then, else 2.
+    """Return `trainer.zero_stage`; if it is not set, on GPUs 3 to hold weights in host memory (`param_offload`), else
+    for several workers 0 if one fits a GPU then, else 2.
 
     2 also where the GPU's memory (in bytes, 0 if unknown) or the model's shape is unknown.
     """
     asked = config.trainer.zero_stage
-    if asked is not None or not placement.on_gpu or placement.trainers < 2:
+    if asked is not None or not placement.on_gpu or not placement.trainers:
         return asked
+    if train_settings(config).offloads_weights and not kept_on_gpu(config, placement.colocated):
+        return 3
+    if placement.trainers < 2:
+        return None
     whole = _trainer(config.with_values({"trainer.zero_stage": 0}), placement).memory
     return 0 if whole is not None and total(whole) <= FITTING * gpu_memory else 2
 
