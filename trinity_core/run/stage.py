@@ -173,8 +173,7 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
         placement = replace(placement, engine_threads=training.engine_threads)
     method, notice = sync_method(config, placement)
     # A run's own evaluation gives no notices: settings that it does not use are meant for training.
-    placed = config.with_values({"cluster.colocate": placement.colocated})
-    idle = notices(placed) if config.mode == written.mode else ()
+    idle = notices(config.with_values({"cluster.colocate": placement.colocated})) if config.mode == written.mode else ()
     notice_of_method = (
         notice if config.written("synchronizer.sync_method") else ""
     )  # a replaced default is not worth a notice
