@@ -164,7 +164,7 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
     client = mlflow_client(root)
     run = client.get_run(writer.run_id)  # type: ignore[attr-defined]
     assert "http://127.0.0.1:4220/runs?run=p%2Fone" in run.data.tags[DESCRIPTION]
-    assert f"algorithm grpo · model step 7 of warm · data `{data}`" in run.data.tags[DESCRIPTION]
+    assert f"algorithm grpo · model `warm step 7` · data `{data}`" in run.data.tags[DESCRIPTION]
     write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4221"})
     deleted = open_writer("mlflow", RunInfo("p", "deleted", root / "p/deleted", config), root)
     client.delete_run(deleted.run_id)  # type: ignore[attr-defined]
