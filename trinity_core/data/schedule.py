@@ -47,6 +47,10 @@ class Proportional:
     sizes: tuple[int, ...]
     seed: int
 
+    def __post_init__(self) -> None:
+        if not sum(self.sizes):
+            raise DataError("there are no rows to put in order", key="rows")
+
     def sources(self, step: int, slot: int, start: int, count: int) -> list[int]:
         """Depends on `start` alone, so epochs run across steps."""
         if len(self.sizes) == 1:
@@ -127,6 +131,11 @@ class TaskSchedule:
     """The last step's observations by the selectors, as JSON."""
 
     def __post_init__(self) -> None:
+        if not self.tasksets:
+            raise DataError(
+                "there is no task set to explore; set buffer.explorer_input.taskset",
+                key="buffer.explorer_input.taskset",
+            )
         self.sizes = tuple(0 if isinstance(taskset, QueueTaskset) else len(taskset) for taskset in self.tasksets)
         self.mixture = self._mixture()
         self._selector_rows = [
