@@ -223,14 +223,14 @@ async def test_an_engine_that_scores_is_not_lost_however_many_sequences_wait(ans
     class Scoring(FakeEngine):
         async def score(self, tokens):
             async with turn:
-                await (asyncio.sleep(0.02) if answers else asyncio.Event().wait())
+                await (asyncio.sleep(0.03) if answers else asyncio.Event().wait())
             return [0.0]
 
         async def successor(self, model_path):
             return self
 
     turn = asyncio.Lock()
-    pool = await started(Scoring(), patience=0.2)
+    pool = await started(Scoring(), patience=1)
     scores = await asyncio.gather(*(pool.score([1, 2]) for _ in range(40)), return_exceptions=True)
     assert [score == [0.0] for score in scores] == [answers] * 40 and pool.restarts == restarts
 

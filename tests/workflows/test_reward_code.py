@@ -519,8 +519,9 @@ def test_an_answer_that_ends_its_tests_at_an_endpoint_gets_no_verdict(endpoint):
         judged(ENDS_ITS_TESTS, MBPP, sandbox=endpoint)
 
 
-def test_each_test_has_the_cpu_time_of_its_own_limit():
-    """One process serves all tests, which need more CPU together than ten times the limit of one."""
+def test_each_test_has_the_cpu_time_of_its_own_limit(monkeypatch):
+    """One process serves all tests, which need more CPU together than a lone program would have."""
+    monkeypatch.setattr("trinity_core.workflows.rewards.code.sandbox.BUSY", 4)
     busy = """
         import time
         def f(x):
@@ -529,5 +530,5 @@ def test_each_test_has_the_cpu_time_of_its_own_limit():
                 pass
             return x
     """
-    tests = [f"assert f({number}) == {number}" for number in range(20)]
-    assert judged(busy, tests, time_limit=0.3, total_seconds=60).parts["accuracy"] == 1.0
+    tests = [f"assert f({number}) == {number}" for number in range(30)]
+    assert judged(busy, tests, time_limit=1.0, total_seconds=120).parts["accuracy"] == 1.0
