@@ -157,7 +157,7 @@ class Judging:
                     _count(json.loads(line), counts)
                     done += 1
                     answer.restart_clock()
-            elif exceeded := answer.exceeded() or tester.exceeded():
+            elif exceeded := answer.exceeded(tester) or tester.exceeded():
                 counts.add(False, exceeded)
                 return done + 1
         return done
