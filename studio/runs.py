@@ -38,7 +38,7 @@ from trinity_core.exchange.tracking.run_record import (
 )
 from trinity_core.exchange.tracking.scores import intervals_like_the_newest, score_text, scores_like_the_newest
 from trinity_core.exchange.tracking.writers import full_names
-from trinity_core.results.lineage import Ancestor, ancestry, parent_of
+from trinity_core.results.lineage import Ancestor, ancestry, next_stage, parent_of
 
 PREFECT_STATES = {
     "SCHEDULED": RunState.WAITING, "PENDING": RunState.WAITING, "PAUSED": RunState.WAITING,
@@ -198,17 +198,17 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
     names = dict.fromkeys([*folders, *reversed(by_name)])
     runs = {name: _run(name, folders.get(name), by_name.get(name, [])) for name in names}
     parents = {stage: name for name, run in runs.items() for stage in run.stages.values()}
-    with_parents = {name: replace(run, parent=parents.get(name, "")) for name, run in _scored_by_successors(runs)}
+    with_parents = {name: replace(run, parent=parents.get(name, "")) for name, run in _scored_by_next_stages(runs)}
     return list(_nested({name: _with_stages(run, with_parents) for name, run in with_parents.items()}))
 
 
-def _scored_by_successors(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
-    """Yield all runs by name. One that was not evaluated has the score that a run from its checkpoint began with."""
-    measured = {run.source: run for run in runs.values() if 0 in run.scores}
+def _scored_by_next_stages(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
+    """Yield all runs by name. A stage that was not evaluated has the score that the next one began with."""
     for name, run in runs.items():
-        steps = [step for source, step in measured if source == name]
-        if steps and not run.scores:
-            step, first = max(steps), measured[name, max(steps)]
+        following = next_stage(run.folder) if run.folder and not run.scores else None
+        first = runs.get(f"{following[0].parent.name}/{following[0].name}") if following else None
+        if following and first and 0 in first.scores:
+            step = following[1]
             intervals = {step: first.intervals[0]} if 0 in first.intervals else {}
             begun = {name: {step: curve[0]} for name, curve in first.curves.items() if 0 in curve}  # its evaluation
             run = replace(run, scores={step: first.scores[0]}, intervals=intervals, curves=run.curves | begun)

@@ -488,6 +488,8 @@ def test_a_checkpoint_that_only_the_next_stage_scored_has_that_score(folder: Pat
     run_folder(
         folder / "checkpoints/p/rft", str(folder / "checkpoints/p/sft/global_step_4/actor/huggingface"), {0: 0.5}
     )
+    (folder / "checkpoints/p/all").mkdir()
+    write_json(JobLayout(folder / "checkpoints/p/all").stages, {"sft": "sft", "rft": "rft"})
 
     def shown() -> None:
         import streamlit as st

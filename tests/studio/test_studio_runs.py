@@ -146,16 +146,21 @@ def test_a_pipeline_in_progress_shows_step_and_time_left_of_its_stage(tmp_path: 
     assert find_runs(tmp_path)[0].progress == "", "its stage may not have heard of it yet"
 
 
-def test_a_run_without_evaluations_has_the_score_that_its_successor_began_with(tmp_path: Path) -> None:
+def test_a_stage_without_evaluations_has_the_score_that_the_next_one_began_with(tmp_path: Path) -> None:
+    """A run of its own that began with the same checkpoint may have other tasks: its score is none of the stage's."""
+    write_json(JobLayout(folder(tmp_path, "all", outcome=RunOutcome.FINISHED)).stages, {"sft": "sft", "rft": "rft"})
     folder(tmp_path, "sft", outcome=RunOutcome.FINISHED)
-    rft = folder(tmp_path, "rft", 1, RunOutcome.FINISHED)
-    update_meta(JobLayout(rft).trainer_meta, model=f"{tmp_path}/p/sft/global_step_9/actor/huggingface")
     interval = {"eval/test/accuracy_low": 0.4, "eval/test/accuracy_high": 0.6}
-    for step, score in ((0, 0.5), (8, 0.9)):
-        MetricsFile(rft, "eval").write(step, {"eval/test/accuracy": score} | interval)
+    for minutes, (name, first) in enumerate({"other": 0.1, "rft": 0.5, "later": 0.2}.items(), 1):
+        job = folder(tmp_path, name, minutes, RunOutcome.FINISHED)
+        update_meta(JobLayout(job).trainer_meta, model=f"{tmp_path}/p/sft/global_step_9/actor/huggingface")
+        for step, score in ((0, first), (8, 0.9)):
+            MetricsFile(job, "eval").write(step, {"eval/test/accuracy": score} | interval)
     runs = {run.name: run for run in find_runs(tmp_path)}
     assert (runs["p/sft"].scores, runs["p/sft"].interval, runs["p/rft"].score) == ({9: 0.5}, (0.4, 0.6), 0.9)
     assert {step: point.value for step, point in runs["p/sft"].curves["eval/test/accuracy"].items()} == {9: 0.5}
+    JobLayout(tmp_path / "p/all").stages.unlink()
+    assert {run.name: run for run in find_runs(tmp_path)}["p/sft"].scores == {}
 
 
 def test_a_note_stays_with_a_run_until_it_is_deleted(tmp_path: Path) -> None:

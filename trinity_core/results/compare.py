@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import DataError
-from trinity_core.base.layout import stages_of, step_of
+from trinity_core.base.layout import step_of
 from trinity_core.config.fields import plain_settings
 from trinity_core.config.paths import normalised
 from trinity_core.config.source import WHOLE, inherited, merge
@@ -25,6 +24,7 @@ from trinity_core.exchange.tracking.scores import evaluated_sets, latest_scores
 from trinity_core.exchange.tracking.writers import flatten, leaves
 from trinity_core.results.audit import runs_in, stored_runs
 from trinity_core.results.data_rows import input_digests
+from trinity_core.results.lineage import next_stage
 from trinity_core.results.paired import Difference, means, paired_by_blocks, paired_over_seeds
 
 NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
@@ -164,11 +164,8 @@ def newest_evaluation(folder: Path) -> tuple[Path, int | None]:
     the pipeline's next stage before its first step. The step is None without any."""
     if scores := latest_scores(folder):
         return folder, max(scores)
-    for recorded in folder.parent.glob("*/stages.json"):
-        for stage, following in pairwise(stages_of(recorded.parent).values()):
-            if stage.name == folder.name and 0 in latest_scores(following):
-                return following, 0
-    return folder, None
+    following = next_stage(folder)
+    return (following[0], 0) if following and 0 in latest_scores(following[0]) else (folder, None)
 
 
 def _pipeline_config(path: Path) -> dict[str, Any]:

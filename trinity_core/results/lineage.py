@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, select
 
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout, now_at, run_of
+from trinity_core.base.layout import JobLayout, now_at, run_of, stages_of
 from trinity_core.exchange.checkpoints.beginning import recorded_beginning
 from trinity_core.exchange.checkpoints.convert import convert
 from trinity_core.exchange.checkpoints.resume import latest_whole, whole_steps
@@ -104,6 +104,19 @@ def ancestry(model: str) -> Iterator[Ancestor]:
         seen.add(folder)
         yield Ancestor(parent, folder, step)
         parent = parent_of(folder, step)
+
+
+def next_stage(folder: Path) -> tuple[Path, int] | None:
+    """Return the run of the stage of the same pipeline that began with a checkpoint of the run in `folder`, and the
+    checkpoint's step; None if no stage has. Other runs that begin with this checkpoint may have other eval sets."""
+    for recorded in folder.parent.glob("*/stages.json"):
+        stages = [*stages_of(recorded.parent).values()]
+        if folder in stages:
+            for following in stages[stages.index(folder) + 1 :]:
+                origin, step = run_of(parent_of(following, 0) or "")
+                if origin is not None and origin.name == folder.name:
+                    return following, step
+    return None
 
 
 def newest_checkpoint(job_dir: Path) -> str:
