@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
 """Endings of metrics shown by default, one metric each."""
 FEW_POINTS = 60
+LEGEND_WIDTH = 420
+"""Pixels that a legend takes before it wraps."""
 
 
 class Point(NamedTuple):
@@ -28,12 +30,40 @@ def first_shown(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for name in shown if name is not None))
 
 
-def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -> list[dict[str, Any]]:
-    """Return a row per run and step: value as is and smoothed, minutes since the run's first step, its interval."""
+def one_after_another(before: Curves, stages: Mapping[str, tuple[Curves, int]]) -> dict[str, Curves]:
+    """Return the curves of each stage of a pipeline by the train steps of all, as MLflow has them: each stage, given
+    with its number of steps, begins where the one before it ended. What was measured `before` is the first one's."""
+    lines: dict[str, Curves] = {}
+    begin = 0
+    for stage, (curves, steps) in stages.items():
+        moved = {name: {begin + step: point for step, point in curve.items()} for name, curve in curves.items()}
+        lines[stage] = moved if lines else joined([before, moved])
+        begin += steps
+    return lines
+
+
+def joined(parts: Iterable[Curves]) -> Curves:
+    """Return the curves of several parts, each metric as one curve."""
+    whole: Curves = {}
+    for curves in parts:
+        for name, curve in curves.items():
+            whole.setdefault(name, {}).update(curve)
+    return whole
+
+
+def rows_of(
+    curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0, is_one_run: bool = False
+) -> list[dict[str, Any]]:
+    """Return a row per run and step: value as is and smoothed, minutes since the first step of the run, or of all if
+    they are one, its interval."""
     rows: list[dict[str, Any]] = []
+    starts = {
+        run: min((p.time for curve in of_run.values() for p in curve.values()), default=0.0)
+        for run, of_run in curves.items()
+    }
     for run, of_run in curves.items():
         curve, low, high = (of_run.get(name, {}) for name in (metric, f"{metric}_low", f"{metric}_high"))
-        began = min((point.time for points in of_run.values() for point in points.values()), default=0.0)
+        began = min(starts.values()) if is_one_run else starts[run]
         smooth = None
         for step, (value, time) in curve.items():
             smooth = value if smooth is None else smoothing * smooth + (1 - smoothing) * value
@@ -43,17 +73,21 @@ def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -
     return rows
 
 
-def chart(curves: Mapping[str, Curves], metric: str, smoothing: float, by: str, is_log: bool) -> dict[str, Any]:
-    """Return a Vega-Lite chart: a line per run over `by` (`step` or `minutes`), intervals as bands. Altair would take a
-    tenth of a second or more per chart."""
-    rows = rows_of(curves, metric, smoothing)
+def chart(
+    curves: Mapping[str, Curves], metric: str, smoothing: float, by: str, is_log: bool, is_one_run: bool = False
+) -> dict[str, Any]:
+    """Return a Vega-Lite chart: a line per run, or per stage of one, over `by` (`step` or `minutes`), intervals as
+    bands. Altair would take a tenth of a second or more per chart."""
+    rows = rows_of(curves, metric, smoothing, is_one_run)
     x = {
         "field": by, "type": "quantitative", "scale": {"zero": False, "nice": False, "padding": _padding(rows, by)},
         "title": by, "axis": {"labelExpr": "format(datum.value, '~s')", "tickMinStep": 1},  # "format": a lone 0 is NaN
     }  # fmt: skip
     scale = {"type": "symlog" if is_log else "linear", "zero": False, "padding": _padding(rows, "raw")}
     drawn = [run for run, of_run in curves.items() if metric in of_run]
-    legend = {"orient": "bottom", "title": None, "symbolOpacity": 1, "values": drawn} if len(curves) > 1 else None
+    columns = max(1, LEGEND_WIDTH // (40 + 7 * max(map(len, curves))))
+    look = {"orient": "bottom", "title": None, "symbolOpacity": 1, "labelLimit": LEGEND_WIDTH, "columns": columns}
+    legend = look | {"values": drawn} if len(curves) > 1 else None
     # The domain gives a run the same colour in all charts, even for metrics that other runs lack.
     colour = {"field": "run", "type": "nominal", "scale": {"domain": list(curves)}, "legend": legend}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,10 +13,10 @@ from pathlib import Path
 import streamlit as st
 
 from studio.actions import action_for, hindrance, perform
-from studio.curves import chart, first_shown, short_titles
+from studio.curves import Curves, chart, first_shown, joined, short_titles
 from studio.launch import FAULTS
 from studio.run_table import open_clicked, page_of_runs, show_rows, show_table
-from studio.runs import Run, ancestors
+from studio.runs import Run, ancestors, curves_by_stage
 from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped
 from trinity_core.base.addresses import rollouts_page
@@ -83,7 +83,7 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
             show_commands(run, stages[-1] if stages else run, settings)
         case _:
             show_findings(stages or [run])
-            show_curves([run, *stages])
+            show_curves(curves_by_stage(run, runs), [run], is_one_run=True)
 
 
 def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: StudioSettings) -> None:
@@ -97,7 +97,8 @@ def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: Studio
     names = {run.name for run in chosen}
     stages = [stage for stage in runs if stage.parent in names and stage.name not in names]
     st.markdown("**Curves**")
-    show_curves([*chosen, *stages])
+    titles = short_titles([run.name for run in chosen])
+    show_curves({titles[run.name]: joined(curves_by_stage(run, runs).values()) for run in chosen}, chosen)
     st.markdown("**Rollouts**")
     last_stages = {stage.parent: stage for stage in stages}  # in whose folders most rollouts of a pipeline are
     show_rollouts([last_stages.get(run.name, run) for run in chosen], settings.checkpoints)
@@ -206,9 +207,9 @@ def show_none(what: str, runs: Sequence[Run], ended: str, yet: str) -> None:
     st.info(f"No {what}: the run ended {ended}." if over else f"No {what} yet: {yet}.")
 
 
-def show_curves(runs: Sequence[Run]) -> None:
-    short = short_titles([run.name for run in runs])
-    curves = {short[run.name]: run.curves for run in runs if run.curves}
+def show_curves(lines: Mapping[str, Curves], runs: Sequence[Run], is_one_run: bool = False) -> None:
+    """Show a chart per metric; a line per run, or per stage of one."""
+    curves = {name: line for name, line in lines.items() if line}
     names = sorted({name for of_run in curves.values() for name in of_run})
     if not names:
         show_none("metrics", runs, "before its first step: see *Logs*", "the first step is still running: see *Logs*")
@@ -226,7 +227,7 @@ def show_curves(runs: Sequence[Run]) -> None:
         for column, name in zip(st.columns(2), shown_metrics[start : start + 2], strict=False):
             with column:
                 st.caption(f"**{name}**")
-                st.vega_lite_chart(chart(curves, name, smoothing, str(by), is_log))
+                st.vega_lite_chart(chart(curves, name, smoothing, str(by), is_log, is_one_run))
 
 
 def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:

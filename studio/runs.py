@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from studio.curves import Curves, Point
+from studio.curves import Curves, Point, one_after_another
 from studio.launch import Launch
 from studio.notes import Note, note_path
 from studio.prefect_runs import FlowRunSeen, recent_runs
@@ -228,6 +228,13 @@ def ancestors(job_dir: Path) -> list[Ancestor]:
     return chain[::-1]
 
 
+def curves_by_stage(run: Run, runs: Sequence[Run]) -> dict[str, Curves]:
+    """Return stage → its curves by the train steps of the pipeline; those of a run without stages by its name."""
+    by_name = {stage.name: stage for stage in runs if stage.parent == run.name}
+    stages = {name: (by_name[of].curves, by_name[of].step) for name, of in run.stages.items() if of in by_name}
+    return one_after_another(run.curves, stages) if stages else {run.name: run.curves}
+
+
 class SeenRun:
     """Content of a run's folder as of the last look. A look reads the new lines of its metrics only; earlier content,
     which a page may be showing, does not change, and is not kept."""
@@ -314,13 +321,15 @@ def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Ru
 
 
 def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
-    """Add to a pipeline its stages' scores (the last one's are its own), model at the start, and stage in progress."""
+    """Add to a pipeline its stages' scores by the train steps of all, model at the start, and stage in progress."""
     stages = [runs[name] for name in run.stages.values() if name in runs]
     if not stages:
         return run
-    scored = [(part.scores[step], part.intervals.get(step)) for part in (run, *stages) for step in sorted(part.scores)]
-    scores = {number: score for number, (score, _) in enumerate(scored)}
-    intervals = {number: interval for number, (_, interval) in enumerate(scored) if interval}
+    scores, intervals, begin = {**run.scores}, {**run.intervals}, 0
+    for stage in stages:
+        scores |= {begin + step: score for step, score in sorted(stage.scores.items())}
+        intervals |= {begin + step: interval for step, interval in stage.intervals.items()}
+        begin += stage.step
     part = None if run.state.is_over else next((stage for stage in stages if not stage.state.is_over), None)
     return replace(run, scores=scores, intervals=intervals, model=stages[0].model, part=part)
 

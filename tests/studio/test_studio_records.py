@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from studio.curves import chart, first_shown, rows_of, short_titles
+from studio.curves import Point, chart, first_shown, joined, one_after_another, rows_of, short_titles
 from studio.runs import SeenRun, ancestors
 from trinity_core.base.layout import JobLayout
 from trinity_core.exchange.checkpoints.commit import begin, commit
@@ -45,6 +45,17 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
     colour = spec["layer"][0]["layer"][-1]["encoding"]["color"]
     assert colour["scale"]["domain"] == ["a", "b"], "each run keeps its colour"
     assert colour["legend"]["values"] == ["a"], "the other run has no such metric"
+
+
+def test_a_pipeline_has_one_clock_and_one_line_in_a_comparison() -> None:
+    """Its stages follow one another; runs that are compared begin together."""
+    sft, rft = ({"loss": {1: Point(2.0, minute * 60.0), 2: Point(1.0, minute * 60.0 + 60)}} for minute in (5, 9))
+    stages = one_after_another({"score": {0: Point(0.5, 0.0)}}, {"sft": (sft, 2), "rft": (rft, 2)})
+    place = [(row["run"], row["step"], row["minutes"]) for row in rows_of(stages, "loss", is_one_run=True)]
+    assert place == [("sft", 1, 5.0), ("sft", 2, 6.0), ("rft", 3, 9.0), ("rft", 4, 10.0)]
+    assert [row["minutes"] for row in rows_of({"a": sft, "b": rft}, "loss")] == [0.0, 1.0, 0.0, 1.0]
+    whole = joined(stages.values())
+    assert [*whole["loss"]] == [1, 2, 3, 4] and [*whole["score"]] == [0] and [*sft["loss"]] == [1, 2]
 
 
 def test_an_interval_is_a_band(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from studio.actions import action_for, hindrance, perform
 from studio.launch import Launch, start_run
 from studio.notes import Note, delete
 from studio.prefect_runs import FlowRunSeen, recent_runs
-from studio.runs import PREFECT_STATES, Run, find_runs
+from studio.runs import PREFECT_STATES, Run, curves_by_stage, find_runs
 from studio.settings import studio_settings
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import read_json, write_json
@@ -117,17 +117,20 @@ def test_stages_stand_below_their_pipeline_which_has_their_scores(tmp_path: Path
     pipeline = folder(tmp_path, "all", outcome=RunOutcome.FINISHED)
     write_json(JobLayout(pipeline).stages, {"sft": "all_sft", "rft": "all_rft"})
     MetricsFile(pipeline, "eval").write(0, {"eval/test/accuracy": 0.1})
-    for at, name in ((2, "all_rft"), (1, "all_sft")):
+    for at, name, scores in ((2, "all_rft", {0: 0.2, 1: 0.4}), (1, "all_sft", {9: 0.2})):
         stage = folder(tmp_path, name, at, RunOutcome.FINISHED)
         update_meta(JobLayout(stage).trainer_meta, model="/c/p/all_sft/global_step_9/actor/huggingface")
-        for step in range(at):
-            MetricsFile(stage, "eval").write(step, {"eval/test/accuracy": (at + step) / 10 + 0.1})
+        for step, score in scores.items():
+            MetricsFile(stage, "eval").write(step, {"eval/test/accuracy": score})
     folder(tmp_path, "later", minutes=9)
     runs = find_runs(tmp_path)
     assert [(run.name, run.parent) for run in runs] == [
         ("p/later", ""), ("p/all", ""), ("p/all_sft", "p/all"), ("p/all_rft", "p/all"),
     ]  # fmt: skip
-    assert [*runs[1].scores.values()] == pytest.approx([0.1, 0.2, 0.3, 0.4]), "of all steps"
+    assert runs[1].scores == {0: 0.1, 9: 0.2, 10: 0.4}, "by the train steps of all stages"
+    lines = {stage: line["eval/test/accuracy"] for stage, line in curves_by_stage(runs[1], runs).items()}
+    assert {stage: [*line] for stage, line in lines.items()} == {"sft": [0, 9], "rft": [9, 10]}
+    assert curves_by_stage(runs[2], runs) == {"p/all_sft": runs[2].curves}
     assert runs[3].model == "all_sft step 9"
 
 
