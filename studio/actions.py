@@ -15,7 +15,7 @@ from trinity_core.exchange.tracking.run_record import RunState
 
 def action_for(run: Run) -> Literal["Cancel", "Retry", ""]:
     """Return what the state of a run calls for: to cancel it, or to retry one that has not finished."""
-    if run.state in (RunState.STOPPING, RunState.FINISHED):
+    if run.state in (RunState.STARTING, RunState.STOPPING, RunState.FINISHED):
         return ""
     return "Retry" if run.state.is_over else "Cancel"
 

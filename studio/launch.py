@@ -17,7 +17,7 @@ from tasks.retries import api_faults
 from trinity_core.base.children import Child, start_detached
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.waits import poll
-from trinity_core.exchange.tracking.run_record import read_record
+from trinity_core.exchange.tracking.run_record import RunRecord, read_record
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
 FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TrinityError)
@@ -32,6 +32,8 @@ main()
 """
 """A `trinity` command that gets its arguments by stdin once it has imported what checks need."""
 waiting: dict[StudioSettings, Child] = {}
+starting: dict[Path, tuple[subprocess.Popen[bytes], float]] = {}
+"""Job dir → process that Studio started last for it, and when."""
 BEGIN_SECONDS = 60.0
 """Time for a command to begin its run or report why it does not; a running command continues after that."""
 
@@ -65,6 +67,7 @@ def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings)
     log = folder / f"{len([*folder.iterdir()]):04d}.log"
     began, has_begun = time.time(), False
     process = start_detached([*TRINITY, *launch.command], log, _environment(settings), settings.root)
+    starting[job_dir] = process, began
     for _ in poll(BEGIN_SECONDS, 0.2):
         record = read_record(job_dir)
         if has_begun := process.poll() is not None or (record is not None and record.began >= began):
@@ -74,6 +77,12 @@ def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings)
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         raise TrinityError(f"{last or f'It ended with {process.returncode}'} (all of it: {settings.shown(log)})")
     return has_begun
+
+
+def is_starting(job_dir: Path, record: RunRecord | None) -> bool:
+    """True while a process that Studio started for a run has recorded nothing in the run's folder."""
+    process, began = starting.get(job_dir, (None, 0.0))
+    return process is not None and process.poll() is None and (record is None or record.began < began)
 
 
 def warm_up(settings: StudioSettings) -> None:

@@ -164,6 +164,7 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
             try:
                 with st.spinner(f"{action} …"):
                     st.toast(perform(run, settings))
+                st.rerun()  # the whole page, which is renewed while its run is in progress
             except FAULTS as error:
                 st.error(f"{action}: {error}")
         if run.flow_run is not None:

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from studio.curves import Curves, Point, one_after_another
-from studio.launch import Launch
+from studio.launch import Launch, is_starting
 from studio.notes import Note, note_path
 from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.settings import StudioSettings
@@ -313,10 +313,12 @@ def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Ru
     state, detail = run.record.present_state if run.record else run.state, ""
     for flow_run in flow_runs[:1]:
         seen = PREFECT_STATES.get(flow_run.kind, RunState.UNKNOWN)
-        alive = not seen.is_over and state is not RunState.KILLED
+        alive = seen is RunState.WAITING or not (seen.is_over or state is RunState.KILLED)
         if alive or state is RunState.UNKNOWN or folder is None:
             state = seen
         detail = flow_run.message if state is seen else ""
+    if folder is not None and is_starting(folder, run.record):
+        state, detail = RunState.STARTING, ""
     return replace(run, state=state, detail=detail, flow_runs=tuple(flow_runs))
 
 

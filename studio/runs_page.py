@@ -26,7 +26,7 @@ def runs_page(settings: StudioSettings) -> None:
     if names:
         st.page_link(page_of_runs(), label="All runs", icon=":material/arrow_back:", query_params={})
     first_look = [known_runs(settings)]
-    going = not names or any(not run.state.is_over for run in first_look[0][0] if run.name in names)
+    going = not names or not {*names} <= {run.name for run in first_look[0][0] if run.state.is_over}
 
     @st.fragment(run_every=LOOK_SECONDS if going else None)
     def renewed() -> None:

@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 from studio.actions import action_for, hindrance, perform
-from studio.launch import Launch, start_run
+from studio.launch import Launch, start_run, starting
 from studio.notes import Note, delete
 from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.runs import PREFECT_STATES, Run, curves_by_stage, find_runs
@@ -222,6 +222,7 @@ def test_a_state_is_the_folders_unless_prefect_knows_better(tmp_path: Path) -> N
     assert find_runs(tmp_path, [flow_run("one", "CANCELLING")])[0].state is RunState.STOPPING
     write_json(record_path(job), read_json(record_path(job)) | {"pid": 2**22 + 1, "mark": ""})
     assert find_runs(tmp_path, [flow_run("one", "RUNNING")])[0].state is RunState.KILLED, "its process is gone"
+    assert find_runs(tmp_path, [flow_run("one", "SCHEDULED")])[0].state is RunState.WAITING, "it was retried"
     folder(tmp_path, "one", outcome=RunOutcome.CANCELLED)
     assert find_runs(tmp_path, [flow_run("one", "CANCELLED")])[0].state is RunState.CANCELLED
     folder(tmp_path, "one", outcome=RunOutcome.FAILED)
@@ -392,6 +393,25 @@ def test_a_run_that_does_not_begin_says_its_last_line(tmp_path: Path, monkeypatc
     monkeypatch.setattr("studio.launch.TRINITY", [sys.executable, "-c", "print('begins'); exit('the port is taken')"])
     with pytest.raises(TrinityError, match=r"the port is taken .*\.trinity/studio/logs/p/one/0000\.log"):
         start_run(Launch("my.yaml"), "p/one", tmp_path / "p/one", studio_settings([]))
+
+
+def test_a_run_starts_until_its_process_has_recorded_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = folder(tmp_path, "one", outcome=RunOutcome.CANCELLED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("studio.launch.BEGIN_SECONDS", 0.1)
+    monkeypatch.setattr("studio.launch.TRINITY", [sys.executable, "-c", "import time; time.sleep(600)"])
+    assert not start_run(Launch("my.yaml"), "p/one", job, studio_settings([]))
+    process, _ = starting[job]
+    try:
+        [run] = find_runs(tmp_path, [flow_run("one", "CANCELLED")])
+        assert run.state is RunState.STARTING and not run.state.is_over and action_for(run) == ""
+        own = record_start(job, {}, "rft")
+        assert find_runs(tmp_path)[0].state is RunState.RUNNING
+        record_end(job, own, RunOutcome.CANCELLED)
+        assert find_runs(tmp_path)[0].state is RunState.CANCELLED
+    finally:
+        process.kill()
+        process.wait(60)
 
 
 def test_a_run_is_started_once_it_has_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ class RunState(Enum):
     """State of a run."""
 
     WAITING = "waiting"
+    STARTING = "starting"
+    """Its command has been started, and does not work on it yet."""
     RUNNING = "running"
     STOPPING = "stopping"
     FINISHED = "finished"
@@ -48,7 +50,7 @@ class RunState(Enum):
     @property
     def is_over(self) -> bool:
         """True if no process works on it any more."""
-        return self not in (RunState.WAITING, RunState.RUNNING, RunState.STOPPING)
+        return self not in (RunState.WAITING, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 @dataclass(frozen=True, slots=True)
