@@ -32,14 +32,13 @@ def note_path(folder: Path) -> Path:
 
 
 def delete(folders: Iterable[Path]) -> None:
-    """Remove the folders of runs; of one that lies elsewhere, only the link. Raises OSError, and TrinityError, before
-    anything is removed, if a process works on one of them."""
+    """Remove the folders of runs, and the links to them. Raises OSError. Raises TrinityError, before anything is
+    removed, if a process works on one of them."""
     present = [folder for folder in folders if folder.exists()]
     for folder in present:
         if any(is_held(folder, component) for component in components(folder)):
             raise TrinityError(f"{folder} is in use: cancel the run first")
     for folder in present:
+        remove_tree(folder.resolve())
         if folder.is_symlink():
             folder.unlink()
-        else:
-            remove_tree(folder)

@@ -112,7 +112,7 @@ def show_actions(chosen: Sequence[Run], runs: Sequence[Run]) -> None:
 
 
 def confirm_delete(chosen: Sequence[Run], runs: Sequence[Run]) -> None:
-    st.markdown("\n".join(f"- {escaped(run.name)}: `{run.folder}`" for run in chosen))
+    st.markdown("\n".join(f"- {escaped(run.name)}: `{run.folder.resolve()}`" for run in chosen if run.folder))
     st.warning("Checkpoints, rollouts and metrics are removed from the disk. MLflow keeps its own records.")
     names = {run.name for run in chosen}
     if heirs := [run.name for run in runs if run.name not in names and run.source[0] in names]:
