@@ -117,8 +117,9 @@ def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
         end = state.result(raise_on_failure=False)
         exits = isinstance(end, SystemExit) and end.code == TERMINATED
         if exits or isinstance(end, KeyboardInterrupt | TerminationSignal):
+            signal = "Ctrl+C" if isinstance(end, KeyboardInterrupt) else "SIGTERM, such as that of Studio's Cancel"
             with get_client(sync_client=True) as client:
-                mark_ended(client, [flow_run], "Cancelled", "A signal has ended its command")
+                mark_ended(client, [flow_run], "Cancelled", f"Cancelled by {signal}")
 
     return command.with_options(on_crashed=[record_cancellation])
 
