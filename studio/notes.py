@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import private_folder, read_json, remove_tree, write_json
+from trinity_core.base.layout import JobLayout
 from trinity_core.base.runlock import components, is_held
 
 
@@ -19,16 +20,12 @@ class Note:
 
     @classmethod
     def of(cls, folder: Path) -> Note:
-        return cls(**read_json(note_path(folder)))
+        return cls(**read_json(JobLayout(folder).note))
 
     def save(self, folder: Path) -> None:
         """Write the note. Raises OSError."""
-        private_folder(note_path(folder).parent)
-        write_json(note_path(folder), asdict(self))
-
-
-def note_path(folder: Path) -> Path:
-    return folder / "monitor" / "note.json"
+        private_folder(JobLayout(folder).monitor)
+        write_json(JobLayout(folder).note, asdict(self))
 
 
 def delete(folders: Iterable[Path]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from studio.curves import Curves, Point, one_after_another
 from studio.launch import Launch, is_starting
-from studio.notes import Note, note_path
+from studio.notes import Note
 from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.settings import StudioSettings
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
@@ -247,8 +247,8 @@ class SeenRun:
 
     def read(self) -> Run:
         folder, layout = self._folder, JobLayout(self._folder)
-        paths = [metrics_path(folder), record_path(folder), config_path(folder), note_path(folder)]
-        paths += [layout.trainer_meta, layout.stages]
+        paths = [metrics_path(folder), record_path(folder), config_path(folder)]
+        paths += [layout.note, layout.trainer_meta, layout.stages]
         with self._lock:  # each page runs in its own thread
             changed = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
             if changed != self._changed:

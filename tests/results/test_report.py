@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from typer.testing import CliRunner
 from flows.cli import app
 from trinity_core.base.errors import DataError
 from trinity_core.base.files import write_json
+from trinity_core.base.layout import JobLayout
+from trinity_core.config import config_from_dict
+from trinity_core.config.load import to_dict
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.exchange.tracking.run_record import config_path
@@ -36,6 +40,7 @@ def runs(tmp_path: Path) -> Path:
         config_path(job).write_text(yaml.safe_dump(config))
         save_rollouts(job, "eval/test", 2, [SampledRollout("2 + 2?", STOLEN, 1.0, truth="4")])
         finding = {"check": "cut-off", "evidence": "97% of them", "cause": "a limit", "next_step": "raise it"}
+        write_json(JobLayout(job).note, {"text": "the good one"})
         write_json(job / "summary.json", {"seconds": 89.5, "findings": [finding]})
     return tmp_path / "p"
 
@@ -46,12 +51,43 @@ def test_a_report_has_scores_findings_curve_differences_and_samples(runs: Path, 
     done = CliRunner().invoke(app, ["report", "--checkpoint-dir", str(runs / "one"), "-o", str(file)])
     assert done.exit_code == 0 and {*runs.rglob("*")} == before
     text = file.read_text()
-    assert all(
-        part in text
-        for part in ("step 2: 0.500 [0.400, 0.600]", "1 min 30 s", "sft step 9", "cut-off", "data:image/png", "2 + 2?")
-    )
-    assert "algorithm.optimizer.lr</td><td>0.0001" in text and "<td>seed</td>" not in text, "the seed is the default"
+    score = "<td>2</td><td>0.500</td><td>0.400 to 0.600</td>"
+    shown = (score, "1 min 30 s", "sft step 9", "<td>grpo</td>", "the good one", "cut-off", "data:image/png", "2 + 2?")
+    assert all(part in text for part in shown) and text.count("one</h") == 1
     assert STOLEN not in text and "&lt;script&gt;" in text
+
+
+def settings(run: Path) -> dict[str, list[str]]:
+    """Key → value and default in the report of a run."""
+    table = report(run).partition("<h3>Settings")[2].partition("</table>")[0]
+    rows = [re.findall("<td>(.*?)</td>", row) for row in table.split("<tr>")]
+    return {row[0]: row[1:] for row in rows if row}
+
+
+def test_settings_are_those_that_a_file_must_have(runs: Path) -> None:
+    """Also those without a default, or with the default of another algorithm; none that follow from others."""
+    tasks = {"name": "train", "path": "org/sums", "default_workflow_type": "simple_workflow"}
+    file = {
+        "name": "one", "seed": 42,
+        "model": {"model_path": "org/model", "max_prompt_tokens": 64, "max_response_tokens": 8},
+        "algorithm": {"algorithm_type": "grpo", "kl_loss_fn": "none"},
+        "buffer": {"batch_size": 4, "total_steps": 60, "explorer_input": {"taskset": tasks}},
+    }  # fmt: skip
+    config_path(runs / "one").write_text(yaml.safe_dump(to_dict(config_from_dict(file))))
+    assert settings(runs / "one") == {
+        "algorithm.algorithm_type": ["grpo", "ppo"], "algorithm.kl_loss_fn": ["none", "k2"],
+        "model.model_path": ["org/model", "–"], "model.max_prompt_tokens": ["64", "–"],
+        "model.max_response_tokens": ["8", "–"], "buffer.batch_size": ["4", "1"], "buffer.total_steps": ["60", "–"],
+        "buffer.explorer_input.tasksets[0].name": ["train", "taskset"],
+        "buffer.explorer_input.tasksets[0].path": ["org/sums", "–"],
+        "buffer.explorer_input.tasksets[0].default_workflow_type": ["simple_workflow", "math_workflow"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("summary", "text"), [({}, "not examined"), ({"findings": []}, "0 findings")])
+def test_that_the_doctor_found_nothing_is_said(runs: Path, summary: dict[str, object], text: str) -> None:
+    write_json(runs / "one" / "summary.json", summary)
+    assert text in report(runs / "one")
 
 
 def test_the_other_run_decides_which_settings_differ(runs: Path) -> None:
@@ -65,8 +101,8 @@ def test_the_report_of_a_pipeline_begins_with_the_scores_of_base_model_and_stage
     assert "base model" not in report(runs / "whole"), "it has not ended"
     write_json(runs / "whole" / "summary.json", {"scores": {"before": 0.0, "sft": 0.5225, "rft": None}})
     text = report(runs / "whole")
-    assert "<td>base model</td><td>0.000</td>" in text, "without an interval, as of several sets"
-    assert "<td>sft</td><td>0.522 [0.400, 0.600]</td>" in text
+    assert "<td>base model</td><td>0.000</td><td>–</td>" in text, "without an interval, as of several sets"
+    assert "<td>sft</td><td>0.522</td><td>0.400 to 0.600</td>" in text
     assert "<td>rft</td>" not in text and text.index("base model") < text.index("<h2>one</h2>")
 
 

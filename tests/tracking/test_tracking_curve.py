@@ -28,6 +28,17 @@ def test_one_curve_per_source_and_eval_set(tmp_path: Path) -> None:
     assert path == tmp_path / "monitor" / "curve.png" and path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_accuracy_has_its_interval(tmp_path: Path) -> None:
+    from matplotlib.axes import Axes
+
+    for step, ends in ((1, {}), (2, {"eval/a/accuracy_low": 0.4, "eval/a/accuracy_high": 0.6}), (3, {})):
+        MetricsFile(tmp_path, "eval").write(step, {"eval/a/accuracy": 0.5} | ends)
+    curve = LearningCurve(tmp_path)
+    with mock.patch.object(Axes, "fill_between") as band:
+        assert curve.picture() is not None and [*curve.read()] == ["eval/a/accuracy"]
+    assert band.call_args.args == ((2,), (0.4,), (0.6,))
+
+
 def test_the_title_names_algorithm_model_and_data(tmp_path: Path) -> None:
     tree = {"project": "p", "name": "one", "model": {"model_path": "org/model", "max_model_len": 8}}
     tasks = {"explorer_input": {"taskset": {"name": "train", "path": "/data/org/sums"}}, "total_steps": 1}

@@ -94,6 +94,11 @@ class JobLayout:
         return self.root / "monitor"
 
     @property
+    def note(self) -> Path:
+        """What people wrote about the run."""
+        return self.monitor / "note.json"
+
+    @property
     def rejected_rows(self) -> Path:
         """Unusable rows of data sets, in one folder per reader."""
         return self.root / "rejected_rows"

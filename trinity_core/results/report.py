@@ -3,48 +3,52 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from trinity_core.base.files import read_json
-from trinity_core.base.layout import label_of, stages_of
+from trinity_core.base.layout import JobLayout, label_of, stages_of
 from trinity_core.base.timing import duration
-from trinity_core.config.findings import value_at
+from trinity_core.config import Config
+from trinity_core.config.findings import Report, value_at
+from trinity_core.config.load import to_dict, without_defaults
+from trinity_core.config.resolve import resolve
+from trinity_core.config.source import key_of
+from trinity_core.config.validation import typed_section
 from trinity_core.exchange.tracking.curve import LearningCurve
 from trinity_core.exchange.tracking.metrics_file import read_evaluations
 from trinity_core.exchange.tracking.rollouts import newest_rollouts
 from trinity_core.exchange.tracking.run_record import read_config, read_record
-from trinity_core.exchange.tracking.scores import intervals_like_the_newest, score_text, scores_like_the_newest
+from trinity_core.exchange.tracking.scores import intervals_like_the_newest, scores_like_the_newest
 from trinity_core.results.audit import stored_runs
-from trinity_core.results.compare import (
-    comparable_settings,
-    default_settings,
-    differing,
-    newest_evaluation,
-    settings_of,
-    shown,
-)
+from trinity_core.results.compare import NAMES, comparable_settings, differing, newest_evaluation, shown
 from trinity_core.results.doctor import Diagnosis
+from trinity_core.results.lineage import next_stage
 
 SAMPLES = 8
+FOLLOWING = ("max_model_len", "train_batch_size")
+"""Settings that follow from others, which follow from them too."""
 STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; margin: .5rem 0 } img { max-width: 100%; background: white }
 td, th { border: 1px solid #8886; padding: .2rem .6rem; text-align: left; vertical-align: top }
-td + td { overflow-wrap: anywhere }
+td + td { overflow-wrap: anywhere; min-width: 5rem }
 @media (prefers-color-scheme: dark) { img { filter: invert(.92) hue-rotate(180deg) } }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 ui-monospace, monospace; margin: 0 }
 """
+SCORE = ("score", "95 % interval")
 Row = Sequence[object]
+Key = tuple[str | int, ...]
 
 
 def report(folder: Path, other: Path | None = None) -> str:
     """Return the page of the run in `folder`, or of the pipeline in it with all stages: scores, findings, curve,
-    settings that differ from those of the run in `other` (by default from the defaults), samples of its last
-    evaluation.
+    settings that differ from those of the run in `other` (by default those that its file must set), samples of its
+    last evaluation.
 
     Raises DataError if there is no run in a folder.
     """
@@ -52,49 +56,82 @@ def report(folder: Path, other: Path | None = None) -> str:
     if other is not None:
         stored_runs(other)
     title = f"{runs[0].parent.name} / {folder.resolve().name}"
-    scores = _scores_by_stage(folder.resolve()) if list(runs) != [folder.resolve()] else ()
-    parts = [f"<h1>{escape(title)}</h1>", *scores, *(part for run in runs for part in _run(run, other))]
+    parts = [f"<h1>{escape(title)}</h1>", _facts(folder.resolve())]
+    if list(runs) == [folder.resolve()]:
+        parts += _run(runs[0], other)
+    else:
+        parts += _scores_by_stage(folder.resolve())
+        for run in runs:
+            parts += [f"<h2>{escape(run.name)}</h2>", _facts(run), *_run(run, other)]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>'
 
 
 def _scores_by_stage(pipeline: Path) -> Iterable[str]:
-    """Yield the scores of the base model and of each stage's model: often the next stage's run has evaluated it."""
+    """Yield the scores of the base model and of each stage's model."""
     scores = read_json(pipeline / "summary.json").get("scores") or {}
     yield "<h2>Scores</h2>"
     rows = []
     for name, folder in ({"before": pipeline} | stages_of(pipeline)).items():
-        scored, step = newest_evaluation(folder)
         if (score := scores.get(name)) is not None:
-            intervals = intervals_like_the_newest(read_evaluations(scored))
-            rows.append(("base model" if name == "before" else name, score_text(score, intervals.get(step or 0))))
-    yield _table(rows)
+            scored, step = newest_evaluation(folder)
+            interval = intervals_like_the_newest(read_evaluations(scored)).get(step or 0)
+            rows.append(("base model" if name == "before" else name, *_score(score, interval)))
+    yield _table(rows, ("model", *SCORE))
+
+
+def _scores(folder: Path) -> list[Row]:
+    """Return step, score and interval of a run's evaluations; without any, of the next stage's before its first
+    step."""
+    evaluations = read_evaluations(folder)
+    scores, intervals = scores_like_the_newest(evaluations), intervals_like_the_newest(evaluations)
+    if not scores and (following := next_stage(folder)):
+        evaluations = read_evaluations(following[0])
+        first = scores_like_the_newest(evaluations).get(0)
+        return [] if first is None else [(following[1], *_score(first, intervals_like_the_newest(evaluations).get(0)))]
+    return [(step, *_score(score, intervals.get(step))) for step, score in sorted(scores.items())]
+
+
+def _score(score: float, interval: tuple[float, float] | None) -> Row:
+    return f"{score:.3f}", f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "–"
+
+
+def _facts(folder: Path) -> str:
+    """Return the table that identifies a run or a pipeline."""
+    record, config, summary = read_record(folder), read_config(folder), read_json(folder / "summary.json")
+    facts = {
+        "state": record.present_state.value if record is not None else "",
+        "began": f"{datetime.fromtimestamp(record.began, UTC).astimezone():%d %b %Y %H:%M %Z}" if record else "",
+        "took": duration(seconds) if (seconds := summary.get("seconds")) else "",
+        "algorithm": " → ".join(stages_of(folder)) or value_at(config, "algorithm.algorithm_type"),
+        "model": label_of(value_at(config, "model.model_path") or ""),
+        "checkpoint": summary.get("checkpoint_dir"),
+        "note": read_json(JobLayout(folder).note).get("text"),
+    }
+    return _table([(name, value) for name, value in facts.items() if value])
 
 
 def _run(folder: Path, other: Path | None) -> Iterable[str]:
-    record, config = read_record(folder), read_config(folder)
-    summary, evaluations = read_json(folder / "summary.json"), read_evaluations(folder)
-    scores, intervals = scores_like_the_newest(evaluations), intervals_like_the_newest(evaluations)
-    facts = {
-        "state": record.present_state.value if record is not None else "",
-        "score": ", ".join(
-            f"step {step}: {score_text(score, intervals.get(step))}" for step, score in sorted(scores.items())
-        ),
-        "took": duration(seconds) if (seconds := summary.get("seconds")) else "",
-        "model": label_of(value_at(config, "model.model_path") or ""),
-        "checkpoint": summary.get("checkpoint_dir"),
-    }
-    yield f"<h2>{escape(folder.name)}</h2>"
-    yield _table([(name, value) for name, value in facts.items() if value])
-    if findings := [Diagnosis(**finding) for finding in summary.get("findings") or ()]:
-        yield "<h3>Findings</h3>"
+    config = read_config(folder)
+    if scores := _scores(folder):
+        yield f"<h3>Scores</h3>{_table(scores, ('step', *SCORE))}"
+    yield "<h3>Findings of the doctor</h3>"
+    found = read_json(folder / "summary.json").get("findings")
+    if findings := [Diagnosis(**finding) for finding in found or ()]:
         yield _table([(found.check, found.evidence, found.cause, found.next_step) for found in findings])
+    else:
+        yield f"<p>{'not examined: the run has not ended' if found is None else '0 findings'}</p>"
     if picture := LearningCurve(folder).picture():
         encoded = base64.b64encode(picture).decode()
         yield f'<h3>Curve</h3><img alt="" src="data:image/png;base64,{encoded}">'
-    than = other.name if other else "the defaults"
-    yield f"<h3>Settings that differ from {escape(than)}</h3>"
-    yield _table(_differences(config, read_config(other) if other else None), ("", escape(folder.name), escape(than)))
+    if other is None:
+        algorithm = value_at(config, "algorithm.algorithm_type") or "all"
+        yield f"<h3>Settings that are not defaults of {escape(str(algorithm))}</h3>"
+        yield _table(_settings(config), ("", "here", "by default"))
+    else:
+        yield f"<h3>Settings that differ from {escape(other.name)}</h3>"
+        differences = differing(comparable_settings([config, read_config(other)])).items()
+        yield _table([(key, *pair) for key, pair in differences], ("", escape(folder.name), escape(other.name)))
     if sample := newest_rollouts(folder):
         source, step, rollouts = sample
         yield f"<h3>Samples: {escape(source)}, step {step}</h3>"
@@ -105,13 +142,37 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
         yield _table(rows, ("prompt", "response", "reference", "reward"), is_html=True)
 
 
-def _differences(config: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[Row]:
-    """Return key, value, and value of the other configuration; or else the default, for settings that have one."""
-    if other is not None:
-        return [(key, *pair) for key, pair in differing(comparable_settings([config, other])).items()]
-    values, defaults = settings_of(config), default_settings()
-    common = [{key: tree[key] for key in values if key in defaults} for tree in (values, defaults)]
-    return [(key, *pair) for key, pair in differing(common).items() if key != "project"]
+def _settings(config: Mapping[str, Any]) -> list[Row]:
+    """Return key, value and default of each setting without which the configuration would resolve to another one. The
+    default is what then applies: mostly that of its algorithm."""
+
+    def resolved(tree: Any) -> Config:
+        return resolve(typed_section(Config, tree, Report()))
+
+    tree = without_defaults(resolved(config))
+    whole, keys = resolved(tree), [key for key in _leaves(tree) if key[0] not in (*NAMES, "project")]
+    rows: dict[Key, Row] = {}
+    for key in sorted(keys, key=lambda key: key[-1] not in FOLLOWING):
+        section = value_at(tree, key[:-1])
+        value = section.pop(key[-1])
+        if (without := resolved(tree)) != whole:
+            section[key[-1]] = value
+            default = value_at(to_dict(without), key)
+            rows[key] = (key_of(key), value, None if default in ("", [], {}) else default)
+    return [rows[key] for key in keys if key in rows]
+
+
+def _leaves(tree: Any, above: Key = ()) -> Iterator[Key]:
+    """Yield the path of each value that is neither a section nor a list of sections."""
+    parts: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(tree, dict):
+        parts = tree.items()
+    elif isinstance(tree, list) and any(isinstance(part, dict) for part in tree):
+        parts = enumerate(tree)
+    if above and not parts:
+        yield above
+    for name, part in parts:
+        yield from _leaves(part, (*above, name))
 
 
 def _table(rows: Sequence[Row], head: Sequence[str] = (), is_html: bool = False) -> str:

@@ -13,6 +13,7 @@ from trinity_core.exchange.tracking.metrics_file import MetricsReader
 
 REWARDS = ("reward/mean", "accuracy/mean", "reward", "accuracy")
 LOSSES = ("actor/final_loss", "loss")
+ENDS = ("accuracy_low", "accuracy_high")
 """Per source, the first of these metrics that it has is drawn: a loss for the trainer, a reward for others."""
 
 
@@ -75,6 +76,8 @@ class LearningCurve:
         axes = figure.subplots(len(curves), 1, squeeze=False, sharex=True)[:, 0]
         for axis, (name, points) in zip(axes, curves.items(), strict=True):
             marker = "o" if len(points) < 30 else ""
+            if within := [(step, *ends) for step in points if (ends := self._interval(name, step))]:
+                axis.fill_between(*zip(*within, strict=True), alpha=0.2, linewidth=0)
             axis.plot(list(points), list(points.values()), marker=marker, markersize=3, linewidth=1.3)
             axis.set_ylabel(name, fontsize=8)
             axis.grid(alpha=0.3)
@@ -89,7 +92,9 @@ class LearningCurve:
         for line in self._metrics.read():
             self.step = max(self.step, line.step)
             series = self._points.setdefault(line.source, {})
-            for name in (name for name in line.metrics if name in REWARDS + LOSSES or _is_score(name)):
+            for name in (
+                name for name in line.metrics if name in REWARDS + LOSSES or _is_score(name) or name.endswith(ENDS)
+            ):
                 series.setdefault(name, {})[line.step] = line.metrics[name]
         curves: dict[str, dict[int, float]] = {}
         for source, series in sorted(self._points.items()):
@@ -98,6 +103,12 @@ class LearningCurve:
             for name in evals or [name for name in first if name in series][:1]:
                 curves[name if source in name else f"{source}: {name}"] = dict(sorted(series[name].items()))
         return curves
+
+    def _interval(self, name: str, step: int) -> tuple[float, float] | None:
+        """Return the ends of the interval of an evaluation's accuracy, if it has one."""
+        series = self._points.get("eval", {})
+        low, high = (series.get(f"{name.removesuffix('accuracy')}{end}", {}).get(step) for end in ENDS)
+        return None if low is None or high is None else (low, high)
 
     def _forget(self) -> None:
         self.step, self._points = 0, {}
