@@ -286,7 +286,11 @@ def down() -> None:
     """Stop everything that `trinity up` started in this folder; runs save first."""
     from flows.local.commands import down as stop
 
-    typer.echo("Everything is down." if stop(Path.cwd(), typer.echo) else "Nothing was running in this folder.")
+    typer.echo(
+        "All that `trinity up` started is down."
+        if stop(Path.cwd(), typer.echo)
+        else "Nothing was running in this folder."
+    )
 
 
 @app.command()

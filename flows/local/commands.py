@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -65,6 +65,7 @@ from trinity_core.exchange.tracking.mlflow_server import HEALTH as MLFLOW_HEALTH
 from trinity_core.exchange.tracking.mlflow_server import RUNS as MLFLOW_RUNS
 from trinity_core.exchange.tracking.mlflow_writer import describe_runs, fault_of
 from trinity_core.exchange.tracking.mlflow_writer import serve_command as mlflow_command
+from trinity_core.exchange.tracking.run_record import read_record, record_path
 
 UP_SECONDS = 600.0
 """Time for another `up` or `down` to end, including server start, deployments and pages."""
@@ -219,10 +220,21 @@ def _notify(root: Path, api_url: str, say: Say) -> None:
 def down(root: Path, say: Say) -> bool:
     """Stop everything that `up` started here: the worker's runs (which save, as after a cancellation), the worker, and
     the server. Return False if nothing was running."""
-    if not state_dir(root).is_dir():
-        return _down(root, say)
-    with _alone(root):
-        return _down(root, say)
+    with _alone(root) if state_dir(root).is_dir() else nullcontext():
+        was_up = _down(root, say)
+    for pid, runs in led_by_commands(_checkpoints(root)).items():
+        say(f"Still running, by a command or Studio: {', '.join(runs)}. `kill {pid}` lets its process save and end.")
+    return was_up
+
+
+def led_by_commands(checkpoints: Path) -> dict[int, list[str]]:
+    """Return process → runs below the checkpoints that it works on, on this machine."""
+    runs: dict[int, list[str]] = {}
+    for path in sorted(checkpoints.glob(str(record_path(Path("*/*"))))):
+        record, folder = read_record(path.parents[1]), path.parents[1]
+        if record is not None and record.works_here:
+            runs.setdefault(record.pid, []).append(f"{folder.parent.name}/{folder.name}")
+    return runs
 
 
 def _alone(root: Path) -> AbstractContextManager[None]:

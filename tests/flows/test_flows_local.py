@@ -40,7 +40,8 @@ from trinity_core.base.gate import key_file, server_key, state_dir
 from trinity_core.base.layout import MANIFEST, JobLayout
 from trinity_core.base.runlock import one_at_a_time
 from trinity_core.config import config_from_dict, stages
-from trinity_core.exchange.tracking.run_record import record_start
+from trinity_core.exchange.tracking.run_record import record_end, record_start
+from trinity_core.exchange.tracking.writers import RunOutcome
 from trinity_core.run.stage import in_fresh_folder
 
 
@@ -52,6 +53,18 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+
+
+def test_down_names_the_runs_that_it_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline and its stage are one process."""
+    monkeypatch.delenv("TRINITY_CHECKPOINT_ROOT_DIR", raising=False)
+    for name in ("all", "all_sft", "over"):
+        own = record_start(job := tmp_path / "checkpoints/p" / name, {}, "rft")
+    record_end(job, own, RunOutcome.FINISHED)
+    said: list[str] = []
+    assert not down(tmp_path, said.append)
+    [line] = said
+    assert "p/all, p/all_sft." in line and f"kill {os.getpid()}`" in line
 
 
 def test_down_stops_exactly_what_is_recorded(tmp_path: Path) -> None:
