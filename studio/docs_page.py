@@ -8,7 +8,12 @@ import streamlit as st
 
 from trinity_core.base.files import project_files
 
-FIRST = "flows.md"
+ORDER = (
+    "first_run own_data gpus troubleshooting install python flows porting glossary data curricula workflows rewards "
+    "environments agents human algorithms training lora async evaluation serving doctor studio view tracking compare "
+    "replay checkpoints gate improve configuration explorer store sync mcp architecture"
+)
+"""Pages as the README lists them."""
 HEADING = re.compile(r"^# (.*)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([\w-]+\.md)(?:#[\w-]*)?\)")
 PICTURE_OR_FILE = re.compile(r"!\[[^]]*\]\([^)]*\)|(?<=\])\((?!\w+:|\?page=)[^)]*\)")
@@ -16,10 +21,11 @@ PICTURE_OR_FILE = re.compile(r"!\[[^]]*\]\([^)]*\)|(?<=\])\((?!\w+:|\?page=)[^)]
 
 
 def docs_page() -> None:
-    pages = {path.name: path.read_text(encoding="utf-8") for path in sorted((project_files() / "docs").glob("*.md"))}
+    docs = project_files() / "docs"
+    pages = {f"{name}.md": (docs / f"{name}.md").read_text(encoding="utf-8") for name in ORDER.split()}
     titles = {name: heading[1] if (heading := HEADING.search(text)) else name for name, text in pages.items()}
     asked = st.query_params.get("page", "")
-    first = [*pages].index(asked if asked in pages else FIRST)
+    first = [*pages].index(asked) if asked in pages else 0
     name = str(st.selectbox("Page", [*pages], first, titles.__getitem__))
     st.query_params["page"] = name
     st.markdown(PICTURE_OR_FILE.sub("", LINK.sub(r"](?page=\1)", pages[name])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from test_studio_records import run_folder
 
 from studio.__main__ import main
 from studio.config_draft import ConfigDraft
+from studio.docs_page import ORDER
 from studio.launch import Launch, trinity, waiting, warm_up
 from studio.notes import Note
 from studio.run_page import findings
@@ -25,7 +27,7 @@ from studio.sections import SECTIONS
 from studio.settings import studio_settings
 from studio.start_form import validated, what_is_there
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.files import read_json, write_json
+from trinity_core.base.files import project_files, read_json, write_json
 from trinity_core.base.gate import key_file, server_key
 from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config
@@ -402,7 +404,11 @@ def test_docs_lead_from_page_to_page(folder: Path) -> None:
 
         docs_page()
 
+    readme = (project_files() / "README.md").read_text().partition("## Documentation")[2]
+    assert [*dict.fromkeys(re.findall(r"\(docs/(\w+)\.md", readme))] == ORDER.split()
+    assert {path.stem for path in (project_files() / "docs").glob("*.md")} == {*ORDER.split(), "SKILL"}
     page = AppTest.from_function(docs, default_timeout=60)
+    assert page.run().query_params["page"] == "first_run.md"
     page.query_params["page"] = "doctor.md"
     assert page.run().markdown[0].value.startswith("# The doctor")
     page.selectbox[0].set_value("studio.md").run()
