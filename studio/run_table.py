@@ -21,13 +21,15 @@ def show_table(runs: Sequence[Run], **options: Any) -> Any:
     """Draw the table of runs; return what is selected in it."""
     columns: dict[str, Any] = {
         "run": st.column_config.TextColumn(width=188),
-        "score": st.column_config.TextColumn(help="The newest held-out score, with its 95 % interval", width=155),
+        "score": st.column_config.TextColumn(help="The newest held-out score, with its 95 % interval", width=140),
         "scores": st.column_config.LineChartColumn(help="Held-out scores, from first to last", width=55),
         "rewards": st.column_config.LineChartColumn(help="Mean training reward, by step", width=60),
         "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
     }
     rows = [table_row(run, datetime.now(UTC)) for run in runs]
-    columns["step"] = st.column_config.TextColumn(width=24 + 6 * max(len(str(row["step"])) for row in rows))
+    for name, most in (("step", 60), ("note", 24)):
+        longest = max(len(str(row[name])) for row in rows)
+        columns[name] = st.column_config.TextColumn(width=24 + 6 * min(longest, most))
     shown = [name for name in rows[0] if name not in MAY_LACK or any(row[name] for row in rows)]
     return show_rows(rows, height="content", column_config=columns, column_order=shown, **options)
 
@@ -55,11 +57,11 @@ def open_clicked(event: Any, runs: Sequence[Run]) -> None:
 def table_row(run: Run, now: datetime) -> dict[str, object]:
     rewards = next((curve for name, curve in run.curves.items() if name.endswith("reward/mean")), {})
     return {
-        "state": run.state.value, "run": f"{'↳ ' if run.parent else ''}{run.name}", "score": run.score_text,
+        "state": run.state.value, "run": f"{'↳ ' if run.parent else ''}{run.name}", "note": run.note.text,
+        "score": run.score_text,
         "scores": _thinned([*run.scores.values()]), "rewards": _thinned([point.value for point in rewards.values()]),
         "step": run.progress or "–", "algorithm": run.method, "model": run.model,
         "began": run.began.astimezone() if run.began else None, "took": duration(run.seconds(now)),
-        "note": run.note.text,
     }  # fmt: skip
 
 

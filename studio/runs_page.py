@@ -60,7 +60,7 @@ def draw(names: Sequence[str], runs: Sequence[Run], away: str, settings: StudioS
 def show_list(runs: Sequence[Run]) -> None:
     """Show a sortable table; a click on a cell opens the run, checkboxes select runs to compare, archive or delete.
     Ticks are kept in the address, because Streamlit's selections are row numbers, which a new run changes."""
-    above = st.container(horizontal=True)
+    above = st.container(horizontal=True, vertical_alignment="center")
     archived = [run for run in runs if run.note.archived]
     shows_all = bool(archived) and above.toggle(f"Archived ({len(archived)})", key="archived", bind="query-params")
     listed = [run for run in runs if shows_all or not run.note.archived]
