@@ -16,8 +16,8 @@ export function fact(name, value, kind = "") {
   return make("span", { class: kind }, `${name} `, make("b", {}, value));
 }
 
-export function options(select, values, chosen, all) {
-  const listed = values.map((value) => make("option", { value }, value));
+export function options(select, values, chosen, all, label = String) {
+  const listed = values.map((value) => make("option", { value }, label(value)));
   select.replaceChildren(...(all === undefined ? [] : [make("option", { value: "" }, all)]), ...listed);
   select.value = chosen ?? "";
 }

@@ -28,6 +28,7 @@ export const open = attempt(async (id, rollout = 0) => {
 
 function choose(number) {
   place.rollout = number;
+  byId("status").textContent = "";
   remember();
   const one = group.rollouts[number];
   const panes = one ? [pane(group, number)] : [make("p", { class: "quiet" }, gone(group))];
@@ -53,7 +54,7 @@ function head() {
   const facts = make("p", { class: "facts" }, fact("task", group.task ?? "–"), ...(group.source ? [] : explored()));
   const buttons = group.rollouts.map((each, i) =>
     make("button", { "aria-pressed": i === place.rollout, onclick: () => choose(i) },
-      `${each.label ?? each.run}${each.turn ? `.${each.turn}` : ""} `, make("span", { class: kind(each.reward) }, shown(each.reward))));
+      `${each.label ?? each.run}${each.turn ? `.${each.turn}` : ""}: `, make("span", { class: kind(each.reward) }, shown(each.reward))));
   const tools = [
     make("button", { onclick: () => step(-1), title: "Previous group of the table (k)", "aria-label": "previous group" }, "‹"),
     make("button", { onclick: () => step(1), title: "Next group of the table (j)", "aria-label": "next group" }, "›"),

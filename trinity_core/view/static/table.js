@@ -18,7 +18,7 @@ const TEXTS = ["task", "prompt", "answer", "reference"];
 
 export function showRun({ sources, has_store }) {
   rows = [];
-  options(byId("rows").source, sources, has_store ? "" : sources[0], has_store ? "training" : undefined);
+  options(byId("rows").source, sources, has_store ? "" : sources[0], has_store ? "training" : undefined, (source) => source.replace(/^(eval|explorer)_?/, (_, stream) => `samples of ${stream === "eval" ? "evaluation " : "training "}`));
   byId("table").querySelector("tbody").replaceChildren();
 }
 
@@ -72,7 +72,7 @@ export function draw() {
   table.querySelector("tbody").replaceChildren(...listed.map((row) => make("tr", {},
     ...Object.entries(all).map(([name, of], i) => cell(name, of(row), i === 0 ? row : null)))));
   const count = (some) => some.filter((row) => row.run !== undefined).length;  // a task that failed has a row, but no rollout
-  byId("rows-count").textContent = `${count(listed)} of ${before === null ? "" : "the newest "}${count(rows)} rollouts`;
+  byId("rows-count").textContent = `${listed.length === rows.length ? "" : `${count(listed)} of `}${before === null ? "" : "the newest "}${count(rows)} rollouts`;
   byId("older").hidden = before === null;
 }
 
