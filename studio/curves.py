@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
 """Endings of metrics shown by default, one metric each."""
 FEW_POINTS = 60
-LEGEND_WIDTH = 420
-"""Pixels that a legend takes before it wraps."""
 
 
 class Point(NamedTuple):
@@ -33,8 +31,7 @@ def first_shown(names: Sequence[str]) -> list[str]:
 def one_after_another(before: Curves, stages: Mapping[str, tuple[Curves, int]]) -> dict[str, Curves]:
     """Return the curves of each stage of a pipeline by the train steps of all, as MLflow has them: each stage, given
     with its number of steps, begins where the one before it ended. What was measured `before` is the first one's."""
-    lines: dict[str, Curves] = {}
-    begin = 0
+    lines, begin = dict[str, Curves](), 0
     for stage, (curves, steps) in stages.items():
         moved = {name: {begin + step: point for step, point in curve.items()} for name, curve in curves.items()}
         lines[stage] = moved if lines else joined([before, moved])
@@ -57,13 +54,10 @@ def rows_of(
     """Return a row per run and step: value as is and smoothed, minutes since the first step of the run, or of all if
     they are one, its interval."""
     rows: list[dict[str, Any]] = []
-    starts = {
-        run: min((p.time for curve in of_run.values() for p in curve.values()), default=0.0)
-        for run, of_run in curves.items()
-    }
     for run, of_run in curves.items():
         curve, low, high = (of_run.get(name, {}) for name in (metric, f"{metric}_low", f"{metric}_high"))
-        began = min(starts.values()) if is_one_run else starts[run]
+        timed = joined(curves.values()) if is_one_run else of_run
+        began = min((point.time for points in timed.values() for point in points.values()), default=0.0)
         smooth = None
         for step, (value, time) in curve.items():
             smooth = value if smooth is None else smoothing * smooth + (1 - smoothing) * value
@@ -84,10 +78,9 @@ def chart(
         "title": by, "axis": {"labelExpr": "format(datum.value, '~s')", "tickMinStep": 1},  # "format": a lone 0 is NaN
     }  # fmt: skip
     scale = {"type": "symlog" if is_log else "linear", "zero": False, "padding": _padding(rows, "raw")}
-    drawn = [run for run, of_run in curves.items() if metric in of_run]
-    columns = max(1, LEGEND_WIDTH // (40 + 7 * max(map(len, curves))))
-    look = {"orient": "bottom", "title": None, "symbolOpacity": 1, "labelLimit": LEGEND_WIDTH, "columns": columns}
-    legend = look | {"values": drawn} if len(curves) > 1 else None
+    columns = max(1, 420 // (40 + 7 * max(map(len, curves))))  # it does not wrap by itself; 420 pixels always fit
+    look = {"orient": "bottom", "title": None, "symbolOpacity": 1, "labelLimit": 0, "columns": columns}
+    legend = look | {"values": [run for run in curves if metric in curves[run]]} if len(curves) > 1 else None
     # The domain gives a run the same colour in all charts, even for metrics that other runs lack.
     colour = {"field": "run", "type": "nominal", "scale": {"domain": list(curves)}, "legend": legend}
 
@@ -112,9 +105,3 @@ def chart(
 def _padding(rows: Sequence[Mapping[str, Any]], name: str) -> int:
     """Return pixels between the outermost points and the frame; a single value has no range that could be widened."""
     return 6 if len({row[name] for row in rows}) > 1 else 0
-
-
-def short_titles(titles: Sequence[str]) -> dict[str, str]:
-    """Return title → the part after its project, if that is unambiguous."""
-    names = {title: title.rpartition("/")[2] for title in titles}
-    return names if len({*names.values()}) == len(names) else dict(zip(titles, titles, strict=True))

@@ -13,7 +13,7 @@ from pathlib import Path
 import streamlit as st
 
 from studio.actions import action_for, hindrance, perform
-from studio.curves import Curves, chart, first_shown, joined, short_titles
+from studio.curves import Curves, chart, first_shown, joined
 from studio.launch import FAULTS
 from studio.run_table import open_clicked, page_of_runs, show_rows, show_table
 from studio.runs import Run, ancestors, curves_by_stage
@@ -54,8 +54,7 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
         st.page_link(page_of_runs(), label=f"Stage of {run.parent}", query_params={"run": run.parent})
     asks_person = run.flow_run is not None and run.flow_run.kind == "PAUSED"
     if asks_person:
-        text = "The run waits for a person's answers: press *Prefect*, then *Resume* on its page."
-        st.info(text, icon=":material/edit:")
+        st.info("It waits for a person's answers: press *Prefect*, then *Resume* on its page.", icon=":material/edit:")
     if run.folder is None:
         text = "The run has not written anything yet. Its state above is renewed every few seconds."
         if run.state.is_over:
@@ -94,13 +93,10 @@ def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: Studio
     folders = {run.name: run.folder for run in chosen if run.folder is not None and run.config}
     if len(folders) > 1:
         show_differences(compare([*folders.values()]), list(folders))
-    names = {run.name for run in chosen}
-    stages = [stage for stage in runs if stage.parent in names and stage.name not in names]
     st.markdown("**Curves**")
-    titles = short_titles([run.name for run in chosen])
-    show_curves({titles[run.name]: joined(curves_by_stage(run, runs).values()) for run in chosen}, chosen)
+    show_curves({run.name: joined(curves_by_stage(run, runs).values()) for run in chosen}, chosen)
     st.markdown("**Rollouts**")
-    last_stages = {stage.parent: stage for stage in stages}  # in whose folders most rollouts of a pipeline are
+    last_stages = {stage.parent: stage for stage in runs}  # in whose folders most rollouts of a pipeline are
     show_rollouts([last_stages.get(run.name, run) for run in chosen], settings.checkpoints)
 
 

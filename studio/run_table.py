@@ -27,9 +27,9 @@ def show_table(runs: Sequence[Run], **options: Any) -> Any:
         "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
     }
     rows = [table_row(run, datetime.now(UTC)) for run in runs]
-    for name, most in (("step", 60), ("note", 24)):
+    for name in ("step", "note"):
         longest = max(len(str(row[name])) for row in rows)
-        columns[name] = st.column_config.TextColumn(width=24 + 6 * min(longest, most))
+        columns[name] = st.column_config.TextColumn(width=24 + 6 * min(longest, 28))
     shown = [name for name in rows[0] if name not in MAY_LACK or any(row[name] for row in rows)]
     return show_rows(rows, height="content", column_config=columns, column_order=shown, **options)
 

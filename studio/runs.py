@@ -14,7 +14,6 @@ from typing import Any
 
 from studio.curves import Curves, Point, one_after_another
 from studio.launch import Launch, is_starting
-from studio.notes import Note
 from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.settings import StudioSettings
 from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
@@ -27,6 +26,7 @@ from trinity_core.config.secrets import MASK, without_secrets
 from trinity_core.config.yaml_text import parse_value
 from trinity_core.exchange.checkpoints.resume import CLAIM, whole_steps
 from trinity_core.exchange.tracking.metrics_file import MetricLine, MetricsReader, metrics_path
+from trinity_core.exchange.tracking.notes import Note
 from trinity_core.exchange.tracking.progress import seconds_a_step, steps_text
 from trinity_core.exchange.tracking.run_record import (
     RunRecord,

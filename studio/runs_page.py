@@ -8,13 +8,13 @@ from typing import Any
 
 import streamlit as st
 
-from studio.notes import delete
 from studio.run_page import show_comparison, show_run
 from studio.run_table import open_clicked, open_runs, page_of_runs, show_table
 from studio.runs import Run, known_runs
 from studio.settings import StudioSettings
 from studio.texts import escaped
 from trinity_core.base.errors import TrinityError
+from trinity_core.exchange.tracking.notes import delete
 
 LOOK_SECONDS = 5.0
 TICKED = "ticked"

@@ -19,7 +19,6 @@ from studio.__main__ import main
 from studio.config_draft import ConfigDraft
 from studio.docs_page import ORDER
 from studio.launch import Launch, trinity, waiting, warm_up
-from studio.notes import Note
 from studio.run_page import findings
 from studio.run_table import table_row
 from studio.runs import find_runs
@@ -33,6 +32,7 @@ from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config
 from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, metrics_path
+from trinity_core.exchange.tracking.notes import Note
 from trinity_core.exchange.tracking.run_record import read_record, record_end, record_path, record_start
 from trinity_core.exchange.tracking.writers import RunOutcome
 from trinity_core.results.chat import Conversation

@@ -159,8 +159,8 @@ def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path)
             assert not await page.value(has("yet")), "nothing more comes of a run that is over"
             await go(page, studio, "/runs?run=hub/nothing", has("There is no run hub/nothing"))
             await go(page, studio, "/runs?run=hub/pipeline", f"!!{TABLE} && {has('Report')}")
-            legend = "[...document.querySelectorAll('.role-legend text')].map(e => e.textContent)"
-            await page.until(f"{legend}.includes('pipeline')", "the curves begin with the score of the first model")
+            first = "document.querySelector('[data-testid=stVegaLiteChart] .role-axis-label text')?.textContent"
+            await page.until(f"{first} === '0'", "the curves begin with the score of the first model")
             await go(page, studio, "/runs?run=hub/pipeline&tab=Rollouts", has("Open in its own tab"))
             await page.until(f"{INSIDE}?.includes('It is 4.')", "the rollouts of its stage are shown")
 

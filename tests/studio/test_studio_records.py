@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from studio.curves import Point, chart, first_shown, joined, one_after_another, rows_of, short_titles
+from studio.curves import Point, chart, first_shown, joined, one_after_another, rows_of
 from studio.runs import SeenRun, ancestors
 from trinity_core.base.layout import JobLayout
 from trinity_core.exchange.checkpoints.commit import begin, commit
@@ -93,8 +93,3 @@ def test_reward_loss_and_accuracy_are_shown_first() -> None:
     names = ["actor/final_loss", "actor/lr", "eval/test/accuracy", "explorer/reward/mean", "reward/mean"]
     assert first_shown(names) == ["eval/test/accuracy", "explorer/reward/mean", "actor/final_loss"]
     assert first_shown([]) == []
-
-
-def test_legends_leave_out_the_project_where_names_differ() -> None:
-    assert short_titles(["p/a", "q/b"]) == {"p/a": "a", "q/b": "b"}
-    assert short_titles(["p/a", "q/a"]) == {"p/a": "p/a", "q/a": "q/a"}

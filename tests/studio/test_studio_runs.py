@@ -18,7 +18,6 @@ import pytest
 
 from studio.actions import action_for, hindrance, perform
 from studio.launch import Launch, start_run, starting
-from studio.notes import Note, delete
 from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.runs import PREFECT_STATES, Run, curves_by_stage, find_runs
 from studio.settings import studio_settings
@@ -30,6 +29,7 @@ from trinity_core.base.waits import poll
 from trinity_core.config.secrets import MASK
 from trinity_core.exchange.checkpoints.resume import claim, update_meta
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, metrics_path, rewind
+from trinity_core.exchange.tracking.notes import Note, delete
 from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_path, record_start
 from trinity_core.exchange.tracking.writers import RunOutcome
 

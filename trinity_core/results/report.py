@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.base.files import read_json
-from trinity_core.base.layout import JobLayout, label_of, stages_of
+from trinity_core.base.layout import label_of, stages_of
 from trinity_core.base.timing import duration
 from trinity_core.config import Config
 from trinity_core.config.findings import Report, value_at
@@ -20,6 +20,7 @@ from trinity_core.config.source import key_of
 from trinity_core.config.validation import typed_section
 from trinity_core.exchange.tracking.curve import LearningCurve
 from trinity_core.exchange.tracking.metrics_file import read_evaluations
+from trinity_core.exchange.tracking.notes import Note
 from trinity_core.exchange.tracking.rollouts import newest_rollouts
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import intervals_like_the_newest, scores_like_the_newest
@@ -106,7 +107,7 @@ def _facts(folder: Path) -> str:
         "algorithm": " → ".join(stages_of(folder)) or value_at(config, "algorithm.algorithm_type"),
         "model": label_of(value_at(config, "model.model_path") or ""),
         "checkpoint": summary.get("checkpoint_dir"),
-        "note": read_json(JobLayout(folder).note).get("text"),
+        "note": Note.of(folder).text,
     }
     return _table([(name, value) for name, value in facts.items() if value])
 

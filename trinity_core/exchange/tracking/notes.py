@@ -1,4 +1,4 @@
-"""What people write about a run in Studio, kept in its folder; and its removal."""
+"""What people write about a run, kept in its folder; and its removal."""
 
 from __future__ import annotations
 
