@@ -358,7 +358,7 @@ def where_it_goes_on(config, is_ready):
 
 driver.run_configuration = where_it_goes_on
 settings["buffer.total_steps"] = 21
-again = train(model, rows, letters, output_dir=folder / "run", settings=settings)
+again = train(model, rows, letters, output_dir=folder / "letters", settings=settings)
 assert again.folder == result.folder and (again.summary["from"], again.summary["to"]) == (20, 21)
 """
     script = tmp_path / "notebook.py"
@@ -369,7 +369,7 @@ assert again.folder == result.folder and (again.summary["from"], again.summary["
         [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    job = tmp_path / "runs/notebook/run/checkpoints/trinity/run"
+    job = tmp_path / "runs/notebook/letters/checkpoints/trinity/letters"
     rollouts = [rollout for _, _, path in rollout_files(job) for rollout in read_rollouts(path)]
     assert len(rollouts) >= 4
     for rollout in rollouts:
