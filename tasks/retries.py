@@ -56,11 +56,17 @@ class PipelineLog(APILogHandler):
     """Sends what a stage logs to its pipeline's log as well: `prefect deployment run --watch` follows only that one."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep records of stages."""
-        return str(getattr(record, "flow_run_id", "")) != PIPELINE.get() != ""
+        """Keep what stages say, without the ends of their tasks."""
+        is_of_stage = str(getattr(record, "flow_run_id", "")) != PIPELINE.get() != ""
+        return is_of_stage and not (record.name == "prefect.task_runs" and "Completed()" in str(record.msg))
 
     def prepare(self, record: logging.LogRecord) -> dict[str, Any]:
         return super().prepare(record) | {"flow_run_id": PIPELINE.get(), "task_run_id": None}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the message after the name of its task or stage."""
+        name = getattr(record, "task_run_name", "") or getattr(record, "flow_run_name", "")
+        return f"{name}: {super().format(record)}" if name else super().format(record)
 
 
 def show_our_log() -> None:
