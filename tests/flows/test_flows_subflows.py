@@ -44,7 +44,7 @@ def test_each_stage_has_a_subflow_of_its_own(prefect_api: str) -> None:
         stages = [client.read_flow_run(task.state.state_details.child_flow_run_id) for task in tasks]
     assert results == [1, 1, 1] and len({task.task_key for task in tasks}) == 3
     assert {stage.parameters["stage"] for stage in stages} == {"sft", "rft"}
-    assert {stage.name for stage in stages} == {"tests/run.1 · base score", "tests/run.1_sft", "tests/run.1_rft"}
+    assert {stage.name for stage in stages} == {"tests/run.1, base score", "tests/run.1_sft", "tests/run.1_rft"}
     files = [(stage.parameters["config"], stage.parameters["overrides"]) for stage in stages]
     assert files == [("my.yaml", ["seed=1", 'name="run.1"'])] * 3
 

@@ -123,8 +123,8 @@ class StageRequest:
 
     @property
     def ending(self) -> str:
-        """What tells it apart from the run of the same name, as in `project/name · base score`."""
-        return " · base score" if self.is_base else ""
+        """What tells it apart from the run of the same name, as in `project/name, base score`."""
+        return ", base score" if self.is_base else ""
 
     @property
     def title(self) -> str:
