@@ -282,10 +282,10 @@ def _set_lines(name: str, compared: SetComparison, everything: bool) -> list[str
 
 
 def _sample_text(title: str, sample: Changed) -> str:
-    before, after = (answer[-100:] for answer in sample.answers)
+    before, after = (f"{'…' * (len(answer) > 100)}{answer[-100:]!r}" for answer in sample.answers)
     return (
         f"    {title} {sample.location}  {sample.scores[0]:g} → {sample.scores[1]:g}  {sample.prompt[:100]!r}\n"
-        f"      before …{before!r}\n      after  …{after!r}"
+        f"      before {before}\n      after  {after}"
     )
 
 
