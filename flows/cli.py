@@ -47,6 +47,7 @@ def quickstart(
     config: Annotated[Path, typer.Option(help="The pipeline to run.")] = Path("configs/quickstart/quickstart.yaml"),
 ) -> None:
     """The whole pipeline in minutes on a laptop: SFT warm-up, GRPO, evaluation and conversion of a tiny model."""
+    typer.echo("Making a small model and its data …", err=True)  # importing what makes them takes seconds
     from flows.quickstart import quickstart as run_quickstart
 
     typer.echo(run_quickstart(out, seed, config))
@@ -287,7 +288,7 @@ def down() -> None:
     from flows.local.commands import down as stop
 
     typer.echo(
-        "All that `trinity up` started is down."
+        "All that `trinity up` started is down. `trinity up` starts it again; `prefect` commands need it."
         if stop(Path.cwd(), typer.echo)
         else "Nothing was running in this folder."
     )
