@@ -99,7 +99,7 @@ class Trainer:
             MetricsFile(job_dir, "trainer").write(step, {"actor/final_loss": 1 / step})
             if self.stopped or (step % 2 == 0 and self.fault != "slow"):
                 save(layout, step)
-        return {"step": step, "ended": "stopped" if self.stopped else "finished"}
+        return {"step": step, "total_steps": STEPS, "ended": "stopped" if self.stopped else "finished"}
 
     def convert(self, step: int, merge: bool = True) -> str:
         folder = JobLayout(self.config.job_dir).step(step) / "actor" / "huggingface"
