@@ -265,7 +265,10 @@ def run_until_done(
     is_ending, waiting = False, list(runs)
     with closing(report):
         while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=0)
+            try:
+                ready, waiting = ray.wait(waiting, num_returns=1, timeout=0)
+            except ValueError as error:  # another part of the run has started Ray again, which does not know these
+                raise RayDied("Ray has died, and the processes of the run with it.") from error
             if ready:
                 get(ready[0])
                 continue
