@@ -75,7 +75,7 @@ def test_settings_are_those_that_a_file_must_have(runs: Path) -> None:
     }  # fmt: skip
     config_path(runs / "one").write_text(yaml.safe_dump(to_dict(config_from_dict(file))))
     assert settings(runs / "one") == {
-        "algorithm.algorithm_type": ["grpo", "ppo"], "algorithm.kl_loss_fn": ["none", "k2"],
+        "algorithm.kl_loss_fn": ["none", "k2"],
         "model.model_path": ["org/model", "–"], "model.max_prompt_tokens": ["64", "–"],
         "model.max_response_tokens": ["8", "–"], "buffer.batch_size": ["4", "1"], "buffer.total_steps": ["60", "–"],
         "buffer.explorer_input.tasksets[0].name": ["train", "taskset"],

@@ -128,14 +128,15 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
     if other is None:
         algorithm = value_at(config, "algorithm.algorithm_type") or "all"
         yield f"<h3>Settings that are not defaults of {escape(str(algorithm))}</h3>"
-        yield _table(_settings(config), ("", "here", "by default"))
+        rows = [row for row in _settings(config) if row[0] != "algorithm.algorithm_type"]  # it is in the heading
+        yield _table(rows, ("", "here", "by default"))
     else:
         yield f"<h3>Settings that differ from {escape(other.name)}</h3>"
         differences = differing(comparable_settings([config, read_config(other)])).items()
         yield _table([(key, *pair) for key, pair in differences], ("", escape(folder.name), escape(other.name)))
     if sample := newest_rollouts(folder):
         source, step, rollouts = sample
-        yield f"<h3>Samples: {escape(source)}, step {step}</h3>"
+        yield f"<h3>Samples of {escape(source.replace('eval_', 'evaluation '))}, step {step}</h3>"
         rows = [
             (*(f"<pre>{escape(text)}</pre>" for text in (one.prompt, one.response, one.truth)), one.reward)
             for one in rollouts[:SAMPLES]
