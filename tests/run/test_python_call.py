@@ -378,7 +378,7 @@ assert again.folder == result.folder and (again.summary["from"], again.summary["
             expected
         )
     [seen] = find_runs(tmp_path / "checkpoints")
-    assert seen.name == "trinity/run" and seen.folder.resolve() == job, "`trinity up` finds it in Studio …"
+    assert seen.name == "trinity/letters" and seen.folder.resolve() == job, "`trinity up` finds it in Studio …"
     assert json.loads((job / "monitor/mlflow.json").read_text())["uri"] == default_uri(tmp_path / "checkpoints")
     artifacts = tmp_path / "checkpoints/mlflow_artifacts"
     assert [*artifacts.rglob("*.png")], "… and in MLflow, whose server keeps artifacts there only"
