@@ -277,8 +277,9 @@ class Config(Section):
 
     @property
     def needs_critic(self) -> bool:
-        """True if the advantage function reads values."""
-        return registry_of("algorithm.advantage_fn").uses(self.algorithm.advantage_fn, "values")
+        """True if the advantage function reads values; False of an unknown algorithm, which has none."""
+        name = self.algorithm.advantage_fn
+        return bool(name) and registry_of("algorithm.advantage_fn").uses(name, "values")
 
     @property
     def needs_reference(self) -> bool:
