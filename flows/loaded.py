@@ -71,11 +71,11 @@ def load(file: str, overrides: Sequence[str], opened: bool = False) -> Loaded:
 def run_title() -> str:
     """Return the name with which a flow run begins: `project/name`, by its parameters, or the file's name if its
     configuration is wrong, which the run itself then reports."""
-    given, cached = flow_run.parameters, _LOADED.get()
-    file = given["config"] if "config" in given else given["configs"][0]
-    request = {name: given[name] for name in ("stage", "which", "run") if name in given}
+    parameters, cached = flow_run.parameters, _LOADED.get()
+    file = parameters["config"] if "config" in parameters else parameters["configs"][0]
+    request = {name: parameters[name] for name in ("stage", "which", "run") if name in parameters}
     try:
-        settings = with_main_settings(given["overrides"], "", name=given.get("name"))
+        settings = with_main_settings(parameters["overrides"], "", name=parameters.get("name"))
         config = load_config(file, settings) if cached is None else cached.config
         return StageRequest(config, flow_run.flow_name, **request).title
     except TrinityError:

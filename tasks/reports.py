@@ -43,6 +43,7 @@ from trinity_core.exchange.tracking.rollouts import (
     newest_rollouts,
     rollouts_text,
     run_with_rollouts,
+    source_text,
 )
 from trinity_core.exchange.tracking.scores import scores_text
 from trinity_core.run.summary import summary_rows
@@ -348,8 +349,7 @@ def show_rollouts(config: Config) -> None:
     if sample := newest_rollouts(folder):
         source, step, rollouts = sample
         text = f"{_links(config)}\n\n{rollouts_text(rollouts)}"
-        drawn = f"eval set {source.removeprefix('eval_')}" if source.startswith("eval_") else source
-        _put(config, "rollouts", text, f"Rollouts: {drawn}, step {step}")
+        _put(config, "rollouts", text, f"Rollouts: {source_text(source)}, step {step}")
 
 
 def show_summary(config: Config, summary: dict[str, Any]) -> None:

@@ -167,8 +167,8 @@ class Report:
                     return f"{location.key or name}{key[len(part) :]}", location
             if part == key:
                 below = ((name, place) for name in names for at, place in self.places.items() if is_below(at, name))
-                if found := next(below, None):
-                    return found
+                if first := next(below, None):
+                    return first
             part = _parent(part)
         return key, self.places.get(self.stage or "") or self.places.get("")
 

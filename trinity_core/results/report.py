@@ -21,7 +21,7 @@ from trinity_core.config.validation import typed_section
 from trinity_core.exchange.tracking.curve import LearningCurve
 from trinity_core.exchange.tracking.metrics_file import read_evaluations
 from trinity_core.exchange.tracking.notes import Note
-from trinity_core.exchange.tracking.rollouts import newest_rollouts
+from trinity_core.exchange.tracking.rollouts import newest_rollouts, source_text
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import intervals_like_the_newest, scores_like_the_newest
 from trinity_core.results.audit import stored_runs
@@ -117,11 +117,11 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
     if scores := _scores(folder):
         yield f"<h3>Scores</h3>{_table(scores, ('step', *SCORE))}"
     yield "<h3>Findings of the doctor</h3>"
-    found = read_json(folder / "summary.json").get("findings")
-    if findings := [Diagnosis(**finding) for finding in found or ()]:
-        yield _table([(found.check, found.evidence, found.cause, found.next_step) for found in findings])
+    recorded = read_json(folder / "summary.json").get("findings")
+    if findings := [Diagnosis(**finding) for finding in recorded or ()]:
+        yield _table([(finding.check, finding.evidence, finding.cause, finding.next_step) for finding in findings])
     else:
-        yield f"<p>{'not examined: the run has not ended' if found is None else '0 findings'}</p>"
+        yield f"<p>{'not examined: the run has not ended' if recorded is None else '0 findings'}</p>"
     if picture := LearningCurve(folder).picture():
         encoded = base64.b64encode(picture).decode()
         yield f'<h3>Curve</h3><img alt="" src="data:image/png;base64,{encoded}">'
@@ -136,7 +136,7 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
         yield _table([(key, *pair) for key, pair in differences], ("", escape(folder.name), escape(other.name)))
     if sample := newest_rollouts(folder):
         source, step, rollouts = sample
-        yield f"<h3>Samples of {escape(source.replace('eval_', 'evaluation '))}, step {step}</h3>"
+        yield f"<h3>Samples of {escape(source_text(source))}, step {step}</h3>"
         rows = [
             (*(f"<pre>{escape(text)}</pre>" for text in (one.prompt, one.response, one.truth)), one.reward)
             for one in rollouts[:SAMPLES]

@@ -119,6 +119,11 @@ def newest_rollouts(job_dir: Path | str) -> tuple[str, int, list[SampledRollout]
     return None if newest is None else (*newest[:2], read_rollouts(newest[2]))
 
 
+def source_text(source: str) -> str:
+    """Return `eval set test` for the source `eval_test`, others as they are."""
+    return f"eval set {source.removeprefix('eval_')}" if source.startswith("eval_") else source
+
+
 def rollouts_text(rollouts: list[SampledRollout]) -> str:
     """Return Markdown with a paragraph per rollout: prompt, response, reward, reference answer. Beside the reward
     are the parts that it and the response do not tell already, and faults if there are any.
