@@ -126,7 +126,7 @@ class Run:
     @property
     def began(self) -> datetime | None:
         if self.record:
-            return _time(self.record.began)
+            return datetime.fromtimestamp(self.record.began, UTC)
         return self.flow_run.began if self.flow_run else None
 
     @property
@@ -158,11 +158,9 @@ class Run:
     def seconds(self, now: datetime) -> float | None:
         """Return how long all attempts have taken so far; None if none has begun."""
         record, ended = self.record, self.flow_run.ended if self.flow_run else None
-        if record and record.ended:
-            ended = _time(record.ended)
         until = ended if self.state.is_over else now
-        if self.began is None or until is None:
-            return None
+        if (record and record.seconds is not None) or self.began is None or until is None:
+            return record.seconds if record else None
         return (record.earlier if record else 0.0) + max((until - self.began).total_seconds(), 0.0)
 
 
@@ -291,10 +289,6 @@ def _read(run: Run, folder: Path, curves: Curves, evaluations: list[MetricLine])
         step=max(trainer or (step for curve in curves.values() for step in curve), default=0),
         seconds_a_step=seconds_a_step([point.time for point in trainer.values()] if trainer else []),
     )  # fmt: skip
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _name_of(run: FlowRunSeen) -> str:

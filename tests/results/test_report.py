@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from trinity_core.config import config_from_dict
 from trinity_core.config.load import to_dict
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
-from trinity_core.exchange.tracking.run_record import config_path
+from trinity_core.exchange.tracking.run_record import RunRecord, config_path, record_path
 from trinity_core.results.report import report
 
 STOLEN = "<script>alert(1)</script>"
@@ -41,7 +42,9 @@ def runs(tmp_path: Path) -> Path:
         save_rollouts(job, "eval/test", 2, [SampledRollout("2 + 2?", STOLEN, 1.0, truth="4")])
         finding = {"check": "cut-off", "evidence": "97% of them", "cause": "a limit", "next_step": "raise it"}
         write_json(JobLayout(job).note, {"text": "the good one"})
-        write_json(job / "summary.json", {"seconds": 89.5, "findings": [finding]})
+        write_json(job / "summary.json", {"seconds": 80.0, "findings": [finding]})
+        record = RunRecord("finished", began=100.0, ended=160.0, earlier=29.5)
+        write_json(record_path(job), asdict(record))
     return tmp_path / "p"
 
 

@@ -84,6 +84,9 @@ def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> N
     assert run.seconds(NOON) == 120.0 and run.launch == Launch("my.yaml", ("seed=1",))
     write_json(record_path(job), read_json(record_path(job)) | {"earlier": 30.0})
     assert find_runs(tmp_path)[0].seconds(NOON) == 150.0, "with the attempts before"
+    assert find_runs(tmp_path, [flow_run("one", "SCHEDULED")])[0].seconds(NOON) == 150.0, (
+        "no time passes until it begins"
+    )
     assert (run.step, run.total_steps, run.score, run.interval) == (3, 8, 0.5, (0.4, 0.6))
     assert run.seconds_left is not None and run.seconds_left < 60
     assert run.progress == "3 of 8"

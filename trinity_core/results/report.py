@@ -103,7 +103,7 @@ def _facts(folder: Path) -> str:
     facts = {
         "state": record.present_state.value if record is not None else "",
         "began": f"{datetime.fromtimestamp(record.began, UTC).astimezone():%d %b %Y %H:%M %Z}" if record else "",
-        "took": duration(seconds) if (seconds := summary.get("seconds")) else "",
+        "took": duration(record.seconds) if record is not None and record.seconds is not None else "",
         "algorithm": " → ".join(stages_of(folder)) or value_at(config, "algorithm.algorithm_type"),
         "model": label_of(value_at(config, "model.model_path") or ""),
         "checkpoint": summary.get("checkpoint_dir"),

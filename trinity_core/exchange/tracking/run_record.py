@@ -77,6 +77,11 @@ class RunRecord:
         return RunState.KILLED if gone else state
 
     @property
+    def seconds(self) -> float | None:
+        """Duration of all attempts; None if the latest has not recorded its end."""
+        return None if self.ended is None else self.earlier + max(self.ended - self.began, 0.0)
+
+    @property
     def works_here(self) -> bool:
         is_here = not RunState(self.state).is_over and self.host == socket.gethostname()
         return is_here and still_runs(self.pid, self.began, self.mark)
@@ -100,9 +105,7 @@ def record_start(
     if keeps and record_path(job_dir).exists():
         return None
     pid, host, previous = os.getpid(), socket.gethostname(), read_record(job_dir)
-    earlier = (
-        0.0 if previous is None else previous.earlier + max((previous.ended or previous.began) - previous.began, 0.0)
-    )
+    earlier = (previous.seconds or previous.earlier) if previous else 0.0
     record = RunRecord(
         RunState.RUNNING.value, time.time(), None, stage, pid, host, start_mark(pid), earlier, dict(software or {})
     )
