@@ -63,7 +63,7 @@ def test_a_report_has_scores_findings_curve_differences_and_samples(runs: Path, 
 def settings(run: Path) -> dict[str, list[str]]:
     """Key → value and default in the report of a run."""
     table = report(run).partition("<h3>Settings")[2].partition("</table>")[0]
-    rows = [re.findall("<td>(.*?)</td>", row) for row in table.split("<tr>")]
+    rows = [re.findall("<td>(.*?)</td>", row) for row in table.replace("<wbr>", "").split("<tr>")]
     return {row[0]: row[1:] for row in rows if row}
 
 
@@ -77,6 +77,7 @@ def test_settings_are_those_that_a_file_must_have(runs: Path) -> None:
         "buffer": {"batch_size": 4, "total_steps": 60, "explorer_input": {"taskset": tasks}},
     }  # fmt: skip
     config_path(runs / "one").write_text(yaml.safe_dump(to_dict(config_from_dict(file))))
+    assert "org/<wbr>sums" in report(runs / "one"), "a path is broken after a slash, never within a name"
     assert settings(runs / "one") == {
         "algorithm.kl_loss_fn": ["none", "k2"],
         "model.model_path": ["org/model", "–"], "model.max_prompt_tokens": ["64", "–"],

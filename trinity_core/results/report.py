@@ -37,7 +37,7 @@ STYLE = """
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; margin: .5rem 0 } img { max-width: 100%; background: white }
 td, th { border: 1px solid #8886; padding: .2rem .6rem; text-align: left; vertical-align: top }
-td + td { overflow-wrap: anywhere; min-width: 5rem }
+td + td { min-width: 5rem }
 @media (prefers-color-scheme: dark) { img { filter: invert(.92) hue-rotate(180deg) } }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 ui-monospace, monospace; margin: 0 }
 """
@@ -179,7 +179,7 @@ def _leaves(tree: Any, above: Key = ()) -> Iterator[Key]:
 
 def _table(rows: Sequence[Row], head: Sequence[str] = (), is_html: bool = False) -> str:
     def cell(value: object) -> str:
-        return f"<td>{shown(value) if is_html else escape(shown(value))}</td>"
+        return f"<td>{shown(value) if is_html else escape(shown(value)).replace('/', '/<wbr>')}</td>"
 
     titles = f"<tr>{''.join(f'<th>{title}</th>' for title in head)}</tr>" if head else ""
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
