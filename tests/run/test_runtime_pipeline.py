@@ -101,7 +101,9 @@ def test_a_finished_pipeline_is_not_run_again(
     assert opened == []
     assert asked == ([("evaluate", "base")] if before else [])
     assert summary["scores"] == {"before": before, "sft": 0.5, "rft": 0.5}
-    assert [plan.scores_base for plan in plans_of(config)] == [False, before is not None]
+    first, second = plans_of(config)
+    assert (first.scores_base, second.scores_base) == (False, before is not None)
+    assert (first.model, second.model) == (config.model.model_path, f"weights of {first.name}")
     assert summary["hf_dir"] == rft["hf_dir"] != sft["hf_dir"]
 
 

@@ -47,7 +47,7 @@ class StagePlan:
     mode: str
     job_dir: str
     model: str
-    """The value of `model.model_path`; a later stage begins with the previous stage's weights."""
+    """The value of `model.model_path`; of a later stage `weights of RUN`, the stage that trained last."""
     parameters: int | None
     """The model's number of parameters, from its local files or the hub's cache; None if unknown."""
     total_steps: int | None
@@ -97,6 +97,11 @@ def plans_of(config: Config, machine: Machine | None = None, gpu_memory: int | N
         gpu_memory = smallest_memory(gpus)
     parts = stages(config)
     plans = [_stage(stage, node, gpu_memory) for stage in parts]
+    trained = ""
+    for index, stage in enumerate(parts):
+        if trained and stage.external_model is None:
+            plans[index] = replace(plans[index], model=f"weights of {trained}")
+        trained = stage.name if stage.mode in ("both", "train") else trained
     last = evaluating_stage(parts) if config.stages else None
     if last is not None and scores_base(parts[last]):
         plans[last] = replace(plans[last], scores_base=True)
