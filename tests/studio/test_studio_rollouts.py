@@ -49,6 +49,21 @@ def test_two_runs_answers_stand_side_by_side(studio: Served, tmp_path: Path) -> 
     asyncio.run(look(studio.address))
 
 
+def test_tasks_are_sorted_by_their_numbers(studio: Served, tmp_path: Path) -> None:
+    samples = [SampledRollout("1 + 1?", "2", 1.0, task_index=task) for task in (10, 2, 1)]
+    save_rollouts(studio.root / "checkpoints/p/many", "eval/test", 1, samples)
+    tasks = f"{ROWS}.map(row => row.cells[1].innerText.match(/[0-9]+/)[0]).join()"
+
+    async def look(address: str) -> None:
+        async with opened(address + rollouts_page("p/many"), tmp_path / "profile") as page:
+            await page.until(f"{ROWS}.length === 3")
+            for order in ("1,2,10", "10,2,1"):
+                await page.click("document.querySelector('[data-by=task]')")
+                await page.until(f"{tasks} === '{order}'", order)
+
+    asyncio.run(look(studio.address))
+
+
 def test_a_pipeline_has_its_own_samples_and_not_its_stages_stores(tmp_path: Path) -> None:
     save(tmp_path, "p/all", 0, "It is 4.")
     write_json(JobLayout(tmp_path / "p/all").stages, {"one": "all_one", "two": "all_two"})

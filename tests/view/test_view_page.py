@@ -107,7 +107,7 @@ def test_the_command_serves_the_page(run_folder, tmp_path, host, on_terminal) ->
 
 
 def test_a_host_that_is_not_this_machine_is_refused(run_folder) -> None:
-    with pytest.raises(TrinityError, match=r"cannot be served on no\.such\.host\.invalid:0.*--host"):
+    with pytest.raises(TrinityError, match=r"cannot serve on no\.such\.host\.invalid:0.*--host"):
         serve(viewed_runs(run_folder), "no.such.host.invalid", 0, False, print)
 
 

@@ -22,7 +22,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, 
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, or_, select
 
 from trinity_core.base.errors import TransientFault, TrinityError
 from trinity_core.base.gate import Gate, asked_for, server_key
@@ -62,9 +62,7 @@ def serve(
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise TrinityError(
-            f"the page cannot be served on {host}:{port}: {error}; give another --port or --host"
-        ) from error
+        raise TrinityError(f"cannot serve on {host}:{port}: {error}; give another --port or --host") from error
     shown_host = f"[{host}]" if ":" in host else host
     url = f"http://{shown_host}:{listening.getsockname()[1]}"
     key = server_key()
@@ -282,9 +280,7 @@ def find_groups(
     if criteria.before is not None:
         query = query.where(g.id < criteria.before)
     if criteria.task:
-        query = query.where(
-            g.name.contains(criteria.task, autoescape=True) | g.task.contains(criteria.task, autoescape=True)
-        )
+        query = query.where(or_(*(name.contains(criteria.task, autoescape=True) for name in (g.name, g.task))))
     rows = connection.execute(query.order_by(g.id.desc()).limit(limit + 1)).all()
     page = rows[:limit]
     return _entries(connection, t, page), page[-1].id if len(rows) > limit else None

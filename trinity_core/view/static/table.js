@@ -15,6 +15,7 @@ const COLUMNS = {
   tokens: (row) => row.response_length,
 };
 const TEXTS = ["task", "prompt", "answer", "reference"];
+const natural = new Intl.Collator("en", { numeric: true }).compare;
 
 export function showRun({ sources, has_store }) {
   rows = [];
@@ -59,7 +60,7 @@ export function draw() {
   const compare = (a, b) => {
     const [x, y] = [value(a), value(b)];
     if (x === y || (x ?? null) === (y ?? null)) return 0;
-    return (x ?? null) === null ? 1 : (y ?? null) === null ? -1 : x < y ? -sign : sign;
+    return (x ?? null) === null ? 1 : (y ?? null) === null ? -1 : sign * (typeof x === "string" ? natural(x, y) : x - y);
   };
   listed = wanted().sort(compare);
   const heads = Object.keys(all).map((name) => {
