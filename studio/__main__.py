@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.routing import Mount, Route
 from streamlit.starlette import App
 
-from studio.config_draft import checked
+from studio.config_page import present_findings
 from studio.form import form_fields
 from studio.recipes import recipes
 from studio.settings import StudioSettings, studio_settings
@@ -38,7 +38,7 @@ def studio_app(settings: StudioSettings, key: str) -> App:
     """Return the application. Slow caches are filled here: the first page would wait a second for them."""
     form_fields("grpo", "both")
     for recipe in recipes()[:1]:  # the quick start
-        checked(recipe.text, recipe.file)
+        present_findings(recipe.text, recipe.file)
     first = Route("/configuration", lambda request: RedirectResponse(f"/?{request.url.query}"))
     rollouts = Mount(ROLLOUTS, make_app(RunFolders(settings.checkpoints)))
     routes = [*(Route(path, page) for path in PAGES), first, rollouts]

@@ -191,7 +191,7 @@ def show_findings(runs: Sequence[Run]) -> None:
             st.caption(f":material/lightbulb: {hint} [What is normal](docs?page=troubleshooting.md)")
 
 
-@st.cache_data(ttl=60, max_entries=64, show_spinner=False)
+@st.cache_resource(ttl=60, max_entries=64, show_spinner=False)
 def findings(folder: Path) -> list[Diagnosis] | None:
     """Return what `trinity doctor` finds without the audit, which reads every row; None without metrics."""
     evidence = gather(folder, stores_of(folder).get(folder.name), audited=False)

@@ -78,5 +78,11 @@ def test_light_modules_import_nothing_heavy(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT)
 
 
+def test_studio_imports_its_pages_before_it_serves_one() -> None:
+    """They import Prefect, for which the first page would wait."""
+    code = "import sys, studio.__main__\nassert {'prefect', 'studio.config_page', 'studio.runs'} <= {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT)
+
+
 def test_lazy_torch_is_pickled_as_torch() -> None:
     assert pickle.loads(pickle.dumps(lazy)) is torch
