@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from os.path import commonpath
 from typing import Any, NamedTuple
 
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
 """Endings of metrics shown by default, one metric each."""
 FEW_POINTS = 60
+DASHES = ([1, 0], [6, 4], [2, 3])
 
 
 class Point(NamedTuple):
@@ -73,16 +75,22 @@ def chart(
     """Return a Vega-Lite chart: a line per run, or per stage of one, over `by` (`step` or `minutes`), intervals as
     bands. Altair would take a tenth of a second or more per chart."""
     rows = rows_of(curves, metric, smoothing, is_one_run)
-    x = {
-        "field": by, "type": "quantitative", "scale": {"zero": False, "nice": False, "padding": _padding(rows, by)},
-        "title": by, "axis": {"labelExpr": "format(datum.value, '~s')", "tickMinStep": 1},  # "format": a lone 0 is NaN
+    # "format" in place of "labelExpr" writes a lone 0 as NaN.
+    axis = {"labelExpr": "format(datum.value, '~s')", "tickMinStep": 1, "titlePadding": 2}
+    x = {"field": by, "type": "quantitative", "scale": _scale(rows, by) | {"nice": False}, "title": by, "axis": axis}
+    scale = _scale(rows, "raw") | {"type": "symlog" if is_log else "linear"}
+    project = len(f"{path}/") if (path := commonpath([*curves])) else 0
+    columns = max(1, 420 // (40 + 7 * (max(map(len, curves)) - project)))  # it does not wrap; 420 pixels always fit
+    look = {
+        "orient": "top", "title": None, "labelExpr": f"slice(datum.label, {project})", "labelLimit": 0,
+        "symbolType": "stroke", "symbolOpacity": 1, "columns": columns, "padding": 0, "offset": 8,
     }  # fmt: skip
-    scale = {"type": "symlog" if is_log else "linear", "zero": False, "padding": _padding(rows, "raw")}
-    columns = max(1, 420 // (40 + 7 * max(map(len, curves))))  # it does not wrap by itself; 420 pixels always fit
-    look = {"orient": "bottom", "title": None, "symbolOpacity": 1, "labelLimit": 0, "columns": columns}
     legend = look | {"values": [run for run in curves if metric in curves[run]]} if len(curves) > 1 else None
     # The domain gives a run the same colour in all charts, even for metrics that other runs lack.
-    colour = {"field": "run", "type": "nominal", "scale": {"domain": list(curves)}, "legend": legend}
+    by_run = {"field": "run", "type": "nominal", "legend": legend}
+    colour = by_run | {"scale": {"domain": list(curves)}}
+    # Equal curves of several runs are both seen.
+    dashes = {} if is_one_run else {"strokeDash": by_run | {"scale": {"domain": list(curves), "range": DASHES}}}
 
     def layer(mark: Mapping[str, Any], value: str, **more: Any) -> dict[str, Any]:
         y = {"field": value, "type": "quantitative", "title": None, "scale": scale, "axis": {"format": ".5~r"}}
@@ -95,13 +103,14 @@ def chart(
         layers.append(layer({"type": "line", "opacity": 0.25}, "raw"))
     value = {"field": "raw", "type": "quantitative", "title": "value", "format": ".4g"}
     tooltips = [{"field": "run", "type": "nominal"}, {"field": "step", "type": "quantitative"}, value]
-    line = {"type": "line", "point": len(rows) <= FEW_POINTS * len(curves)}
+    line = {"type": "line", "point": len(rows) <= FEW_POINTS * len(curves) and {"size": 24}}
     zoom = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
-    layers.append(layer(line, "value", tooltip=tooltips) | {"params": [zoom]})
+    layers.append(layer(line, "value", tooltip=tooltips, **dashes) | {"params": [zoom]})
     # Streamlit draws a chart first and gives it data of the top level afterwards: Vega would warn of empty scales.
     return {"height": 240, "layer": [{"data": {"values": rows}, "layer": layers}]}
 
 
-def _padding(rows: Sequence[Mapping[str, Any]], name: str) -> int:
-    """Return pixels between the outermost points and the frame; a single value has no range that could be widened."""
-    return 6 if len({row[name] for row in rows}) > 1 else 0
+def _scale(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Return a scale that keeps points clear of the frame; of a single value from 0, Vega's would show hundredths."""
+    values = {row[name] for row in rows}
+    return {"zero": False, "padding": 6} | ({"domain": sorted([0, values.pop() or 1])} if len(values) == 1 else {})

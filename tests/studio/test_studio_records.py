@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,21 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
     assert colour["legend"]["values"] == ["a"], "the other run has no such metric"
 
 
+def test_equal_curves_of_two_runs_are_both_seen() -> None:
+    curve = {"loss": {1: Point(2.0, 0.0), 2: Point(1.0, 9.0)}}
+    runs = {"p/a": curve, "p/b": curve}
+
+    def line(is_one_run: bool) -> dict[str, Any]:
+        encoding: dict[str, Any] = chart(runs, "loss", 0.0, "step", False, is_one_run)["layer"][0]["layer"][-1][
+            "encoding"
+        ]
+        return encoding
+
+    first, second = line(is_one_run=False)["strokeDash"]["scale"]["range"][:2]
+    assert first != second and "strokeDash" not in line(is_one_run=True)
+    assert line(is_one_run=False)["color"]["legend"]["labelExpr"] == "slice(datum.label, 2)", "without the project"
+
+
 def test_a_pipeline_has_one_clock_and_one_line_in_a_comparison() -> None:
     """Its stages follow one another; runs that are compared begin together."""
     sft, rft = ({"loss": {1: Point(2.0, minute * 60.0), 2: Point(1.0, minute * 60.0 + 60)}} for minute in (5, 9))
@@ -79,14 +95,17 @@ def test_ancestors_of_another_checkpoint_root_are_models_and_no_runs(tmp_path: P
     assert ancestors(rft) == [Ancestor(model)]
 
 
-@pytest.mark.parametrize(("steps", "padding"), [([0], 0), ([0, 1], 6)])
-def test_points_keep_clear_of_the_frame(tmp_path: Path, steps: list[int], padding: int) -> None:
-    """A single value has no range to widen: Vega would write NaN below it."""
+@pytest.mark.parametrize(
+    ("steps", "x", "y"),
+    [([0], [0, 1], [0, 1]), ([4], [0, 4], [0, 2.0]), ([-4], [-4, 0], [-2.0, 0]), ([0, 1], None, None)],
+)
+def test_a_single_value_is_shown_from_0(tmp_path: Path, steps: list[int], x: object, y: object) -> None:
+    """It has no range to widen: Vega would write NaN below it, and show hundredths beside it."""
     for step in steps:
         MetricsFile(tmp_path, "eval").write(step, {"eval/test/accuracy": step / 2})
     spec = chart({"a": SeenRun(tmp_path).read().curves}, "eval/test/accuracy", 0.0, "step", False)
     encoding = spec["layer"][0]["layer"][-1]["encoding"]
-    assert [encoding[axis]["scale"]["padding"] for axis in "xy"] == [padding, padding]
+    assert [encoding[axis]["scale"].get("domain") for axis in "xy"] == [x, y]
 
 
 def test_reward_loss_and_accuracy_are_shown_first() -> None:
