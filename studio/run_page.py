@@ -299,10 +299,10 @@ def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
 
 def show_commands(run: Run, last: Run, settings: StudioSettings) -> None:
     """Show commands for a run, those that take one stage for the `last` of a pipeline."""
-    whole, folder = (shlex.quote(settings.shown(one.folder or Path())) for one in (run, last))
+    whole = shlex.quote(settings.shown(run.folder or Path()))
     commands = {
         "Find what is wrong with it": f"trinity doctor --checkpoint-dir {whole}",
-        "Read its logs": f"trinity log --checkpoint-dir {folder}{'' if run.state.is_over else ' --follow'}",
+        "Read its logs": f"trinity log --checkpoint-dir {whole}{'' if run.state.is_over else ' --follow'}",
     }
     if run.folder and stores_of(run.folder):
         commands["Look at the rollouts"] = f"trinity view --checkpoint-dir {whole}"

@@ -532,14 +532,14 @@ def test_the_commands_of_a_pipeline_name_its_last_stage_where_one_is_needed(fold
 
     commands = asked()
     assert "trinity doctor --checkpoint-dir checkpoints/p/all" in commands
-    assert "trinity log --checkpoint-dir checkpoints/p/all_rft --follow" in commands
+    assert "trinity log --checkpoint-dir checkpoints/p/all --follow" in commands
     assert any(command.startswith("trinity evaluate") and "--stage rft" in command for command in commands)
     fail_yet = ("trinity chat", "trinity view", "trinity audit")
     assert not [command for command in commands if command.startswith(fail_yet)], "no checkpoint, no rollout"
     run_folder(folder / "checkpoints/p/all_rft", "org/model", {4: 0.5})
     assert "trinity chat --checkpoint-dir checkpoints/p/all" in asked()
     record_end(whole, own, RunOutcome.FINISHED)
-    assert "trinity log --checkpoint-dir checkpoints/p/all_rft" in asked(), "--follow would not end"
+    assert "trinity log --checkpoint-dir checkpoints/p/all" in asked(), "--follow would not end"
 
 
 def test_a_waiting_process_answers_the_next_command(folder: Path) -> None:
