@@ -18,9 +18,10 @@ from studio.launch import FAULTS
 from studio.run_table import open_clicked, page_of_runs, show_rows, show_table
 from studio.runs import Run, ancestors, curves_by_stage
 from studio.settings import StudioSettings
-from studio.texts import COLOURS, duration, escaped
+from studio.texts import COLOURS, escaped
 from trinity_core.base.addresses import rollouts_page
 from trinity_core.base.layout import JobLayout, label_of
+from trinity_core.base.timing import duration
 from trinity_core.exchange.checkpoints.convert import is_converted
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.tracking.mlflow_writer import served_run
@@ -133,10 +134,10 @@ def show_facts(run: Run) -> None:
     facts = {}
     if run.began:
         facts["Began"] = f"{run.began.astimezone():%d %b %H:%M}"
-        facts["Took" if run.state.is_over else "So far"] = duration(run.seconds(datetime.now(UTC)))
+    if (seconds := run.seconds(datetime.now(UTC))) is not None:
+        facts["Took" if run.state.is_over else "So far"] = duration(seconds)
     if run.folder is not None:
-        step = {} if run.stages and not run.part else {"Step": run.progress or "–"}
-        facts = {"Score, 95 % interval" if run.interval else "Score": run.score_text, **step, **facts}
+        facts = {"Score" + ", 95 % interval" * bool(run.interval): run.score_text, "Step": run.progress or "–"} | facts
         facts |= {"Algorithm": run.method or "–", "Model": run.model or "–"}
     with st.container(horizontal=True, key="facts"):
         for name, value in facts.items():

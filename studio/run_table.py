@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from studio.runs import Run
-from studio.texts import duration
+from trinity_core.base.timing import duration
 
 SPARKLINE = 40
 """Maximum number of points of a run's curve in the table."""
@@ -20,7 +20,7 @@ MAY_LACK = ("scores", "rewards", "note")
 def show_table(runs: Sequence[Run], **options: Any) -> Any:
     """Draw the table of runs; return what is selected in it."""
     columns: dict[str, Any] = {
-        "run": st.column_config.TextColumn(width=188),
+        "run": st.column_config.TextColumn(width=156),
         "score": st.column_config.TextColumn(help="The newest held-out score, with its 95 % interval", width=140),
         "scores": st.column_config.LineChartColumn(help="Held-out scores, from first to last", width=55),
         "rewards": st.column_config.LineChartColumn(help="Mean training reward, by step", width=60),
@@ -55,13 +55,15 @@ def open_clicked(event: Any, runs: Sequence[Run]) -> None:
 
 
 def table_row(run: Run, now: datetime) -> dict[str, object]:
-    rewards = next((curve for name, curve in run.curves.items() if name.endswith("reward/mean")), {})
+    curves, seconds, archived = (run.part or run).curves, run.seconds(now), ", archived" * run.note.archived
+    name = f"↳ {run.name.rpartition('/')[2]}" if run.parent else run.name
+    rewards = next((curve for name, curve in curves.items() if name.endswith("reward/mean")), {})
     return {
-        "state": run.state.value, "run": f"{'↳ ' if run.parent else ''}{run.name}", "note": run.note.text,
+        "state": run.state.value + archived, "run": name, "note": run.note.text,
         "score": run.score_text,
         "scores": _thinned([*run.scores.values()]), "rewards": _thinned([point.value for point in rewards.values()]),
         "step": run.progress or "–", "algorithm": run.method, "model": run.model,
-        "began": run.began.astimezone() if run.began else None, "took": duration(run.seconds(now)),
+        "began": run.began.astimezone() if run.began else None, "took": None if seconds is None else duration(seconds),
     }  # fmt: skip
 
 

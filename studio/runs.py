@@ -78,7 +78,7 @@ class Run:
     step: int = 0
     seconds_a_step: float | None = None
     part: Run | None = None
-    """The stage of a pipeline that is in progress."""
+    """The stage of a pipeline that is in progress, else the last one that has trained."""
 
     @property
     def score(self) -> float | None:
@@ -95,11 +95,12 @@ class Run:
 
     @property
     def progress(self) -> str:
-        """`8 of 8`; in progress `4 of 8, 35 s left`, of a pipeline `sft 4 of 8, …`; "" before the first step."""
+        """`8 of 8`; in progress `4 of 8, 35 s left`; of a pipeline `sft 4 of 8, …`; "" if unknown or without a step."""
         if part := self.part:
-            return f"{next(stage for stage, name in self.stages.items() if name == part.name)} {part.progress or '–'}"
+            return f"{next(stage for stage, name in self.stages.items() if name == part.name)} {part.progress}".strip()
         seconds = None if self.state.is_over else self.seconds_left
-        return steps_text(self.step, self.total_steps, seconds) if self.step else ""
+        may_begin = self.total_steps and not self.state.is_over and not self.stages
+        return steps_text(self.step, self.total_steps, seconds) if self.step or may_begin else ""
 
     @property
     def method(self) -> str:
@@ -326,7 +327,8 @@ def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
         scores |= {begin + step: score for step, score in sorted(stage.scores.items())}
         intervals |= {begin + step: interval for step, interval in stage.intervals.items()}
         begin += stage.step
-    part = None if run.state.is_over else next((stage for stage in stages if not stage.state.is_over), None)
+    begun = [stage for stage in stages if not stage.state.is_over] or [stage for stage in stages if stage.step][-1:]
+    part = replace(begun[0], state=run.state) if begun else None  # a stage learns later of its pipeline's end
     return replace(run, scores=scores, intervals=intervals, model=stages[0].model, part=part)
 
 

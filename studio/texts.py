@@ -6,18 +6,12 @@ import re
 from html import escape
 from typing import Literal
 
-from trinity_core.base import timing
 from trinity_core.exchange.tracking.run_record import RunState
 
 COLOURS: dict[RunState, Literal["gray", "blue", "orange", "green", "red"]] = {
     RunState.RUNNING: "blue", RunState.STOPPING: "orange", RunState.FINISHED: "green",
     RunState.PAUSED: "orange", RunState.FAILED: "red", RunState.KILLED: "red",
 }  # fmt: skip
-
-
-def duration(seconds: float | None) -> str:
-    """Format `51 s`, `1 min 05 s`, `2 h 10 min`; a dash for None."""
-    return "–" if seconds is None else timing.duration(seconds)
 
 
 def escaped(text: str) -> str:

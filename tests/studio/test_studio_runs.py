@@ -140,8 +140,9 @@ def test_stages_stand_below_their_pipeline_which_has_their_scores(tmp_path: Path
 def test_a_pipeline_in_progress_shows_step_and_time_left_of_its_stage(tmp_path: Path) -> None:
     pipeline = folder(tmp_path, "all")
     write_json(JobLayout(pipeline).stages, {"sft": "all_sft", "rft": "all_rft"})
+    assert find_runs(tmp_path)[0].progress == "", "while the base model is scored"
     stage = folder(tmp_path, "all_sft", 1)
-    assert find_runs(tmp_path)[0].progress == "sft –"
+    assert [run.progress for run in find_runs(tmp_path)] == ["sft 0 of 8", "0 of 8"]
     for step in (1, 2):
         MetricsFile(stage, "trainer").write(step, {"timing_s/step": 1.0})
     lines = metrics_path(stage).read_text().splitlines()
@@ -149,7 +150,7 @@ def test_a_pipeline_in_progress_shows_step_and_time_left_of_its_stage(tmp_path: 
     metrics_path(stage).write_text("\n".join(timed) + "\n")
     assert [run.progress for run in find_runs(tmp_path)] == ["sft 2 of 8, 1 min 00 s left", "2 of 8, 1 min 00 s left"]
     record_end(pipeline, read_record(pipeline), RunOutcome.CANCELLED)
-    assert find_runs(tmp_path)[0].progress == "", "its stage may not have heard of it yet"
+    assert find_runs(tmp_path)[0].progress == "sft 2 of 8", "its stage may not have heard of it yet"
 
 
 def test_a_stage_without_evaluations_has_the_score_that_the_next_one_began_with(tmp_path: Path) -> None:
