@@ -17,9 +17,7 @@ from trinity_core.results.chat import ChatModel, Conversation, chat_models, last
 
 
 def chat_page(settings: StudioSettings) -> None:
-    runs = find_runs(settings.checkpoints)
-    runs.sort(key=lambda run: run.began.timestamp() if run.began else 0.0, reverse=True)
-    folders = {run.name: run.folder for run in runs if run.folder is not None}
+    folders = {run.name: run.folder for run in find_runs(settings.checkpoints) if run.folder is not None}
     trained = {name: last_trained(folder) for name, folder in folders.items()}
     steps = {name: whole_steps(folder)[::-1] for name, folder in trained.items()}
     names = [name for name, saved in steps.items() if saved]

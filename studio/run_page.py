@@ -88,7 +88,6 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
 
 def show_comparison(chosen: Sequence[Run], runs: Sequence[Run], settings: StudioSettings) -> None:
     chosen = sorted(chosen, key=lambda run: run.began or datetime.now(UTC))
-    st.markdown(f"### {' · '.join(escaped(run.name) for run in chosen)}")
     show_table(chosen)
     st.caption("The first, the oldest, is the baseline: the others are compared with it.")
     folders = {run.name: run.folder for run in chosen if run.folder is not None and run.config}
@@ -180,9 +179,9 @@ def show_findings(runs: Sequence[Run]) -> None:
     """Show what the doctor finds, and which metrics are not normal, beside the curves that they look at."""
     by_run = {run.name: findings(run.folder) if run.folder and run.step else None for run in runs}
     if not any(by_run.values()):
-        over, checked = all(run.state.is_over for run in runs), any(found is not None for found in by_run.values())
-        none = ("No findings", " so far") if checked else ("Not checked", " yet: no metrics")
-        st.caption(f":material/stethoscope: [Doctor](docs?page=doctor.md): {none[0]}{'' if over else none[1]}.")
+        none = "No findings" if any(found is not None for found in by_run.values()) else "Not checked: no metrics"
+        yet = "" if all(run.state.is_over for run in runs) else " so far"
+        st.caption(f":material/stethoscope: [Doctor](docs?page=doctor.md): {none}{yet}.")
     for run in runs:
         for found in by_run[run.name] or ():
             name = "" if len(runs) == 1 else f"{escaped(run.name)}: "
@@ -210,7 +209,7 @@ def show_curves(lines: Mapping[str, Curves], runs: Sequence[Run], is_one_run: bo
     curves = {name: line for name, line in lines.items() if line}
     names = sorted({name for of_run in curves.values() for name in of_run})
     if not names:
-        show_none("metrics", runs, "before its first step: see *Logs*", "the first step is still running: see *Logs*")
+        show_none("metrics", runs, "before its first step: see *Logs*", "they come with its first step or evaluation")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         # Kept in the address, so that a shared link shows the same curves.

@@ -24,6 +24,7 @@ TICKED = "ticked"
 def runs_page(settings: StudioSettings) -> None:
     names = st.query_params.get_all("run")
     if names:
+        st.set_page_config(page_title=" · ".join(names))
         st.page_link(page_of_runs(), label="All runs", icon=":material/arrow_back:", query_params={})
     first_look = [known_runs(settings)]
     going = not names or not {*names} <= {run.name for run in first_look[0][0] if run.state.is_over}

@@ -326,7 +326,8 @@ def test_runs_are_ticked_archived_and_deleted(folder: Path) -> None:
     press(page, "Archive")
     assert [*page.dataframe[0].value["run"]] == ["p/two"]
     page.toggle[0].set_value(True).run()
-    assert {*page.dataframe[0].value["run"]} == {"p/one", "p/two"}
+    states = zip(page.dataframe[0].value["run"], page.dataframe[0].value["state"], strict=True)
+    assert dict(states) == {"p/one": "finished, archived", "p/two": "finished"}
     press(with_ticks("p/two"), "Delete for good")
     assert [path.name for path in (folder / "checkpoints/p").iterdir()] == ["one"]
 
@@ -437,7 +438,7 @@ def test_the_oldest_run_is_the_baseline_and_every_changed_answer_is_shown(folder
         save_answers(job, "test", 4, tasks)
     page = AppTest.from_function(comparison, default_timeout=60, args=("p/new", "p/old")).run()
     assert not page.exception and [*page.dataframe[0].value["run"]] == ["p/old", "p/new"]
-    assert page.markdown[1].value.startswith(":green-badge[better]"), "below the table of runs"
+    assert page.markdown[0].value.startswith(":green-badge[better]"), "below the table of runs"
     changed = page.dataframe[2].value
     assert len(changed) == 5 and {*changed["baseline"]} == {0.0} and {*changed["score"]} == {1.0}
     assert "--json" not in page.code[0].value and "--all" not in page.code[0].value, "options of a command"
@@ -461,6 +462,10 @@ def test_scores_and_rewards_have_a_column_each(tmp_path: Path) -> None:
     rows = {run.name: table_row(run, datetime.now(UTC)) for run in find_runs(tmp_path)}
     curves = {name: (row["scores"], row["rewards"]) for name, row in rows.items()}
     assert curves == {"p/scored": ([0.25, 0.5], []), "p/rewarded": ([], [0.125, 0.25])}
+    record_start(tmp_path / "p/whole", {}, "pipeline")
+    write_json(JobLayout(tmp_path / "p/whole").stages, {"rft": "rewarded"})
+    [whole] = [run for run in find_runs(tmp_path) if run.stages]
+    assert table_row(whole, datetime.now(UTC))["rewards"] == [0.125, 0.25], "those of its stage"
 
 
 def test_that_the_doctor_finds_nothing_is_said(folder: Path) -> None:
@@ -481,7 +486,7 @@ def test_that_the_doctor_finds_nothing_is_said(folder: Path) -> None:
         assert not page.exception and not page.warning
         return page.caption[0].value
 
-    assert "Not checked yet" in caption()
+    assert "Not checked" in caption()
     MetricsFile(job, "trainer").write(1, {"actor/final_loss": 1.0})
     assert "No findings so far" in caption()
     record_end(job, own, RunOutcome.FINISHED)

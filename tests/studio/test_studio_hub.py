@@ -66,6 +66,7 @@ def test_a_run_has_a_page_of_its_own(studio: Served, runs: Path, tmp_path: Path)
         address = f"/runs?run={quote('hub/done')}"
         async with opened("about:blank", tmp_path) as page:
             await go(page, studio, address, f"{has('hub/done')} && {has('Configuration')}")
+            await page.until("document.title === 'hub/done'", "the browser's tab has its name")
             for fact in ("finished", "0.750", "4 of 8", "base"):
                 await page.until(has(fact), fact)
             await page.until("document.querySelectorAll('[data-testid=stVegaLiteChart] canvas, .marks').length >= 2")
