@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from studio.actions import action_for, hindrance, perform
 from studio.curves import Curves, chart, first_shown, joined
@@ -43,12 +44,12 @@ CHANGED = ("sample", "prompt", "baseline", "score", "baseline's answer", "answer
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
     with st.container(horizontal=True, vertical_alignment="center", key="title"):
         st.subheader(escaped(run.name), anchor=False, width="content")
-        st.badge(run.state.value, color=COLOURS.get(run.state, "gray"))
+        badge = st.empty()
+        show_state(badge, run.state)
     if run.detail:
         st.text(run.detail)
     show_facts(run)
-    show_note(run)
-    show_buttons(run, settings)
+    show_buttons(run, settings, badge)
     if stages := [stage for stage in runs if stage.parent == run.name]:
         open_clicked(show_table(stages, key="stages", on_select="rerun", selection_mode="single-cell"), stages)
     if run.parent:
@@ -143,25 +144,24 @@ def show_facts(run: Run) -> None:
             st.html(f'<div class="fact"><span>{escape(name)}</span><b>{escape(value)}</b></div>', width="content")
 
 
-def show_note(run: Run) -> None:
-    if run.folder is not None:
-        hint = "A note, shown in the list"
-        text = st.text_input("Note", run.note.text, placeholder=hint, label_visibility="collapsed")
-        if text != run.note.text:
-            replace(run.note, text=text).save(run.folder)
+def show_state(badge: DeltaGenerator, state: RunState) -> None:
+    badge.badge(state.value, color=COLOURS.get(state, "gray"))
 
 
-def show_buttons(run: Run, settings: StudioSettings) -> None:
-    """Show what the run's state calls for, or why it is not possible, and links to other pages."""
+def show_buttons(run: Run, settings: StudioSettings, badge: DeltaGenerator) -> None:
+    """Show what the run's state calls for, or why it is not possible, links to other pages, and the note. The `badge`
+    of its state says at once what a click does, which may take a minute."""
     action = action_for(run)
     why_not = hindrance(run) if action else ""
     with st.container(horizontal=True):
         if action and st.button(action, key=f"{action} {run.name}", disabled=bool(why_not)):
+            show_state(badge, RunState.STARTING if action == "Retry" else RunState.STOPPING)
             try:
                 with st.spinner(f"{action} …"):
                     st.toast(perform(run, settings))
                 st.rerun()  # the whole page, which is renewed while its run is in progress
             except FAULTS as error:
+                show_state(badge, run.state)
                 st.error(f"{action}: {error}")
         if run.flow_run is not None:
             page = f"{settings.api_url.removesuffix('/api')}/runs/flow-run/{run.flow_run.id}"
@@ -171,6 +171,11 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
         if run.folder and run.curves:
             text, file = partial(report, run.folder), f"{run.folder.name}.html"
             st.download_button("Report", text, file, icon=":material/download:", help="The run as one HTML file")
+        if run.folder is not None:
+            hint = "A note, shown in the list"
+            note = st.text_input("Note", run.note.text, placeholder=hint, label_visibility="collapsed")
+            if note != run.note.text:
+                replace(run.note, text=note).save(run.folder)
     if why_not:
         st.caption(f"**{action}**: {why_not}")
 

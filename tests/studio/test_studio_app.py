@@ -21,9 +21,9 @@ from studio.docs_page import ORDER
 from studio.launch import Launch, trinity, waiting, warm_up
 from studio.run_page import findings
 from studio.run_table import table_row
-from studio.runs import find_runs
+from studio.runs import Run, find_runs
 from studio.sections import SECTIONS
-from studio.settings import studio_settings
+from studio.settings import StudioSettings, studio_settings
 from studio.start_form import validated, what_is_there
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.files import project_files, read_json, write_json
@@ -576,6 +576,38 @@ def test_a_refused_run_says_what_to_do(folder: Path) -> None:
     assert not page.exception and page.subheader[0].value == "rft games/my.yaml (odd-name)"
     assert page.text[0].value == "two problems" and "games/my.yaml" in page.info[0].value
     assert not any("Step" in part.proto.body for part in page.get("html"))
+
+
+@pytest.mark.parametrize("fault", [None, OSError("no space")])
+def test_a_retried_run_is_starting_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fault: OSError | None
+) -> None:
+    """While its process begins, which takes up to a minute; if it fails, the run is as it was."""
+    job = folder / "checkpoints/p/one"
+    record_end(job, record_start(job, {"project": "p"}, "rft"), RunOutcome.CANCELLED)
+    states: list[str] = []
+
+    def perform(run: Run, _settings: StudioSettings) -> str:
+        states.append("asked")
+        if fault:
+            raise fault
+        return "It continues."
+
+    monkeypatch.setattr("studio.run_page.show_state", lambda _, state: states.append(state.value))
+    monkeypatch.setattr("studio.run_page.perform", perform)
+
+    def shown() -> None:
+        from studio.run_page import show_run
+        from studio.runs import find_runs
+        from studio.settings import studio_settings
+
+        settings = studio_settings([])
+        show_run(find_runs(settings.checkpoints)[0], [], settings)
+
+    page = AppTest.from_function(shown, default_timeout=60).run()
+    states.clear()
+    press(page, "Retry")
+    assert states == ["cancelled", "starting", "asked", "cancelled"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
