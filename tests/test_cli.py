@@ -7,23 +7,28 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import typer
 from commands import called
 from ports import free_port
+from prefect.utilities.engine import capture_sigterm
 from typer.testing import CliRunner
 
 from flows.cli import app, main
 from flows.local.connection import PrefectConnection, known_server
 from trinity_core import __version__
 from trinity_core.base.errors import DataError, TrinityError
-from trinity_core.base.program import TERMINATED, end_if_hung_up, ending_on_sigterm, run_app
+from trinity_core.base.program import TERMINATED, ending_on_sigterm, raise_dropped, run_app
+from trinity_core.run.attempt import wait_for_all
 
 ROOT = Path(__file__).parent.parent
 VALIDATE = ["validate", "--offline", "--config", str(ROOT / "configs/quickstart/quickstart.yaml")]
@@ -257,27 +262,37 @@ def test_sigterm_closes_open_contexts_and_is_then_ignored(first: signal.Signals)
     assert signal.signal(signal.SIGHUP, before[1]) is signal.SIG_DFL
 
 
-def test_a_closed_terminal_is_not_forgotten_in_a_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
+class Finalized:
+    def __init__(self, number: signal.Signals) -> None:
+        self._number = number
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), self._number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_in_a_finalizer_is_not_lost(number: signal.Signals) -> None:
     """Python drops what a signal's handler raises there."""
-    dropped: list[type[BaseException]] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraised: dropped.append(unraised.exc_type))
-
-    class Finalized:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGHUP)
-
     hangup, term = signal.signal(signal.SIGHUP, signal.SIG_DFL), signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit) as ended, ending_on_sigterm():
-            end_if_hung_up()
-            Finalized()
-            assert dropped == [SystemExit]
-            end_if_hung_up()
+            raise_dropped()
+            Finalized(number)
+            raise_dropped()
         assert ended.value.code == TERMINATED
-        end_if_hung_up()
+        raise_dropped()
     finally:
         signal.signal(signal.SIGHUP, hangup)
     assert signal.getsignal(signal.SIGTERM) is term
+
+
+def test_cancellation_in_a_finalizer_stops_a_run() -> None:
+    """The handler is Prefect's."""
+    stopped = threading.Event()
+    run = SimpleNamespace(check=lambda: Finalized(signal.SIGTERM), stop=stopped.set)
+    with pytest.raises(SystemExit) as ended, ending_on_sigterm(), capture_sigterm(), ThreadPoolExecutor() as threads:
+        wait_for_all(run, [threads.submit(stopped.wait, 60)], lambda future: False)
+    assert ended.value.code == TERMINATED and stopped.is_set()
 
 
 def test_a_command_under_nohup_outlives_its_terminal() -> None:

@@ -36,6 +36,8 @@ def ending_on_sigterm() -> Iterator[None]:
     the previous handler; Python's default would end the process and leave Ray running. Further signals do not disturb
     the shutdown. A closed terminal (SIGHUP) counts as SIGTERM, except under `nohup`. It counts once, although a shell
     and then the kernel each send it: Prefect would take the second for a request to end without saving.
+
+    Of a signal in a finalizer, see `keeping_dropped`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -44,11 +46,11 @@ def ending_on_sigterm() -> Iterator[None]:
     if hangup is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, _hang_up)
     try:
-        yield
+        with keeping_dropped():
+            yield
     finally:
         signal.signal(signal.SIGTERM, handler)
         signal.signal(signal.SIGHUP, hangup)
-        _hung_up.clear()
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
@@ -56,20 +58,40 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(TERMINATED)
 
 
-_hung_up = threading.Event()
-
-
 def _hang_up(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _hung_up.set()
     signal.raise_signal(signal.SIGTERM)
 
 
-def end_if_hung_up() -> None:
-    """End the process as `ending_on_sigterm` does if its terminal was closed but the program still runs: Python drops
-    an exception that is raised in a finalizer, and a signal may arrive while one runs."""
-    if _hung_up.is_set():
-        raise SystemExit(TERMINATED)
+_dropped: list[BaseException] = []
+
+
+@contextmanager
+def keeping_dropped() -> Iterator[None]:
+    """Within this context, keep what the handler of a signal (Python's, ours or Prefect's) raises in a finalizer, where
+    Python drops it, for `raise_dropped`."""
+    hook = sys.unraisablehook
+
+    def keep(unraised: sys.UnraisableHookArgs) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and unraised.exc_value is not None and not isinstance(unraised.exc_value, Exception):
+            _dropped.append(unraised.exc_value)
+        else:
+            hook(unraised)
+
+    sys.unraisablehook = keep
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+
+
+def raise_dropped() -> None:
+    """Raise in the main thread what `keeping_dropped` has kept, once."""
+    while _dropped and threading.current_thread() is threading.main_thread():
+        error = _dropped.pop()
+        _dropped.clear()
+        raise error
 
 
 MARKS = (

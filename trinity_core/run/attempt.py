@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from trinity_core.base.errors import TrinityError, on_failure
-from trinity_core.base.program import end_if_hung_up
+from trinity_core.base.program import keeping_dropped, raise_dropped
 from trinity_core.config import Config
 from trinity_core.exchange.checkpoints.huggingface import huggingface_folder
 from trinity_core.exchange.sync.versions import run_versions
@@ -408,12 +408,13 @@ def wait_for_all(run: Stoppable, futures: Collection[Future[Any]], has_failed: C
     `has_failed` is called with futures that are done.
     """
     try:
-        while not all(future.done() for future in futures):
-            if any(future.done() and has_failed(future) for future in futures):
-                break
-            run.check()
-            end_if_hung_up()
-            time.sleep(POLL_SECONDS)
+        with keeping_dropped():
+            while not all(future.done() for future in futures):
+                if any(future.done() and has_failed(future) for future in futures):
+                    break
+                run.check()
+                raise_dropped()
+                time.sleep(POLL_SECONDS)
     finally:
         if not all(future.done() for future in futures):
             run.stop()
