@@ -45,6 +45,7 @@ def test_gpu_engine_keeps_vllm_defaults():
     assert arguments["tensor_parallel_size"] == 2
     assert [gpu_sequences(gib << 30) for gib in (0, 24, 48, 80)] == [1024, 256, 256, 1024]
     assert "enable_chunked_prefill" not in arguments
+    assert arguments["language_model_only"], "a model that reads images starts without a tokenizer"
     assert "OMP_NUM_THREADS" not in settings.environment()
 
 

@@ -78,6 +78,16 @@ def test_a_family_that_engines_compute_otherwise_is_refused(tmp_path, kind, refu
 
 
 @pytest.mark.parametrize(
+    ("kind", "mode", "refused"), [("gemma3", "both", True), ("gemma3", "bench", False), ("gemma3_text", "both", False)]
+)
+def test_policy_that_reads_images_is_refused_in_training(tmp_path, kind, mode, refused):
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    found = missing_models(config_of(f"model.model_path={tmp_path}", f"mode={mode}"), is_first=True)
+    assert [finding.key for finding in found if finding.code == "conflict"] == ["model.model_path"] * refused
+
+
+@pytest.mark.parametrize(
     ("method", "overrides", "refused"),
     [
         ("fp8", [], ["model.model_path"]),

@@ -48,6 +48,7 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": settings.model_path,
         "skip_tokenizer_init": not settings.grammars,
+        "language_model_only": True,  # processors of images would need the tokenizer
         "dtype": settings.compute_dtype,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs or gpu_sequences(_gpu_memory()),

@@ -27,6 +27,8 @@ LATENT = frozenset({"kv_b_proj"})
 COMPUTED_OTHERWISE = ("gpt_neox", "gpt_oss")
 """Families (`model_type`) whose log-probs differ between vLLM and transformers, or do after weights were reloaded
 (gpt-oss: its experts and sinks keep their old values): benchmarks/model_families.py."""
+PERCEIVING = frozenset({"vision_config", "audio_config"})
+"""Sections of a config.json whose model reads more than text."""
 ANSWER_SECONDS = 2.0
 """Time for the hub to answer whether a name exists."""
 
@@ -78,7 +80,8 @@ def unfit_policy(config: Config) -> Iterator[Finding]:
         yield Finding("model.lora_configs[0].path", model.lora.path, "unavailable", fault)
     if config.is_supervised and not config.uses_engines:
         return
-    kind, shape = configuration_of(model.model_path).get("model_type"), shape_of(model.model_path)
+    model_config, shape = configuration_of(model.model_path), shape_of(model.model_path)
+    kind = model_config.get("model_type")
     if adapter := config.engine_adapter:
         unapplied = SHARED_EXPERT if kind in GATED_EXPERT else frozenset()
         unapplied |= LATENT if shape is not None and shape.latent else frozenset()
@@ -92,6 +95,12 @@ def unfit_policy(config: Config) -> Iterator[Finding]:
         message = (
             f"is a {kind}, of which vLLM computes other log-probs than transformers, and so the trainer, does: the "
             "first weight check would end the run. Take another family (docs/explorer.md lists those that agree)."
+        )
+        yield Finding("model.model_path", model.model_path, "conflict", message)
+    if config.mode != "bench" and model_config.keys() & PERCEIVING:
+        message = (
+            "also reads images or sound, and its weights have other names in vLLM than in the trainer: give its "
+            "language model alone (docs/explorer.md, model families, says how to save it)."
         )
         yield Finding("model.model_path", model.model_path, "conflict", message)
 
