@@ -176,6 +176,7 @@ def test_a_value_that_asks_for_nothing_is_dropped(override: str) -> None:
 CORRECTED = "algorithm.rollout_correction"
 REFUSED = [
     (f"{VERL}.critic.model.lora_rank=8", f"{VERL}.critic.model.lora_rank"),
+    (f"{VERL}.critic.model.lora_adapter_path=a", f"{VERL}.critic.model.lora_adapter_path"),
     ("model.tinker={enable: true, rank: 16}", "model.tinker.enable"),
     ("model.rope_scaling={type: yarn}", "model.rope_scaling"),
     ("explorer.rollout_model.data_parallel_size=2", "explorer.rollout_model.data_parallel_size"),

@@ -389,6 +389,15 @@ def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "veRL's own defaults" in left_out
 
 
+@pytest.mark.parametrize(("rank", "expected"), [("", 32), ("actor_rollout_ref.model.lora_rank=64", 64)])
+def test_run_that_starts_from_an_adapter_trains_one(tmp_path: Path, rank: str, expected: int) -> None:
+    """Without `lora_rank` veRL reads the rank in the adapter's folder, as the check before a run does here."""
+    adapter = f"actor_rollout_ref.model.lora_adapter_path=/old/adapter {rank}"
+    config, left_out = imported(tmp_path, f"python3 -m verl.trainer.main_ppo {adapter}")
+    assert config.model.lora is not None and "lora" not in left_out
+    assert (config.model.lora.path, config.model.lora.lora_rank) == ("/old/adapter", expected)
+
+
 @pytest.mark.parametrize(
     ("settings", "left_out"),
     [

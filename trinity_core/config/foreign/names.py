@@ -90,7 +90,10 @@ INSTEAD = {
     "distillation.enabled": "algorithm_type: on_policy_distill",
     "transfer_queue.enable": "leave it out: the store carries experiences",
     "lora.rank": "model.lora_configs, of the policy; a critic has no adapter",
-    "lora_rank": "leave it out of a critic, which has no adapter; the policy's works as in veRL",
+    **dict.fromkeys(
+        ("lora_rank", "lora_adapter_path"),
+        "leave it out of a critic, which has no adapter; the policy's works as in veRL",
+    ),
     "resume_mode": "continue_from_checkpoint",
     "resume_from_path": "continue_from_checkpoint",
     "val_only": "mode: bench",

@@ -49,6 +49,11 @@ def _adapter(rank: Any, model: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [adapter | {name: value for name, value in optional.items() if value}]
 
 
+def _saved_adapter(path: Any, model: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the entry of an adapter whose rank veRL reads in its folder; None if `lora_rank` has made one."""
+    return None if model.get("lora_rank") else [{"path": path}]
+
+
 def _steps(steps: Any, _: Mapping[str, Any]) -> Any:
     """Return None for veRL's negative number of warm-up steps, which means "not given"."""
     return None if isinstance(steps, int | float) and steps < 0 else steps
@@ -90,13 +95,14 @@ KEYS: Mapping[type[Any], Keys] = {
         **moved("trust_remote_code custom_chat_template", "/model.*", yields=True),
         **moved("path", "/model.model_path", unset=("",), yields=True),
         **moved("lora_rank", "/model.lora_configs", unset=(0,), convert=_adapter, yields=True),
-        **silent("lora_alpha target_modules exclude_modules lora_adapter_path"),  # parts of lora_rank's entry
+        **moved("lora_adapter_path", "/model.lora_configs", convert=_saved_adapter, yields=True),
+        **silent("lora_alpha target_modules exclude_modules"),  # parts of lora_rank's entry
     },
     schema.VerlCriticModel: {
         **_ANY_MODEL,
         **moved("path", "/model.critic_model_path", yields=True),
-        **refused("lora_rank"),
-        **silent("custom_chat_template lora_alpha target_modules exclude_modules lora_adapter_path"),
+        **refused("lora_rank lora_adapter_path"),
+        **silent("custom_chat_template lora_alpha target_modules exclude_modules"),
     },
     schema.VerlFsdp: _BACKEND | silent("seed full_determinism forward_only ulysses_sequence_parallel_size"),
     schema.VerlActorOptim: {
