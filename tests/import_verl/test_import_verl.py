@@ -418,6 +418,7 @@ def test_run_that_starts_from_an_adapter_trains_one(tmp_path: Path, rank: str, e
         ("stray", "'stray'"),
         ("algorithm.rollout_correction.rollout_rs=token_k1", "rollout_rs=token_k1"),
         (f"{CORRECTION}.bypass_mode=True {CORRECTION}.loss_type=reinforce", "loss_type=reinforce"),
+        (f"{CORRECTION}.bypass_mode=True {CORRECTION}.loss_type=reinforce {CORRECTION}.rollout_is=token", "is=token"),
         ("actor_rollout_ref.rollout.agent.num_workers=8", "agent.num_workers=8"),
         ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5", "multi_turn.max_assistant_turns=5"),
         ("distillation.enabled=True", "distillation.enabled=True"),

@@ -150,7 +150,9 @@ def _correction(draft: Draft, loss: str, interval: int) -> None:
     policy. The loss `reinforce` (veRL's gpg) has no ratio."""
     bypass = _bypasses(draft)
     if bypass and draft.get(f"{CORRECTION}.loss_type", "ppo_clip") != "ppo_clip":
-        draft.leave(f"{CORRECTION}.loss_type", "a loss without a clip is a policy_loss_fn of its own")
+        for name in ("loss_type", "rollout_is", "rollout_is_threshold"):
+            if draft.get(f"{CORRECTION}.{name}") is not None:
+                draft.leave(f"{CORRECTION}.{name}", "a loss without a clip is a policy_loss_fn of its own")
     key, threshold = f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_is_threshold"
     level, cap = draft.get(key), draft.get(threshold)
     if level is None:
