@@ -549,7 +549,7 @@ def test_answers_to_one_prompt_are_rollouts_of_its_task(api, speaker, monkeypatc
     say(speaker, "hm</think>right", "hm</think>wrong", "hm</think>right")
     outcome = run(api, monkeypatch, Sampling, repeat_times=3)
     assert [(one.run, one.turn) for one in outcome.experiences] == [(0, 0), (1, 0), (2, 0)]
-    assert sorted(scores_of(outcome.experiences)) == [0.0, 1.0, 1.0]
+    assert sorted(scores_of(outcome)) == [0.0, 1.0, 1.0]
 
 
 def test_continued_session_is_one_rollout(api, speaker, monkeypatch):

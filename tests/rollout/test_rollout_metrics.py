@@ -10,8 +10,8 @@ import pytest
 from trinity_core.base.errors import Unanswered
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
-from trinity_core.rollout.metrics import eval_numbers, step_numbers, task_answers
-from trinity_core.rollout.runner import Outcome
+from trinity_core.rollout.metrics import eval_numbers, scores_of, step_numbers, task_answers
+from trinity_core.rollout.runner import OVER_ROLLOUT, Outcome
 
 ROWS = count(100)
 
@@ -89,6 +89,17 @@ def test_failed_tasks_count_as_wrong_in_the_accuracy():
     assert numbers["eval/easy/failed_tasks"] == 1
     assert numbers["eval/easy/verifier_errors"] == 1
     assert "eval/easy/best" not in numbers
+
+
+def test_curricula_see_failed_rollouts_as_wrong():
+    """Otherwise a task with one survivor would look easy, and one that always fails unknown."""
+    survivor, failed = outcome(experience(1.0), repeat_times=4), outcome(error=ValueError("no"), repeat_times=4)
+    survivor.failed_runs = (1, 2, 3)
+    assert (scores_of(survivor), scores_of(failed)) == ([1.0, 0.0, 0.0, 0.0], [0.0] * 4)
+    unanswered = outcome(error=Unanswered("busy"), repeat_times=4)
+    left = Outcome(survivor.task, dropped=OVER_ROLLOUT)
+    unjudged = outcome(experience(None, verifier_errors=1.0))
+    assert [scores_of(one) for one in (unanswered, left, unjudged)] == [[], [], []]
 
 
 def test_all_answers_of_a_failed_task_are_missing():

@@ -198,5 +198,5 @@ def test_a_wrong_score_leaves_pass_rates_alone():
     numbers = eval_numbers("set", [outcome])
     assert (numbers["eval/set/accuracy"], numbers["eval/set/reward"]) == (0.5, 0.0)
     assert numbers["eval/set/pass@2"] == pytest.approx(1 - 1 / 6)
-    assert sum(scores_of(rows)) / 4 == 0.5
+    assert sum(scores_of(outcome)) / 4 == 0.5
     assert {row.metrics["pass_rate"] for row in pass_rate_calculator(rows)} == {0.5}

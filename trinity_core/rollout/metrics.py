@@ -227,11 +227,10 @@ def combined(runs: Iterable[Sequence[Experience]]) -> dict[str, float]:
     return {name: float(sum(v) if name in COUNTED else np.mean(v)) for name, v in sorted(values.items())}
 
 
-def scores_of(experiences: Sequence[Experience]) -> list[float]:
+def scores_of(outcome: Outcome) -> list[float]:
     """Return the score of each rollout of a task, as in an evaluation (`eval_numbers`), without those that have no
-    verdict."""
-    scores = [_score(turns[-1]) for turns in runs_of(experiences)]
-    return [score for score in scores if score is not None]
+    verdict; none for a task that its step did not wait for."""
+    return [] if outcome.dropped else [score for score in _scores(outcome) if score is not None]
 
 
 def _rewards(runs: Iterable[Sequence[Experience]]) -> list[float]:

@@ -148,7 +148,7 @@ class TaskSteps:
         """The schedule observes scores as the workflows returned them, before any operator."""
         outcomes = await self.runner.run_step(self.schedule.draw(count), in_waves=self.in_waves)
         for outcome in outcomes:
-            self.schedule.observe(outcome.task, scores_of(outcome.of_task))
+            self.schedule.observe(outcome.task, scores_of(outcome))
             columns = self.joined.columns(outcome.task.raw)
             for experience in outcome.experiences:
                 experience.info |= columns
