@@ -196,6 +196,13 @@ def test_a_position_of_another_selector_is_refused(now, key):
         changed.resume(position, lambda: [position])
 
 
+def test_rate_of_rewards_of_both_signs_is_the_share_that_is_right():
+    order = TaskSchedule([taskset(5, "difficulty_based")], 3, 0)
+    for task in tasks(order, 1):
+        order.observe(task, [1.0, -1.0, -1.0, 2.0])
+    assert order.finish_step()["observed"]["t"]["rates"] == [0.5] * 3
+
+
 def test_changed_features_and_a_lost_history_are_refused():
     order = TaskSchedule([taskset(5, "difficulty_based")], 3, 0)
     _, positions = steps_of(order, [[3], [3]])

@@ -242,11 +242,11 @@ class TaskSchedule:
         return rows
 
     def observe(self, task: Task, scores: Sequence[float]) -> None:
-        """Add the scores of a task's rollouts; selectors see their mean, within 0 and 1, at the end of the step."""
+        """Add the scores of a task's rollouts, each cut to 0 … 1; selectors see their mean at the end of the step."""
         source = [taskset.name for taskset in self.tasksets].index(task.taskset)
         if scores and self.selectors[source].learns:
-            rate = math.fsum(scores) / len(scores)
-            self._rates[source][task.index].append(min(max(rate, 0.0), 1.0))
+            rate = math.fsum(min(max(score, 0.0), 1.0) for score in scores) / len(scores)
+            self._rates[source][task.index].append(rate)
 
     def finish_step(self) -> dict[str, Any]:
         """Let the selectors learn from the step's scores; return the position after it, as JSON.
