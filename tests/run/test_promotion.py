@@ -236,18 +236,44 @@ def test_tasks_that_a_model_or_its_ancestors_were_trained_on(tmp_path: Path) -> 
     assert leaked_tasks("org/model", tasks) == []
 
 
-def test_tasks_that_users_asked_about_are_found_in_their_conversations(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "leaked", "seen"),
+    [
+        ("sft", {"min_reward": 0.5}, [0, 1, 3], [1, 4]),
+        ("sft", {"min_reward": 2.0}, [3], [4]),
+        ("sft", {}, [0, 1], [1]),
+        ("dpo", {"min_reward": 2.0}, [0, 1], [1, 2]),
+        ("dpo", {"min_gap": 1.0}, [], []),
+    ],
+)
+def test_tasks_in_the_rollouts_that_a_run_trained_on(
+    tmp_path: Path, algorithm: str, settings: dict[str, Any], leaked: list[int], seen: list[int]
+) -> None:
+    """Not those that `min_reward` or `min_gap` left out. Of a pair the lower answer counts for the row, not for its
+    text."""
     run, file = tmp_path / "p" / "improved", tmp_path / "rollouts.jsonl"
-    buffer = {"storage_type": "rollouts", "path": str(file)}
-    record_start(run, {"buffer": {"trainer_input": {"experience_buffer": buffer}}}, "sft")
+    buffer = {"storage_type": "rollouts", "path": str(file), "rollouts": settings}
+    inputs = {"trainer_input": {"experience_buffer": buffer}}
+    record_start(run, {"algorithm": {"algorithm_type": algorithm}, "buffer": inputs}, "sft")
     (run / "global_step_4").mkdir()
-    row = Experience(np.arange(4), 2, np.ones(2, bool), reward=1.0)
-    row.info = {"prompt": "<|user|>What is two?<|end|>", "response": "2<|end|><|user|>And what  is 4?<|end|>4"}
-    file.write_text(json.dumps(whole_line(1, row)) + "\n")
-    asked = ["What is two?", "What is 4?", "What is nine?"]
+    texts = [
+        ("two", "What is two?", "2<|end|><|user|>And what  is 4?<|end|>4", 1.0),
+        ("two", "What is two?", "3<|end|><|user|>What is nine?<|end|>9", 0.0),
+        ("six", "What is six?", "6", 0.0),
+        ("ten", "What is ten?", "10", 2.0),
+    ]
+    rows = [
+        Experience(np.arange(4), 2, np.ones(2, bool), reward=reward, group=group, run=run_)
+        for run_, (group, *_, reward) in enumerate(texts)
+    ]
+    for row, (_, prompt, response, _) in zip(rows, texts, strict=True):
+        row.info = {"prompt": f"<|user|>{prompt}<|end|>", "response": response}
+    file.write_text("".join(json.dumps(whole_line(1, row)) + "\n" for row in rows))
+    asked = ["What is two?", "What is 4?", "What is nine?", "What is ten?", "What is six?"]
     tasks = [task(index, question) for index, question in enumerate(asked)]
-    assert [one.index for one in leaked_tasks(str(run / "global_step_4"), tasks)] == [0, 1]
-    assert sightings(tmp_path, file, 1)[0].run == "p/improved"
+    assert [one.index for one in leaked_tasks(str(run / "global_step_4"), tasks)] == leaked
+    sighted = [line for line in range(1, 5) if [one.run for one in sightings(tmp_path, file, line)] == ["p/improved"]]
+    assert sighted == seen
 
 
 def user(text: str) -> dict[str, str]:

@@ -21,8 +21,10 @@ from trinity_core.config import Config
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Report, value_at
 from trinity_core.config.resolve import shares
+from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.config.validation import typed_section
 from trinity_core.data.files import data_files, is_local, read_rows
+from trinity_core.exchange.store.earlier_rollouts import EarlierRollout, chosen_rollouts
 from trinity_core.exchange.tracking.run_record import read_config
 
 
@@ -32,6 +34,8 @@ class DataSet:
     name: str
     settings: Mapping[str, Any]
     """Its section of the recorded configuration."""
+    has_pairs: bool = False
+    """True if it is trained on as preference pairs."""
 
     @cached_property
     def path(self) -> str:
@@ -50,13 +54,23 @@ class DataSet:
             return []
 
     @cached_property
+    def chosen(self) -> list[list[EarlierRollout]]:
+        """The rollouts of an earlier run that it trains on. Raises DataError if they are gone."""
+        settings = typed_section(ExperienceBufferConfig, self.settings, Report())
+        return chosen_rollouts(settings, "preferences" if self.has_pairs else "demonstrations")
+
+    @cached_property
     def rejected(self) -> set[tuple[str, int]]:
         """File and line of the rows that a reader rejected."""
         files = JobLayout(self.run).rejected_rows.glob(f"*/{quote(self.name, safe='')}.jsonl")
         return {(row["source"], row["line"]) for file in files for row in read_rows(str(file)).rows}
 
     def rows(self) -> Iterator[tuple[str, int]]:
-        """Yield file and line of each row, in order."""
+        """Yield file and line of each row, in order; of rollouts in a file, of those that it trains on."""
+        if self.settings.get("storage_type") == "rollouts":
+            locations = {rollout.location for rollouts in self.chosen for rollout in rollouts} if self.files else ()
+            yield from sorted((location.source, location.line) for location in locations)
+            return
         for file in self.files:
             places = zip(repeat(str(file)), _lines(file), strict=False)
             yield from (place for place in places if place not in self.rejected) if self.rejected else places
@@ -74,6 +88,9 @@ class DataSet:
         """Return the number of a row of a resolved file; None if it is no row of this data set."""
         if not self.path or not file.is_relative_to(expanded(self.path).resolve()):
             return None
+        if self.settings.get("storage_type") == "rollouts":
+            places = [(Path(source).resolve(), at) for source, at in self.rows()]
+            return places.index((file, line)) if (file, line) in places else None
         number = 0
         for one in self.files:
             is_it, name = one.resolve() == file, str(one)
@@ -111,7 +128,8 @@ def supervised_sets(run: Path, storage_types: Collection[str] = ("file", "sql"))
     else:
         trained = {key: buffer for key, buffer in buffers.items() if not buffer.get("held_out")}
     read = [one for one in trained.values() if one.get("storage_type") in storage_types and one.get("path")]
-    return [DataSet(run, str(one.get("name") or one["path"]), one) for one in read]
+    has_pairs = algorithm.get("algorithm_type") == "dpo"
+    return [DataSet(run, str(one.get("name") or one["path"]), one, has_pairs) for one in read]
 
 
 def _lines(file: Path) -> Iterable[int]:

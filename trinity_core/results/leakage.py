@@ -19,7 +19,6 @@ from trinity_core.data.files import read_rows
 from trinity_core.data.session_log import SESSION
 from trinity_core.data.task import Task
 from trinity_core.exchange.store.archive import whole_lines
-from trinity_core.exchange.store.earlier_rollouts import EarlierRollout, find_rollouts
 from trinity_core.results.data_rows import supervised_sets
 from trinity_core.results.lineage import ancestry
 
@@ -66,9 +65,8 @@ def _trained_texts(folder: Path, step: int) -> Iterator[tuple[str, bool]]:
         for row in read_rows(data.path, *data.split, data.settings["storage_type"], data.name).rows:
             yield from _texts_of_row(row, form)
     for data in supervised_sets(folder, ["rollouts"]):
-        for rollout in find_rollouts(data.path, data.settings.get("subset_name")):
-            if isinstance(rollout, EarlierRollout):
-                yield _conversation(rollout.experience.info), True
+        for rollout, *_ in data.chosen:
+            yield _conversation(rollout.experience.info), True
 
 
 def _conversation(info: Mapping[str, Any]) -> str:

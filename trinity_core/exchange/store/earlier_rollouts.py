@@ -70,16 +70,7 @@ def read_answers(
     set."""
     if config.storage_type != "rollouts":
         return read_supervised(config, encoder, kind, max_tokens)
-    rejected: list[RejectedRow] = []
-    groups: dict[str, list[EarlierRollout]] = defaultdict(list)
-    for rollout in find_rollouts(config.path or "", config.subset_name):
-        if isinstance(rollout, RejectedRow):
-            rejected.append(rollout)
-        elif rollout.experience.total_reward is not None:
-            if rollout.experience.sampled.any():
-                groups[rollout.experience.group].append(rollout)
-            else:
-                rejected.append(RejectedRow(rollout.location, "no token of the answer is known to be sampled"))
+    groups, rejected = _judged(config)
     _check_tokenizer(groups, encoder, config)
     rows: list[list[EncodedConversation]] = []
     locations: list[RowLocation] = []
@@ -96,6 +87,27 @@ def read_answers(
     count = sum(map(len, groups.values()))
     log.info("%d rows from %d judged answers of %d tasks in %s", len(rows), count, len(groups), config.path)
     return SupervisedRows(rows, locations, rejected, mark.hexdigest())
+
+
+def chosen_rollouts(config: ExperienceBufferConfig, kind: Kind) -> list[list[EarlierRollout]]:
+    """Return the rollouts that a data set with `storage_type: rollouts` trains on, for preferences as pairs, the
+    preferred one first. Raises DataError if they cannot be read."""
+    return list(_chosen(_judged(config)[0], config.rollouts, kind))
+
+
+def _judged(config: ExperienceBufferConfig) -> tuple[dict[str, list[EarlierRollout]], list[RejectedRow]]:
+    """Return the judged rows by group, and the unusable ones."""
+    rejected: list[RejectedRow] = []
+    groups: dict[str, list[EarlierRollout]] = defaultdict(list)
+    for rollout in find_rollouts(config.path or "", config.subset_name):
+        if isinstance(rollout, RejectedRow):
+            rejected.append(rollout)
+        elif rollout.experience.total_reward is not None:
+            if rollout.experience.sampled.any():
+                groups[rollout.experience.group].append(rollout)
+            else:
+                rejected.append(RejectedRow(rollout.location, "no token of the answer is known to be sampled"))
+    return groups, rejected
 
 
 def _chosen(
